@@ -1,0 +1,35 @@
+"""What went wrong, and the exit code a command ends with because of it.
+
+Every message is written for a tired person with a log file: what, where, what to do next.
+The exit codes are documented in docs/exit-codes.md; scripts may rely on them.
+"""
+
+
+class FlatoutError(Exception):
+    """Base of every error a user can cause or mend; its text is the whole story."""
+
+    exit_code = 70
+
+
+class ConfigError(FlatoutError, ValueError):
+    """A flag, a YAML key or an argument that cannot be obeyed."""
+
+    exit_code = 2
+
+
+class DataError(FlatoutError, ValueError):
+    """Samples that cannot be read, or a source that does not keep its word."""
+
+    exit_code = 3
+
+
+class ResourceError(FlatoutError, RuntimeError):
+    """The machine lacks something: memory, shared memory, descriptors, disk, a GPU."""
+
+    exit_code = 5
+
+
+class ChildLostError(FlatoutError, RuntimeError):
+    """A child process died and could not be replaced."""
+
+    exit_code = 7

@@ -1,0 +1,130 @@
+"""Memory that several processes see, that cannot be torn away, and that leaves nothing behind.
+
+An arena is one nameless file: a memfd, or where that is missing an unlinked file in /dev/shm or the
+temporary folder. Every page is reserved before it is used, so a full /dev/shm or a greedy neighbour
+can make an allocation fail with a sentence, but never ends a process by SIGBUS. The kernel frees it
+with the last process that holds it, however that process ends.
+"""
+
+import errno
+import logging
+import mmap
+import os
+import tempfile
+
+import numpy as np
+
+from flatout.errors import ResourceError
+
+logger = logging.getLogger(__name__)
+
+PAGE = mmap.ALLOCATIONGRANULARITY
+
+
+def page_aligned(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE
+
+
+class Arena:
+    """Extents of shared memory in one growing file; offsets mean the same in every process.
+
+    The creator grows it; others attach by descriptor and map an extent when they first look at it.
+    Views stay valid after `close()` until they are dropped.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._files: dict[int, mmap.mmap] = {}
+        self._maps: dict[int, np.ndarray] = {}
+        self._end = 0
+
+    @classmethod
+    def create(cls, nbytes: int) -> "Arena":
+        """An arena with a first extent of `nbytes` at offset 0, in the best memory that has room for it."""
+        for opener in (_open_memfd, _open_in_dev_shm, _open_in_temporary_folder):
+            try:
+                fd = opener()
+            except OSError:
+                continue
+            arena = cls(fd)
+            try:
+                arena.grow(nbytes)
+            except ResourceError:
+                arena.close()
+                continue
+            return arena
+        raise ResourceError(
+            f"The feed's slots need {nbytes / 2**20:.0f} MiB, and neither shared memory nor the temporary folder has "
+            "that much room. Use a smaller batch or fewer slots."
+        )
+
+    def grow(self, nbytes: int) -> int:
+        """Reserve and map a new extent; returns its offset. Raises ResourceError if there is no room."""
+        offset, length = self._end, page_aligned(nbytes)
+        try:
+            os.posix_fallocate(self.fd, offset, length)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+                raise
+            raise ResourceError(
+                f"Shared memory ran out: {length / 2**20:.0f} MiB more could not be reserved for the feed's slots "
+                f"({error.strerror}). Use a smaller batch or fewer slots."
+            ) from None
+        self._end += length
+        self.map(offset, length)
+        return offset
+
+    def map(self, offset: int, length: int) -> None:
+        """Make the extent at `offset` readable and writable here."""
+        self._files[offset] = mmap.mmap(self.fd, page_aligned(length), flags=mmap.MAP_SHARED, offset=offset)
+        self._maps[offset] = np.frombuffer(self._files[offset], np.uint8)
+
+    def extent(self, offset: int, length: int) -> np.ndarray:
+        """Bytes [length] of the extent that begins at `offset`, mapped on first use."""
+        if offset not in self._maps:
+            self.map(offset, length)
+        return self._maps[offset][:length]
+
+    def bytes_at(self, offset: int, length: int) -> np.ndarray:
+        """Bytes [length] at any offset inside an extent that is mapped here."""
+        begin = max(begin for begin in self._maps if begin <= offset)
+        return self._maps[begin][offset - begin : offset - begin + length]
+
+    def discard(self, offset: int) -> None:
+        """Give the pages of an extent back to the system; nobody may look at it again."""
+        self._files.pop(offset).madvise(mmap.MADV_REMOVE)
+        del self._maps[offset]
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Memory this arena really holds."""
+        return os.fstat(self.fd).st_blocks * 512
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            self._maps.clear()
+            self._files.clear()
+
+
+def _open_memfd() -> int:
+    return os.memfd_create("flatout-feed")
+
+
+def _open_in_dev_shm() -> int:
+    return _open_unlinked("/dev/shm")
+
+
+def _open_in_temporary_folder() -> int:
+    logger.warning(
+        "No room in shared memory: batches pass through a file in %s, which may cost disk writes. "
+        "Give the container a larger /dev/shm, or use backend='thread'.",
+        tempfile.gettempdir(),
+    )
+    return _open_unlinked(tempfile.gettempdir())
+
+
+def _open_unlinked(folder: str) -> int:
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.dup(file.fileno())

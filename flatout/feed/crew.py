@@ -1,0 +1,183 @@
+"""The workers of a feed, as its owner sees them: started, ended, killed, told to go home.
+
+Three crews with one face: `Processes` (in processes.py), threads, and nobody (the owner does the
+work itself while it waits). Which task a worker is at is not known here; the ring knows.
+"""
+
+import os
+import pickle
+import select
+import signal
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from flatout.feed.nursery import Ended
+from flatout.feed.ring import Ring
+from flatout.feed.source import Source
+from flatout.feed.worker import QUIT, WORK, Bench, Report, WorkOrders, work
+
+
+class Crew(Protocol):
+    """Those who fill the slots."""
+
+    can_be_killed: bool
+
+    def call_up(self) -> None:
+        """Have every worker at its place; blocks until they are. Does nothing if they are already."""
+
+    def announce(self, num_tasks: int) -> None:
+        """Tell the workers that tasks were published."""
+
+    def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[Ended]]:
+        """What was done and who ended, after `timeout_s` at most; returns at once if there is something."""
+
+    def restart(self, worker: int) -> None:
+        """Put a new worker in the place of one that ended."""
+
+    def kill(self, worker: int) -> None:
+        """End a worker that hangs."""
+
+    def pids(self) -> dict[int, int]:
+        """Worker -> process id, of those that are processes."""
+
+    def send_home(self) -> None:
+        """Let the workers end after the tasks they are at; `call_up` brings new ones."""
+
+    def close(self) -> None:
+        """End everything. May be called twice."""
+
+
+class Lines:
+    """The two lines of communication: tokens to the workers, reports from them."""
+
+    def __init__(self) -> None:
+        self.tokens_out, self.tokens_in = os.pipe()
+        self.reports_out, self.reports_in = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.reports_out.setblocking(False)
+
+    def read_reports(self) -> list[Report]:
+        """Every report that has arrived."""
+        reports = []
+        while True:
+            try:
+                reports.append(pickle.loads(self.reports_out.recv(1 << 18)))
+            except BlockingIOError:
+                return reports
+
+    def announce(self, num_tasks: int) -> None:
+        os.write(self.tokens_in, WORK * num_tasks)
+
+    def send_home(self, num_workers: int) -> None:
+        os.write(self.tokens_in, QUIT * num_workers)
+
+    def close(self) -> None:
+        for fd in (self.tokens_out, self.tokens_in):
+            os.close(fd)
+        self.reports_out.close()
+        self.reports_in.close()
+
+
+class Nobody:
+    """No workers: tasks are done by whoever waits for their reports."""
+
+    can_be_killed = False
+
+    def __init__(self, ring: Ring, source: Source, orders: WorkOrders) -> None:
+        self._bench = Bench(0, ring, source, orders)
+
+    def call_up(self) -> None: ...
+
+    def announce(self, num_tasks: int) -> None: ...
+
+    def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[Ended]]:
+        report = self._bench.do_next_task() if timeout_s > 0 else None
+        self._bench.put_down()
+        return [report] if report else [], []
+
+    def restart(self, worker: int) -> None: ...
+
+    def kill(self, worker: int) -> None: ...
+
+    def pids(self) -> dict[int, int]:
+        return {}
+
+    def send_home(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Threads:
+    """Workers in this process: nothing to start, nothing to pickle; sources must release the GIL to gain."""
+
+    can_be_killed = False
+
+    def __init__(self, ring: Ring, source: Source, orders: WorkOrders) -> None:
+        self._work = (ring, source, orders)
+        self._lines: Lines | None = Lines()
+        self._threads: list[threading.Thread] = []
+
+    def call_up(self) -> None:
+        assert self._lines is not None
+        if self._threads:
+            return
+        for worker in range(self._work[0].spec.num_workers):
+            args = (worker, *self._work, self._lines.tokens_out, self._lines.reports_in)
+            thread = threading.Thread(target=work, args=args, name=f"flatout-feed-{worker}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def announce(self, num_tasks: int) -> None:
+        assert self._lines is not None
+        self._lines.announce(num_tasks)
+
+    def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[Ended]]:
+        assert self._lines is not None
+        wait_readable([self._lines.reports_out], timeout_s)
+        return self._lines.read_reports(), []
+
+    def restart(self, worker: int) -> None: ...
+
+    def kill(self, worker: int) -> None: ...
+
+    def pids(self) -> dict[int, int]:
+        return {}
+
+    def send_home(self) -> None:
+        assert self._lines is not None
+        self._lines.send_home(len(self._threads))
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+
+    def close(self) -> None:
+        if self._lines is None:
+            return
+        self._lines.send_home(len(self._threads))
+        for thread in self._threads:
+            thread.join(timeout=1)
+        # Closed under a thread that still reads, a descriptor could come back as something else.
+        if not any(thread.is_alive() for thread in self._threads):
+            self._lines.close()
+        self._lines = None
+
+
+def wait_readable(sockets: Sequence[socket.socket], timeout_s: float) -> set[int]:
+    """Descriptors that have something to read, after `timeout_s` at most."""
+    poll = select.poll()  # select() would refuse descriptors above 1023
+    for each in sockets:
+        poll.register(each, select.POLLIN)
+    return {fd for fd, _ in poll.poll(timeout_s * 1000)}
+
+
+class RemoteError(Exception):
+    """Shows a worker's traceback where Python prints causes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"\n{text}")
+
+
+def describe_exit(status: int) -> str:
+    """'exit code 1' or 'SIGKILL', from os.waitstatus_to_exitcode."""
+    return f"exit code {status}" if status >= 0 else signal.Signals(-status).name

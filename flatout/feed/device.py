@@ -1,0 +1,253 @@
+"""The way of a batch to the GPU: one batch ahead, on a stream of its own, without a host-device wait.
+
+    slot (pinned) --copy stream--> device buffer A | B --compute stream--> training step
+
+While the step works on buffer A, the next batch is copied into B. Streams wait for each other by
+events on the device; the host only asks whether a copy has ended, to give its slot back.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatout.feed.batch import Batch
+from flatout.feed.feed import Feed, Pass
+from flatout.feed.rows import RowsBuffer
+from flatout.feed.stream import Lease
+from flatout.feed.works import Works
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DeviceBatch:
+    """A batch whose fields are tensors on a device; the bookkeeping stays on the host.
+
+    Borrowed: the tensors are overwritten after the next `next()`, once the work queued by then is done.
+    """
+
+    epoch: int
+    step: int
+    num_valid: int
+    indices: np.ndarray
+    positions: np.ndarray
+    fields: dict[str, Tensor]
+    """Field -> [B, *shape of this step]; Rows -> [T, width]."""
+
+    counts: dict[str, np.ndarray]
+    """Rows field -> int32 [B] on the host: the loss can plan without asking the device."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.fields[name]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class DeviceBatches:
+    """A feed's stream as tensors on a device. Its state is that of the batch handed out last."""
+
+    def __init__(self, feed: Feed, device: str | torch.device) -> None:
+        self.feed = feed
+        self.device = torch.device(device)
+        self._position: tuple[int, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.feed)
+
+    def __iter__(self) -> Iterator[DeviceBatch]:
+        state = self.state_dict()
+        return self.epoch(state["epoch"], start=state["next_step"])
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[DeviceBatch]:
+        """The batches of an epoch from step `start` on."""
+        run = self.feed.open(epoch, start)
+        self._position = (epoch, start)
+        batches = self._copied_ahead(run) if self.device.type == "cuda" else self._wrapped(run)
+        return self._tracked(run, batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As Feed.state_dict, but of the batch that left here last: copies run ahead of the step."""
+        return self.feed.state_dict() if self._position is None else self.feed.state_at(*self._position)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.feed.load_state_dict(state)
+        self._position = None
+
+    def _tracked(self, run: Pass, batches: Iterator[DeviceBatch]) -> Iterator[DeviceBatch]:
+        for batch in batches:
+            self._position = run.position_after(batch.step)
+            yield batch
+
+    def _wrapped(self, run: Pass) -> Iterator[DeviceBatch]:
+        """On the host nothing is copied: tensors are views of the slot."""
+        while (lease := run.take()) is not None:
+            try:
+                yield _device_batch(lease.batch, {name: _tensor(array) for name, array in lease.batch.fields.items()})
+            finally:
+                run.give_back(lease)
+
+    def _copied_ahead(self, run: Pass) -> Iterator[DeviceBatch]:
+        """Before a batch is handed out, the copy of the next one is under way if it is complete by then."""
+        copier = _Copier(run, self.device)
+        try:
+            while copier.copy_next():
+                current = copier.next_copied()
+                if run.is_ready():
+                    copier.copy_next()
+                yield current
+                copier.mark_consumed()
+        finally:
+            copier.give_all_back()
+
+
+class _Copy(NamedTuple):
+    """A copy under way, and the event that ends it."""
+
+    lease: Lease
+    batch: DeviceBatch
+    done: torch.cuda.Event
+
+
+class _Copier:
+    """Two sets of device buffers, filled in turn on a side stream."""
+
+    def __init__(self, run: Pass, device: torch.device) -> None:
+        self._run = run
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._buffers = _Buffers(device), _Buffers(device)
+        self._consumed: list[torch.cuda.Event | None] = [None, None]
+        self._turn = 0
+        self._copied: deque[_Copy] = deque()  # not handed out yet
+        self._held: deque[_Copy] = deque()  # slots that a copy may still read
+        pin_slots(run.works)
+
+    def copy_next(self) -> bool:
+        """Have a batch on its way that was not handed out; waits for the feed if it must. False at the end."""
+        if self._copied:
+            return True
+        self._give_back_ended()
+        lease = self._run.take()
+        if lease is None:
+            return False
+        copy = self._copy(lease)
+        self._copied.append(copy)
+        self._held.append(copy)
+        return True
+
+    def next_copied(self) -> DeviceBatch:
+        """The oldest batch on its way; the current stream waits for it, the host does not."""
+        copy = self._copied.popleft()
+        torch.cuda.current_stream(self._device).wait_event(copy.done)
+        return copy.batch
+
+    def mark_consumed(self) -> None:
+        """Everything that uses the batch handed out last is queued by now."""
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        # If the next copy is under way, it has taken the other turn since.
+        self._consumed[(self._turn - len(self._copied) - 1) % 2] = event
+
+    def give_all_back(self) -> None:
+        """Host-device wait: a pass that ends must not leave copies that read slots about to be refilled."""
+        while self._held:
+            copy = self._held.popleft()
+            copy.done.synchronize()
+            self._run.give_back(copy.lease)
+
+    def _copy(self, lease: Lease) -> _Copy:
+        buffers, consumed = self._buffers[self._turn % 2], self._consumed[self._turn % 2]
+        self._turn += 1
+        tensors = buffers.views_for(lease.batch, self._stream)
+        if consumed is not None:
+            self._stream.wait_event(consumed)
+        done = torch.cuda.Event()
+        with torch.cuda.stream(self._stream):
+            for name, tensor in tensors.items():
+                tensor.copy_(_tensor(lease.batch[name]), non_blocking=True)
+            done.record(self._stream)
+        return _Copy(lease, _device_batch(lease.batch, tensors), done)
+
+    def _give_back_ended(self) -> None:
+        while self._held and (self._held[0].done.query() or self._starving):
+            copy = self._held.popleft()
+            copy.done.synchronize()  # returns at once unless all slots are held by copies
+            self._run.give_back(copy.lease)
+
+    @property
+    def _starving(self) -> bool:
+        return len(self._held) >= self._run.works.ring.spec.num_slots - 1
+
+
+class _Buffers:
+    """Device memory for one batch, reused for every second one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._memory: dict[str, Tensor] = {}
+
+    def views_for(self, batch: Batch, copy_stream: torch.cuda.Stream) -> dict[str, Tensor]:
+        """A tensor per field with the shapes of this batch."""
+        return {name: self._view(name, array, copy_stream) for name, array in batch.fields.items()}
+
+    def _view(self, name: str, array: np.ndarray, copy_stream: torch.cuda.Stream) -> Tensor:
+        memory = self._memory.get(name)
+        if memory is None or memory.numel() < array.nbytes:
+            memory = torch.empty(array.nbytes + array.nbytes // 4, dtype=torch.uint8, device=self._device)
+            self._memory[name] = memory
+            # The allocator may hand out memory that queued work still uses; that work is on this stream.
+            copy_stream.wait_stream(torch.cuda.current_stream(self._device))
+        return memory[: array.nbytes].view(_torch_dtype(array.dtype)).view(array.shape)
+
+
+class PinnedRowsBuffer(RowsBuffer):
+    """Gathered rows in pinned memory."""
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+
+
+def pin_slots(works: Works) -> None:
+    """Register the slots with CUDA, once per feed, so that copies from them do not block the host."""
+    stream = works.stream
+    if isinstance(stream.buffers[0], PinnedRowsBuffer):
+        return
+    stream.buffers = [PinnedRowsBuffer() for _ in stream.buffers]
+    memory, cudart = works.ring.arena.extent(0, works.ring.spec.fixed_bytes), torch.cuda.cudart()
+    status = cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
+    if int(status) != 0:
+        logger.warning(
+            "The feed's slots could not be pinned (%s): each copy to the GPU blocks the host and runs at about half "
+            "the speed. Raise the locked-memory limit (ulimit -l).",
+            status,
+        )
+        return
+    works.before_close.append(lambda: cudart.cudaHostUnregister(memory.ctypes.data))
+
+
+def _device_batch(batch: Batch, tensors: dict[str, Tensor]) -> DeviceBatch:
+    # The bookkeeping is copied: the slot is refilled while the step still runs.
+    return DeviceBatch(
+        epoch=batch.epoch,
+        step=batch.step,
+        num_valid=batch.num_valid,
+        indices=batch.indices.copy(),
+        positions=batch.positions.copy(),
+        fields=tensors,
+        counts={name: counts.copy() for name, counts in batch.counts.items()},
+    )
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array)
+
+
+def _torch_dtype(dtype: np.dtype) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype

@@ -1,0 +1,258 @@
+"""Batches for training: in plan order, with any number of workers, resumable at any step.
+
+source --read--> worker --write--> ring slot --yield--> batch
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flatout.errors import ConfigError
+from flatout.feed.batch import Batch
+from flatout.feed.knobs import FeedConfig
+from flatout.feed.meter import Meter
+from flatout.feed.plan import EpochPlan, Plan, Step
+from flatout.feed.source import Source, check_source
+from flatout.feed.stream import Lease
+from flatout.feed.works import Works
+
+if TYPE_CHECKING:
+    from flatout.feed.device import DeviceBatches
+
+
+class Feed:
+    """Resumable stream of host batches, in plan order.
+
+    A batch is a view of its slot: it is overwritten after the next `next()`. Copy it to keep it.
+    Iterating gives the rest of the current epoch; iterating again, the next epoch:
+
+        with Feed(source, Plan(num_samples=len(source), batch_size=64), FeedConfig(workers=8)) as feed:
+            for epoch in range(10):
+                for batch in feed:
+                    train(batch["images"])
+
+    Not for use from several threads at once. `close()` may be called twice.
+    """
+
+    def __init__(self, source: Source, plan: Plan, config: FeedConfig | None = None) -> None:
+        check_source(source)
+        if plan.num_samples != len(source):
+            raise ConfigError(f"The plan is for {plan.num_samples} samples, the source has {len(source)}.")
+        self.source = source
+        self.plan = plan
+        self.config = config or FeedConfig()
+        self._num_workers = self.config.num_workers
+        self._epoch, self._next_step = 0, 0
+        self._epoch_plans: dict[int, EpochPlan] = {}
+        self._quarantine: dict[int, str] = {}
+        self._works: Works | None = None
+        self._pass: Pass | None = None
+
+    def __enter__(self) -> "Feed":
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """Steps of the current epoch."""
+        return self._plan_of(self._epoch).num_steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.epoch(self._epoch, start=self._next_step)
+
+    def start(self) -> None:
+        """Bring up slots and workers; blocks until they are there. Iterating does it if need be."""
+        if self._works is None:
+            self._works = Works(self.source, self.plan, self.config, self._num_workers)
+            for sample, cause in self._quarantine.items():
+                self._works.foreman.quarantine(sample, cause)
+            self._works.crew.call_up()
+            self._works.meter.restart()  # the start is no one's waiting time
+        self._works.crew.call_up()
+
+    def close(self) -> None:
+        """End the workers and give the memory back."""
+        if self._works is not None:
+            self._remember_quarantine()
+            self._works.close()
+            self._works = None
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from step `start` on. Ends any other pass over this feed."""
+        return _borrow(self.open(epoch, start))
+
+    def open(self, epoch: int, start: int = 0) -> "Pass":
+        """As `epoch`, for those who must hold several batches at a time, such as the copy to a device."""
+        num_steps = self._plan_of(epoch).num_steps
+        if epoch < 0 or not 0 <= start <= num_steps:
+            raise ConfigError(f"epoch={epoch}, start={start} is outside the plan: an epoch has {num_steps} steps.")
+        self.start()
+        self._seek(epoch, start)
+        self._epoch, self._next_step = epoch, start
+        self._pass = Pass(self, self._started, epoch, range(start, num_steps))
+        return self._pass
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands: after the batch that was handed out last. Plain containers only."""
+        return self.state_at(self._epoch, self._next_step)
+
+    def state_at(self, epoch: int, next_step: int) -> dict[str, Any]:
+        """The state of a trainer that has trained on every step before `next_step` of `epoch`."""
+        self._remember_quarantine()
+        return {
+            "epoch": epoch,
+            "next_step": next_step,
+            "plan": self.plan.fingerprint(),
+            "order": self._plan_of(epoch).digest(),
+            "weights": None if self.plan.weights is None else np.asarray(self.plan.weights, np.float64).tolist(),
+            "quarantine": {str(sample): cause for sample, cause in sorted(self._quarantine.items())},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict()` stood; refuses, with the differences, if the stream would differ."""
+        mine = self.plan.fingerprint()
+        if changed := [
+            f"{name} was {state['plan'][name]}, is {mine[name]}" for name in mine if state["plan"][name] != mine[name]
+        ]:
+            raise ConfigError(f"This feed cannot continue the saved stream: {'; '.join(changed)}.")
+        self.close()
+        self._set_plan_weights(state["weights"])
+        if self._plan_of(state["epoch"]).digest() != state["order"]:
+            raise ConfigError("This feed cannot continue the saved stream: the order of its epoch has changed.")
+        self._epoch, self._next_step = state["epoch"], state["next_step"]
+        self._quarantine = {int(sample): cause for sample, cause in state["quarantine"].items()}
+
+    def set_weights(self, weights: np.ndarray | None) -> None:
+        """Sampling weights from the next epoch on; to be called between epochs."""
+        if self._next_step:
+            raise ConfigError(
+                f"Weights can change between epochs only; epoch {self._epoch} is at step {self._next_step}."
+            )
+        self._set_plan_weights(weights)
+
+    def to_device(self, device: "str | Any") -> "DeviceBatches":
+        """The same stream as torch tensors on `device`, copied one batch ahead on a side stream."""
+        from flatout.feed.device import DeviceBatches
+
+        return DeviceBatches(self, device)
+
+    @property
+    def meter(self) -> Meter:
+        """Live numbers of a started feed: `print(feed.meter.read().line())`."""
+        return self._started.meter
+
+    @property
+    def bad_samples(self) -> dict[int, str]:
+        """Samples that had to be replaced so far, and why."""
+        return dict(self._works.foreman.bad) if self._works else dict(self._quarantine)
+
+    @property
+    def num_replaced(self) -> int:
+        """How often a substitute was shown since the start."""
+        return self._started.foreman.num_replaced
+
+    @property
+    def num_workers(self) -> int:
+        return self._num_workers
+
+    @property
+    def worker_pids(self) -> dict[int, int]:
+        """Worker -> process id."""
+        return self._started.crew.pids()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Shared memory the slots take."""
+        return self._started.ring.arena.reserved_bytes
+
+    @property
+    def _started(self) -> "Works":
+        if self._works is None:
+            raise ConfigError("The feed is not started: iterate it, use it in a `with` block, or call start().")
+        return self._works
+
+    def _is_open(self, run: "Pass") -> bool:
+        return self._pass is run and self._works is run.works
+
+    def _seek(self, epoch: int, start: int) -> None:
+        """Make (epoch, start) the next step delivered; what was read ahead stays if it is just that."""
+        stream = self._started.stream
+        if stream.next_step is None or (stream.next_step.epoch, stream.next_step.step) != (epoch, start):
+            stream.follow(self._steps_from(epoch, start))
+
+    def _steps_from(self, epoch: int, start: int) -> Iterator[Step]:
+        """Steps in the order of training; on into the next epochs if workers stay."""
+        last_epoch = epoch if not self.config.persistent_workers else (self.config.epochs or np.inf) - 1
+        for each in itertools.count(epoch):
+            if each > max(last_epoch, epoch):
+                return
+            plan = self._plan_of(each)
+            yield from (plan.step(step) for step in range(start if each == epoch else 0, plan.num_steps))
+
+    def _plan_of(self, epoch: int) -> EpochPlan:
+        if epoch not in self._epoch_plans:
+            # Two are in use at a time: the epoch that trains and the one that is read ahead.
+            self._epoch_plans = {e: plan for e, plan in self._epoch_plans.items() if abs(e - epoch) <= 1}
+            self._epoch_plans[epoch] = self.plan.epoch(epoch)
+        return self._epoch_plans[epoch]
+
+    def _set_plan_weights(self, weights: np.ndarray | list[float] | None) -> None:
+        self.plan = self.plan.with_weights(None if weights is None else np.asarray(weights, np.float64))
+        self._epoch_plans.clear()
+        if self._works is not None:
+            self._works.stream.follow(iter(()))
+
+    def _remember_quarantine(self) -> None:
+        if self._works is not None:
+            ring, bad = self._works.ring, self._works.foreman.bad
+            self._quarantine = {sample: bad[sample] for sample in ring.quarantined()}
+
+
+class Pass:
+    """The rest of one epoch: take batches in order, give their slots back in any order."""
+
+    def __init__(self, feed: Feed, works: Works, epoch: int, steps: range) -> None:
+        self._feed = feed
+        self._epoch = epoch
+        self._steps = steps
+        self.works = works
+
+    def is_ready(self) -> bool:
+        """Whether `take` would return at once."""
+        return not self._steps or self.works.stream.is_ready()
+
+    def take(self) -> Lease | None:
+        """The next batch, None after the last; blocks until it is complete."""
+        if not self._steps:
+            if not self._feed.config.persistent_workers:
+                self.works.crew.send_home()
+            return None
+        if not self._feed._is_open(self):
+            raise ConfigError("This pass has ended: the feed was closed, or iterated anew.")
+        lease = self.works.stream.take()
+        # Before the batch is handed out: a checkpoint taken while it trains must not replay it.
+        self._feed._epoch, self._feed._next_step = self.position_after(lease.batch.step)
+        self._steps = self._steps[1:]
+        return lease
+
+    def give_back(self, lease: Lease) -> None:
+        """The batch is no longer needed; its slot is filled anew."""
+        if self._feed._is_open(self):
+            self.works.stream.give_back(lease)
+
+    def position_after(self, step: int) -> tuple[int, int]:
+        """Epoch and step that follow `step` of this pass."""
+        return (self._epoch, step + 1) if step + 1 < self._steps.stop else (self._epoch + 1, 0)
+
+
+def _borrow(run: Pass) -> Iterator[Batch]:
+    """Each batch until the next one is asked for."""
+    while (lease := run.take()) is not None:
+        try:
+            yield lease.batch
+        finally:
+            run.give_back(lease)

@@ -1,0 +1,250 @@
+"""Sees that every published step gets done, whatever happens to the workers.
+
+Runs in the owner's thread while it waits for a batch; workers need it for nothing but trouble. A
+task whose worker died is published again, and since a sample is a pure function of its place in the
+stream, the batch comes out the same. A sample that keeps killing workers is put in quarantine.
+"""
+
+import logging
+import time
+from collections import Counter, defaultdict
+
+from flatout.errors import ChildLostError, DataError
+from flatout.feed.crew import Crew, RemoteError, describe_exit
+from flatout.feed.nursery import Ended
+from flatout.feed.plan import Step, micro_batches
+from flatout.feed.ring import UNKNOWN, Claim, Ring, Task
+from flatout.feed.source import Source
+from flatout.feed.worker import Failure, Report
+from flatout.profiler import machine
+
+logger = logging.getLogger(__name__)
+
+STRIKES = 3
+"""Workers that may die on one sample before it is put in quarantine."""
+
+
+class SampleError(DataError):
+    """A sample could not be read; the worker's own traceback is the `__cause__`."""
+
+    def __init__(self, text: str, *, index: int, position: int, where: str) -> None:
+        super().__init__(text)
+        self.index = index
+        self.position = position
+        self.where = where
+
+
+class Foreman:
+    """Publishes steps into slots and waits until they are complete."""
+
+    def __init__(self, ring: Ring, crew: Crew, source: Source, *, watchdog_s: float, bad_share: float) -> None:
+        self._ring = ring
+        self._crew = crew
+        self._source = source
+        self._watchdog_s = watchdog_s
+        self._tick_s = min(1.0, watchdog_s / 4) if watchdog_s else 1.0
+        self._bad_at_most = max(1, int(bad_share * len(source)))
+        self._open: dict[int, Task] = {}  # ticket -> task published and not yet done
+        self._left = [0] * ring.spec.num_slots  # open tasks per slot
+        self._failures: dict[int, list[Failure]] = defaultdict(list)  # per slot
+        self._spills: dict[int, list[Task]] = defaultdict(list)  # per slot
+        self._scratch_bytes = ring.spec.scratch_bytes
+        self._strikes: Counter[int] = Counter()  # per sample
+        self._deaths_in_a_row = 0
+        self._watched_at = time.monotonic()
+        self._warned: set[tuple[int, int]] = set()
+        self._oom_kills = machine.oom_kills()
+        self.bad: dict[int, str] = {}
+        """Samples that had to be replaced, and why."""
+        self.num_replaced = 0
+        """How often a substitute was shown."""
+
+    def publish(self, slot: int, step: Step) -> None:
+        """Have `slot` filled with the samples of `step`; nobody may hold a view of it."""
+        if self._ring.slots[slot].head["scratch_bytes"] < self._scratch_bytes:
+            self._ring.enlarge_scratch(slot, self._scratch_bytes)
+        self._ring.slots[slot].open_for(step)
+        ranges = micro_batches(len(step.indices), self._ring.spec.micro_batch)
+        self._left[slot] = len(ranges)
+        self._publish([Task(slot, begin, end) for begin, end in ranges])
+
+    def is_ready(self, slot: int) -> bool:
+        """Whether a published slot is complete, without waiting."""
+        if self._left[slot]:
+            self._pump(timeout_s=0)
+        return self._left[slot] == 0
+
+    def wait_until_ready(self, slot: int) -> None:
+        """Block until `slot` is complete. Raises SampleError for the first row that could not be read."""
+        while self._left[slot]:
+            self._pump(self._tick_s)
+        if failures := self._failures.pop(slot, None):
+            self._raise(slot, min(failures))
+
+    def settle(self, slot: int) -> None:
+        """After the rows of a complete slot were gathered: drop its spills, remember the room it needed."""
+        spills = self._spills.pop(slot, [])
+        if not spills:
+            return
+        needed = int(self._ring.slots[slot].head["cursor"]) + sum(task.spill_bytes for task in spills)
+        for task in spills:
+            self._ring.arena.discard(task.spill_offset)
+        if needed > self._scratch_bytes:
+            if self._scratch_bytes == self._ring.spec.scratch_bytes:
+                logger.warning(
+                    "A batch has %.1f MB of ragged rows, more than the %.1f MB kept for them: slots grow to fit. "
+                    "A larger Rows(expected=...) saves the second reading.",
+                    needed / 1e6,
+                    self._scratch_bytes / 1e6,
+                )
+            self._scratch_bytes = needed + needed // 4
+
+    def cancel(self) -> None:
+        """Forget everything published; blocks until the tasks that workers are at have ended."""
+        for ticket in self._ring.withdraw_unclaimed():
+            del self._open[ticket]
+        while self._open:
+            self._pump(self._tick_s)
+        self._failures.clear()
+        for slot in list(self._spills):
+            self.settle(slot)
+        self._left = [0] * len(self._left)
+
+    def quarantine(self, sample: int, cause: str) -> None:
+        """Never read `sample` again; substitutes are shown."""
+        self._ring.quarantine(sample)
+        self._note_bad(sample, cause)
+
+    def _publish(self, tasks: list[Task]) -> None:
+        self._open |= zip(self._ring.publish(tasks), tasks, strict=True)
+        self._crew.announce(len(tasks))
+
+    def _pump(self, timeout_s: float) -> None:
+        """Take in what workers report and who ended; look after hanging ones once a tick."""
+        reports, ended = self._crew.wait_for_reports(timeout_s)
+        for report in reports:
+            self._take_in(report)
+        for end in ended:
+            self._recover(end)
+        if time.monotonic() - self._watched_at >= self._tick_s:
+            self._watched_at = time.monotonic()
+            self._watch()
+
+    def _take_in(self, report: Report) -> None:
+        task = self._open.pop(report.ticket)
+        if report.overflow_bytes:
+            offset = self._ring.arena.grow(report.overflow_bytes)
+            spill = task._replace(spill_offset=offset, spill_bytes=report.overflow_bytes)
+            self._spills[task.slot].append(spill)
+            self._publish([spill])
+            return
+        self._left[task.slot] -= 1
+        self._deaths_in_a_row = 0
+        if report.failure:
+            self._failures[task.slot].append(report.failure)
+        for index, cause in report.replaced:
+            self._note_bad(index, cause)
+        self.num_replaced += len(report.replaced)
+
+    def _recover(self, end: Ended) -> None:
+        """Publish again what a dead worker was at, and put a new one in its place."""
+        claim = self._ring.claim_of(end.worker)
+        self._ring.put_down(end.worker)
+        lost = self._open.pop(claim.ticket, None) if claim else None
+        logger.warning(
+            "Worker %d (pid %d) ended: %s%s. %s",
+            end.worker,
+            end.pid,
+            describe_exit(end.status),
+            f" while at {self._place_of(claim, lost)}" if claim and lost else "",
+            self._advice(end),
+        )
+        self._deaths_in_a_row += 1
+        if self._deaths_in_a_row > 10 + 3 * self._ring.spec.num_workers:
+            raise ChildLostError(
+                f"{self._deaths_in_a_row} workers in a row ended without finishing anything "
+                f"(the last one: {describe_exit(end.status)}). See the warnings above; try workers=0 to see the cause."
+            )
+        if claim and lost:
+            if claim.sample != UNKNOWN:
+                self._strike(claim.sample)
+            # One by one from now on: if it happens again, the sample is known.
+            again = lost._replace(singly=True)
+            if lost in self._spills[lost.slot]:
+                self._spills[lost.slot][self._spills[lost.slot].index(lost)] = again
+            self._publish([again])
+        self._crew.restart(end.worker)
+
+    def _strike(self, sample: int) -> None:
+        self._strikes[sample] += 1
+        if self._strikes[sample] == STRIKES:
+            self.quarantine(sample, f"{STRIKES} workers died while reading it")
+
+    def _note_bad(self, sample: int, cause: str) -> None:
+        if sample in self.bad:
+            return
+        self.bad[sample] = cause
+        logger.warning("Sample %d (%s) is replaced by a substitute: %s", sample, self._source.where(sample), cause)
+        if len(self.bad) > self._bad_at_most:
+            raise DataError(
+                f"{len(self.bad)} of {len(self._source)} samples could not be read, more than the {self._bad_at_most} "
+                f"that are tolerated; the last one: {self._source.where(sample)} ({cause}). Check the data set."
+            )
+
+    def _watch(self) -> None:
+        """Warn of a worker that has been at one place for long, and end one that hangs."""
+        if not self._watchdog_s:
+            return
+        for worker in range(self._ring.spec.num_workers):
+            claim = self._ring.claim_of(worker)
+            task = self._open.get(claim.ticket) if claim else None
+            if claim is None or task is None:
+                continue
+            age_s = (time.monotonic_ns() - claim.since_ns) / 1e9
+            if age_s > self._watchdog_s:
+                self._end_hanging(worker, claim, task, age_s)
+            elif age_s > self._watchdog_s / 4 and (claim.ticket, claim.sample) not in self._warned:
+                self._warned.add((claim.ticket, claim.sample))
+                logger.warning(
+                    "Worker %d has been at %s for %.0f s; the other workers go on. It is ended after %g s.",
+                    worker,
+                    self._place_of(claim, task),
+                    age_s,
+                    self._watchdog_s,
+                )
+
+    def _end_hanging(self, worker: int, claim: Claim, task: Task, age_s: float) -> None:
+        text = f"Worker {worker} hangs: {age_s:.0f} s at {self._place_of(claim, task)}"
+        if not self._crew.can_be_killed:
+            raise ChildLostError(f"{text}. A thread cannot be ended; use backend='process' to get past it.")
+        logger.warning("%s. It is killed and replaced.", text)
+        self._crew.kill(worker)
+
+    def _place_of(self, claim: Claim, task: Task) -> str:
+        """The sample or samples a worker is or was at, with files."""
+        if claim.sample != UNKNOWN:
+            return f"sample {claim.sample} ({self._source.where(claim.sample)})"
+        indices = self._ring.slots[task.slot].indices[task.begin : task.end].tolist()
+        return f"one of {len(indices)} samples from {indices[0]} ({self._source.where(indices[0])}) on"
+
+    def _advice(self, end: Ended) -> str:
+        """What to make of a worker's end."""
+        oom_kills = machine.oom_kills()
+        if oom_kills is not None and self._oom_kills is not None and oom_kills > self._oom_kills:
+            self._oom_kills = oom_kills
+            fewer = max(1, self._ring.spec.num_workers // 2)
+            return f"The system ran out of memory: try workers={fewer}, fewer slots or a smaller batch."
+        return "It is replaced; the batches stay the same."
+
+    def _raise(self, slot_number: int, failure: Failure) -> None:
+        slot = self._ring.slots[slot_number]
+        if failure.row < 0:
+            raise DataError(f"A worker failed: {failure.cause}.") from RemoteError(failure.traceback)
+        where, position = self._source.where(failure.sample), int(slot.positions[failure.row])
+        raise SampleError(
+            f"Sample {failure.sample} ({where}) could not be read, at position {position} of epoch "
+            f"{int(slot.head['epoch'])}: {failure.cause}",
+            index=failure.sample,
+            position=position,
+            where=where,
+        ) from RemoteError(failure.traceback)

@@ -1,0 +1,185 @@
+"""The small process that worker processes are forked from.
+
+It is started once per feed, holds the source and the ring and nothing else (no CUDA, no threads, no
+torch unless the source brings it), so a worker can be forked from it safely and in milliseconds at
+any time, also long after the trainer has become a process that must not be forked.
+
+    trainer --start worker--> nursery --fork--> worker
+    trainer <--worker ended-- nursery
+
+Lifetime: the trainer's end of the control socket. When it is gone, however the trainer died, the
+nursery kills its workers and ends; when the nursery is killed, the kernel kills the workers.
+"""
+
+import ctypes
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import traceback
+from multiprocessing import spawn
+from typing import Any, NamedTuple
+
+from flatout.feed.ring import Ring, RingSpec
+from flatout.feed.source import Source
+from flatout.feed.worker import WorkOrders, work
+
+CHECK_PARENT_MS = 1000
+PR_SET_PDEATHSIG = 1
+
+
+class Started(NamedTuple):
+    """A worker process exists."""
+
+    worker: int
+    pid: int
+
+
+class Ended(NamedTuple):
+    """A worker process is gone; status as from os.waitstatus_to_exitcode (negative: signal)."""
+
+    worker: int
+    pid: int
+    status: int
+
+
+class Refused(NamedTuple):
+    """The nursery could not open the source, or fork a worker."""
+
+    cause: str
+    traceback: str
+
+
+class NurseryFds(NamedTuple):
+    """Descriptors the nursery inherits from the trainer."""
+
+    control: int
+    arena: int
+    tokens: int
+    reports: int
+
+
+class Nursery:
+    """Forks workers on request and tells when they end."""
+
+    def __init__(self, source: Source, spec: RingSpec, orders: WorkOrders, fds: NurseryFds) -> None:
+        self._source = source
+        self._spec = spec
+        self._orders = orders
+        self._fds = fds
+        self._control = socket.socket(fileno=fds.control)
+        self._workers: dict[int, int] = {}  # pid -> worker
+
+    def serve(self) -> None:
+        """Until the trainer is gone."""
+        trainer = os.getppid()
+        wake_reader, wake_writer = socket.socketpair()
+        wake_writer.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_writer.fileno(), warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(wake_reader, select.POLLIN)
+        try:
+            # The parent's pid is checked too: a child that the trainer forked for other purposes may
+            # hold a copy of the control socket, which then never reports the end.
+            while os.getppid() == trainer:
+                ready = {fd for fd, _ in poll.poll(CHECK_PARENT_MS)}
+                if wake_reader.fileno() in ready:
+                    wake_reader.recv(4096)
+                self._tell_ended()
+                if self._control.fileno() in ready and not self._obey():
+                    return
+        except ConnectionError:
+            return  # the trainer ended while it was being told something
+        finally:
+            signal.set_wakeup_fd(-1)
+            for pid in self._workers:
+                os.kill(pid, signal.SIGKILL)
+
+    def _obey(self) -> bool:
+        """Start one worker as asked; False when the trainer has hung up."""
+        request = self._control.recv(64)
+        if not request:
+            return False
+        worker = int(request)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            tell(self._control, Refused(f"worker {worker} could not be started: {error}", ""))
+            return True
+        if pid == 0:
+            self._become_worker(worker)
+        self._workers[pid] = worker
+        tell(self._control, Started(worker, pid))
+        return True
+
+    def _become_worker(self, worker: int) -> None:
+        try:
+            nursery = os.getppid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != nursery:  # it died before the line above could take effect
+                os._exit(1)
+            self._control.close()
+            ring = Ring.attach(self._spec, self._fds.arena)
+            reports = socket.socket(fileno=self._fds.reports)
+            work(worker, ring, self._source, self._orders, self._fds.tokens, reports)
+            os._exit(0)
+        except ConnectionError:
+            os._exit(0)  # the trainer is gone; nobody waits for this report
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _tell_ended(self) -> None:
+        while self._workers:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            tell(self._control, Ended(self._workers.pop(pid), pid, os.waitstatus_to_exitcode(status)))
+
+
+_opening = False
+
+
+def opening_a_source() -> bool:
+    """Whether this process is a nursery that is importing what its source needs."""
+    return _opening
+
+
+def tell(control: socket.socket, message: NamedTuple) -> None:
+    control.send(pickle.dumps(message))
+
+
+def live_by_the_pipe() -> None:
+    """Signals meant for the trainer end nothing here: it decides, and its end is noticed."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def main() -> None:
+    """A fresh interpreter's way in: descriptors as arguments, everything else pickled on stdin."""
+    global _opening
+    live_by_the_pipe()
+    fds = NurseryFds(*map(int, sys.argv[1:]))
+    _opening = True
+    try:
+        preparation: dict[str, Any] = pickle.load(sys.stdin.buffer)
+        spawn.prepare(preparation)
+        source, spec, orders = pickle.load(sys.stdin.buffer)
+    except BaseException as error:
+        cause = f"{type(error).__name__}: {error}"
+        tell(socket.socket(fileno=fds.control), Refused(cause, traceback.format_exc()))
+        return
+    _opening = False
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    Nursery(source, spec, orders, fds).serve()
+
+
+if __name__ == "__main__":
+    main()

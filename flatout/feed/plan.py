@@ -1,0 +1,216 @@
+"""Which sample goes where, decided before anything is read.
+
+Pure NumPy: no files, no processes, no torch. Same arguments, same answer, on any machine and in any
+version; resuming and sharding rest on that.
+
+A *position* counts samples along the epoch's order, over all ranks: position p shows sample order[p].
+Random draws are keyed by position, so a sample that an epoch shows twice is augmented differently.
+
+Dimension key:  N samples in the epoch's order   R ranks   S steps   B batch size per rank
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from flatout.errors import ConfigError, DataError
+from flatout.feed.philox import Purpose, keyed_bits, keyed_uniform
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Per-sample shape of some fields, by field name."""
+
+
+def shuffled_order(num_samples: int, *, seed: int, epoch: int) -> np.ndarray:
+    """Visiting order of one epoch, int64 [N]: every sample exactly once."""
+    keys_N = keyed_bits(seed, epoch, np.arange(num_samples), 1, purpose=Purpose.ORDER)[:, 0]
+    return np.asarray(np.argsort(keys_N, kind="stable"))
+
+
+def weighted_order(weights_N: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
+    """N draws with replacement, int64 [N]: sample i appears about N * weight_i / sum(weights) times."""
+    cumulative_N = np.cumsum(weights_N, dtype=np.float64)
+    drawn_N = keyed_uniform(seed, epoch, np.arange(len(weights_N)), 1, purpose=Purpose.ORDER)[:, 0]
+    order_N = np.searchsorted(cumulative_N, drawn_N * cumulative_N[-1], side="right")
+    return np.minimum(order_N, len(weights_N) - 1)
+
+
+def count_steps(order_length: int, *, per_step: int, last: str) -> int:
+    """Steps in an epoch; an incomplete last one counts unless it is dropped."""
+    return order_length // per_step if last == "drop" else -(-order_length // per_step)
+
+
+def positions_of(
+    step: int, *, order_length: int, batch_size: int, rank: int, num_ranks: int, last: str
+) -> tuple[np.ndarray, int]:
+    """Positions of one rank's share of a step, int64 [<= B], and how many of them are not padding.
+
+    Step-major: a step trains on the same samples however many ranks share it, so a loss curve does
+    not change when the machine does. The rest of a short last step is dealt out evenly.
+    """
+    per_step = batch_size * num_ranks
+    begin, end = step * per_step, (step + 1) * per_step
+    if end > order_length and last == "short":
+        edges = begin + (order_length - begin) * np.arange(num_ranks + 1) // num_ranks
+        positions = np.arange(edges[rank], edges[rank + 1])
+    else:
+        positions = begin + rank * batch_size + np.arange(batch_size)
+    return positions, int((positions < order_length).sum())
+
+
+def micro_batches(num_rows: int, micro_batch: int) -> list[tuple[int, int]]:
+    """Row ranges [begin, end) of the pieces that workers fill side by side."""
+    return [(begin, min(begin + micro_batch, num_rows)) for begin in range(0, num_rows, micro_batch)]
+
+
+def choose_micro_batch(batch_size: int, num_workers: int) -> int:
+    """Samples per task: four tasks per worker and batch even out unequal samples; 64 at most."""
+    return max(1, min(64, -(-batch_size // (4 * max(1, num_workers)))))
+
+
+def choose_slots(batch_size: int, num_workers: int) -> int:
+    """Batches in flight: four, or more where batches are so small that workers would run dry."""
+    return max(4, -(-2 * num_workers // batch_size) + 1)
+
+
+class Step(NamedTuple):
+    """One rank's share of one training step."""
+
+    epoch: int
+    step: int
+    indices: np.ndarray  # int64 [<= B], which sample
+    positions: np.ndarray  # int64 [<= B], where in the epoch's order
+    num_valid: int  # rows before this one count; the rest repeats samples to fill a padded batch
+    shapes: Shapes  # per-sample shapes that differ from the source's fields in this step
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """The order of every epoch and its division into steps, for one rank."""
+
+    num_samples: int
+    """Samples in the source."""
+
+    batch_size: int
+    """Samples per step on this rank; a step takes batch_size * num_ranks in all."""
+
+    seed: int = 0
+    """Seed of the order and of every random draw."""
+
+    shuffle: bool = True
+    """A new order each epoch; False keeps the source's order."""
+
+    last: Literal["drop", "pad", "short"] = "drop"
+    """An incomplete last step is dropped, filled up from the start of the order, or left short."""
+
+    rank: int = 0
+    num_ranks: int = 1
+
+    weights: np.ndarray | None = None
+    """Sampling weights [num_samples]: each epoch draws num_samples times with replacement."""
+
+    order: Callable[[int], np.ndarray] | np.ndarray | None = None
+    """Sample indices to show, in this order: an array for every epoch, or a function of the epoch."""
+
+    shapes: Callable[[int, int], Shapes] | None = None
+    """Per-sample shapes as a function of (epoch, step), none larger than the source's fields."""
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise DataError("The source is empty (0 samples): there is nothing to feed. Check the data path.")
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size={self.batch_size} must be 1 or more.")
+        if not 0 <= self.rank < self.num_ranks:
+            raise ConfigError(f"rank={self.rank} must lie in 0..{self.num_ranks - 1} (num_ranks={self.num_ranks}).")
+        if not 0 <= self.seed < 2**64:
+            raise ConfigError(f"seed={self.seed} must lie in 0..2**64-1.")
+        if self.last not in ("drop", "pad", "short"):
+            raise ConfigError(f"last={self.last!r} is unknown: use 'drop', 'pad' or 'short'.")
+        if self.weights is not None and self.order is not None:
+            raise ConfigError("weights and order exclude each other: an order already says what comes when.")
+        if self.weights is not None:
+            _check_weights(self.weights, self.num_samples)
+
+    def with_weights(self, weights: np.ndarray | None) -> "Plan":
+        """The same plan with other sampling weights."""
+        return replace(self, weights=weights)
+
+    def epoch(self, epoch: int) -> "EpochPlan":
+        """The steps of one epoch."""
+        return EpochPlan(self, epoch, self._order_of(epoch))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What must be equal for a stream to continue; the number of ranks may change, the step may not."""
+        return {
+            "num_samples": self.num_samples,
+            "samples_per_step": self.batch_size * self.num_ranks,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "last": self.last,
+        }
+
+    def _order_of(self, epoch: int) -> np.ndarray:
+        if self.order is not None:
+            return _check_order(self.order(epoch) if callable(self.order) else self.order, self.num_samples)
+        if self.weights is not None:
+            return weighted_order(self.weights, seed=self.seed, epoch=epoch)
+        if self.shuffle:
+            return shuffled_order(self.num_samples, seed=self.seed, epoch=epoch)
+        return np.arange(self.num_samples)
+
+
+class EpochPlan:
+    """The steps of one epoch, worked out one at a time: memory is N integers, not S * B."""
+
+    def __init__(self, plan: Plan, epoch: int, order_N: np.ndarray) -> None:
+        self._plan = plan
+        self._epoch = epoch
+        self._order_N = order_N
+        per_step = plan.batch_size * plan.num_ranks
+        self.num_steps = count_steps(len(order_N), per_step=per_step, last=plan.last)
+        if self.num_steps == 0:
+            raise ConfigError(
+                f"An epoch of {len(order_N)} samples has no full step of {per_step} samples "
+                f"(batch_size={plan.batch_size}, num_ranks={plan.num_ranks}). "
+                "Use a smaller batch, or last='short' or last='pad'."
+            )
+
+    def step(self, step: int) -> Step:
+        """This rank's share of step `step`."""
+        plan = self._plan
+        positions, num_valid = positions_of(
+            step,
+            order_length=len(self._order_N),
+            batch_size=plan.batch_size,
+            rank=plan.rank,
+            num_ranks=plan.num_ranks,
+            last=plan.last,
+        )
+        shapes = plan.shapes(self._epoch, step) if plan.shapes else {}
+        indices = self._order_N[positions % len(self._order_N)]
+        return Step(self._epoch, step, indices, positions, num_valid, shapes)
+
+    def digest(self) -> str:
+        """Short name of the order: two runs with the same digest show the same samples."""
+        return hashlib.sha256(np.ascontiguousarray(self._order_N, np.int64).tobytes()).hexdigest()[:16]
+
+
+def _check_weights(weights: np.ndarray, num_samples: int) -> None:
+    if np.shape(weights) != (num_samples,):
+        raise ConfigError(
+            f"weights has shape {np.shape(weights)}, the source has {num_samples} samples: give one each."
+        )
+    if not np.all(np.isfinite(weights)) or np.min(weights) < 0 or np.sum(weights) <= 0:
+        raise ConfigError("weights must be finite, not negative, and not all zero.")
+
+
+def _check_order(order: np.ndarray, num_samples: int) -> np.ndarray:
+    order_N = np.asarray(order, np.int64)
+    if order_N.ndim != 1 or len(order_N) == 0:
+        raise ConfigError(f"order has shape {order_N.shape}: give a list of at least one sample index.")
+    if order_N.min() < 0 or order_N.max() >= num_samples:
+        bad = int(order_N[(order_N < 0) | (order_N >= num_samples)][0])
+        raise ConfigError(f"order names sample {bad}, but the source has samples 0..{num_samples - 1}.")
+    return order_N

@@ -1,0 +1,265 @@
+"""Worker processes, and the nursery they come from, as seen by the process that trains."""
+
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing import spawn
+from typing import IO
+
+from flatout.errors import ChildLostError, ConfigError, ResourceError
+from flatout.feed.crew import Lines, RemoteError, describe_exit, wait_readable
+from flatout.feed.nursery import (
+    Ended,
+    Nursery,
+    NurseryFds,
+    Refused,
+    Started,
+    live_by_the_pipe,
+    opening_a_source,
+)
+from flatout.feed.ring import Ring, RingSpec
+from flatout.feed.source import Source
+from flatout.feed.worker import Report, WorkOrders
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 120
+END_TIMEOUT_S = 5
+MAIN_KEYS = "init_main_from_name", "init_main_from_path"
+
+
+class Processes:
+    """Workers in processes of their own, forked by a nursery that is a fresh interpreter or a fork of this one."""
+
+    can_be_killed = True
+
+    def __init__(self, ring: Ring, source: Source, orders: WorkOrders, *, start_method: str) -> None:
+        self._ring = ring
+        self._source = source
+        self._orders = orders
+        self._start_method = start_method
+        self._lines: Lines | None = Lines()
+        self._control: socket.socket | None = None
+        self._nursery: subprocess.Popen[bytes] | ForkedProcess | None = None
+        self._nurseries_lost = 0
+        self._pids: dict[int, int] = {}
+        self._awaited: set[int] = set()
+        self._ended: list[Ended] = []
+
+    def call_up(self) -> None:
+        if self._control is None:
+            self._start_nursery()
+        everybody = set(range(self._ring.spec.num_workers))
+        for worker in sorted(everybody - self._pids.keys() - self._awaited):
+            self.restart(worker)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while self._awaited:
+            if time.monotonic() > deadline:
+                raise ChildLostError(f"The feed's workers did not start within {START_TIMEOUT_S} s.")
+            self._listen(timeout_s=1)
+
+    def announce(self, num_tasks: int) -> None:
+        assert self._lines is not None
+        self._lines.announce(num_tasks)
+
+    def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[Ended]]:
+        assert self._lines is not None
+        self._listen(timeout_s, also=self._lines.reports_out)
+        # Ended first, then the reports: whatever a worker sent before it ended is among them.
+        ended, self._ended = self._ended, []
+        return self._lines.read_reports(), ended
+
+    def restart(self, worker: int) -> None:
+        assert self._control is not None
+        self._awaited.add(worker)
+        self._control.send(str(worker).encode())
+
+    def kill(self, worker: int) -> None:
+        if worker in self._pids:
+            os.kill(self._pids[worker], signal.SIGKILL)
+
+    def pids(self) -> dict[int, int]:
+        return dict(self._pids)
+
+    def send_home(self) -> None:
+        assert self._lines is not None
+        self._lines.send_home(len(self._pids))
+        while self._pids:
+            self._listen(timeout_s=1)
+        self._ended.clear()
+
+    def close(self) -> None:
+        if self._lines is None:
+            return
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        self._lines.close()
+        self._lines = None
+        self._reap_nursery()
+
+    def _start_nursery(self) -> None:
+        assert self._lines is not None
+        if opening_a_source():
+            raise ConfigError(
+                "A feed was started while a worker imports the script that defines its source. "
+                "Put the training code under `if __name__ == '__main__':`"
+            )
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        fds = NurseryFds(theirs.fileno(), self._ring.arena.fd, self._lines.tokens_out, self._lines.reports_in.fileno())
+        if self._start_method == "fork":
+            self._nursery = ForkedProcess(lambda: self._be_forked_nursery(fds))
+        else:
+            self._nursery = self._spawn_nursery(fds)
+        theirs.close()
+
+    def _spawn_nursery(self, fds: NurseryFds) -> "subprocess.Popen[bytes]":
+        # One thread per worker process for numerical libraries: the parallelism is the workers'.
+        one_thread = dict.fromkeys(
+            ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"), "1"
+        )
+        with tempfile.TemporaryFile() as parcel:
+            self._pack(parcel)
+            parcel.seek(0)
+            return subprocess.Popen(
+                [sys.executable, "-c", "from flatout.feed.nursery import main; main()", *map(str, fds)],
+                stdin=parcel,
+                pass_fds=fds,
+                env=one_thread | dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                # Out of the terminal's reach: Ctrl-C is the trainer's to answer.
+                start_new_session=True,
+            )
+
+    def _pack(self, parcel: IO[bytes]) -> None:
+        work_pickled = pickle_work(self._source, self._ring.spec, self._orders)
+        # The caller's script is imported over there only if the source was defined in it.
+        wanted = {"sys_path", "dir"} | ({"sys_argv", *MAIN_KEYS} if b"__main__" in work_pickled else set())
+        preparation = spawn.get_preparation_data("flatout-feed-nursery")
+        pickle.dump({key: value for key, value in preparation.items() if key in wanted}, parcel)
+        parcel.write(work_pickled)
+
+    def _be_forked_nursery(self, fds: NurseryFds) -> None:
+        assert self._lines is not None
+        assert self._control is not None
+        os.setsid()
+        live_by_the_pipe()
+        # The trainer's ends: held open here, they would hide its death from the workers.
+        self._control.close()
+        self._lines.reports_out.close()
+        os.close(self._lines.tokens_in)
+        Nursery(self._source, self._ring.spec, self._orders, fds).serve()
+
+    def _listen(self, timeout_s: float, also: socket.socket | None = None) -> None:
+        """Take in what the nursery says, after `timeout_s` at most or when `also` has something."""
+        assert self._control is not None
+        ready = wait_readable([self._control, also] if also else [self._control], timeout_s)
+        while self._control.fileno() in ready:
+            message = self._control.recv(1 << 18)
+            if not message:
+                self._lose_nursery()
+                return
+            self._take_in(pickle.loads(message))
+            ready = wait_readable([self._control], 0)
+
+    def _take_in(self, message: Started | Ended | Refused) -> None:
+        if isinstance(message, Started):
+            self._pids[message.worker] = message.pid
+            self._awaited.discard(message.worker)
+        elif isinstance(message, Ended):
+            self._pids.pop(message.worker, None)
+            self._ended.append(message)
+        elif message.traceback:
+            raise ConfigError(
+                f"The workers cannot open {type(self._source).__name__}: {message.cause}. Define the source in a "
+                "module that can be imported (in a script: guard the training code with `if __name__ == '__main__':`), "
+                "or use start_method='fork' or backend='thread'."
+            ) from RemoteError(message.traceback)
+        else:
+            raise ResourceError(
+                f"{message.cause}. The feed needs {self._ring.spec.num_workers + 1} processes; "
+                "raise the limit (ulimit -u) or use fewer workers."
+            )
+
+    def _lose_nursery(self) -> None:
+        """The nursery was killed, and its workers with it: start over; what they were at is redone."""
+        status = self._reap_nursery()
+        self._nurseries_lost += 1
+        if self._nurseries_lost > 3:
+            raise ChildLostError(
+                f"The process that starts the feed's workers ended {self._nurseries_lost} times ({status})."
+            )
+        logger.warning("The process that starts the feed's workers ended (%s); starting it again.", status)
+        self._ended += [Ended(worker, pid, -signal.SIGKILL) for worker, pid in self._pids.items()]
+        self._pids = {}
+        assert self._control is not None
+        self._control.close()
+        self._start_nursery()
+        for worker in sorted(self._awaited):
+            self.restart(worker)
+
+    def _reap_nursery(self) -> str:
+        """Wait for the end of a nursery that has been hung up on; returns how it ended."""
+        nursery, self._nursery = self._nursery, None
+        if nursery is None:
+            return "not started"
+        try:
+            return describe_exit(nursery.wait(END_TIMEOUT_S))
+        except subprocess.TimeoutExpired:
+            nursery.kill()
+            return describe_exit(nursery.wait())
+
+
+class ForkedProcess:
+    """A child that shares this process's memory as it is now, with the face of subprocess.Popen."""
+
+    def __init__(self, target: Callable[[], None]) -> None:
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                target()
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)  # nothing of the parent's may be flushed or cleaned up twice
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            pid, status = os.waitpid(self._pid, 0 if deadline is None else os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("nursery", timeout or 0)
+            time.sleep(0.005)
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+
+
+def pickle_work(source: Source, spec: RingSpec, orders: WorkOrders) -> bytes:
+    """What workers need, pickled; a source that cannot be pickled is told which part of it is to blame."""
+    try:
+        return pickle.dumps((source, spec, orders))
+    except Exception as error:
+        culprits = [name for name, value in getattr(source, "__dict__", {}).items() if not _can_be_pickled(value)]
+        blamed = f"its attribute {' and '.join(map(repr, culprits))}" if culprits else "it"
+        raise ConfigError(
+            f"{type(source).__name__} cannot be sent to worker processes: {blamed} cannot be pickled ({error}). "
+            "Open such things on first use in `read`, or use start_method='fork' or backend='thread'."
+        ) from error
+
+
+def _can_be_pickled(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,333 @@
+"""The slots that batches are filled in, and the queue of work on them, in shared memory.
+
+    control   queue counters | task table | one cell per worker | stage times | quarantine list
+    slot 0    head | indices positions shapes row counts | field bytes ...
+    slot 1    ...
+    scratch   one extent per slot for rows of ragged fields, enlarged when a batch has more
+
+The parent publishes tasks (rows of a slot to fill); workers claim them one at a time, in order, and
+never wait for the parent while a published task is left. Everything a crash could leave unclear is
+decided under one lock that the kernel releases when its holder dies.
+
+Dimension key:  B rows of a batch   M micro-batches   F fields
+"""
+
+import fcntl
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from flatout.errors import DataError
+from flatout.feed.arena import Arena, page_aligned
+from flatout.feed.plan import Step
+from flatout.feed.source import Field, Fields, Rows
+from flatout.profiler.clock import STAGE_DTYPE
+
+CACHE_LINE = 64
+QUARANTINE_CAPACITY = 4096
+IDLE = -1
+UNKNOWN = -1
+
+TASK_DTYPE = np.dtype([(name, np.int64) for name in ("slot", "begin", "end", "singly", "spill_offset", "spill_bytes")])
+CELL_DTYPE = np.dtype([("ticket", np.int64), ("since_ns", np.int64), ("sample", np.int64)])
+HEAD_DTYPE = np.dtype([(name, np.int64) for name in ("epoch", "num_rows", "scratch_offset", "scratch_bytes", "cursor")])
+
+
+class Task(NamedTuple):
+    """Rows [begin, end) of a slot to fill; `singly` reads them one by one to find a bad one.
+
+    A spill is an extent of its own for ragged rows that did not fit the slot's scratch.
+    """
+
+    slot: int
+    begin: int
+    end: int
+    singly: bool = False
+    spill_offset: int = 0
+    spill_bytes: int = 0
+
+
+class Claim(NamedTuple):
+    """A worker's cell: the task it is at, since when, and the sample it reads (UNKNOWN if not noted)."""
+
+    ticket: int
+    since_ns: int
+    sample: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingSpec:
+    """All that is needed to lay out or attach to a ring."""
+
+    fields: Fields
+    batch_size: int
+    micro_batch: int
+    num_slots: int
+    num_workers: int
+
+    @property
+    def tasks_per_slot(self) -> int:
+        return -(-self.batch_size // self.micro_batch)
+
+    @property
+    def rows_fields(self) -> dict[str, Rows]:
+        return {name: field for name, field in self.fields.items() if isinstance(field, Rows)}
+
+    @property
+    def fixed_fields(self) -> dict[str, Field]:
+        return {name: field for name, field in self.fields.items() if isinstance(field, Field)}
+
+    @property
+    def max_dims(self) -> int:
+        return max((len(field.shape) for field in self.fixed_fields.values()), default=0)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """First size of a slot's scratch: twice the expected rows, and the gaps between pieces."""
+        expected = sum(2 * field.expected * field.row_bytes for field in self.rows_fields.values())
+        gaps = CACHE_LINE * self.tasks_per_slot * len(self.rows_fields)
+        return page_aligned(int(expected * self.batch_size) + gaps)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory of one more slot, scratch included."""
+        return _slot_layout(self).nbytes + self.scratch_bytes
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Control block and slots, without scratch: one extent."""
+        return _control_layout(self).nbytes + self.num_slots * _slot_layout(self).nbytes
+
+    @property
+    def total_bytes(self) -> int:
+        return self.fixed_bytes + self.num_slots * self.scratch_bytes
+
+
+class Layout(NamedTuple):
+    """Where each named array lies in a block of memory."""
+
+    parts: dict[str, tuple[int, np.dtype, tuple[int, ...]]]
+    nbytes: int
+
+    def views(self, memory: np.ndarray) -> dict[str, np.ndarray]:
+        return {
+            name: np.ndarray(shape, dtype, memory.data, offset) for name, (offset, dtype, shape) in self.parts.items()
+        }
+
+
+def pack(parts: Iterable[tuple[str, DTypeLike, tuple[int, ...]]]) -> Layout:
+    """Lay arrays out one after another, each on a cache line of its own."""
+    placed: dict[str, tuple[int, np.dtype, tuple[int, ...]]] = {}
+    end = 0
+    for name, dtype, shape in parts:
+        placed[name] = (end, np.dtype(dtype), shape)
+        nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        end += -(-nbytes // CACHE_LINE) * CACHE_LINE
+    return Layout(placed, end)
+
+
+def _control_layout(spec: RingSpec) -> Layout:
+    return pack(
+        [
+            ("queue", np.int64, (2,)),
+            ("tasks", TASK_DTYPE, (spec.num_slots * spec.tasks_per_slot + 1,)),
+            ("cells", CELL_DTYPE, (spec.num_workers,)),
+            ("stages", STAGE_DTYPE, (spec.num_workers, 64)),
+            ("quarantine", np.int64, (1 + QUARANTINE_CAPACITY,)),
+        ]
+    )
+
+
+def _slot_layout(spec: RingSpec) -> Layout:
+    B, M = spec.batch_size, spec.tasks_per_slot
+    return pack(
+        [
+            ("head", HEAD_DTYPE, (1,)),
+            ("indices", np.int64, (B,)),
+            ("positions", np.int64, (B,)),
+            ("shapes", np.int64, (len(spec.fixed_fields), spec.max_dims)),
+            ("rows_at", np.int64, (M, len(spec.rows_fields))),
+            *((f"counts {name}", np.int32, (B,)) for name in spec.rows_fields),
+            *((f"bytes {name}", np.uint8, (B * field.sample_bytes,)) for name, field in spec.fixed_fields.items()),
+        ]
+    )
+
+
+class Slot:
+    """Views of one slot."""
+
+    def __init__(self, spec: RingSpec, layout: Layout, memory: np.ndarray) -> None:
+        views = layout.views(memory)
+        self.head = views["head"][0]
+        self.indices = views["indices"]
+        self.positions = views["positions"]
+        self.rows_at = views["rows_at"]
+        self.counts = {name: views[f"counts {name}"] for name in spec.rows_fields}
+        self._shapes = views["shapes"]
+        self._fixed = spec.fixed_fields
+        self._bytes = {name: views[f"bytes {name}"] for name in spec.fixed_fields}
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.head["num_rows"])
+
+    def open_for(self, step: Step) -> None:
+        """Write down what is to be filled in; called by the parent before it publishes the tasks."""
+        self.head["epoch"] = step.epoch
+        self.head["num_rows"] = len(step.indices)
+        self.head["cursor"] = 0
+        self.indices[: len(step.indices)] = step.indices
+        self.positions[: len(step.positions)] = step.positions
+        for row, (name, field) in enumerate(self._fixed.items()):
+            shape = step.shapes.get(name, field.shape)
+            _check_step_shape(name, shape, field.shape)
+            self._shapes[row, : len(shape)] = shape
+
+    def field(self, name: str) -> np.ndarray:
+        """A fixed field of the whole batch, [num_rows, *shape of this step], without gaps."""
+        field = self._fixed[name]
+        row = list(self._fixed).index(name)
+        shape = (self.num_rows, *map(int, self._shapes[row, : len(field.shape)]))
+        return np.ndarray(shape, field.dtype, self._bytes[name].data)
+
+
+class Ring:
+    """Slots and queue, as seen by one process."""
+
+    def __init__(self, spec: RingSpec, arena: Arena, lock: AbstractContextManager[object]) -> None:
+        self.spec = spec
+        self.arena = arena
+        self._lock = lock
+        control, slot = _control_layout(spec), _slot_layout(spec)
+        memory = arena.extent(0, spec.fixed_bytes)
+        views = control.views(memory)
+        self._queue, self._tasks, self._cells = views["queue"], views["tasks"], views["cells"]
+        self.stages, self._quarantine = views["stages"], views["quarantine"]
+        starts = [control.nbytes + number * slot.nbytes for number in range(spec.num_slots)]
+        self.slots = [Slot(spec, slot, memory[start : start + slot.nbytes]) for start in starts]
+
+    @classmethod
+    def create(cls, spec: RingSpec, *, shared_by_processes: bool) -> "Ring":
+        """A new ring, every page of it reserved."""
+        arena = Arena.create(spec.fixed_bytes)
+        ring = cls(spec, arena, KernelLock(arena.fd) if shared_by_processes else threading.Lock())
+        ring._cells["ticket"] = IDLE
+        if spec.rows_fields:
+            for slot in range(spec.num_slots):
+                ring.enlarge_scratch(slot, spec.scratch_bytes)
+        return ring
+
+    @classmethod
+    def attach(cls, spec: RingSpec, fd: int) -> "Ring":
+        """The ring that another process created, by its descriptor."""
+        return cls(spec, Arena(fd), KernelLock(fd))
+
+    # The parent's side.
+
+    def publish(self, tasks: list[Task]) -> list[int]:
+        """Add tasks to the queue; returns their tickets."""
+        with self._lock:
+            first = int(self._queue[0])
+            for ticket, task in enumerate(tasks, start=first):
+                self._tasks[ticket % len(self._tasks)] = task
+            self._queue[0] = first + len(tasks)
+        return list(range(first, first + len(tasks)))
+
+    def withdraw_unclaimed(self) -> set[int]:
+        """Take back every task nobody has claimed; returns their tickets."""
+        with self._lock:
+            published, claimed = map(int, self._queue)
+            self._queue[1] = published
+        return set(range(claimed, published))
+
+    def claim_of(self, worker: int) -> Claim | None:
+        """What a worker is at."""
+        with self._lock:
+            cell = Claim(*self._cells[worker].tolist())
+            # A worker that dies between the two writes of claim() has claimed nothing.
+            taken = IDLE < cell.ticket < self._queue[1]
+        return cell if taken else None
+
+    def enlarge_scratch(self, slot: int, nbytes: int) -> None:
+        """Give a slot that nobody works on a larger scratch."""
+        head = self.slots[slot].head
+        offset = self.arena.grow(nbytes)
+        if head["scratch_bytes"]:
+            self.arena.discard(int(head["scratch_offset"]))
+        head["scratch_offset"], head["scratch_bytes"] = offset, page_aligned(nbytes)
+
+    def quarantine(self, sample: int) -> None:
+        """Workers read substitutes for this sample from now on."""
+        count = int(self._quarantine[0])
+        if count == QUARANTINE_CAPACITY:
+            raise DataError(f"{count} samples are in quarantine: too many to go on. Check the data set.")
+        self._quarantine[1 + count] = sample
+        self._quarantine[0] = count + 1
+
+    # The workers' side.
+
+    def claim(self, worker: int) -> tuple[int, Task] | None:
+        """The next task, now this worker's; None if there is none."""
+        with self._lock:
+            published, ticket = map(int, self._queue)
+            if ticket == published:
+                return None
+            task = Task(*self._tasks[ticket % len(self._tasks)].tolist())
+            self._cells[worker] = (ticket, time.monotonic_ns(), UNKNOWN)
+            self._queue[1] = ticket + 1
+        return ticket, task
+
+    def note_sample(self, worker: int, sample: int) -> None:
+        """This worker reads `sample` now; its watch starts anew."""
+        cell = self._cells[worker]
+        cell["sample"] = sample
+        cell["since_ns"] = time.monotonic_ns()
+
+    def put_down(self, worker: int) -> None:
+        """This worker is at nothing."""
+        self._cells[worker]["ticket"] = IDLE
+
+    def reserve(self, slot: int, nbytes: int) -> int | None:
+        """Room for `nbytes` of rows in a slot's scratch: its offset, or None if it is full."""
+        head = self.slots[slot].head
+        with self._lock:
+            cursor = int(head["cursor"])
+            if cursor + nbytes > head["scratch_bytes"]:
+                return None
+            head["cursor"] = cursor + nbytes
+        # Mapped here on first use: the parent may have enlarged the scratch since the last task.
+        self.arena.extent(int(head["scratch_offset"]), int(head["scratch_bytes"]))
+        return int(head["scratch_offset"]) + cursor
+
+    def quarantined(self) -> frozenset[int]:
+        count = int(self._quarantine[0])
+        return frozenset(self._quarantine[1 : 1 + count].tolist())
+
+    def close(self) -> None:
+        self.arena.close()
+
+
+class KernelLock:
+    """Mutual exclusion between processes that the kernel undoes when the holder dies."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_EX)
+
+    def __exit__(self, *exc_info: object) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+
+def _check_step_shape(name: str, shape: tuple[int, ...], largest: tuple[int, ...]) -> None:
+    if len(shape) != len(largest) or any(side < 1 or side > limit for side, limit in zip(shape, largest, strict=True)):
+        raise DataError(
+            f"The plan gives field '{name}' the shape {tuple(shape)}, but the source's largest is {tuple(largest)}."
+        )

@@ -1,0 +1,211 @@
+"""What the feed reads from: anything that can fill rows of a batch.
+
+A source never allocates, stacks or returns a batch. It is handed views of the batch's final place in
+shared (and, on a GPU machine, pinned) memory, and writes there.
+
+Dimension key:  M samples of a micro-batch   n rows of one sample   W row width
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
+
+from flatout.errors import ConfigError, DataError
+from flatout.feed.philox import keyed_bits, keyed_generator
+
+
+@dataclass(frozen=True)
+class Field:
+    """A part of a sample with a fixed shape, such as an image."""
+
+    shape: tuple[int, ...]
+    """Per-sample shape; the largest one where a plan varies it from step to step."""
+
+    dtype: DTypeLike = np.uint8
+
+    def __post_init__(self) -> None:
+        if any(side < 1 for side in self.shape):
+            raise ConfigError(f"Field shape {self.shape} must have sides of 1 or more.")
+
+    @property
+    def sample_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A part of a sample with any number of rows of one width, such as its boxes."""
+
+    width: int
+    dtype: DTypeLike = np.float32
+
+    expected: float = 16
+    """Rows per sample to make room for at first, on average over a batch. More is never lost: the
+    batch's slot grows, which costs one more reading of the samples that did not fit."""
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ConfigError(f"Rows width={self.width} must be 1 or more.")
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * np.dtype(self.dtype).itemsize
+
+
+Fields = Mapping[str, Field | Rows]
+
+
+class DecodeError(ValueError):
+    """The bytes of a sample were read but make no sense: a broken picture, a cut-off file."""
+
+
+class RowsOut:
+    """Takes the rows of each sample of a micro-batch; they are copied when put."""
+
+    def __init__(self, name: str, rows: Rows, num_samples: int) -> None:
+        self._name = name
+        self._rows = rows
+        self.taken: list[np.ndarray | None] = [None] * num_samples
+
+    def put(self, sample: int, rows: ArrayLike) -> None:
+        """Rows [n, W] of sample number `sample` of the micro-batch; n may be 0."""
+        array = np.array(rows, self._rows.dtype)
+        if array.size == 0:
+            array = array.reshape(0, self._rows.width)
+        if array.ndim != 2 or array.shape[1] != self._rows.width:
+            raise DataError(
+                f"field '{self._name}': got rows of shape {array.shape}, but `fields` promises [n, {self._rows.width}]"
+            )
+        self.taken[sample] = array
+
+
+class Out(Mapping[str, Any]):
+    """Where `read` writes: name -> ndarray view [M, *shape] of a Field, or RowsOut of a Rows field.
+
+    A view holds whatever an earlier batch left in it: write every element.
+    """
+
+    def __init__(self, parts: Mapping[str, np.ndarray | RowsOut], reading: "ReadingNote | None" = None) -> None:
+        self._parts = parts
+        self._reading = reading
+
+    def __getitem__(self, name: str) -> Any:
+        return self._parts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def reading(self, sample: int) -> None:
+        """Note that sample number `sample` of the micro-batch is being read now.
+
+        Optional. With it a hang or a crash is blamed on the right file at once; without it the feed
+        finds the file by reading the micro-batch again, one sample at a time.
+        """
+        if self._reading is not None:
+            self._reading(sample)
+
+
+class ReadingNote(Protocol):
+    def __call__(self, sample: int) -> None: ...
+
+
+class Source(Protocol):
+    """Samples that workers can read. Plain attributes only: it is pickled once, for all workers."""
+
+    @property
+    def fields(self) -> Fields:
+        """Name -> Field or Rows, the same for every sample."""
+
+    def __len__(self) -> int: ...
+
+    def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
+        """Random parameters of M samples, arrays [M, ...]; row m follows from (seed, epoch, positions[m],
+        indices[m]) alone. NumPy only; see `flatout.feed.philox` for keyed numbers."""
+
+    def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
+        """Write samples `indices` into `out`, without any randomness but that in `draws`."""
+
+    def where(self, index: int) -> str:
+        """The file (or key) of a sample, for error texts."""
+
+
+class SampleSource(ABC):
+    """A source written one sample at a time: give `fields`, `__len__` and `sample`.
+
+    class Photos(SampleSource):
+        fields = {"image": Field((3, 224, 224)), "label": Field((), np.int64)}
+
+        def __init__(self, paths): self.paths = paths
+        def __len__(self): return len(self.paths)
+        def where(self, index): return self.paths[index]
+        def sample(self, index, rng):
+            return {"image": decode_and_crop(self.paths[index], rng), "label": index % 10}
+    """
+
+    fields: Fields
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def sample(self, index: int, rng: np.random.Generator) -> Mapping[str, ArrayLike]:
+        """One value per field. All randomness comes from `rng`, which is new for each visit."""
+
+    def where(self, index: int) -> str:
+        return f"sample {index}"
+
+    def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
+        return {"bits": keyed_bits(seed, epoch, positions, 2)}
+
+    def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
+        for i, index in enumerate(indices):
+            out.reading(i)
+            values = self.sample(int(index), keyed_generator(draws["bits"][i]))
+            if not isinstance(values, Mapping) or set(values) != set(self.fields):
+                raise DataError(f"sample() returned {_describe(values)}, but `fields` promises {_names(self.fields)}")
+            for name, value in values.items():
+                _place(name, self.fields[name], value, i, out)
+
+
+def check_source(source: Source) -> None:
+    """Refuse a source that cannot be fed, in one sentence."""
+    if len(source) == 0:
+        raise DataError(f"{type(source).__name__} is empty (0 samples): there is nothing to feed. Check the data path.")
+    fields = source.fields
+    if not isinstance(fields, Mapping) or not fields:
+        raise ConfigError(f"{type(source).__name__}.fields is {_describe(fields)}: name at least one Field or Rows.")
+    for name, field in fields.items():
+        if not isinstance(field, Field | Rows):
+            raise ConfigError(f"{type(source).__name__}.fields['{name}'] is {field!r}: use Field(...) or Rows(...).")
+        if np.dtype(field.dtype).hasobject:
+            raise ConfigError(f"{type(source).__name__}.fields['{name}'] has dtype object, which no slot can hold.")
+
+
+def _place(name: str, field: Field | Rows, value: ArrayLike, i: int, out: Out) -> None:
+    if isinstance(field, Rows):
+        out[name].put(i, value)
+        return
+    view = out[name]
+    array = np.asarray(value)
+    # Compared, not left to assignment: NumPy would broadcast a grey picture over three channels.
+    if array.shape != view.shape[1:] or not np.can_cast(array.dtype, view.dtype, "same_kind"):
+        raise DataError(
+            f"field '{name}': got {array.dtype} {array.shape}, "
+            f"but `fields` promises {view.dtype} {tuple(view.shape[1:])}"
+        )
+    view[i] = array
+
+
+def _describe(value: object) -> str:
+    return _names(value) if isinstance(value, Mapping) else repr(value)
+
+
+def _names(names: Sequence[str] | Mapping[str, Any]) -> str:
+    return "{" + ", ".join(sorted(map(repr, names))) + "}"

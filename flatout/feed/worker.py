@@ -1,0 +1,206 @@
+"""What a worker does with a task: draw, read into the slot, hand over its ragged rows, report.
+
+The same loop runs in a process, in a thread, or (one task at a time) in the caller's own thread.
+Imports no torch: a worker that did would take seconds longer to start and hundreds of megabytes more.
+"""
+
+import itertools
+import os
+import pickle
+import socket
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from flatout.errors import DataError
+from flatout.feed.philox import Purpose, keyed_uniform
+from flatout.feed.ring import Ring, Slot, Task
+from flatout.feed.rows import hand_over
+from flatout.feed.source import DecodeError, Out, RowsOut, Source
+from flatout.profiler import clock
+
+WORK, QUIT = b"\x01", b"\x00"
+READ_ATTEMPTS = 4
+SUBSTITUTES_AT_MOST = 100
+TRACEBACK_CHARACTERS = 50_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkOrders:
+    """What every worker of a feed is told once."""
+
+    seed: int
+    substitute_errors: bool
+    """Unreadable samples (OSError, DecodeError) are replaced instead of reported as failures."""
+
+
+class Replacement(NamedTuple):
+    """A sample that could not be read, and why."""
+
+    sample: int
+    cause: str
+
+
+class Failure(NamedTuple):
+    """An error that must reach the caller; row is the batch row, or -1 if no single sample is to blame."""
+
+    row: int
+    sample: int
+    cause: str
+    traceback: str
+
+
+class Report(NamedTuple):
+    """The end of a task: done if neither `overflow_bytes` nor `failure` is set."""
+
+    ticket: int
+    worker: int
+    replaced: tuple[Replacement, ...] = ()
+    overflow_bytes: int = 0
+    failure: Failure | None = None
+
+
+class WorkFailedError(Exception):
+    """Carries a Failure out of the reading of a task."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.cause)
+        self.failure = failure
+
+
+def work(worker: int, ring: Ring, source: Source, orders: WorkOrders, tokens: int, reports: socket.socket) -> None:
+    """Do tasks until told to quit, or until the parent and with it the token pipe is gone."""
+    bench = Bench(worker, ring, source, orders)
+    while os.read(tokens, 1) == WORK:
+        report = bench.do_next_task()
+        if report is not None:
+            # Reported before the cell is cleared: if this process dies in between, the parent has
+            # the report and knows that the task in the cell is done.
+            reports.send(pickle.dumps(report))
+            bench.put_down()
+
+
+class Bench:
+    """One worker's place: its ring, its source, and the task on it."""
+
+    def __init__(self, worker: int, ring: Ring, source: Source, orders: WorkOrders) -> None:
+        self._worker = worker
+        self._ring = ring
+        self._source = source
+        self._orders = orders
+        self._totals = clock.Totals(ring.stages[worker])
+        self._num_samples = len(source)
+
+    def do_next_task(self) -> Report | None:
+        """Claim a task and fill its rows; None if nothing is left to claim."""
+        claimed = self._ring.claim(self._worker)
+        if claimed is None:
+            return None
+        ticket, task = claimed
+        with clock.recording(self._totals):
+            try:
+                replaced, overflow_bytes = self._fill(task)
+                return Report(ticket, self._worker, tuple(replaced), overflow_bytes)
+            except WorkFailedError as failed:
+                return Report(ticket, self._worker, failure=failed.failure)
+            except Exception as error:
+                return Report(ticket, self._worker, failure=_describe(error, row=-1, sample=-1))
+
+    def put_down(self) -> None:
+        """The report of the last task is on its way."""
+        self._ring.put_down(self._worker)
+
+    def _fill(self, task: Task) -> tuple[list[Replacement], int]:
+        slot = self._ring.slots[task.slot]
+        replaced: list[Replacement] = []
+        pieces = None if task.singly or self._any_quarantined(slot, task) else self._try_whole(slot, task)
+        if pieces is None:
+            pieces = [self._read_one(slot, row, replaced) for row in range(task.begin, task.end)]
+        with clock.stage("hand over"):
+            fields = self._ring.spec.rows_fields
+            taken = {name: [rows for piece in pieces for rows in piece[name].taken] for name in fields}
+            return replaced, hand_over(self._ring, task, taken) if taken else 0
+
+    def _any_quarantined(self, slot: Slot, task: Task) -> bool:
+        return not self._ring.quarantined().isdisjoint(slot.indices[task.begin : task.end].tolist())
+
+    def _try_whole(self, slot: Slot, task: Task) -> list[Out] | None:
+        """Read all rows in one call; None if that raised, so that they are tried one by one."""
+        try:
+            return [self._read(slot, task.begin, task.end, slot.indices[task.begin : task.end])]
+        except Exception:
+            # Not swallowed: read again one by one, the error comes back with the sample that caused it.
+            return None
+
+    def _read_one(self, slot: Slot, row: int, replaced: list[Replacement]) -> Out:
+        """Read one row: its own sample, or the first substitute that can be read."""
+        quarantined = self._ring.quarantined()
+        for index in self._candidates(slot, row):
+            if index in quarantined:
+                continue
+            self._ring.note_sample(self._worker, index)
+            try:
+                piece = self._read_with_retries(slot, row, index)
+            except Exception as error:
+                if not (self._orders.substitute_errors and isinstance(error, OSError | DecodeError)):
+                    raise WorkFailedError(_describe(error, row=row, sample=index)) from error
+                replaced.append(Replacement(index, f"{type(error).__name__}: {error}"))
+                continue
+            slot.indices[row] = index
+            return piece
+        raise DataError(f"{SUBSTITUTES_AT_MOST} substitutes in a row could not be read. Check the data set.")
+
+    def _candidates(self, slot: Slot, row: int) -> Iterator[int]:
+        own = int(slot.indices[row])
+        epoch, position = int(slot.head["epoch"]), int(slot.positions[row])
+        return itertools.chain([own], substitutes(self._orders.seed, epoch, position, self._num_samples))
+
+    def _read_with_retries(self, slot: Slot, row: int, index: int) -> Out:
+        # Network disks fail for a moment (EIO, ESTALE): three more tries, 0.7 s in all.
+        for attempt in range(1, READ_ATTEMPTS):
+            try:
+                return self._read(slot, row, row + 1, np.array([index]))
+            except (FileNotFoundError, PermissionError):
+                raise
+            except OSError:
+                time.sleep(0.05 * 2**attempt)
+        return self._read(slot, row, row + 1, np.array([index]))
+
+    def _read(self, slot: Slot, begin: int, end: int, indices: np.ndarray) -> Out:
+        epoch, positions = int(slot.head["epoch"]), slot.positions[begin:end]
+        with clock.stage("draw"):
+            draws = self._source.draw(self._orders.seed, epoch, positions, indices)
+        if draws is None:
+            raise DataError(f"{type(self._source).__name__}.draw() returned nothing: return a dict of arrays, or {{}}.")
+        spec = self._ring.spec
+        parts: dict[str, np.ndarray | RowsOut] = {name: slot.field(name)[begin:end] for name in spec.fixed_fields}
+        parts |= {name: RowsOut(name, rows, end - begin) for name, rows in spec.rows_fields.items()}
+        out = Out(parts, lambda sample: self._ring.note_sample(self._worker, int(indices[sample])))
+        with clock.stage("read"):
+            self._source.read(indices, draws, out)
+        self._check_all_put(out, indices)
+        return out
+
+    def _check_all_put(self, out: Out, indices: np.ndarray) -> None:
+        for name in self._ring.spec.rows_fields:
+            for sample, rows in enumerate(out[name].taken):
+                if rows is None:
+                    raise DataError(
+                        f"read() put no rows of field '{name}' for sample {indices[sample]}: "
+                        f"call out['{name}'].put(i, rows) for every sample, with an empty array where there are none"
+                    )
+
+
+def substitutes(seed: int, epoch: int, position: int, num_samples: int) -> Iterator[int]:
+    """Samples to show instead of an unreadable one: a pure function of where it would have been shown."""
+    numbers = keyed_uniform(seed, epoch, np.array([position]), SUBSTITUTES_AT_MOST, purpose=Purpose.SUBSTITUTE)[0]
+    return (int(number * num_samples) for number in numbers)
+
+
+def _describe(error: Exception, *, row: int, sample: int) -> Failure:
+    text = "".join(traceback.format_exception(error))
+    return Failure(row, sample, f"{type(error).__name__}: {error}", text[-TRACEBACK_CHARACTERS:])

@@ -1,0 +1,1 @@
+"""The clock every part of flatout stamps, and facts about the machine it runs on."""

@@ -1,0 +1,203 @@
+"""Read YAML that strangers wrote: plain data out, or one sentence naming file and line.
+
+    bytes --decode--> text --scan, compose--> nodes --build--> dict, list, str, int, float, bool, None
+
+Only the pure-Python SafeLoader is used, because the C one crashes the process on deep nesting,
+and only up to its node graph: nothing is ever constructed from a tag. Aliases are expanded into
+separate copies under a budget, so what comes out is a small tree that is safe to print and copy.
+Scalars follow the YAML 1.2 core schema (docs/config.md lists what differs from YAML 1.1).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import yaml
+
+from flatout.errors import ConfigError
+
+Yaml: TypeAlias = "dict[str | int, Yaml] | list[Yaml] | str | int | float | bool | None"
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 64
+MAX_NODES = 50_000
+"""Counted as written, and again after aliases are expanded; 50,000 take about 1.5 s to read."""
+MAX_DIGITS = 64
+"""Of one number; Python refuses to print integers far beyond this."""
+
+_TAG = "tag:yaml.org,2002:"
+
+
+def load_yaml(path: str | Path) -> Yaml:
+    """The content of a YAML file; ConfigError names the file and, where there is one, the line."""
+    path = Path(path)
+    # Also keeps FIFOs and devices out, which would block or never end.
+    if not path.is_file():
+        problem = "is not a regular file" if path.exists() else "no such file"
+        raise ConfigError(f"{path}: {problem}. Give the path of a YAML file.")
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}. Check its permissions.") from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # A file cut at the limit may end inside a character; its size is then the real complaint.
+        if len(content) <= MAX_BYTES:
+            line = content.count(b"\n", 0, error.start) + 1
+            raise ConfigError(f"{path}:{line}: not UTF-8 text. Save the file as UTF-8.") from None
+        text = content.decode("utf-8-sig", errors="replace")
+    return parse_yaml(text, where=str(path))
+
+
+def parse_yaml(text: str, *, where: str = "YAML text") -> Yaml:
+    """The value of one YAML document, None if it is empty; `where` names it in errors."""
+    if len(text) > MAX_BYTES or len(text.encode(errors="replace")) > MAX_BYTES:
+        raise ConfigError(f"{where}: larger than {MAX_BYTES:,} bytes. Configuration is small; is this the right file?")
+    try:
+        root = _StrictLoader(text).get_single_node()
+        return None if root is None else _Builder().build(root, depth=1)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise ConfigError(f"{where}:{mark.line + 1 if mark else 1}: {_one_sentence(error)}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(f"{where}:{line}: character {chr(error.character)!r} is not allowed. Remove it.") from None
+
+
+class _Refusal(yaml.MarkedYAMLError):
+    """A rule of ours that the node at this mark breaks; the text is already a sentence."""
+
+    def __init__(self, problem: str, mark: yaml.Mark) -> None:
+        super().__init__(problem=problem, problem_mark=mark)
+
+
+def _one_sentence(error: yaml.MarkedYAMLError) -> str:
+    if isinstance(error, _Refusal):
+        return str(error.problem)
+    if "'\\t'" in str(error.problem):
+        return "a tab cannot indent in YAML. Use spaces."
+    if isinstance(error, yaml.composer.ComposerError):
+        # Its problem is half a sentence; the context holds the other half.
+        return f"not valid YAML: {', '.join(filter(None, (error.context, error.problem)))}. Correct it."
+    return f"not valid YAML: {error.problem}. Check the indentation and the quotes here."
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader with the YAML 1.2 core schema and bounded nesting; used up to `get_single_node`."""
+
+    yaml_implicit_resolvers: Mapping[str, list[tuple[str, re.Pattern[str]]]] = {}
+    _depth = 0
+    _num_nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self._depth += 1
+        self._num_nodes += 1
+        # Checked before descending: the composer recurses, and RecursionError must never be reached.
+        _check_size(self._depth, self._num_nodes, self.get_mark())
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def scan_flow_scalar_non_spaces(self, double: bool, start_mark: yaml.Mark) -> list[str]:
+        try:
+            return super().scan_flow_scalar_non_spaces(double, start_mark)
+        except (ValueError, OverflowError):
+            # The scanner hands any 8 hex digits to chr().
+            raise _Refusal(r"the \U escape is no Unicode character. Correct it.", self.get_mark()) from None
+
+    def scan_yaml_directive_number(self, start_mark: yaml.Mark) -> int:
+        try:
+            return super().scan_yaml_directive_number(start_mark)
+        except ValueError:
+            raise _Refusal("the %YAML version is no version. Remove the line.", self.get_mark()) from None
+
+
+for _kind, _pattern, _first_characters in (
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+."),
+    # Known only to be refused: a merge would decide silently which of two values of a key wins.
+    ("merge", r"<<", "<"),
+):
+    _StrictLoader.add_implicit_resolver(_TAG + _kind, re.compile(rf"(?:{_pattern})\Z"), list(_first_characters))
+
+
+def _int(text: str) -> int:
+    base = {"0x": 16, "0o": 8}.get(text[:2], 10)
+    return int(text, base)
+
+
+def _float(text: str) -> float:
+    # Python spells them without the dot: inf, nan.
+    return float(re.sub(r"\.(?=[a-zA-Z])", "", text))
+
+
+def _bool(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
+_SCALARS: dict[str, Callable[[str], Yaml]] = {
+    _TAG + "str": str,
+    _TAG + "int": _int,
+    _TAG + "float": _float,
+    _TAG + "bool": _bool,
+    _TAG + "null": lambda text: None,
+}
+
+
+class _Builder:
+    """Node graph -> tree of plain values. Holds the count of nodes built, which is what bombs exceed."""
+
+    def __init__(self) -> None:
+        self._num_nodes = 0
+
+    def build(self, node: yaml.Node, *, depth: int) -> Yaml:
+        self._num_nodes += 1
+        # Again, because an alias repeats a node, and can hang it below another or below itself.
+        _check_size(depth, self._num_nodes, node.start_mark)
+        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+            return self._build_mapping(node, depth)
+        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+            return [self.build(item, depth=depth + 1) for item in node.value]
+        if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
+            return _scalar(node)
+        tag = node.tag.replace(_TAG, "!!")
+        raise _Refusal(f"tag {tag!r} is refused: a configuration holds plain data only. Remove it.", node.start_mark)
+
+    def _build_mapping(self, node: yaml.MappingNode, depth: int) -> dict[str | int, Yaml]:
+        mapping: dict[str | int, Yaml] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _TAG + "merge":
+                raise _Refusal("merge keys ('<<') are refused. Write the keys out.", key_node.start_mark)
+            key = self.build(key_node, depth=depth + 1)
+            if not isinstance(key, str | int) or isinstance(key, bool):
+                raise _Refusal(f"key {key!r} is neither text nor a whole number. Quote it.", key_node.start_mark)
+            if key in mapping:
+                raise _Refusal(f"key {key!r} appears twice. Keep one of them.", key_node.start_mark)
+            mapping[key] = self.build(value_node, depth=depth + 1)
+        return mapping
+
+
+def _scalar(node: yaml.ScalarNode) -> Yaml:
+    is_number = node.tag in (_TAG + "int", _TAG + "float")
+    if is_number and len(node.value) > MAX_DIGITS:
+        raise _Refusal(f"a number of more than {MAX_DIGITS} digits. Shorten or quote it.", node.start_mark)
+    if any("\ud800" <= character <= "\udfff" for character in node.value):
+        raise _Refusal("half of a surrogate pair, which can be neither printed nor saved. Remove it.", node.start_mark)
+    try:
+        return _SCALARS[node.tag](node.value)
+    except (ValueError, KeyError):
+        tag = node.tag.replace(_TAG, "!!")
+        raise _Refusal(f"{node.value[:40]!r} is not what its tag {tag} says. Correct it.", node.start_mark) from None
+
+
+def _check_size(depth: int, num_nodes: int, mark: yaml.Mark) -> None:
+    if depth > MAX_DEPTH:
+        raise _Refusal(f"nested deeper than {MAX_DEPTH} levels. Flatten it.", mark)
+    if num_nodes > MAX_NODES:
+        raise _Refusal(f"more than {MAX_NODES:,} values, aliases included. Make it smaller.", mark)

@@ -1,0 +1,40 @@
+"""Cores, memory, shared memory, descriptors and versions: the right level, and advice that can be followed."""
+
+import pytest
+
+from flatout.doctor import host
+from flatout.doctor.finding import Finding, in_units
+from flatout.profiler.machine import Cores, Descriptors, Memory, Shm
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("finding", "level", "words"),
+    [
+        (host.judge_cores(Cores(16, 16, None, 16)), "ok", "worker counts"),
+        (host.judge_cores(Cores(64, 64, 8.5, 8)), "note", "start from 8"),
+        (host.judge_cores(Cores(64, 64, 0.5, 1)), "warn", "--cpus"),
+        (host.judge_cores(Cores(64, 1, None, 1)), "warn", "one core"),
+        (host.judge_memory(Memory(64 * GIB, 50 * GIB, None, None, 50 * GIB)), "ok", "sized"),
+        (host.judge_memory(Memory(64 * GIB, 50 * GIB, 8 * GIB, GIB, 7 * GIB)), "note", "kills"),
+        (host.judge_memory(Memory(64 * GIB, 50 * GIB, 8 * GIB, 7 * GIB, GIB)), "warn", "limit"),
+        (host.judge_shm(Shm(32 * GIB, 31 * GIB)), "ok", "room"),
+        (host.judge_shm(Shm(64 * 2**20, 64 * 2**20)), "note", "--shm-size=8g"),
+        (host.judge_shm(None), "note", "does without"),
+        (host.judge_descriptors(Descriptors(1024, 4096, 10)), "ok", "enough"),
+        (host.judge_descriptors(Descriptors(None, None, 10)), "ok", "enough"),
+        (host.judge_descriptors(Descriptors(256, 65536, 10)), "warn", "ulimit -n 4096"),
+        (host.judge_descriptors(Descriptors(256, 1000, 10)), "warn", "ulimit -n 1000"),
+        (host.judge_descriptors(Descriptors(256, 256, 10)), "warn", "administrator"),
+        (host.judge_software(host.Software("3.12.1", None, "0.1.0"))[-1], "bad", "pip install numpy"),
+    ],
+)
+def test_host_facts_lead_to_the_right_level_and_advice(finding: Finding, level: str, words: str):
+    assert finding.level == level
+    assert words in finding.advice
+
+
+@pytest.mark.parametrize(("num_bytes", "text"), [(64 * 2**20, "64 MiB"), (int(23.54 * GIB), "23.5 GiB"), (0, "0 MiB")])
+def test_sizes_read_well(num_bytes: int, text: str):
+    assert in_units(num_bytes) == text

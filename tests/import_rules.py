@@ -1,0 +1,135 @@
+"""Who may import whom inside flatout, as a pure function: source files -> broken rules.
+
+The rules are the folder map: imports point down the list below, jobs never import each other,
+the engine does not know the feed, and what a feed worker imports must not pull in torch.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+# The part of flatout a file belongs to -> its height; a part imports itself and what is lower.
+HEIGHT = {
+    "errors": 0,
+    "profiler": 1,
+    "yaml_strict": 2,
+    "config": 3,
+    "feed": 4,
+    "engine": 5,
+    "yolo": 6,
+    "defect": 6,
+    "spike": 6,
+    "__init__": 7,
+    "doctor": 8,
+    "demo": 8,
+    "__main__": 9,
+}
+FORBIDDEN = {("engine", "feed")}
+# Third-party packages of the parts that must stay light; parts not listed may use any.
+THIRD_PARTY = {
+    "errors": set(),
+    "profiler": {"numpy", "torch"},
+    "yaml_strict": {"yaml"},
+    "config": {"pydantic"},
+    "__init__": set(),
+    "__main__": set(),
+}
+TORCH_AT_THE_TOP = {"flatout/feed/device.py"}
+TORCH_INSIDE_FUNCTIONS = {"flatout/feed/device.py", "flatout/feed/feed.py"}
+
+
+class Import(NamedTuple):
+    """One imported module: a dotted name, its line, and when the import happens."""
+
+    module: str
+    line: int
+    at_the_top: bool
+    only_for_types: bool
+
+
+def broken_rules(sources: Mapping[str, str]) -> list[str]:
+    """One sentence per violation in {path like flatout/feed/ring.py: source text}."""
+    return [sentence for path, source in sorted(sources.items()) for sentence in _broken_in(path, source)]
+
+
+def _broken_in(path: str, source: str) -> Iterator[str]:
+    part = part_of(path)
+    if part not in HEIGHT:
+        yield f"{path}: {part!r} is not on the folder map"
+        return
+    for found in imports_of(path, source):
+        problem = _flatout_problem(part, found) if _root(found) == "flatout" else _foreign_problem(path, part, found)
+        if problem:
+            yield f"{path}:{found.line}: {problem}"
+
+
+def _flatout_problem(part: str, found: Import) -> str | None:
+    names = found.module.split(".")
+    target = names[1] if len(names) > 1 and names[1] in HEIGHT else "__init__"
+    if target == part:
+        return None
+    if HEIGHT[target] >= HEIGHT[part] or (part, target) in FORBIDDEN:
+        return f"{part} must not import {found.module}"
+    return None
+
+
+def _foreign_problem(path: str, part: str, found: Import) -> str | None:
+    package = _root(found)
+    if package in sys.stdlib_module_names or found.only_for_types:
+        return None
+    if package not in THIRD_PARTY.get(part, {package}):
+        return f"{part} must not import {package}"
+    if package == "torch" and part in ("feed", "profiler"):
+        if found.at_the_top and path not in TORCH_AT_THE_TOP:
+            return "torch is imported at the top, so every worker would wait for it"
+        if part == "feed" and path not in TORCH_INSIDE_FUNCTIONS:
+            return "in the feed only device.py and feed.py may import torch"
+    return None
+
+
+def part_of(path: str) -> str:
+    """`flatout/feed/ring.py` belongs to feed, `flatout/errors.py` to errors."""
+    return PurePosixPath(path).with_suffix("").parts[1]
+
+
+def imports_of(path: str, source: str) -> Iterator[Import]:
+    """Every import statement of a file, wherever it stands, with relative ones made absolute."""
+    package = PurePosixPath(path).parent.parts
+    yield from _imports_below(ast.parse(source, path), package, at_the_top=True, only_for_types=False)
+
+
+def _imports_below(
+    node: ast.AST, package: tuple[str, ...], *, at_the_top: bool, only_for_types: bool
+) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        for module in _modules_named(child, package):
+            yield Import(module, child.lineno, at_the_top, only_for_types)
+        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        yield from _imports_below(
+            child,
+            package,
+            at_the_top=at_the_top and not is_function,
+            only_for_types=only_for_types or _checks_types(child),
+        )
+
+
+def _modules_named(node: ast.AST, package: tuple[str, ...]) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if not isinstance(node, ast.ImportFrom):
+        return []
+    above = package[: len(package) + 1 - node.level] if node.level else ()
+    base = ".".join([*above, *([node.module] if node.module else [])])
+    # `from flatout import config` names a module, `from flatout import Feed` does not; both are
+    # told apart where the name is looked up in the map.
+    return [f"{base}.{alias.name}" for alias in node.names] if base == "flatout" else [base]
+
+
+def _checks_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def _root(found: Import) -> str:
+    return found.module.split(".")[0]

@@ -1,0 +1,187 @@
+"""What `flatout` answers: help without heavy imports, one line per failure, documented exit codes."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import flatout
+from flatout.__main__ import COMMANDS, main, split_at_command, take_debug
+from flatout.errors import ChildLostError, ConfigError, DataError, ResourceError
+
+HEAVY = ("torch", "numpy", "cv2", "pydantic", "yaml", "rich")
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """Replaces the doctor command by a function; reports go to the test's own folder."""
+
+    def install(function):
+        module = ModuleType("flatout.doctor")
+        module.main = function
+        monkeypatch.setitem(sys.modules, "flatout.doctor", module)
+
+    monkeypatch.delenv("FLATOUT_DEBUG", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return install
+
+
+def raising(error):
+    def run(argv):
+        raise error
+
+    return run
+
+
+def loaded_after(statement: str) -> list[str]:
+    """Which heavy modules a fresh interpreter holds once it has run a statement."""
+    program = f"import sys\n{statement}\nimport json; print(json.dumps([m for m in {HEAVY} if m in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_help_and_usage_errors_import_nothing_heavy():
+    statement = """
+import contextlib
+from flatout.__main__ import main
+with contextlib.suppress(SystemExit):
+    main(["--help"])
+with contextlib.suppress(SystemExit):
+    main(["--no-such-option"])
+main([])
+main(["docter"])
+import flatout; dir(flatout)
+"""
+    assert loaded_after(statement) == []
+
+
+def test_the_probe_for_heavy_imports_sees_them():
+    assert loaded_after("import yaml") == ["yaml"]
+
+
+def test_help_lists_every_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert all(name in out and entry.help in out for name, entry in COMMANDS.items())
+
+
+def test_no_command_prints_the_help(capsys):
+    assert main([]) == 0
+    assert "usage: flatout" in capsys.readouterr().out
+
+
+def test_version_is_the_packages(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"flatout {flatout.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "advice"), [("docter", "did you mean 'doctor'?"), ("xyzzy", "`flatout --help` lists the commands.")]
+)
+def test_an_unknown_command_is_one_sentence_with_the_nearest_one(word, advice, capsys):
+    assert main([word, "--fast"]) == 2
+    assert capsys.readouterr().err == f"flatout: unknown command {word!r}; {advice}\n"
+
+
+def test_a_command_gets_its_own_words_and_its_exit_code_is_returned(command):
+    seen = []
+    command(lambda argv: seen.append(argv) or 5)
+    assert main(["--debug", "doctor", "--json", "-h", "--version", "x"]) == 5
+    assert seen == [["--json", "-h", "--version", "x"]]
+
+
+def test_debug_is_taken_from_anywhere_but_after_a_bare_dash_dash():
+    assert take_debug(["doctor", "--debug", "--json"]) == (["doctor", "--json"], True)
+    assert take_debug(["doctor", "--", "--debug"]) == (["doctor", "--", "--debug"], False)
+
+
+def test_words_split_at_the_first_that_is_no_option():
+    assert split_at_command(["--a", "b", "--c"]) == (["--a"], ["b", "--c"])
+    assert split_at_command(["--a"]) == (["--a"], [])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ConfigError("bad"), 2), (DataError("bad"), 3), (ResourceError("bad"), 5), (ChildLostError("bad"), 7)],
+)
+def test_our_errors_are_one_line_and_their_exit_code(error, code, command, capsys):
+    command(raising(error))
+    assert main(["doctor"]) == code
+    assert capsys.readouterr().err == "flatout: bad\n"
+
+
+@pytest.mark.parametrize(("argv", "variable"), [(["doctor", "--debug"], ""), (["doctor"], "1")])
+def test_debug_shows_the_traceback(argv, variable, command, capsys, monkeypatch):
+    command(raising(ConfigError("bad")))
+    monkeypatch.setenv("FLATOUT_DEBUG", variable)
+    assert main(argv) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.endswith("flatout: bad\n")
+
+
+def test_ctrl_c_is_130(command, capsys):
+    command(raising(KeyboardInterrupt()))
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr().err == "flatout: interrupted\n"
+
+
+def test_an_internal_error_is_70_and_one_line_naming_a_report(command, capsys):
+    command(raising(ZeroDivisionError("two\nlines")))
+    assert main(["doctor", "--json"]) == 70
+    err = capsys.readouterr().err
+    match = re.fullmatch(r"flatout: internal error: ZeroDivisionError: two lines \(report: (.+)\)\n", err)
+    report = Path(match[1]).read_text()
+    assert "Traceback" in report
+    assert "command: flatout doctor --json" in report
+    assert f"flatout {flatout.__version__}" in report
+    assert re.search(r"^torch \d", report, re.MULTILINE)
+
+
+def test_an_internal_error_without_a_writable_temporary_folder_still_is_one_line(
+    command, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    command(raising(ZeroDivisionError("x")))
+    assert main(["doctor"]) == 70
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_reader_who_leaves_is_no_internal_error():
+    program = """
+import sys
+from types import ModuleType
+module = sys.modules["flatout.doctor"] = ModuleType("flatout.doctor")
+module.main = lambda argv: print("x" * 1_000_000) or 0
+from flatout.__main__ import main
+sys.exit(main(["doctor"]))
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        child.stdout.read(1)
+        child.stdout.close()
+        assert child.stderr.read() == b""
+        assert child.wait() == 141
+
+
+def test_a_pipe_broken_elsewhere_is_an_internal_error(command, capsys):
+    command(raising(BrokenPipeError("worker")))
+    assert main(["doctor"]) == 70
+    assert "BrokenPipeError: worker" in capsys.readouterr().err
+
+
+def test_public_names_are_listed_and_others_are_refused():
+    assert set(flatout.__all__) <= set(dir(flatout))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = flatout.no_such_name
+
+
+def test_every_public_name_can_be_imported():
+    for name in flatout.__all__:
+        assert getattr(flatout, name) is not None
