@@ -9,7 +9,7 @@ Scalars follow the YAML 1.2 core schema (docs/config.md lists what differs from 
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
@@ -88,7 +88,6 @@ def _one_sentence(error: yaml.MarkedYAMLError) -> str:
 class _StrictLoader(yaml.SafeLoader):
     """SafeLoader with the YAML 1.2 core schema and bounded nesting; used up to `get_single_node`."""
 
-    yaml_implicit_resolvers: Mapping[str, list[tuple[str, re.Pattern[str]]]] = {}
     _depth = 0
     _num_nodes = 0
 
@@ -115,6 +114,8 @@ class _StrictLoader(yaml.SafeLoader):
             raise _Refusal("the %YAML version is no version. Remove the line.", self.get_mark()) from None
 
 
+# The resolvers inherited from PyYAML are those of YAML 1.1.
+_StrictLoader.yaml_implicit_resolvers = {}
 for _kind, _pattern, _first_characters in (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),

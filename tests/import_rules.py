@@ -104,8 +104,9 @@ def _imports_below(
     node: ast.AST, package: tuple[str, ...], *, at_the_top: bool, only_for_types: bool
 ) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
-        for module in _modules_named(child, package):
-            yield Import(module, child.lineno, at_the_top, only_for_types)
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            for module in _modules_named(child, package):
+                yield Import(module, child.lineno, at_the_top, only_for_types)
         is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         yield from _imports_below(
             child,
@@ -115,11 +116,9 @@ def _imports_below(
         )
 
 
-def _modules_named(node: ast.AST, package: tuple[str, ...]) -> list[str]:
+def _modules_named(node: ast.Import | ast.ImportFrom, package: tuple[str, ...]) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
-    if not isinstance(node, ast.ImportFrom):
-        return []
     above = package[: len(package) + 1 - node.level] if node.level else ()
     base = ".".join([*above, *([node.module] if node.module else [])])
     # `from flatout import config` names a module, `from flatout import Feed` does not; both are

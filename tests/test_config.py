@@ -1,8 +1,11 @@
 """The door for settings: what becomes a dataclass, and how every mistake is told."""
 
 import math
+import re
+import sys
 from dataclasses import FrozenInstanceError, dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import pytest
@@ -128,6 +131,23 @@ def test_flags_go_through_the_same_door():
 def test_free_values_are_left_as_they_are():
     free = {"a": True, "b": [1, "2", None], "c": {"d": 0.5}}
     assert build_config({"name": "x", "free": free}, Job).free == free
+
+
+def test_the_example_in_the_docs_is_true(tmp_path, monkeypatch):
+    page = (Path(__file__).parent.parent / "docs/config.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    sound, broken = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (told,) = re.findall(r"```\n(job.yaml: .*?)\n```", page, re.DOTALL)
+    module = ModuleType("docs_example")
+    monkeypatch.setitem(sys.modules, "docs_example", module)
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text(sound)
+    exec(program, vars(module))
+    assert f"`{module.job}`" in page
+    Path("job.yaml").write_text(broken)
+    with pytest.raises(ConfigError) as caught:
+        module.read_config("job.yaml", module.Job)
+    assert str(caught.value) == told
 
 
 PLAIN_VALUES = st.recursive(

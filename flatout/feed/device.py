@@ -176,14 +176,13 @@ class _Copier:
         return _Copy(lease, _device_batch(lease.batch, tensors), done)
 
     def _give_back_ended(self) -> None:
-        while self._held and (self._held[0].done.query() or self._starving):
-            copy = self._held.popleft()
-            copy.done.synchronize()  # returns at once unless all slots are held by copies
-            self._run.give_back(copy.lease)
-
-    @property
-    def _starving(self) -> bool:
-        return len(self._held) >= self._run.works.ring.spec.num_slots - 1
+        while self._held:
+            if not self._held[0].done.query():
+                if len(self._held) < self._run.works.ring.spec.num_slots - 1:
+                    return
+                # Host-device wait, with two or three slots only: all the others are held by copies.
+                self._held[0].done.synchronize()
+            self._run.give_back(self._held.popleft().lease)
 
 
 class _Buffers:

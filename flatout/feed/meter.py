@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from flatout.profiler.clock import StageTime
 
+WORKER_STAGES = "draw", "read", "hand over"
+"""What the feed itself marks in a worker; a source's own marks lie inside "read"."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
@@ -56,11 +59,13 @@ class Reading:
         return total_ns / 1e9 / (self.elapsed_s * max(1, self.num_workers))
 
     def line(self) -> str:
-        """One line for a person: the first low number from the left is the cause."""
-        stages = " > ".join(f"{name} {self.stage_share(name):.0%}" for name in self.stages)
+        """One line for a person: how fast, what the workers spend their time on, what the consumer waits for."""
+        shares = {name: f"{name} {self.stage_share(name):.0%}" for name in self.stages}
+        inside = ", ".join(text for name, text in shares.items() if name not in WORKER_STAGES)
+        stages = ", ".join(shares[name] for name in WORKER_STAGES if name in shares)
         return (
             f"feed {self.samples_per_s:.0f} samples/s {self.nbytes / self.elapsed_s / 1e9:.2f} GB/s | "
-            f"{self.num_workers} workers: {stages or 'idle'} | "
+            f"{self.num_workers} workers: {stages or 'idle'}{f' (inside read: {inside})' if inside else ''} | "
             f"{self.ready_slots:.1f} of {self.num_slots} slots ready | "
             f"data_time {self.data_time_ms:.1f} ms, at most {self.gain_at_most:.0%} faster with a perfect feed"
         )

@@ -194,6 +194,8 @@ def _place(name: str, field: Field | Rows, value: ArrayLike, i: int, out: Out) -
         return
     view = out[name]
     array = np.asarray(value)
+    if isinstance(value, int | list | tuple) and array.dtype.kind == "i" and view.dtype.kind in "iu":
+        array = np.asarray(value, view.dtype)  # Python's own integers have no width; too large ones raise
     # Compared, not left to assignment: NumPy would broadcast a grey picture over three channels.
     if array.shape != view.shape[1:] or not np.can_cast(array.dtype, view.dtype, "same_kind"):
         raise DataError(

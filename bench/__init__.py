@@ -1,0 +1,1 @@
+"""One question per file; see README.md."""
