@@ -8,7 +8,8 @@ events on the device; the host only asks whether a copy has ended, to give its s
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -50,6 +51,9 @@ class DeviceBatch:
         return len(self.indices)
 
 
+DevicePass = Generator[DeviceBatch, None, None]
+
+
 class DeviceBatches:
     """A feed's stream as tensors on a device. Its state is that of the batch handed out last."""
 
@@ -57,6 +61,7 @@ class DeviceBatches:
         self.feed = feed
         self.device = torch.device(device)
         self._position: tuple[int, int] | None = None
+        self._pass: DevicePass | None = None
 
     def __len__(self) -> int:
         return len(self.feed)
@@ -67,10 +72,13 @@ class DeviceBatches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[DeviceBatch]:
         """The batches of an epoch from step `start` on."""
+        if self._pass is not None:
+            self._pass.close()  # its copies must end before the slots they read are used anew
         run = self.feed.open(epoch, start)
         self._position = (epoch, start)
         batches = self._copied_ahead(run) if self.device.type == "cuda" else self._wrapped(run)
-        return self._tracked(run, batches)
+        self._pass = self._tracked(run, batches)
+        return self._pass
 
     def state_dict(self) -> dict[str, Any]:
         """As Feed.state_dict, but of the batch that left here last: copies run ahead of the step."""
@@ -80,12 +88,13 @@ class DeviceBatches:
         self.feed.load_state_dict(state)
         self._position = None
 
-    def _tracked(self, run: Pass, batches: Iterator[DeviceBatch]) -> Iterator[DeviceBatch]:
-        for batch in batches:
-            self._position = run.position_after(batch.step)
-            yield batch
+    def _tracked(self, run: Pass, batches: DevicePass) -> DevicePass:
+        with closing(batches):
+            for batch in batches:
+                self._position = run.position_after(batch.step)
+                yield batch
 
-    def _wrapped(self, run: Pass) -> Iterator[DeviceBatch]:
+    def _wrapped(self, run: Pass) -> DevicePass:
         """On the host nothing is copied: tensors are views of the slot."""
         while (lease := run.take()) is not None:
             try:
@@ -93,7 +102,7 @@ class DeviceBatches:
             finally:
                 run.give_back(lease)
 
-    def _copied_ahead(self, run: Pass) -> Iterator[DeviceBatch]:
+    def _copied_ahead(self, run: Pass) -> DevicePass:
         """Before a batch is handed out, the copy of the next one is under way if it is complete by then."""
         copier = _Copier(run, self.device)
         try:

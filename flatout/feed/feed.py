@@ -66,13 +66,18 @@ class Feed:
 
     def start(self) -> None:
         """Bring up slots and workers; blocks until they are there. Iterating does it if need be."""
+        fresh = self._works is None
         if self._works is None:
             self._works = Works(self.source, self.plan, self.config, self._num_workers)
             for sample, cause in self._quarantine.items():
                 self._works.foreman.quarantine(sample, cause)
+        try:
             self._works.crew.call_up()
-            self._works.meter.restart()  # the start is no one's waiting time
-        self._works.crew.call_up()
+        except BaseException:
+            self.close()
+            raise
+        if fresh:
+            self._works.meter.restart()  # nobody waits for batches while workers start
 
     def close(self) -> None:
         """End the workers and give the memory back."""
@@ -181,7 +186,9 @@ class Feed:
     def _seek(self, epoch: int, start: int) -> None:
         """Make (epoch, start) the next step delivered; what was read ahead stays if it is just that."""
         stream = self._started.stream
-        if stream.next_step is None or (stream.next_step.epoch, stream.next_step.step) != (epoch, start):
+        if stream.next_step is not None and (stream.next_step.epoch, stream.next_step.step) == (epoch, start):
+            stream.reclaim()
+        else:
             stream.follow(self._steps_from(epoch, start))
 
     def _steps_from(self, epoch: int, start: int) -> Iterator[Step]:

@@ -70,6 +70,7 @@ class Nursery:
         self._orders = orders
         self._fds = fds
         self._control = socket.socket(fileno=fds.control)
+        self._pid = os.getpid()
         self._workers: dict[int, int] = {}  # pid -> worker
 
     def serve(self) -> None:
@@ -118,12 +119,13 @@ class Nursery:
 
     def _become_worker(self, worker: int) -> None:
         try:
-            nursery = os.getppid()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != nursery:  # it died before the line above could take effect
+            if os.getppid() != self._pid:  # it died before the line above could take effect
                 os._exit(1)
+            if cv2 := sys.modules.get("cv2"):
+                cv2.setNumThreads(1)  # the parallelism is the workers'; and its threads do not survive a fork
             self._control.close()
             ring = Ring.attach(self._spec, self._fds.arena)
             reports = socket.socket(fileno=self._fds.reports)

@@ -34,7 +34,7 @@ def weighted_order(weights_N: np.ndarray, *, seed: int, epoch: int) -> np.ndarra
     cumulative_N = np.cumsum(weights_N, dtype=np.float64)
     drawn_N = keyed_uniform(seed, epoch, np.arange(len(weights_N)), 1, purpose=Purpose.ORDER)[:, 0]
     order_N = np.searchsorted(cumulative_N, drawn_N * cumulative_N[-1], side="right")
-    return np.minimum(order_N, len(weights_N) - 1)
+    return np.asarray(np.minimum(order_N, len(weights_N) - 1))
 
 
 def count_steps(order_length: int, *, per_step: int, last: str) -> int:

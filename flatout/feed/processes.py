@@ -58,7 +58,9 @@ class Processes:
         if self._control is None:
             self._start_nursery()
         everybody = set(range(self._ring.spec.num_workers))
-        for worker in sorted(everybody - self._pids.keys() - self._awaited):
+        # Those whose end nobody has been told of yet are restarted after what they were at is known.
+        untold = {end.worker for end in self._ended}
+        for worker in sorted(everybody - self._pids.keys() - self._awaited - untold):
             self.restart(worker)
         deadline = time.monotonic() + START_TIMEOUT_S
         while self._awaited:

@@ -48,6 +48,12 @@ class Stream:
         self._steps = steps
         self._publish_ahead()
 
+    def reclaim(self) -> None:
+        """Go on with what is published, but take back the slots that an earlier pass still holds."""
+        self._free += self._leased
+        self._leased.clear()
+        self._publish_ahead()
+
     def is_ready(self) -> bool:
         """Whether `take` would return at once."""
         return bool(self._flights) and self._foreman.is_ready(self._flights[0][0])

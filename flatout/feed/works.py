@@ -43,6 +43,7 @@ def _close(crew: Crew, ring: Ring, before_close: list[Callable[[], None]], owner
     if os.getpid() == owner:  # not in a child that was forked while the feed lived
         for callback in before_close:
             callback()
+        ring.withdraw_unclaimed()  # or workers would finish what nobody wants any more
         crew.close()
         ring.close()
 

@@ -123,3 +123,14 @@ def test_a_feed_that_knows_its_last_epoch_reads_no_further():
     with Feed(Mixed(45), plan(), FeedConfig(workers=0, epochs=2)) as feed:
         assert [len(digests(feed)) for _ in range(2)] == [6, 6]
         assert feed._started.stream.next_step is None
+
+
+def test_passes_left_behind_hold_no_slots():
+    source = Mixed(45)
+    left_behind = []
+    with Feed(source, plan(), FeedConfig(workers=1, slots=3)) as feed:
+        for step in range(6):
+            batches = iter(feed)
+            left_behind.append(batches)
+            assert next(batches).step == step
+        assert digests(feed) == digests(plain_batches(source, plan(), 1))

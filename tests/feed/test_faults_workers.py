@@ -1,0 +1,240 @@
+"""Workers that are killed, stopped or starved of memory: the batches come out the same."""
+
+import logging
+import os
+import random
+import signal
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from flatout.feed import Feed, FeedConfig, Plan
+from tests.feed.injections import (
+    children_of,
+    is_stopped,
+    limited_cgroup,
+    nursery_of,
+    run_script,
+    stop_inside_lock,
+    wait_until,
+)
+from tests.feed.sources import (
+    Pictures,
+    Stillborn,
+    Trouble,
+    die,
+    digest,
+    digests,
+    leave_a_line,
+    lines_of,
+    logged,
+    only_once,
+    stop_once,
+    wait_for,
+)
+
+pytestmark = pytest.mark.fault
+
+COUNT, BATCH = 96, 8
+PLAN = Plan(num_samples=COUNT, batch_size=BATCH, seed=5, shuffle=False)
+
+
+def undisturbed(epochs: int = 1, plan: Plan = PLAN) -> list[str]:
+    with Feed(Pictures(plan.num_samples), plan, FeedConfig(workers=0)) as feed:
+        return [each for _ in range(epochs) for each in digests(feed)]
+
+
+def troubled(trouble: dict[int, Trouble], **knobs) -> Feed:
+    return Feed(Pictures(COUNT, trouble), PLAN, FeedConfig(**{"workers": 2, "epochs": 1} | knobs))
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_a_killed_worker_is_replaced_and_the_bytes_stay_the_same(tmp_path: Path, caplog, start_method: str):
+    log, go = tmp_path / "log", tmp_path / "go"
+    with troubled({12: partial(logged, log, partial(wait_for, go))}, start_method=start_method) as feed:
+        batches = iter(feed)
+        wait_until(lambda: lines_of(log))
+        before = feed.worker_pids
+        victim = int(lines_of(log)[0])
+        go.touch()
+        os.kill(victim, signal.SIGKILL)
+        assert digests(batches) == undisturbed()
+        assert victim in before.values()
+        assert victim not in feed.worker_pids.values()
+        assert len(feed.worker_pids) == 2
+    warning = next(text for text in caplog.messages if "ended" in text)
+    assert "SIGKILL" in warning
+    assert "sample 12 (pictures/0012.png)" in warning
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_workers_killed_at_random_moments_change_no_byte(seed: int):
+    random_ = random.Random(seed)
+    with Feed(Pictures(COUNT, sleep_s=0.001), PLAN, FeedConfig(workers=3, epochs=3, micro_batch=2)) as feed:
+        over = threading.Event()
+
+        def kill_now_and_then() -> None:
+            while not over.wait(random_.uniform(0.01, 0.06)):
+                pids = list(feed.worker_pids.values())
+                if pids:
+                    kill(random_.choice(pids))
+
+        killer = threading.Thread(target=kill_now_and_then)
+        killer.start()
+        try:
+            seen = [digest(batch) for _ in range(3) for batch in feed]
+        finally:
+            over.set()
+            killer.join()
+    assert seen == undisturbed(epochs=3)
+
+
+@pytest.mark.parametrize("with_nursery", [False, True], ids=["workers", "workers and nursery"])
+def test_all_workers_killed_at_once_are_replaced(with_nursery: bool):
+    with Feed(Pictures(COUNT, sleep_s=0.002), PLAN, FeedConfig(workers=3, epochs=1)) as feed:
+        seen = []
+        for batch in feed:
+            if batch.step == 3:
+                nursery, before = nursery_of(feed), feed.worker_pids
+                for pid in [*before.values(), *([nursery] if with_nursery else [])]:
+                    kill(pid)
+            seen.append(digest(batch))
+        assert seen == undisturbed()
+        assert len(feed.worker_pids) == 3
+        assert not set(before.values()) & set(feed.worker_pids.values())
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_a_killed_nursery_is_replaced_with_its_workers(caplog, start_method: str):
+    config = FeedConfig(workers=2, epochs=1, start_method=start_method)
+    with Feed(Pictures(COUNT, sleep_s=0.002), PLAN, config) as feed:
+        seen = []
+        for batch in feed:
+            if batch.step in (2, 6):
+                kill(nursery_of(feed))
+            seen.append(digest(batch))
+        assert seen == undisturbed()
+    assert sum("starts the feed's workers ended (SIGKILL)" in text for text in caplog.messages) == 2
+
+
+def test_a_worker_that_dies_while_the_others_still_start_is_replaced_once(tmp_path: Path):
+    with Feed(Stillborn(COUNT, tmp_path / "marker"), PLAN, FeedConfig(workers=3, epochs=1)) as feed:
+        assert digests(feed) == undisturbed()
+        assert len(feed.worker_pids) == 3
+        assert len(children_of(nursery_of(feed))) == 3
+
+
+def test_a_token_lost_with_a_dying_worker_does_not_strand_a_task(tmp_path: Path):
+    go = tmp_path / "go"
+    # Both workers are held at their first sample while one token is taken away, as by a worker that
+    # dies between reading it and claiming a task.
+    with troubled({0: partial(wait_for, go), 1: partial(wait_for, go)}, micro_batch=1) as feed:
+        batches = iter(feed)
+        crew = feed._works.crew
+        os.read(crew._lines.tokens_out, 1)
+        go.touch()
+        assert digests(batches) == undisturbed()
+
+
+@pytest.mark.parametrize("moment", ["at a sample", "at any time"])
+def test_a_stopped_worker_is_killed_and_replaced_by_the_watchdog(tmp_path: Path, caplog, moment: str):
+    log = tmp_path / "log"
+    trouble: dict[int, Trouble] = {10: partial(stop_once, log)} if moment == "at a sample" else {}
+    with troubled(trouble, watchdog_s=0.6) as feed:
+        batches = iter(feed)
+        if moment == "at any time":
+            victim = feed.worker_pids[0]
+            os.kill(victim, signal.SIGSTOP)
+        assert digests(batches) == undisturbed()
+        if moment == "at a sample":
+            assert int(lines_of(log)[0]) not in feed.worker_pids.values()
+            assert any("hangs" in text and "sample 10 (pictures/0010.png)" in text for text in caplog.messages)
+
+
+def test_without_the_watchdog_a_stopped_worker_holds_up_its_batch(tmp_path: Path):
+    log = tmp_path / "log"
+    with troubled({10: partial(stop_once, log)}, watchdog_s=0) as feed:
+        batches = iter(feed)
+        wait_until(lambda: lines_of(log) and is_stopped(int(lines_of(log)[0])))
+        seen: list[str] = []
+        waiting = threading.Thread(target=lambda: seen.extend(digests(batches)))
+        waiting.start()
+        waiting.join(timeout=2)
+        assert waiting.is_alive()
+        os.kill(int(lines_of(log)[0]), signal.SIGCONT)
+        waiting.join(timeout=10)
+    assert seen == undisturbed()
+
+
+def test_a_worker_stopped_inside_the_ring_s_lock_does_not_stop_the_feed():
+    config = FeedConfig(workers=2, watchdog_s=0.4, micro_batch=1)
+    with Feed(Pictures(COUNT), PLAN, config) as feed:
+        for _ in range(3):
+            for _ in feed:
+                ...
+        victim = stop_inside_lock(feed)
+        assert digests(feed.epoch(0)) == undisturbed()
+        assert victim not in feed.worker_pids.values()
+
+
+def test_workers_are_not_blamed_for_the_time_their_owner_was_away(caplog):
+    # Many small reports: workers wait for room to report, which is not hanging.
+    plan = Plan(num_samples=4000, batch_size=1000, seed=5, shuffle=False)
+    with Feed(Pictures(4000), plan, FeedConfig(workers=2, epochs=1, micro_batch=1, watchdog_s=0.4)) as feed:
+        batches = iter(feed)
+        before = feed.worker_pids
+        time.sleep(1.5)
+        seen = digests(batches)
+        assert feed.worker_pids == before
+    assert seen == undisturbed(plan=plan)
+    assert not caplog.messages
+
+
+def test_a_stopped_idle_worker_does_not_hold_up_the_end_of_an_epoch():
+    config = FeedConfig(workers=2, persistent_workers=False)
+    with Feed(Pictures(COUNT), PLAN, config) as feed:
+        batches = iter(feed)
+        seen = [digest(next(batches)) for _ in range(len(feed))]
+        time.sleep(0.05)
+        os.kill(feed.worker_pids[1], signal.SIGSTOP)
+        assert next(batches, None) is None
+        seen += digests(feed)
+    assert seen == undisturbed(epochs=2)
+
+
+OUT_OF_MEMORY = """
+import logging, sys
+from functools import partial
+from pathlib import Path
+from flatout.feed import Feed, FeedConfig, Plan
+from tests.feed.sources import Pictures, digests, take_memory
+
+if __name__ == "__main__":
+    logging.basicConfig()
+    Path("/proc/self/oom_score_adj").write_text("-500")
+    source = Pictures(96, {12: partial(take_memory, Path(sys.argv[1]), 600_000_000)})
+    plan = Plan(num_samples=96, batch_size=8, seed=5, shuffle=False)
+    with Feed(source, plan, FeedConfig(workers=2, epochs=1)) as feed:
+        print(*digests(feed))
+"""
+
+
+def test_a_worker_killed_for_lack_of_memory_is_replaced_with_advice(tmp_path: Path):
+    limits = {"memory.limit_in_bytes": "300M", "memory.max": "300M", "memory.swap.max": "0"}
+    with limited_cgroup("memory", limits) as prefix:
+        outcome = run_script(OUT_OF_MEMORY, tmp_path, tmp_path / "marker", prefix=prefix)
+    assert (tmp_path / "marker").exists()
+    assert outcome.code == 0, outcome
+    assert outcome.out.split() == undisturbed()
+    assert "out of memory: try workers=1" in outcome.err
+    assert "sample 12 (pictures/0012.png)" in outcome.err
+
+
+def kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

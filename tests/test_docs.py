@@ -1,0 +1,37 @@
+"""What the documentation shows really runs."""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def test_the_first_example_of_the_feed_trains(tmp_path, monkeypatch, capsys):
+    code = re.search(r"```python\n(.*?)```", (DOCS / "feed.md").read_text(), re.DOTALL).group(1)
+    (tmp_path / "feed_example.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = importlib.util.spec_from_file_location("feed_example", tmp_path / "feed_example.py")
+    example = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "feed_example", example)
+    spec.loader.exec_module(example)
+    paths = [str(tmp_path / f"{number}.png") for number in range(9)]
+    for path in paths:
+        cv2.imwrite(path, np.zeros((40, 50, 3), np.uint8))
+    example.train(paths, list(range(9)), [np.ones((number % 3, 5)) for number in range(9)])
+    assert capsys.readouterr().out.count("samples/s") == 3
+
+
+def test_every_link_between_pages_leads_somewhere():
+    pages = [*DOCS.glob("*.md"), *DOCS.parent.glob("*.md")]
+    broken = [
+        f"{page.name}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text())
+        if not (page.parent / target).exists()
+    ]
+    assert not broken
