@@ -34,6 +34,7 @@ def trivial(index: int, rng: np.random.Generator) -> np.ndarray:
 
 def real(index: int, rng: np.random.Generator, *, jpegs: list[np.ndarray]) -> np.ndarray:
     image_HWC = cv2.imdecode(jpegs[index % len(jpegs)], cv2.IMREAD_COLOR)
+    assert image_HWC is not None  # drawn below
     image_HWC = cv2.warpAffine(image_HWC, _random_affine(rng, image_HWC.shape), SHAPE[:0:-1], borderValue=(114,) * 3)
     return np.ascontiguousarray(image_HWC[..., ::-1].transpose(2, 0, 1))
 
@@ -65,8 +66,8 @@ def _random_affine(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarr
     """Turn by up to 10 degrees and scale to about the output's size, around the middle."""
     scale = SHAPE[2] / shape[1] * rng.uniform(0.8, 1.5)
     matrix = cv2.getRotationMatrix2D((shape[1] / 2, shape[0] / 2), rng.uniform(-10, 10), scale)
-    matrix[:, 2] += (SHAPE[2] - shape[1]) / 2, (SHAPE[1] - shape[0]) / 2
-    return matrix
+    to_middle = np.array([[0, 0, (SHAPE[2] - shape[1]) / 2], [0, 0, (SHAPE[1] - shape[0]) / 2]])
+    return np.asarray(matrix + to_middle)
 
 
 class ItemSource(SampleSource):

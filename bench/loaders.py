@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import cv2
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bench.items import Sample
-from flatout.feed import Feed, FeedConfig, Plan, Source
+from flatout.feed import Batch, Feed, FeedConfig, Plan, Source
 
 # More workers than cores is one of the questions here.
 warnings.filterwarnings("ignore", message="This DataLoader will create")
@@ -30,10 +30,10 @@ warnings.filterwarnings("ignore", message="This DataLoader will create")
 class Loader(Protocol):
     """Either side. Workers and memory stay between passes."""
 
-    def batches(self, num_batches: int) -> Iterator[object]:
+    def batches(self, num_batches: int) -> Iterator[Any]:
         """A new pass. Nothing is read before this call."""
 
-    def first_byte(self, batch: object) -> int: ...
+    def first_byte(self, batch: Any) -> int: ...
 
     def close(self) -> None: ...
 
@@ -97,19 +97,19 @@ class ShuffledBatches:
 class FlatoutLoader:
     """flatout.feed.Feed with its defaults."""
 
-    def __init__(self, source: Source, *, num_samples: int, batch_size: int, num_workers: int) -> None:
+    def __init__(self, source: Source, *, batch_size: int, num_workers: int) -> None:
         # epochs=1: a pass does not read ahead into the next one, which is the other side's time.
         config = FeedConfig(workers=num_workers, epochs=1)
-        self._feed = Feed(source, Plan(num_samples=num_samples, batch_size=batch_size), config)
-        self._num_steps = num_samples // batch_size
+        self._feed = Feed(source, Plan(num_samples=len(source), batch_size=batch_size), config)
+        self._num_steps = len(source) // batch_size
         self._epoch = 0
 
-    def batches(self, num_batches: int) -> Iterator[object]:
+    def batches(self, num_batches: int) -> Iterator[Batch]:
         self._epoch += 1
         return self._feed.epoch(self._epoch, start=self._num_steps - num_batches)
 
-    def first_byte(self, batch: object) -> int:
-        return int(batch["image"][0, 0, 0, 0])  # type: ignore[index]
+    def first_byte(self, batch: Batch) -> int:
+        return int(batch["image"][0, 0, 0, 0])
 
     def close(self) -> None:
         self._feed.close()

@@ -26,15 +26,19 @@ class Noise(NamedTuple):
     others_cores: float | None
 
     @property
-    def is_quiet(self) -> bool:
-        return max(self.cpu_spread, self.copy_spread) <= SPREAD_LIMIT and (self.others_cores or 0) <= OTHERS_LIMIT
+    def verdict(self) -> str:
+        if (self.others_cores or 0) > OTHERS_LIMIT:
+            return "BUSY with other processes: repeat later"
+        if max(self.cpu_spread, self.copy_spread) > SPREAD_LIMIT:
+            # Nothing else runs here, so it is the clock frequency or other guests of the same host.
+            return "UNSTEADY by itself: trust medians of interleaved pairs only"
+        return "quiet"
 
     def line(self) -> str:
         others = "unknown" if self.others_cores is None else f"{self.others_cores:.2f}"
-        verdict = "quiet" if self.is_quiet else "BUSY: do not trust small differences, repeat later"
         return (
             f"noise: arithmetic p90/p10 {self.cpu_spread:.2f}, memory copy {self.copy_spread:.2f}, "
-            f"cores busy with other work {others}: {verdict}"
+            f"cores busy with other work {others}: {self.verdict}"
         )
 
 

@@ -4,11 +4,14 @@ Three crews with one face: `Processes` (in processes.py), threads, and nobody (t
 work itself while it waits). Which task a worker is at is not known here; the ring knows.
 """
 
+import fcntl
 import os
 import pickle
 import select
 import signal
 import socket
+import sys
+import termios
 import threading
 from collections.abc import Sequence
 from typing import Protocol
@@ -29,6 +32,9 @@ class Crew(Protocol):
 
     def announce(self, num_tasks: int) -> None:
         """Tell the workers that tasks were published."""
+
+    def remind(self, num_unclaimed: int) -> None:
+        """Announce again what a worker has taken note of but not claimed, because it ended or was stopped."""
 
     def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[Ended]]:
         """What was done and who ended, after `timeout_s` at most; returns at once if there is something."""
@@ -69,8 +75,20 @@ class Lines:
     def announce(self, num_tasks: int) -> None:
         os.write(self.tokens_in, WORK * num_tasks)
 
+    def remind(self, num_unclaimed: int) -> None:
+        """Have a token in the pipe for each unclaimed task; one too many wakes a worker for nothing, no more."""
+        self.announce(max(0, num_unclaimed - self._num_tokens()))
+
     def send_home(self, num_workers: int) -> None:
         os.write(self.tokens_in, QUIT * num_workers)
+
+    def forget_tokens(self) -> None:
+        """Empty the pipe; nobody may be reading it."""
+        if num_tokens := self._num_tokens():
+            os.read(self.tokens_out, num_tokens)
+
+    def _num_tokens(self) -> int:
+        return int.from_bytes(fcntl.ioctl(self.tokens_out, termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def close(self) -> None:
         for fd in (self.tokens_out, self.tokens_in):
@@ -90,6 +108,8 @@ class Nobody:
     def call_up(self) -> None: ...
 
     def announce(self, num_tasks: int) -> None: ...
+
+    def remind(self, num_unclaimed: int) -> None: ...
 
     def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[Ended]]:
         report = self._bench.do_next_task() if timeout_s > 0 else None
@@ -131,6 +151,10 @@ class Threads:
     def announce(self, num_tasks: int) -> None:
         assert self._lines is not None
         self._lines.announce(num_tasks)
+
+    def remind(self, num_unclaimed: int) -> None:
+        assert self._lines is not None
+        self._lines.remind(num_unclaimed)
 
     def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[Ended]]:
         assert self._lines is not None

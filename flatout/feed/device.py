@@ -97,10 +97,8 @@ class DeviceBatches:
     def _wrapped(self, run: Pass) -> DevicePass:
         """On the host nothing is copied: tensors are views of the slot."""
         while (lease := run.take()) is not None:
-            try:
-                yield _device_batch(lease.batch, {name: _tensor(array) for name, array in lease.batch.fields.items()})
-            finally:
-                run.give_back(lease)
+            yield _device_batch(lease.batch, {name: _tensor(array) for name, array in lease.batch.fields.items()})
+            run.give_back(lease)
 
     def _copied_ahead(self, run: Pass) -> DevicePass:
         """Before a batch is handed out, the copy of the next one is under way if it is complete by then."""

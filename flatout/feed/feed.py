@@ -66,12 +66,14 @@ class Feed:
 
     def start(self) -> None:
         """Bring up slots and workers; blocks until they are there. Iterating does it if need be."""
+        if self._works is not None and self._works.stream.is_broken:
+            self.close()
         fresh = self._works is None
         if self._works is None:
             self._works = Works(self.source, self.plan, self.config, self._num_workers)
-            for sample, cause in self._quarantine.items():
-                self._works.foreman.quarantine(sample, cause)
         try:
+            for sample, cause in self._quarantine.items() if fresh else ():
+                self._works.foreman.quarantine(sample, cause)
             self._works.crew.call_up()
         except BaseException:
             self.close()
@@ -158,7 +160,7 @@ class Feed:
     @property
     def num_replaced(self) -> int:
         """How often a substitute was shown since the start."""
-        return self._started.foreman.num_replaced
+        return self._started.stream.num_replaced
 
     @property
     def num_workers(self) -> int:
@@ -257,9 +259,7 @@ class Pass:
 
 
 def _borrow(run: Pass) -> Iterator[Batch]:
-    """Each batch until the next one is asked for."""
+    """Each batch until the next one is asked for; after a `break`, until the feed is iterated anew."""
     while (lease := run.take()) is not None:
-        try:
-            yield lease.batch
-        finally:
-            run.give_back(lease)
+        yield lease.batch
+        run.give_back(lease)

@@ -43,7 +43,7 @@ class Foreman:
         self._source = source
         self._watchdog_s = watchdog_s
         self._tick_s = min(1.0, watchdog_s / 4) if watchdog_s else 1.0
-        self._bad_at_most = max(1, int(bad_share * len(source)))
+        self._bad_at_most = max(1, int(bad_share * len(source))) if bad_share else 0
         self._open: dict[int, Task] = {}  # ticket -> task published and not yet done
         self._left = [0] * ring.spec.num_slots  # open tasks per slot
         self._failures: dict[int, list[Failure]] = defaultdict(list)  # per slot
@@ -52,12 +52,12 @@ class Foreman:
         self._strikes: Counter[int] = Counter()  # per sample
         self._deaths_in_a_row = 0
         self._watched_at = time.monotonic()
+        self._seen: dict[int, Claim | None] = {}  # worker -> its claim when last watched
         self._warned: set[tuple[int, int]] = set()
+        self._killed: set[int] = set()  # tickets
         self._oom_kills = machine.oom_kills()
         self.bad: dict[int, str] = {}
         """Samples that had to be replaced, and why."""
-        self.num_replaced = 0
-        """How often a substitute was shown."""
 
     def publish(self, slot: int, step: Step) -> None:
         """Have `slot` filled with the samples of `step`; nobody may hold a view of it."""
@@ -128,6 +128,7 @@ class Foreman:
             self._recover(end)
         if time.monotonic() - self._watched_at >= self._tick_s:
             self._watched_at = time.monotonic()
+            self._crew.remind(self._ring.num_unclaimed())
             self._watch()
 
     def _take_in(self, report: Report) -> None:
@@ -140,11 +141,13 @@ class Foreman:
             return
         self._left[task.slot] -= 1
         self._deaths_in_a_row = 0
+        if self._strikes:
+            for sample in self._samples_of(task):
+                del self._strikes[sample]  # whatever its readers died of, it was not the sample
         if report.failure:
             self._failures[task.slot].append(report.failure)
         for index, cause in report.replaced:
             self._note_bad(index, cause)
-        self.num_replaced += len(report.replaced)
 
     def _recover(self, end: Ended) -> None:
         """Publish again what a dead worker was at, and put a new one in its place."""
@@ -178,6 +181,7 @@ class Foreman:
     def _strike(self, sample: int) -> None:
         self._strikes[sample] += 1
         if self._strikes[sample] == STRIKES:
+            self._deaths_in_a_row = 0  # not for nothing
             self.quarantine(sample, f"{STRIKES} workers died while reading it")
 
     def _note_bad(self, sample: int, cause: str) -> None:
@@ -197,8 +201,10 @@ class Foreman:
             return
         for worker in range(self._ring.spec.num_workers):
             claim = self._ring.claim_of(worker)
+            before, self._seen[worker] = self._seen.get(worker), claim
             task = self._open.get(claim.ticket) if claim else None
-            if claim is None or task is None:
+            # Seen twice: one that only waited for this process to take in its report has moved on by now.
+            if claim is None or task is None or claim != before:
                 continue
             age_s = (time.monotonic_ns() - claim.since_ns) / 1e9
             if age_s > self._watchdog_s:
@@ -217,15 +223,20 @@ class Foreman:
         text = f"Worker {worker} hangs: {age_s:.0f} s at {self._place_of(claim, task)}"
         if not self._crew.can_be_killed:
             raise ChildLostError(f"{text}. A thread cannot be ended; use backend='process' to get past it.")
-        logger.warning("%s. It is killed and replaced.", text)
-        self._crew.kill(worker)
+        if claim.ticket not in self._killed:  # a dead disk can keep a killed process for a while
+            self._killed.add(claim.ticket)
+            logger.warning("%s. It is killed and replaced.", text)
+            self._crew.kill(worker)
 
     def _place_of(self, claim: Claim, task: Task) -> str:
         """The sample or samples a worker is or was at, with files."""
         if claim.sample != UNKNOWN:
             return f"sample {claim.sample} ({self._source.where(claim.sample)})"
-        indices = self._ring.slots[task.slot].indices[task.begin : task.end].tolist()
+        indices = self._samples_of(task)
         return f"one of {len(indices)} samples from {indices[0]} ({self._source.where(indices[0])}) on"
+
+    def _samples_of(self, task: Task) -> list[int]:
+        return self._ring.slots[task.slot].indices[task.begin : task.end].tolist()
 
     def _advice(self, end: Ended) -> str:
         """What to make of a worker's end."""

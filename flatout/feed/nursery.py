@@ -22,9 +22,9 @@ import traceback
 from multiprocessing import spawn
 from typing import Any, NamedTuple
 
-from flatout.feed.ring import Ring, RingSpec
+from flatout.feed.ring import KernelLock, Ring, RingSpec
 from flatout.feed.source import Source
-from flatout.feed.worker import WorkOrders, work
+from flatout.feed.worker import WorkOrders, cause_of, traceback_of, work
 
 CHECK_PARENT_MS = 1000
 PR_SET_PDEATHSIG = 1
@@ -46,8 +46,9 @@ class Ended(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The nursery could not open the source, or fork a worker."""
+    """The nursery could not fork a worker, or open the source (then it is about no worker in particular)."""
 
+    worker: int | None
     cause: str
     traceback: str
 
@@ -109,7 +110,7 @@ class Nursery:
         try:
             pid = os.fork()
         except OSError as error:
-            tell(self._control, Refused(f"worker {worker} could not be started: {error}", ""))
+            tell(self._control, Refused(worker, f"worker {worker} could not be started: {error}", ""))
             return True
         if pid == 0:
             self._become_worker(worker)
@@ -121,7 +122,7 @@ class Nursery:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            be_killed_with_parent(True)
             if os.getppid() != self._pid:  # it died before the line above could take effect
                 os._exit(1)
             if cv2 := sys.modules.get("cv2"):
@@ -140,10 +141,15 @@ class Nursery:
 
     def _tell_ended(self) -> None:
         while self._workers:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             if pid == 0:
                 return
-            tell(self._control, Ended(self._workers.pop(pid), pid, os.waitstatus_to_exitcode(status)))
+            if os.WIFSTOPPED(status):
+                # Inside the ring's lock it would hold up everybody, even the watchdog that waits for such ones.
+                if KernelLock(self._fds.arena).holder() == pid:
+                    os.kill(pid, signal.SIGKILL)
+            elif pid in self._workers:  # a source may have children of its own
+                tell(self._control, Ended(self._workers.pop(pid), pid, os.waitstatus_to_exitcode(status)))
 
 
 _opening = False
@@ -158,6 +164,11 @@ def tell(control: socket.socket, message: NamedTuple) -> None:
     control.send(pickle.dumps(message))
 
 
+def be_killed_with_parent(on: bool) -> None:
+    """Whether the kernel ends this process when the thread that made it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL if on else 0)
+
+
 def live_by_the_pipe() -> None:
     """Signals meant for the trainer end nothing here: it decides, and its end is noticed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -169,16 +180,18 @@ def main() -> None:
     global _opening
     live_by_the_pipe()
     fds = NurseryFds(*map(int, sys.argv[1:]))
+    # Opening a source can take long, and nobody looks at the control socket meanwhile.
+    be_killed_with_parent(True)
     _opening = True
     try:
         preparation: dict[str, Any] = pickle.load(sys.stdin.buffer)
         spawn.prepare(preparation)
         source, spec, orders = pickle.load(sys.stdin.buffer)
     except BaseException as error:
-        cause = f"{type(error).__name__}: {error}"
-        tell(socket.socket(fileno=fds.control), Refused(cause, traceback.format_exc()))
+        tell(socket.socket(fileno=fds.control), Refused(None, cause_of(error), traceback_of(error)))
         return
     _opening = False
+    be_killed_with_parent(False)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     Nursery(source, spec, orders, fds).serve()
 

@@ -1,5 +1,7 @@
 """Worker processes, and the nursery they come from, as seen by the process that trains."""
 
+import contextlib
+import errno
 import logging
 import os
 import pickle
@@ -62,6 +64,7 @@ class Processes:
         untold = {end.worker for end in self._ended}
         for worker in sorted(everybody - self._pids.keys() - self._awaited - untold):
             self.restart(worker)
+            self._listen(timeout_s=0)  # or hundreds of workers would fill both directions of the socket
         deadline = time.monotonic() + START_TIMEOUT_S
         while self._awaited:
             if time.monotonic() > deadline:
@@ -71,6 +74,10 @@ class Processes:
     def announce(self, num_tasks: int) -> None:
         assert self._lines is not None
         self._lines.announce(num_tasks)
+
+    def remind(self, num_unclaimed: int) -> None:
+        assert self._lines is not None
+        self._lines.remind(num_unclaimed)
 
     def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[Ended]]:
         assert self._lines is not None
@@ -82,10 +89,11 @@ class Processes:
     def restart(self, worker: int) -> None:
         assert self._control is not None
         self._awaited.add(worker)
-        self._control.send(str(worker).encode())
+        with contextlib.suppress(ConnectionError):  # a nursery that is gone; the next one is asked again
+            self._control.send(str(worker).encode())
 
     def kill(self, worker: int) -> None:
-        if worker in self._pids:
+        with contextlib.suppress(KeyError, ProcessLookupError):  # it has ended by itself meanwhile
             os.kill(self._pids[worker], signal.SIGKILL)
 
     def pids(self) -> dict[int, int]:
@@ -94,14 +102,22 @@ class Processes:
     def send_home(self) -> None:
         assert self._lines is not None
         self._lines.send_home(len(self._pids))
+        deadline = time.monotonic() + END_TIMEOUT_S
         while self._pids:
-            self._listen(timeout_s=1)
+            self._listen(timeout_s=min(1, END_TIMEOUT_S))
+            if time.monotonic() > deadline:
+                for worker in self._pids:
+                    self.kill(worker)
         self._ended.clear()
+        self._lines.forget_tokens()
 
     def close(self) -> None:
         if self._lines is None:
             return
         if self._control is not None:
+            # Not only closed: a child that was forked for other purposes may hold a copy.
+            with contextlib.suppress(OSError):
+                self._control.shutdown(socket.SHUT_RDWR)
             self._control.close()
             self._control = None
         self._lines.close()
@@ -117,11 +133,17 @@ class Processes:
             )
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fds = NurseryFds(theirs.fileno(), self._ring.arena.fd, self._lines.tokens_out, self._lines.reports_in.fileno())
-        if self._start_method == "fork":
-            self._nursery = ForkedProcess(lambda: self._be_forked_nursery(fds))
-        else:
-            self._nursery = self._spawn_nursery(fds)
-        theirs.close()
+        try:
+            if self._start_method == "fork":
+                self._nursery = ForkedProcess(lambda: self._be_forked_nursery(fds))
+            else:
+                self._nursery = self._spawn_nursery(fds)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.ENOMEM):
+                raise
+            raise self._too_few_processes(f"No process could be started: {error}") from None
+        finally:
+            theirs.close()
 
     def _spawn_nursery(self, fds: NurseryFds) -> "subprocess.Popen[bytes]":
         # One thread per worker process for numerical libraries: the parallelism is the workers'.
@@ -164,7 +186,10 @@ class Processes:
         assert self._control is not None
         ready = wait_readable([self._control, also] if also else [self._control], timeout_s)
         while self._control.fileno() in ready:
-            message = self._control.recv(1 << 18)
+            try:
+                message = self._control.recv(1 << 18)
+            except ConnectionResetError:  # it ended before it read all that it was told
+                message = b""
             if not message:
                 self._lose_nursery()
                 return
@@ -178,17 +203,21 @@ class Processes:
         elif isinstance(message, Ended):
             self._pids.pop(message.worker, None)
             self._ended.append(message)
-        elif message.traceback:
+        elif message.worker is None:
             raise ConfigError(
                 f"The workers cannot open {type(self._source).__name__}: {message.cause}. Define the source in a "
                 "module that can be imported (in a script: guard the training code with `if __name__ == '__main__':`), "
                 "or use start_method='fork' or backend='thread'."
             ) from RemoteError(message.traceback)
         else:
-            raise ResourceError(
-                f"{message.cause}. The feed needs {self._ring.spec.num_workers + 1} processes; "
-                "raise the limit (ulimit -u) or use fewer workers."
-            )
+            self._awaited.discard(message.worker)
+            raise self._too_few_processes(message.cause)
+
+    def _too_few_processes(self, cause: object) -> ResourceError:
+        return ResourceError(
+            f"{cause}. The feed needs {self._ring.spec.num_workers + 1} processes; "
+            "raise the limit (ulimit -u) or use fewer workers."
+        )
 
     def _lose_nursery(self) -> None:
         """The nursery was killed, and its workers with it: start over; what they were at is redone."""
@@ -199,6 +228,8 @@ class Processes:
                 f"The process that starts the feed's workers ended {self._nurseries_lost} times ({status})."
             )
         logger.warning("The process that starts the feed's workers ended (%s); starting it again.", status)
+        for pid in self._pids.values():
+            _wait_until_gone(pid)  # the kernel kills them; until then they may still write and report
         self._ended += [Ended(worker, pid, -signal.SIGKILL) for worker, pid in self._pids.items()]
         self._pids = {}
         assert self._control is not None
@@ -244,6 +275,23 @@ class ForkedProcess:
 
     def kill(self) -> None:
         os.kill(self._pid, signal.SIGKILL)
+
+
+def _wait_until_gone(pid: int) -> None:
+    """Wait for the end of a killed process that is nobody's child here."""
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while not _has_ended(pid):
+        if time.monotonic() > deadline:
+            raise ChildLostError(f"Worker process {pid} was killed but does not end; the disk it reads from may be dead.")
+        time.sleep(0.001)
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def pickle_work(source: Source, spec: RingSpec, orders: WorkOrders) -> bytes:

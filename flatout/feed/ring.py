@@ -13,6 +13,8 @@ Dimension key:  B rows of a batch   M micro-batches   F fields
 """
 
 import fcntl
+import os
+import struct
 import threading
 import time
 from collections.abc import Iterable
@@ -208,6 +210,7 @@ class Ring:
         memory = arena.extent(0, spec.fixed_bytes)
         views = control.views(memory)
         self._queue, self._tasks, self._cells = views["queue"], views["tasks"], views["cells"]
+        self._tickets = self._cells["ticket"]
         self.stages, self._quarantine = views["stages"], views["quarantine"]
         starts = [control.nbytes + number * slot.nbytes for number in range(spec.num_slots)]
         self.slots = [Slot(spec, slot, memory[start : start + slot.nbytes]) for start in starts]
@@ -246,11 +249,16 @@ class Ring:
             self._queue[1] = published
         return set(range(claimed, published))
 
+    def num_unclaimed(self) -> int:
+        """Published tasks that nobody has claimed."""
+        with self._lock:
+            return int(self._queue[0] - self._queue[1])
+
     def claim_of(self, worker: int) -> Claim | None:
         """What a worker is at."""
         with self._lock:
             cell = Claim(*self._cells[worker].tolist())
-            # A worker that dies between the two writes of claim() has claimed nothing.
+            # A worker that dies between the two last writes of claim() has claimed nothing.
             taken = IDLE < cell.ticket < self._queue[1]
         return cell if taken else None
 
@@ -279,6 +287,8 @@ class Ring:
             if ticket == published:
                 return None
             task = Task(*self._tasks[ticket % len(self._tasks)].tolist())
+            # Once the queue moves on, the cell of one that died half-way through this would look like a claim.
+            self._tickets[self._tickets == ticket] = IDLE
             self._cells[worker] = (ticket, time.monotonic_ns(), UNKNOWN)
             self._queue[1] = ticket + 1
         return ticket, task
@@ -324,6 +334,13 @@ class KernelLock:
 
     def __exit__(self, *exc_info: object) -> None:
         fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    def holder(self) -> int | None:
+        """The other process that holds it now."""
+        layout = "hhqqi4x"  # struct flock: type, whence, start, length, process
+        asked = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, *_, pid = struct.unpack(layout, fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))
+        return None if kind == fcntl.F_UNLCK else pid
 
 
 def _check_step_shape(name: str, shape: tuple[int, ...], largest: tuple[int, ...]) -> None:

@@ -3,10 +3,13 @@
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
+
 from flatout.feed.batch import Batch
-from flatout.feed.foreman import Foreman
+from flatout.feed.foreman import Foreman, SampleError
 from flatout.feed.meter import Meter
 from flatout.feed.plan import Step
 from flatout.feed.ring import Ring
@@ -33,6 +36,10 @@ class Stream:
         self._flights: deque[tuple[int, Step]] = deque()
         self._leased: set[int] = set()
         self.buffers = [RowsBuffer() for _ in range(ring.spec.num_slots)]
+        self.num_replaced = 0
+        """How often a substitute was shown."""
+        self.is_broken = False
+        """An error or Ctrl-C came in between: nobody knows what is published, only new slots and workers help."""
 
     @property
     def next_step(self) -> Step | None:
@@ -41,48 +48,61 @@ class Stream:
 
     def follow(self, steps: Iterator[Step]) -> None:
         """Deliver `steps` from now on. Whatever was published before, or is still leased, is void."""
-        self._foreman.cancel()
-        self._flights.clear()
-        self._leased.clear()
-        self._free = list(range(self._ring.spec.num_slots))
-        self._steps = steps
-        self._publish_ahead()
+        with self._all_or_broken():
+            self._foreman.cancel()
+            self._flights.clear()
+            self._leased.clear()
+            self._free = list(range(self._ring.spec.num_slots))
+            self._steps = steps
+            self._publish_ahead()
 
     def reclaim(self) -> None:
         """Go on with what is published, but take back the slots that an earlier pass still holds."""
-        self._free += self._leased
-        self._leased.clear()
-        self._publish_ahead()
+        with self._all_or_broken():
+            self._free += self._leased
+            self._leased.clear()
+            self._publish_ahead()
 
     def is_ready(self) -> bool:
         """Whether `take` would return at once."""
-        return bool(self._flights) and self._foreman.is_ready(self._flights[0][0])
+        with self._all_or_broken():
+            return bool(self._flights) and self._foreman.is_ready(self._flights[0][0])
 
     def take(self) -> Lease:
         """The next batch; blocks until it is complete. A slot must be free or in flight."""
-        slot, step = self._flights[0]
-        ready_slots = sum(self._foreman.is_ready(slot) for slot, _ in self._flights)
-        begin_s = time.perf_counter()
-        with clock.stage("feed.wait"):
-            try:
+        with self._all_or_broken():
+            slot, step = self._flights[0]
+            ready_slots = sum(self._foreman.is_ready(slot) for slot, _ in self._flights)
+            begin_s = time.perf_counter()
+            with clock.stage("feed.wait"):
                 self._foreman.wait_until_ready(slot)
-            except BaseException:
-                # Void: a batch with a row that failed must not be taken by the next pass.
-                self._flights.clear()
-                raise
-        wait_s = time.perf_counter() - begin_s
-        self._flights.popleft()
-        batch = self._batch(slot, step)
-        self._leased.add(slot)
-        self._meter.count(samples=len(batch), nbytes=batch.nbytes, wait_s=wait_s, ready_slots=ready_slots)
-        return Lease(slot, batch)
+            wait_s = time.perf_counter() - begin_s
+            self._flights.popleft()
+            batch = self._batch(slot, step)
+            self._leased.add(slot)
+            self.num_replaced += int(np.count_nonzero(batch.indices != step.indices))
+            self._meter.count(samples=len(batch), nbytes=batch.nbytes, wait_s=wait_s, ready_slots=ready_slots)
+            return Lease(slot, batch)
 
     def give_back(self, lease: Lease) -> None:
         """The batch is no longer needed; its slot is filled anew at once."""
         if lease.slot in self._leased:
-            self._leased.remove(lease.slot)
-            self._free.append(lease.slot)
-            self._publish_ahead()
+            with self._all_or_broken():
+                self._leased.remove(lease.slot)
+                self._free.append(lease.slot)
+                self._publish_ahead()
+
+    @contextmanager
+    def _all_or_broken(self) -> Iterator[None]:
+        try:
+            yield
+        except SampleError:
+            # Void: a batch with a row that failed must not be taken by the next pass.
+            self._flights.clear()
+            raise
+        except BaseException:
+            self.is_broken = True
+            raise
 
     def _publish_ahead(self) -> None:
         while self._free:

@@ -26,7 +26,11 @@ from flatout.profiler import clock
 WORK, QUIT = b"\x01", b"\x00"
 READ_ATTEMPTS = 4
 SUBSTITUTES_AT_MOST = 100
-TRACEBACK_CHARACTERS = 50_000
+
+# A report must fit into one message, about 200 kB: more would not be cut off but refused.
+CAUSE_CHARACTERS = 400
+TRACEBACK_CHARACTERS = 40_000
+REPLACEMENTS_TOLD = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +43,7 @@ class WorkOrders:
 
 
 class Replacement(NamedTuple):
-    """A sample that could not be read, and why."""
+    """A sample that could not be read, and why. Of more than `REPLACEMENTS_TOLD` in a task some are not told."""
 
     sample: int
     cause: str
@@ -104,10 +108,10 @@ class Bench:
         with clock.recording(self._totals):
             try:
                 replaced, overflow_bytes = self._fill(task)
-                return Report(ticket, self._worker, tuple(replaced), overflow_bytes)
+                return Report(ticket, self._worker, tuple(replaced[:REPLACEMENTS_TOLD]), overflow_bytes)
             except WorkFailedError as failed:
                 return Report(ticket, self._worker, failure=failed.failure)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 return Report(ticket, self._worker, failure=_describe(error, row=-1, sample=-1))
 
     def put_down(self) -> None:
@@ -118,12 +122,17 @@ class Bench:
         slot = self._ring.slots[task.slot]
         replaced: list[Replacement] = []
         pieces = None if task.singly or self._any_quarantined(slot, task) else self._try_whole(slot, task)
+        shown: list[int] | None = None
         if pieces is None:
-            pieces = [self._read_one(slot, row, replaced) for row in range(task.begin, task.end)]
+            shown, pieces = zip(*(self._read_one(slot, row, replaced) for row in range(task.begin, task.end)))
         with clock.stage("hand over"):
             fields = self._ring.spec.rows_fields
             taken = {name: [rows for piece in pieces for rows in piece[name].taken] for name in fields}
-            return replaced, hand_over(self._ring, task, taken) if taken else 0
+            overflow_bytes = hand_over(self._ring, task, taken) if taken else 0
+        if shown and not overflow_bytes:
+            # Last: whoever has to do this task again must find the samples that were asked for.
+            slot.indices[task.begin : task.end] = shown
+        return replaced, overflow_bytes
 
     def _any_quarantined(self, slot: Slot, task: Task) -> bool:
         return not self._ring.quarantined().isdisjoint(slot.indices[task.begin : task.end].tolist())
@@ -132,26 +141,23 @@ class Bench:
         """Read all rows in one call; None if that raised, so that they are tried one by one."""
         try:
             return [self._read(slot, task.begin, task.end, slot.indices[task.begin : task.end])]
-        except Exception:
+        except (Exception, SystemExit):
             # Not swallowed: read again one by one, the error comes back with the sample that caused it.
             return None
 
-    def _read_one(self, slot: Slot, row: int, replaced: list[Replacement]) -> Out:
-        """Read one row: its own sample, or the first substitute that can be read."""
+    def _read_one(self, slot: Slot, row: int, replaced: list[Replacement]) -> tuple[int, Out]:
+        """Read one row: its own sample, or the first substitute that can be read; says which."""
         quarantined = self._ring.quarantined()
         for index in self._candidates(slot, row):
             if index in quarantined:
                 continue
             self._ring.note_sample(self._worker, index)
             try:
-                piece = self._read_with_retries(slot, row, index)
-            except Exception as error:
+                return index, self._read_with_retries(slot, row, index)
+            except (Exception, SystemExit) as error:
                 if not (self._orders.substitute_errors and isinstance(error, OSError | DecodeError)):
                     raise WorkFailedError(_describe(error, row=row, sample=index)) from error
-                replaced.append(Replacement(index, f"{type(error).__name__}: {error}"))
-                continue
-            slot.indices[row] = index
-            return piece
+                replaced.append(Replacement(index, cause_of(error)))
         raise DataError(f"{SUBSTITUTES_AT_MOST} substitutes in a row could not be read. Check the data set.")
 
     def _candidates(self, slot: Slot, row: int) -> Iterator[int]:
@@ -201,6 +207,15 @@ def substitutes(seed: int, epoch: int, position: int, num_samples: int) -> Itera
     return (int(number * num_samples) for number in numbers)
 
 
-def _describe(error: Exception, *, row: int, sample: int) -> Failure:
-    text = "".join(traceback.format_exception(error))
-    return Failure(row, sample, f"{type(error).__name__}: {error}", text[-TRACEBACK_CHARACTERS:])
+def _describe(error: BaseException, *, row: int, sample: int) -> Failure:
+    return Failure(row, sample, cause_of(error), traceback_of(error))
+
+
+def cause_of(error: BaseException) -> str:
+    """What went wrong, short enough for a message."""
+    return f"{type(error).__name__}: {error}"[:CAUSE_CHARACTERS]
+
+
+def traceback_of(error: BaseException) -> str:
+    """Where it went wrong, short enough for a message."""
+    return "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS:]

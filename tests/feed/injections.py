@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -162,4 +163,19 @@ def in_private_mounts(commands: str) -> list[str]:
 
 
 def stop_inside_lock(feed: Feed) -> int:
-    raise NotImplementedError
+    """Stop a worker again and again until it is caught with the ring's lock in its hand; returns its process id."""
+    for _ in range(500):
+        for _ in feed:
+            victim = feed.worker_pids[0]
+            os.kill(victim, signal.SIGSTOP)
+            wait_until(lambda: is_stopped(victim) or is_gone(victim))
+            if is_gone(victim) or victim in lock_holders():
+                return victim
+            os.kill(victim, signal.SIGCONT)
+    pytest.fail("no worker was ever caught inside the lock")
+
+
+def lock_holders() -> set[int]:
+    """Processes that hold a POSIX lock on any file (those who wait for one have an arrow in their line)."""
+    fields = (line.split() for line in Path("/proc/locks").read_text().splitlines())
+    return {int(field[4]) for field in fields if field[1] == "POSIX"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.feed import Feed, FeedConfig, Plan
+from flatout.feed import Feed, FeedConfig, Plan, processes
 from tests.feed.injections import (
     children_of,
     is_stopped,
@@ -21,6 +21,7 @@ from tests.feed.injections import (
     stop_inside_lock,
     wait_until,
 )
+from tests.feed.comparing import digest, digests
 from tests.feed.sources import (
     Pictures,
     Stillborn,
@@ -170,11 +171,8 @@ def test_without_the_watchdog_a_stopped_worker_holds_up_its_batch(tmp_path: Path
 
 
 def test_a_worker_stopped_inside_the_ring_s_lock_does_not_stop_the_feed():
-    config = FeedConfig(workers=2, watchdog_s=0.4, micro_batch=1)
+    config = FeedConfig(workers=2, micro_batch=1)
     with Feed(Pictures(COUNT), PLAN, config) as feed:
-        for _ in range(3):
-            for _ in feed:
-                ...
         victim = stop_inside_lock(feed)
         assert digests(feed.epoch(0)) == undisturbed()
         assert victim not in feed.worker_pids.values()
@@ -182,18 +180,19 @@ def test_a_worker_stopped_inside_the_ring_s_lock_does_not_stop_the_feed():
 
 def test_workers_are_not_blamed_for_the_time_their_owner_was_away(caplog):
     # Many small reports: workers wait for room to report, which is not hanging.
-    plan = Plan(num_samples=4000, batch_size=1000, seed=5, shuffle=False)
-    with Feed(Pictures(4000), plan, FeedConfig(workers=2, epochs=1, micro_batch=1, watchdog_s=0.4)) as feed:
+    plan = Plan(num_samples=1000, batch_size=250, seed=5, shuffle=False)
+    with Feed(Pictures(1000), plan, FeedConfig(workers=2, epochs=1, micro_batch=1, watchdog_s=0.4)) as feed:
         batches = iter(feed)
         before = feed.worker_pids
-        time.sleep(1.5)
+        time.sleep(1)
         seen = digests(batches)
         assert feed.worker_pids == before
     assert seen == undisturbed(plan=plan)
     assert not caplog.messages
 
 
-def test_a_stopped_idle_worker_does_not_hold_up_the_end_of_an_epoch():
+def test_a_stopped_idle_worker_does_not_hold_up_the_end_of_an_epoch(monkeypatch, caplog):
+    monkeypatch.setattr(processes, "END_TIMEOUT_S", 0.5)
     config = FeedConfig(workers=2, persistent_workers=False)
     with Feed(Pictures(COUNT), PLAN, config) as feed:
         batches = iter(feed)
@@ -203,6 +202,7 @@ def test_a_stopped_idle_worker_does_not_hold_up_the_end_of_an_epoch():
         assert next(batches, None) is None
         seen += digests(feed)
     assert seen == undisturbed(epochs=2)
+    assert not caplog.messages
 
 
 OUT_OF_MEMORY = """
@@ -214,7 +214,6 @@ from tests.feed.sources import Pictures, digests, take_memory
 
 if __name__ == "__main__":
     logging.basicConfig()
-    Path("/proc/self/oom_score_adj").write_text("-500")
     source = Pictures(96, {12: partial(take_memory, Path(sys.argv[1]), 600_000_000)})
     plan = Plan(num_samples=96, batch_size=8, seed=5, shuffle=False)
     with Feed(source, plan, FeedConfig(workers=2, epochs=1)) as feed:
@@ -226,7 +225,6 @@ def test_a_worker_killed_for_lack_of_memory_is_replaced_with_advice(tmp_path: Pa
     limits = {"memory.limit_in_bytes": "300M", "memory.max": "300M", "memory.swap.max": "0"}
     with limited_cgroup("memory", limits) as prefix:
         outcome = run_script(OUT_OF_MEMORY, tmp_path, tmp_path / "marker", prefix=prefix)
-    assert (tmp_path / "marker").exists()
     assert outcome.code == 0, outcome
     assert outcome.out.split() == undisturbed()
     assert "out of memory: try workers=1" in outcome.err
