@@ -14,34 +14,52 @@ if TYPE_CHECKING:
         Feed,
         FeedConfig,
         Field,
+        Items,
+        Out,
         Plan,
         Rows,
         SampleSource,
         Source,
+        Store,
+        StoreConfig,
         plan_workers,
     )
+    from flatout.feed.device_feed import DeviceFeed
+    from flatout.feed.device_store import DeviceStore
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Batch",
     "DecodeError",
+    "DeviceFeed",
+    "DeviceStore",
     "Feed",
     "FeedConfig",
     "Field",
+    "Items",
+    "Out",
     "Plan",
     "Rows",
     "SampleSource",
     "Source",
+    "Store",
+    "StoreConfig",
     "__version__",
     "plan_workers",
 ]
+
+# These import torch, so they are not in flatout.feed itself, which workers import.
+_NEED_TORCH = {
+    "DeviceFeed": "flatout.feed.device_feed",
+    "DeviceStore": "flatout.feed.device_store",
+}
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("flatout.feed"), name)
+    return getattr(import_module(_NEED_TORCH.get(name, "flatout.feed")), name)
 
 
 def __dir__() -> list[str]:

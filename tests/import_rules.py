@@ -36,8 +36,13 @@ THIRD_PARTY = {
     "__init__": set(),
     "__main__": set(),
 }
-TORCH_AT_THE_TOP = {"flatout/feed/device.py"}
-TORCH_INSIDE_FUNCTIONS = {"flatout/feed/device.py", "flatout/feed/feed.py"}
+TORCH_AT_THE_TOP = {
+    "flatout/feed/device.py",
+    "flatout/feed/device_feed.py",
+    "flatout/feed/device_store.py",
+    "flatout/feed/upload.py",
+}
+TORCH_INSIDE_FUNCTIONS = TORCH_AT_THE_TOP | {"flatout/feed/feed.py"}
 
 
 class Import(NamedTuple):

@@ -4,9 +4,12 @@ from flatout.feed.batch import Batch
 from flatout.feed.feed import Feed
 from flatout.feed.foreman import SampleError
 from flatout.feed.headcount import WorkerPlan, plan_workers
+from flatout.feed.items import Items
 from flatout.feed.knobs import FeedConfig
 from flatout.feed.plan import Plan
 from flatout.feed.source import DecodeError, Field, Out, Rows, SampleSource, Source
+from flatout.feed.store import Store, StoreStatistics
+from flatout.feed.store_config import StoreConfig
 
 __all__ = [
     "Batch",
@@ -14,12 +17,16 @@ __all__ = [
     "Feed",
     "FeedConfig",
     "Field",
+    "Items",
     "Out",
     "Plan",
     "Rows",
     "SampleError",
     "SampleSource",
     "Source",
+    "Store",
+    "StoreConfig",
+    "StoreStatistics",
     "WorkerPlan",
     "plan_workers",
 ]

@@ -6,11 +6,13 @@ can make an allocation fail with a sentence, but never ends a process by SIGBUS.
 with the last process that holds it, however that process ends.
 """
 
+import ctypes
 import errno
 import logging
 import mmap
 import os
 import tempfile
+import weakref
 
 import numpy as np
 
@@ -19,6 +21,13 @@ from flatout.errors import ResourceError
 logger = logging.getLogger(__name__)
 
 PAGE = mmap.ALLOCATIONGRANULARITY
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+_libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
+_libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 def page_aligned(nbytes: int) -> int:
@@ -34,7 +43,6 @@ class Arena:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self._files: dict[int, mmap.mmap] = {}
         self._maps: dict[int, np.ndarray] = {}
         self._end = 0
 
@@ -44,7 +52,7 @@ class Arena:
         for opener in (_open_memfd, _open_in_dev_shm, _open_in_temporary_folder):
             try:
                 fd = opener()
-            except OSError:
+            except (OSError, AttributeError):  # forbidden, or a Python built for an older system
                 continue
             arena = cls(fd)
             try:
@@ -76,8 +84,7 @@ class Arena:
 
     def map(self, offset: int, length: int) -> None:
         """Make the extent at `offset` readable and writable here."""
-        self._files[offset] = mmap.mmap(self.fd, page_aligned(length), flags=mmap.MAP_SHARED, offset=offset)
-        self._maps[offset] = np.frombuffer(self._files[offset], np.uint8)
+        self._maps[offset] = _map(self.fd, offset, page_aligned(length))
 
     def extent(self, offset: int, length: int) -> np.ndarray:
         """Bytes [length] of the extent that begins at `offset`, mapped on first use."""
@@ -92,8 +99,9 @@ class Arena:
 
     def discard(self, offset: int) -> None:
         """Give the pages of an extent back to the system; nobody may look at it again."""
-        self._files.pop(offset).madvise(mmap.MADV_REMOVE)
-        del self._maps[offset]
+        memory = self._maps.pop(offset)
+        # Where a file system cannot do it, the pages stay until the end.
+        _libc.madvise(memory.ctypes.data, memory.nbytes, mmap.MADV_REMOVE)
 
     @property
     def reserved_bytes(self) -> int:
@@ -105,7 +113,20 @@ class Arena:
             os.close(self.fd)
             self.fd = -1
             self._maps.clear()
-            self._files.clear()
+
+
+def _map(fd: int, offset: int, length: int) -> np.ndarray:
+    """Bytes of a file, shared with all who map them, until the array and its views are dropped.
+
+    mmap.mmap would hold a descriptor for each map: a hundred overflowing batches would run out of them.
+    """
+    address = _libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset)
+    if address == _MAP_FAILED:
+        raise OSError(ctypes.get_errno(), f"{length} bytes of shared memory could not be mapped")
+    memory = (ctypes.c_uint8 * length).from_address(address)
+    # Not at exit: the kernel does that, and someone may still be writing.
+    weakref.finalize(memory, _libc.munmap, address, length).atexit = False
+    return np.ctypeslib.as_array(memory)
 
 
 def _open_memfd() -> int:

@@ -6,9 +6,10 @@ While the step works on buffer A, the next batch is copied into B. Streams wait 
 events on the device; the host only asks whether a copy has ended, to give its slot back.
 """
 
+import itertools
 import logging
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -88,6 +89,10 @@ class DeviceBatches:
         self.feed.load_state_dict(state)
         self._position = None
 
+    def _finish(self, turn: int, batch: Batch, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What is done with a batch on the device before it is handed out; on the stream of the copy."""
+        return tensors
+
     def _tracked(self, run: Pass, batches: DevicePass) -> DevicePass:
         with closing(batches):
             for batch in batches:
@@ -96,13 +101,16 @@ class DeviceBatches:
 
     def _wrapped(self, run: Pass) -> DevicePass:
         """On the host nothing is copied: tensors are views of the slot."""
-        while (lease := run.take()) is not None:
-            yield _device_batch(lease.batch, {name: _tensor(array) for name, array in lease.batch.fields.items()})
+        for turn in itertools.count():
+            if (lease := run.take()) is None:
+                return
+            views = {name: _tensor(array) for name, array in lease.batch.fields.items()}
+            yield _device_batch(lease.batch, self._finish(turn, lease.batch, views))
             run.give_back(lease)
 
     def _copied_ahead(self, run: Pass) -> DevicePass:
         """Before a batch is handed out, the copy of the next one is under way if it is complete by then."""
-        copier = _Copier(run, self.device)
+        copier = _Copier(run, self.device, self._finish)
         try:
             while copier.copy_next():
                 current = copier.next_copied()
@@ -112,6 +120,9 @@ class DeviceBatches:
                 copier.mark_consumed()
         finally:
             copier.give_all_back()
+
+
+Finish = Callable[[int, Batch, dict[str, Tensor]], dict[str, Tensor]]
 
 
 class _Copy(NamedTuple):
@@ -125,10 +136,13 @@ class _Copy(NamedTuple):
 class _Copier:
     """Two sets of device buffers, filled in turn on a side stream."""
 
-    def __init__(self, run: Pass, device: torch.device) -> None:
+    def __init__(self, run: Pass, device: torch.device, finish: Finish) -> None:
         self._run = run
+        self._finish = finish
         self._device = device
         self._stream = torch.cuda.Stream(device)
+        # Whatever is still queued may use the buffers of an earlier pass.
+        self._stream.wait_stream(torch.cuda.current_stream(device))
         self._buffers = _Buffers(device), _Buffers(device)
         self._consumed: list[torch.cuda.Event | None] = [None, None]
         self._turn = 0
@@ -170,8 +184,8 @@ class _Copier:
             self._run.give_back(copy.lease)
 
     def _copy(self, lease: Lease) -> _Copy:
-        buffers, consumed = self._buffers[self._turn % 2], self._consumed[self._turn % 2]
-        self._turn += 1
+        turn, self._turn = self._turn, self._turn + 1
+        buffers, consumed = self._buffers[turn % 2], self._consumed[turn % 2]
         tensors = buffers.views_for(lease.batch, self._stream)
         if consumed is not None:
             self._stream.wait_event(consumed)
@@ -179,8 +193,9 @@ class _Copier:
         with torch.cuda.stream(self._stream):
             for name, tensor in tensors.items():
                 tensor.copy_(_tensor(lease.batch[name]), non_blocking=True)
+            batch = _device_batch(lease.batch, self._finish(turn, lease.batch, tensors))
             done.record(self._stream)
-        return _Copy(lease, _device_batch(lease.batch, tensors), done)
+        return _Copy(lease, batch, done)
 
     def _give_back_ended(self) -> None:
         while self._held:

@@ -3,7 +3,7 @@
 source --read--> worker --write--> ring slot --yield--> batch
 """
 
-import itertools
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,16 @@ from flatout.errors import ConfigError
 from flatout.feed.batch import Batch
 from flatout.feed.knobs import FeedConfig
 from flatout.feed.meter import Meter
-from flatout.feed.plan import EpochPlan, Plan, Step
+from flatout.feed.plan import EpochPlans, Plan
 from flatout.feed.source import Source, check_source
 from flatout.feed.stream import Lease
 from flatout.feed.works import Works
 
 if TYPE_CHECKING:
     from flatout.feed.device import DeviceBatches
+
+
+STATE_KEYS = {"epoch", "next_step", "plan", "order", "weights", "quarantine"}
 
 
 class Feed:
@@ -45,10 +48,10 @@ class Feed:
         self.config = config or FeedConfig()
         self._num_workers = self.config.num_workers
         self._epoch, self._next_step = 0, 0
-        self._epoch_plans: dict[int, EpochPlan] = {}
+        self._epochs = EpochPlans(plan)
         self._quarantine: dict[int, str] = {}
         self._works: Works | None = None
-        self._pass: Pass | None = None
+        self._pass: weakref.ref[Pass] | None = None  # weak, so that a feed that is dropped ends at once
 
     def __enter__(self) -> "Feed":
         self.start()
@@ -59,7 +62,7 @@ class Feed:
 
     def __len__(self) -> int:
         """Steps of the current epoch."""
-        return self._plan_of(self._epoch).num_steps
+        return self._epochs[self._epoch].num_steps
 
     def __iter__(self) -> Iterator[Batch]:
         return self.epoch(self._epoch, start=self._next_step)
@@ -94,14 +97,15 @@ class Feed:
 
     def open(self, epoch: int, start: int = 0) -> "Pass":
         """As `epoch`, for those who must hold several batches at a time, such as the copy to a device."""
-        num_steps = self._plan_of(epoch).num_steps
+        num_steps = self._epochs[epoch].num_steps
         if epoch < 0 or not 0 <= start <= num_steps:
             raise ConfigError(f"epoch={epoch}, start={start} is outside the plan: an epoch has {num_steps} steps.")
         self.start()
         self._seek(epoch, start)
         self._epoch, self._next_step = epoch, start
-        self._pass = Pass(self, self._started, epoch, range(start, num_steps))
-        return self._pass
+        run = Pass(self, self._started, epoch, range(start, num_steps))
+        self._pass = weakref.ref(run)
+        return run
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands: after the batch that was handed out last. Plain containers only."""
@@ -114,22 +118,25 @@ class Feed:
             "epoch": epoch,
             "next_step": next_step,
             "plan": self.plan.fingerprint(),
-            "order": self._plan_of(epoch).digest(),
+            "order": self._epochs[epoch].digest(),
             "weights": None if self.plan.weights is None else np.asarray(self.plan.weights, np.float64).tolist(),
             "quarantine": {str(sample): cause for sample, cause in sorted(self._quarantine.items())},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict()` stood; refuses, with the differences, if the stream would differ."""
-        mine = self.plan.fingerprint()
+        if not isinstance(state, dict) or STATE_KEYS - state.keys():
+            raise ConfigError("This is not the state of a feed: give what its state_dict() returned.")
+        mine, saved = self.plan.fingerprint(), state["plan"]
         if changed := [
-            f"{name} was {state['plan'][name]}, is {mine[name]}" for name in mine if state["plan"][name] != mine[name]
+            f"{name} was {saved.get(name)}, is {mine[name]}" for name in mine if saved.get(name) != mine[name]
         ]:
             raise ConfigError(f"This feed cannot continue the saved stream: {'; '.join(changed)}.")
-        self.close()
-        self._set_plan_weights(state["weights"])
-        if self._plan_of(state["epoch"]).digest() != state["order"]:
+        plan = self.plan.with_weights(_as_weights(state["weights"]))
+        if plan.epoch(state["epoch"]).digest() != state["order"]:
             raise ConfigError("This feed cannot continue the saved stream: the order of its epoch has changed.")
+        self.close()
+        self.plan, self._epochs = plan, EpochPlans(plan)
         self._epoch, self._next_step = state["epoch"], state["next_step"]
         self._quarantine = {int(sample): cause for sample, cause in state["quarantine"].items()}
 
@@ -139,7 +146,10 @@ class Feed:
             raise ConfigError(
                 f"Weights can change between epochs only; epoch {self._epoch} is at step {self._next_step}."
             )
-        self._set_plan_weights(weights)
+        self.plan = self.plan.with_weights(_as_weights(weights))
+        self._epochs = EpochPlans(self.plan)
+        if self._works is not None:
+            self._works.stream.follow(iter(()))
 
     def to_device(self, device: "str | Any") -> "DeviceBatches":
         """The same stream as torch tensors on `device`, copied one batch ahead on a side stream."""
@@ -183,7 +193,7 @@ class Feed:
         return self._works
 
     def _is_open(self, run: "Pass") -> bool:
-        return self._pass is run and self._works is run.works
+        return self._pass is not None and self._pass() is run and self._works is run.works
 
     def _seek(self, epoch: int, start: int) -> None:
         """Make (epoch, start) the next step delivered; what was read ahead stays if it is just that."""
@@ -191,29 +201,9 @@ class Feed:
         if stream.next_step is not None and (stream.next_step.epoch, stream.next_step.step) == (epoch, start):
             stream.reclaim()
         else:
-            stream.follow(self._steps_from(epoch, start))
-
-    def _steps_from(self, epoch: int, start: int) -> Iterator[Step]:
-        """Steps in the order of training; on into the next epochs if workers stay."""
-        last_epoch = epoch if not self.config.persistent_workers else (self.config.epochs or np.inf) - 1
-        for each in itertools.count(epoch):
-            if each > max(last_epoch, epoch):
-                return
-            plan = self._plan_of(each)
-            yield from (plan.step(step) for step in range(start if each == epoch else 0, plan.num_steps))
-
-    def _plan_of(self, epoch: int) -> EpochPlan:
-        if epoch not in self._epoch_plans:
-            # Two are in use at a time: the epoch that trains and the one that is read ahead.
-            self._epoch_plans = {e: plan for e, plan in self._epoch_plans.items() if abs(e - epoch) <= 1}
-            self._epoch_plans[epoch] = self.plan.epoch(epoch)
-        return self._epoch_plans[epoch]
-
-    def _set_plan_weights(self, weights: np.ndarray | list[float] | None) -> None:
-        self.plan = self.plan.with_weights(None if weights is None else np.asarray(weights, np.float64))
-        self._epoch_plans.clear()
-        if self._works is not None:
-            self._works.stream.follow(iter(()))
+            # On into the next epochs if workers stay.
+            last_epoch = (self.config.epochs or np.inf) - 1 if self.config.persistent_workers else epoch
+            stream.follow(self._epochs.steps(epoch, start, last_epoch))
 
     def _remember_quarantine(self) -> None:
         if self._works is not None:
@@ -256,6 +246,10 @@ class Pass:
     def position_after(self, step: int) -> tuple[int, int]:
         """Epoch and step that follow `step` of this pass."""
         return (self._epoch, step + 1) if step + 1 < self._steps.stop else (self._epoch + 1, 0)
+
+
+def _as_weights(weights: np.ndarray | list[float] | None) -> np.ndarray | None:
+    return None if weights is None else np.asarray(weights, np.float64)
 
 
 def _borrow(run: Pass) -> Iterator[Batch]:

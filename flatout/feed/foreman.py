@@ -15,7 +15,7 @@ from flatout.feed.nursery import Ended
 from flatout.feed.plan import Step, micro_batches
 from flatout.feed.ring import UNKNOWN, Claim, Ring, Task
 from flatout.feed.source import Source
-from flatout.feed.worker import Failure, Report
+from flatout.feed.worker import Failure, Report, cause_of
 from flatout.profiler import machine
 
 logger = logging.getLogger(__name__)
@@ -188,11 +188,11 @@ class Foreman:
         if sample in self.bad:
             return
         self.bad[sample] = cause
-        logger.warning("Sample %d (%s) is replaced by a substitute: %s", sample, self._source.where(sample), cause)
+        logger.warning("Sample %d (%s) is replaced by a substitute: %s", sample, self._where(sample), cause)
         if len(self.bad) > self._bad_at_most:
             raise DataError(
                 f"{len(self.bad)} of {len(self._source)} samples could not be read, more than the {self._bad_at_most} "
-                f"that are tolerated; the last one: {self._source.where(sample)} ({cause}). Check the data set."
+                f"that are tolerated; the last one: {self._where(sample)} ({cause}). Check the data set."
             )
 
     def _watch(self) -> None:
@@ -231,12 +231,19 @@ class Foreman:
     def _place_of(self, claim: Claim, task: Task) -> str:
         """The sample or samples a worker is or was at, with files."""
         if claim.sample != UNKNOWN:
-            return f"sample {claim.sample} ({self._source.where(claim.sample)})"
+            return f"sample {claim.sample} ({self._where(claim.sample)})"
         indices = self._samples_of(task)
-        return f"one of {len(indices)} samples from {indices[0]} ({self._source.where(indices[0])}) on"
+        return f"one of {len(indices)} samples from {indices[0]} ({self._where(indices[0])}) on"
+
+    def _where(self, sample: int) -> str:
+        """The source's word for a sample; if it has none, that must not hide what is to be told about it."""
+        try:
+            return self._source.where(sample)
+        except Exception as error:
+            return f"where() raised {cause_of(error)}"
 
     def _samples_of(self, task: Task) -> list[int]:
-        return self._ring.slots[task.slot].indices[task.begin : task.end].tolist()
+        return list(map(int, self._ring.slots[task.slot].indices[task.begin : task.end]))
 
     def _advice(self, end: Ended) -> str:
         """What to make of a worker's end."""
@@ -251,7 +258,7 @@ class Foreman:
         slot = self._ring.slots[slot_number]
         if failure.row < 0:
             raise DataError(f"A worker failed: {failure.cause}.") from RemoteError(failure.traceback)
-        where, position = self._source.where(failure.sample), int(slot.positions[failure.row])
+        where, position = self._where(failure.sample), int(slot.positions[failure.row])
         raise SampleError(
             f"Sample {failure.sample} ({where}) could not be read, at position {position} of epoch "
             f"{int(slot.head['epoch'])}: {failure.cause}",

@@ -70,7 +70,7 @@ class FeedConfig:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: use {' or '.join(map(repr, known))}.")
         if not 0 <= self.bad_share <= 1:
             raise ConfigError(f"bad_share={self.bad_share} must lie in 0..1.")
-        if self.watchdog_s < 0:
+        if not self.watchdog_s >= 0:  # also refuses NaN
             raise ConfigError(f"watchdog_s={self.watchdog_s} must not be negative; 0 switches the watchdog off.")
 
     @property

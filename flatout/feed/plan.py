@@ -10,7 +10,7 @@ Dimension key:  N samples in the epoch's order   R ranks   S steps   B batch siz
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -197,6 +197,29 @@ class EpochPlan:
         return hashlib.sha256(np.ascontiguousarray(self._order_N, np.int64).tobytes()).hexdigest()[:16]
 
 
+class EpochPlans:
+    """The epochs of a plan; two are kept: the one that trains and the one that is read ahead."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._kept: dict[int, EpochPlan] = {}
+
+    def __getitem__(self, epoch: int) -> EpochPlan:
+        if epoch not in self._kept:
+            self._kept = {kept: plan for kept, plan in self._kept.items() if abs(kept - epoch) <= 1}
+            self._kept[epoch] = self._plan.epoch(epoch)
+        return self._kept[epoch]
+
+    def steps(self, epoch: int, start: int, last_epoch: float) -> Iterator[Step]:
+        """Steps in the order of training: the rest of `epoch`, then the epochs up to `last_epoch`."""
+        while True:
+            plan = self[epoch]
+            yield from map(plan.step, range(start, plan.num_steps))
+            if epoch >= last_epoch:
+                return
+            epoch, start = epoch + 1, 0
+
+
 def _check_weights(weights: np.ndarray, num_samples: int) -> None:
     if np.shape(weights) != (num_samples,):
         raise ConfigError(
@@ -207,10 +230,14 @@ def _check_weights(weights: np.ndarray, num_samples: int) -> None:
 
 
 def _check_order(order: np.ndarray, num_samples: int) -> np.ndarray:
-    order_N = np.asarray(order, np.int64)
+    order_N = np.asarray(order)
     if order_N.ndim != 1 or len(order_N) == 0:
         raise ConfigError(f"order has shape {order_N.shape}: give a list of at least one sample index.")
+    if order_N.dtype.kind not in "iu":
+        raise ConfigError(
+            f"order has dtype {order_N.dtype}: give whole numbers, the samples' indices (of a mask: np.flatnonzero)."
+        )
     if order_N.min() < 0 or order_N.max() >= num_samples:
         bad = int(order_N[(order_N < 0) | (order_N >= num_samples)][0])
         raise ConfigError(f"order names sample {bad}, but the source has samples 0..{num_samples - 1}.")
-    return order_N
+    return order_N.astype(np.int64)

@@ -186,15 +186,20 @@ class Processes:
         assert self._control is not None
         ready = wait_readable([self._control, also] if also else [self._control], timeout_s)
         while self._control.fileno() in ready:
-            try:
-                message = self._control.recv(1 << 18)
-            except ConnectionResetError:  # it ended before it read all that it was told
-                message = b""
+            message = self._hear()
             if not message:
                 self._lose_nursery()
                 return
             self._take_in(pickle.loads(message))
             ready = wait_readable([self._control], 0)
+
+    def _hear(self) -> bytes:
+        assert self._control is not None
+        try:
+            return self._control.recv(1 << 18)
+        except ConnectionResetError:
+            # Said once if the nursery ended before it had read everything; what it told before comes after.
+            return self._control.recv(1 << 18)
 
     def _take_in(self, message: Started | Ended | Refused) -> None:
         if isinstance(message, Started):
@@ -282,7 +287,9 @@ def _wait_until_gone(pid: int) -> None:
     deadline = time.monotonic() + END_TIMEOUT_S
     while not _has_ended(pid):
         if time.monotonic() > deadline:
-            raise ChildLostError(f"Worker process {pid} was killed but does not end; the disk it reads from may be dead.")
+            raise ChildLostError(
+                f"Worker process {pid} was killed but does not end; the disk it reads from may be dead."
+            )
         time.sleep(0.001)
 
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from flatout.errors import DataError
+from flatout.errors import DataError, ResourceError
 from flatout.feed.arena import Arena, page_aligned
 from flatout.feed.plan import Step
 from flatout.feed.source import Field, Fields, Rows
@@ -181,6 +181,8 @@ class Slot:
 
     def open_for(self, step: Step) -> None:
         """Write down what is to be filled in; called by the parent before it publishes the tasks."""
+        if unknown := step.shapes.keys() - self._fixed.keys():
+            raise DataError(f"The plan gives a shape for {_quoted(unknown)}; the source has {_quoted(self._fixed)}.")
         self.head["epoch"] = step.epoch
         self.head["num_rows"] = len(step.indices)
         self.head["cursor"] = 0
@@ -221,9 +223,12 @@ class Ring:
         arena = Arena.create(spec.fixed_bytes)
         ring = cls(spec, arena, KernelLock(arena.fd) if shared_by_processes else threading.Lock())
         ring._cells["ticket"] = IDLE
-        if spec.rows_fields:
-            for slot in range(spec.num_slots):
+        try:
+            for slot in range(spec.num_slots if spec.rows_fields else 0):
                 ring.enlarge_scratch(slot, spec.scratch_bytes)
+        except ResourceError:
+            ring.close()
+            raise
         return ring
 
     @classmethod
@@ -341,6 +346,10 @@ class KernelLock:
         asked = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, *_, pid = struct.unpack(layout, fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))
         return None if kind == fcntl.F_UNLCK else pid
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names)))
 
 
 def _check_step_shape(name: str, shape: tuple[int, ...], largest: tuple[int, ...]) -> None:

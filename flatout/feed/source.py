@@ -176,6 +176,10 @@ class SampleSource(ABC):
 
 def check_source(source: Source) -> None:
     """Refuse a source that cannot be fed, in one sentence."""
+    if missing := [name for name in ("__len__", "fields", "draw", "read", "where") if not hasattr(source, name)]:
+        raise ConfigError(
+            f"{type(source).__name__} is no source: it has no {_names(missing)}. Subclass flatout.feed.SampleSource."
+        )
     if len(source) == 0:
         raise DataError(f"{type(source).__name__} is empty (0 samples): there is nothing to feed. Check the data path.")
     fields = source.fields

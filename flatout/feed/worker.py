@@ -122,9 +122,10 @@ class Bench:
         slot = self._ring.slots[task.slot]
         replaced: list[Replacement] = []
         pieces = None if task.singly or self._any_quarantined(slot, task) else self._try_whole(slot, task)
-        shown: list[int] | None = None
+        shown: list[int] = []
         if pieces is None:
-            shown, pieces = zip(*(self._read_one(slot, row, replaced) for row in range(task.begin, task.end)))
+            singles = [self._read_one(slot, row, replaced) for row in range(task.begin, task.end)]
+            shown, pieces = [index for index, _ in singles], [piece for _, piece in singles]
         with clock.stage("hand over"):
             fields = self._ring.spec.rows_fields
             taken = {name: [rows for piece in pieces for rows in piece[name].taken] for name in fields}
@@ -213,9 +214,13 @@ def _describe(error: BaseException, *, row: int, sample: int) -> Failure:
 
 def cause_of(error: BaseException) -> str:
     """What went wrong, short enough for a message."""
-    return f"{type(error).__name__}: {error}"[:CAUSE_CHARACTERS]
+    return _shortened(f"{type(error).__name__}: {error}", CAUSE_CHARACTERS)
 
 
 def traceback_of(error: BaseException) -> str:
     """Where it went wrong, short enough for a message."""
-    return "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS:]
+    return _shortened("".join(traceback.format_exception(error)), TRACEBACK_CHARACTERS)
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]} [...] {text[-most // 2 :]}"

@@ -3,6 +3,7 @@
 import os
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 from flatout.feed.crew import Crew, Nobody, Threads
 from flatout.feed.foreman import Foreman
@@ -29,14 +30,15 @@ class Works:
         orders = WorkOrders(seed=plan.seed, substitute_errors=config.on_error == "substitute")
         self.crew = _hire(self.ring, source, orders, config, num_workers)
         self.foreman = Foreman(self.ring, self.crew, source, watchdog_s=config.watchdog_s, bad_share=config.bad_share)
-        self.meter = Meter(self._stages, num_slots=spec.num_slots, num_workers=num_workers)
+        self.meter = Meter(partial(_read_stages, self.ring), num_slots=spec.num_slots, num_workers=num_workers)
         self.stream = Stream(self.ring, self.foreman, self.meter)
         self.before_close: list[Callable[[], None]] = []
         # Also when the feed is dropped without close(), or the interpreter ends.
         self.close = weakref.finalize(self, _close, self.crew, self.ring, self.before_close, os.getpid())
 
-    def _stages(self) -> dict[str, StageTime]:
-        return sum_stages([read_totals(table) for table in self.ring.stages])
+
+def _read_stages(ring: Ring) -> dict[str, StageTime]:
+    return sum_stages([read_totals(table) for table in ring.stages])
 
 
 def _close(crew: Crew, ring: Ring, before_close: list[Callable[[], None]], owner: int) -> None:

@@ -112,6 +112,13 @@ def stage(name: str) -> _Off | _Mark:
     return _OFF if totals is None else _Mark(totals, name)
 
 
+def count(name: str) -> None:
+    """Charge one run of `name` that takes no time worth measuring."""
+    totals = _recorder.totals
+    if totals is not None:
+        totals.add(name, 0)
+
+
 @contextmanager
 def recording(totals: Totals | None = None) -> Iterator[Totals]:
     """Record this thread's marks inside the block, into `totals` or a table of its own."""

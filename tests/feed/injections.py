@@ -8,6 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -48,6 +49,11 @@ def is_stopped(pid: int) -> bool:
 def nursery_of(feed: Feed) -> int:
     """The process that a feed's workers were forked from."""
     return int(status_of(next(iter(feed.worker_pids.values())))["PPid"])
+
+
+def open_files(pid: int) -> list[str]:
+    """What the descriptors of a process are open on; deleted files are marked as such by the kernel."""
+    return [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
 
 
 def children_of(pid: int) -> list[int]:
@@ -168,11 +174,15 @@ def stop_inside_lock(feed: Feed) -> int:
         for _ in feed:
             victim = feed.worker_pids[0]
             os.kill(victim, signal.SIGSTOP)
-            wait_until(lambda: is_stopped(victim) or is_gone(victim))
+            wait_until(partial(_stands_still, victim))
             if is_gone(victim) or victim in lock_holders():
                 return victim
             os.kill(victim, signal.SIGCONT)
     pytest.fail("no worker was ever caught inside the lock")
+
+
+def _stands_still(pid: int) -> bool:
+    return is_stopped(pid) or is_gone(pid)
 
 
 def lock_holders() -> set[int]:

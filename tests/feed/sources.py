@@ -1,11 +1,10 @@
-"""Small sources that misbehave on demand, and the fingerprint of what a feed makes of them.
+"""Small sources that misbehave on demand.
 
 A *trouble* is a function without arguments that a worker calls when it reads the sample it belongs to.
 All of this is imported by worker processes too, so it lives in a module and can be pickled.
 """
 
 import errno
-import hashlib
 import os
 import signal
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flatout.feed import Batch, Field, Out, Rows, SampleSource
+from flatout.feed import Field, Out, Rows, SampleSource
 
 Trouble = Callable[[], object]
 
@@ -143,18 +142,6 @@ class SlowToOpen(Pictures):
         if not self.only_once or not self.log.exists():
             leave_a_line(self.log, str(os.getpid()))
             time.sleep(30)
-
-
-def digest(batch: Batch) -> str:
-    """A name for everything in a batch."""
-    sha = hashlib.sha256(f"{batch.epoch} {batch.step} {batch.num_valid}".encode())
-    for array in (batch.indices, batch.positions, *batch.fields.values(), *batch.counts.values()):
-        sha.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
-    return sha.hexdigest()[:16]
-
-
-def digests(batches: Iterable[Batch]) -> list[str]:
-    return [digest(batch) for batch in batches]
 
 
 def leave_a_line(log: Path, text: str) -> None:

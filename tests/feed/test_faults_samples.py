@@ -1,11 +1,14 @@
 """Samples that cannot be read, or that kill or hold up whoever reads them."""
 
 import errno
+import functools
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,10 +42,11 @@ CREWS = {
 every_crew = pytest.mark.parametrize("crew", CREWS.values(), ids=CREWS)
 
 
-def troubled(trouble: dict[int, Trouble], *, source: type[Pictures] = Pictures, **knobs) -> Feed:
+def troubled(trouble: Mapping[int, Trouble], *, source: type[Pictures] = Pictures, **knobs: Any) -> Feed:
     return Feed(source(COUNT, trouble), PLAN, FeedConfig(**{"workers": 2, "epochs": 1} | knobs))
 
 
+@functools.cache
 def undisturbed() -> list[str]:
     with troubled({}, workers=0) as feed:
         return digests(feed)
@@ -54,7 +58,7 @@ def undisturbed() -> list[str]:
 @every_crew
 def test_an_unreadable_sample_raises_at_its_own_step_and_says_all_about_it(crew: dict):
     with troubled({21: partial(fail, OSError, errno.EACCES, "Permission denied")}, **crew) as feed:
-        seen = []
+        seen: list[str] = []
         with pytest.raises(SampleError) as caught:
             seen.extend(digest(batch) for batch in feed)
         assert seen == undisturbed()[:2]
@@ -69,8 +73,8 @@ def test_an_unreadable_sample_raises_at_its_own_step_and_says_all_about_it(crew:
 def test_a_feed_that_raised_can_be_iterated_again_and_raises_again_at_the_same_step(crew: dict):
     with troubled({21: partial(fail, KeyError, "boxes")}, **crew) as feed:
         for _ in range(2):
-            seen = []
-            with pytest.raises(SampleError, match="Sample 21 .*KeyError: 'boxes'"):
+            seen: list[str] = []
+            with pytest.raises(SampleError, match=r"Sample 21 .*KeyError: 'boxes'"):
                 seen.extend(digest(batch) for batch in feed.epoch(0))
             assert seen == undisturbed()[:2]
         with pytest.raises(SampleError, match="Sample 21"):
@@ -210,7 +214,7 @@ def test_a_file_that_blocks_holds_up_one_worker_only_and_is_named(tmp_path: Path
             threading.Thread(target=write_after_warning).start()
         first = next(batches).copy()
         # While the first batch waited, the other worker filled the rest of the ring.
-        assert feed._works.stream.is_ready()
+        assert feed._started.stream.is_ready()
         rest = [batch.indices.copy() for batch in batches]
         assert feed.bad_samples.keys() == (set() if writer_comes else {3})
         assert feed.num_replaced == (0 if writer_comes else 1)

@@ -1,6 +1,7 @@
 """Workers that are killed, stopped or starved of memory: the batches come out the same."""
 
-import logging
+import contextlib
+import functools
 import os
 import random
 import signal
@@ -8,10 +9,13 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flatout.feed import Feed, FeedConfig, Plan, processes
+from flatout.feed import Feed, FeedConfig, Field, Plan, processes
+from flatout.feed.ring import UNKNOWN, Ring, RingSpec, Task
+from tests.feed.comparing import digest, digests
 from tests.feed.injections import (
     children_of,
     is_stopped,
@@ -21,18 +25,12 @@ from tests.feed.injections import (
     stop_inside_lock,
     wait_until,
 )
-from tests.feed.comparing import digest, digests
 from tests.feed.sources import (
     Pictures,
     Stillborn,
     Trouble,
-    die,
-    digest,
-    digests,
-    leave_a_line,
     lines_of,
     logged,
-    only_once,
     stop_once,
     wait_for,
 )
@@ -43,13 +41,14 @@ COUNT, BATCH = 96, 8
 PLAN = Plan(num_samples=COUNT, batch_size=BATCH, seed=5, shuffle=False)
 
 
+@functools.cache
 def undisturbed(epochs: int = 1, plan: Plan = PLAN) -> list[str]:
     with Feed(Pictures(plan.num_samples), plan, FeedConfig(workers=0)) as feed:
         return [each for _ in range(epochs) for each in digests(feed)]
 
 
-def troubled(trouble: dict[int, Trouble], **knobs) -> Feed:
-    return Feed(Pictures(COUNT, trouble), PLAN, FeedConfig(**{"workers": 2, "epochs": 1} | knobs))
+def troubled(trouble: dict[int, Trouble], **knobs: Any) -> Feed:
+    return Feed(Pictures(COUNT, trouble, sleep_s=0.001), PLAN, FeedConfig(**{"workers": 2, "epochs": 1} | knobs))
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
@@ -110,8 +109,7 @@ def test_all_workers_killed_at_once_are_replaced(with_nursery: bool):
 
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
 def test_a_killed_nursery_is_replaced_with_its_workers(caplog, start_method: str):
-    config = FeedConfig(workers=2, epochs=1, start_method=start_method)
-    with Feed(Pictures(COUNT, sleep_s=0.002), PLAN, config) as feed:
+    with troubled({}, start_method=start_method) as feed:
         seen = []
         for batch in feed:
             if batch.step in (2, 6):
@@ -134,10 +132,21 @@ def test_a_token_lost_with_a_dying_worker_does_not_strand_a_task(tmp_path: Path)
     # dies between reading it and claiming a task.
     with troubled({0: partial(wait_for, go), 1: partial(wait_for, go)}, micro_batch=1) as feed:
         batches = iter(feed)
-        crew = feed._works.crew
+        crew: Any = feed._started.crew
         os.read(crew._lines.tokens_out, 1)
         go.touch()
         assert digests(batches) == undisturbed()
+
+
+def test_a_claim_broken_off_by_death_belongs_to_whoever_claims_next():
+    spec = RingSpec(fields={"x": Field(())}, batch_size=4, micro_batch=2, num_slots=2, num_workers=2)
+    ring = Ring.create(spec, shared_by_processes=False)
+    (ticket, _) = ring.publish([Task(0, 0, 2), Task(0, 2, 4)])
+    ring._cells[0] = (ticket, time.monotonic_ns(), UNKNOWN)  # worker 0 dies here, before it moves the queue on
+    assert ring.claim_of(0) is None
+    assert ring.claim(1) == (ticket, Task(0, 0, 2))
+    assert ring.claim_of(0) is None
+    assert ring.claim_of(1).ticket == ticket
 
 
 @pytest.mark.parametrize("moment", ["at a sample", "at any time"])
@@ -210,7 +219,8 @@ import logging, sys
 from functools import partial
 from pathlib import Path
 from flatout.feed import Feed, FeedConfig, Plan
-from tests.feed.sources import Pictures, digests, take_memory
+from tests.feed.comparing import digests
+from tests.feed.sources import Pictures, take_memory
 
 if __name__ == "__main__":
     logging.basicConfig()
@@ -232,7 +242,5 @@ def test_a_worker_killed_for_lack_of_memory_is_replaced_with_advice(tmp_path: Pa
 
 
 def kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

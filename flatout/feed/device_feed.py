@@ -1,0 +1,65 @@
+"""Batches that are rendered on the device: workers draw numbers, the pixels never leave the device.
+
+    worker: draw + small fields -> slot -> copy stream: copy, stage, render -> out A | B -> training step
+
+The same feed, order, randomness and resume as on the host: a renderer gets sources and explicit
+parameters and has no randomness of its own, so what it makes follows from (seed, epoch, step).
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from flatout.errors import ConfigError
+from flatout.feed.batch import Batch
+from flatout.feed.device import DeviceBatches
+from flatout.feed.device_store import DeviceStore, Sources
+from flatout.feed.feed import Feed
+
+
+class Render(Protocol):
+    """Fills `out` from `sources` and `params` on the current stream, without a host-device wait."""
+
+    def __call__(self, sources: Sources, params: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None: ...
+
+
+class DeviceFeed(DeviceBatches):
+    """A feed of parameters, rendered one batch ahead of the step.
+
+    The feed's source has a field of item numbers, int [B] or [B, n]; its other fields arrive as
+    `params`. A batch holds them and the rendered `outputs`: name -> (per-sample shape, dtype).
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        store: DeviceStore,
+        render: Render,
+        outputs: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+        *,
+        items: str = "items",
+    ) -> None:
+        super().__init__(feed, store.device)
+        if items not in feed.source.fields:
+            raise ConfigError(f"The source has no field '{items}' that says which items a sample is made of.")
+        if clash := sorted(set(outputs) & set(feed.source.fields)):
+            raise ConfigError(f"Output '{clash[0]}' has the name of a field of the source: rename one of them.")
+        self._store = store
+        self._render = render
+        self._items = items
+        # Two sets, filled in turn: one is trained on while the other is rendered.
+        self._outs = [
+            {
+                name: torch.empty((feed.plan.batch_size, *shape), dtype=dtype, device=store.device)
+                for name, (shape, dtype) in outputs.items()
+            }
+            for _ in range(2)
+        ]
+
+    def _finish(self, turn: int, batch: Batch, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        sources = self._store.sources_of(batch[self._items])
+        out = {name: tensor[: len(batch)] for name, tensor in self._outs[turn % 2].items()}
+        self._render(sources, tensors, out)
+        return tensors | out

@@ -1,0 +1,178 @@
+"""Where stores live: a folder with one file per store on disk, and one small record per store in memory.
+
+<name>.store    a store, published whole by a rename
+<name>.memory   which process holds the store in its memory, and how to open it
+<name>.lock     held by whoever builds; <name>.owner says who that is and how far
+<name>.*.part   being written; a leftover of a killed process is removed by the next one that builds
+"""
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from flatout.feed.fd_address import FdAddress
+from flatout.feed.store_file import StoreFile, StoreFileError
+from flatout.feed.store_key import StoreKey
+
+logger = logging.getLogger(__name__)
+
+
+def default_folder() -> Path:
+    """$XDG_CACHE_HOME/flatout/stores, or the same below ~/.cache."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "flatout" / "stores"
+
+
+class Home:
+    """The files of one store."""
+
+    def __init__(self, folder: Path, key: StoreKey) -> None:
+        self._folder = folder
+        self._key = key
+        self._rejected: set[tuple[int, int, int]] = set()
+        self.state = key.state
+        self.path = folder / f"{key.name}.store"
+        self.lock_path = folder / f"{key.name}.lock"
+        self._memory_path = folder / f"{key.name}.memory"
+
+    def prepare(self) -> str:
+        """Make the folder and tidy it up; returns why nothing can be written there, or ""."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with _locked_part(self._folder / f"{self._key.name}.probe.{_whoami()}.part") as fd:
+                os.write(fd, b"\0")
+        except OSError as error:
+            return error.strerror or str(error)
+        for part in self._folder.glob("*.part"):
+            _remove_if_left_behind(part)
+        return ""
+
+    def free_bytes(self) -> int:
+        """Room on the folder's disk; 0 where there is no folder."""
+        try:
+            return shutil.disk_usage(self._folder).free
+        except OSError:
+            return 0
+
+    def find_on_disk(self) -> StoreFile | None:
+        """The published store, if there is a whole one."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        return self._open(fd, str(self.path))
+
+    def find_in_memory(self) -> StoreFile | None:
+        """The store in another process's memory, or in this one's, if there is one; a stale record is nothing."""
+        try:
+            address = FdAddress(*json.loads(self._memory_path.read_text()))
+            fd = address.open()
+        except (OSError, ValueError, TypeError):
+            return None
+        return self._open(fd, f"in the memory of process {address.pid}")
+
+    def reject(self, file: StoreFile) -> None:
+        """Do not find this file again."""
+        self._rejected.add(_identity(file.fd))
+        file.close()
+
+    @contextmanager
+    def publishing(self) -> Iterator[int]:
+        """A descriptor to write the store to; it appears under its name, whole, when the block ends without error."""
+        part = self._folder / f"{self._key.name}.{_whoami()}.part"
+        with _locked_part(part) as fd:
+            yield fd
+            os.fsync(fd)
+            part.rename(self.path)
+            _sync_folder(self._folder)
+        for other in self._folder.glob(f"{self._key.family[:16]}-*.store"):
+            if other != self.path:  # of the same files before they changed
+                with suppress(OSError):
+                    other.unlink()
+
+    def register_memory(self, fd: int) -> None:
+        """Let other processes of this machine find the store behind `fd`; without a record they build their own."""
+        with suppress(OSError):
+            self._memory_path.write_text(json.dumps(FdAddress.of(fd)))
+
+    def forget_memory(self, fd: int) -> None:
+        """Take our own record back."""
+        with suppress(OSError, ValueError):
+            if json.loads(self._memory_path.read_text()) == list(FdAddress.of(fd)):
+                self._memory_path.unlink()
+
+    def _open(self, fd: int, name: str) -> StoreFile | None:
+        identity = _identity(fd)
+        try:
+            file = StoreFile(fd)
+            if file.header.state != self.state:
+                raise StoreFileError("it belongs to other data")
+        except StoreFileError as error:
+            if identity not in self._rejected:
+                self._rejected.add(identity)
+                logger.warning("The store %s cannot be used: %s. It is built anew.", name, error)
+            return None
+        return None if identity in self._rejected else file
+
+
+@contextmanager
+def _locked_part(path: Path) -> Iterator[int]:
+    """A new file that is locked while we write it, and gone afterwards unless it was renamed."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            # Between the two lines above it may have been taken for a leftover.
+            if os.fstat(fd).st_nlink == 0:
+                continue
+            os.ftruncate(fd, 0)
+            yield fd
+            return
+        finally:
+            _remove_same(path, fd)
+            os.close(fd)
+
+
+def _remove_if_left_behind(path: Path) -> None:
+    """Remove a file whose writer is dead: nobody holds its lock."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove_same(path, fd)
+    except OSError:
+        return  # it lives
+    finally:
+        os.close(fd)
+
+
+def _remove_same(path: Path, fd: int) -> None:
+    """Remove `path` if it still is the file behind `fd`."""
+    with suppress(OSError):
+        if os.path.samestat(os.stat(path), os.fstat(fd)):
+            path.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _identity(fd: int) -> tuple[int, int, int]:
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino, status.st_ctime_ns  # the number alone may come back
+
+
+def _whoami() -> str:
+    return f"{socket.gethostname()}.{os.getpid()}"

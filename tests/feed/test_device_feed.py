@@ -1,0 +1,144 @@
+"""Batches rendered on the device equal those cut by NumPy, resident or staged, resumed or not."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from examples.gpu_crops import Crops, draw_pictures, render_crops
+from flatout.errors import ConfigError, DataError, ResourceError
+from flatout.feed import Feed, FeedConfig, Plan
+from flatout.feed.device_feed import DeviceFeed
+from flatout.feed.device_store import CHUNK_BYTES, DeviceStore, settle
+from tests.feed.test_device import DEVICES, needs_gpu
+from tests.reference.plain_feed import plain_batches
+
+SIZE = 12
+OUTPUTS = {"image": ((3, SIZE, SIZE), torch.float32)}
+PICTURES = draw_pictures(45, size=16)
+SOURCE = Crops(*(np.array([picture.shape[axis] for picture in PICTURES]) for axis in (0, 1)), SIZE)
+ALL_BYTES = sum(-(-picture.nbytes // CHUNK_BYTES) * CHUNK_BYTES for picture in PICTURES)
+
+
+def plan(**changes: Any) -> Plan:
+    return Plan(**{"num_samples": 45, "batch_size": 8, "seed": 3, "last": "short"} | changes)
+
+
+def new_store(device: str, share: float = 2.0) -> DeviceStore:
+    return DeviceStore(PICTURES, device, budget_bytes=int(share * ALL_BYTES), batch_items=8)
+
+
+def plain_crops(epoch: int, start: int = 0) -> list[np.ndarray]:
+    """The plain twin: one NumPy slice per sample."""
+    batches = []
+    for batch in plain_batches(SOURCE, plan(), epoch, start):
+        images = []
+        for item, (y, x, flip) in zip(batch["items"], batch["crop"], strict=True):
+            image = PICTURES[item][y : y + SIZE, x : x + SIZE][:, :: -1 if flip else 1].transpose(2, 0, 1)
+            images.append(image.astype(np.float32) * np.float32(2 / 255) - 1)
+        batches.append(np.stack(images))
+    return batches
+
+
+def assert_equal(batches, expected: list[np.ndarray]) -> None:
+    rendered = [batch["image"].cpu().numpy().copy() for batch in batches]
+    assert len(rendered) == len(expected)
+    for got, want in zip(rendered, expected, strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("share", [2.0, 0.7, 0.35], ids=["resident", "mostly resident", "mostly staged"])
+def test_rendered_batches_equal_numpy_crops(device, share):
+    store = new_store(device, share)
+    assert (store.residence.num_resident == 45) == (share == 2.0)
+    # Workers once: they import the example's module, and with it torch.
+    with Feed(SOURCE, plan(), FeedConfig(workers=int(share == 0.7))) as feed:
+        batches = DeviceFeed(feed, store, render_crops, OUTPUTS)
+        for epoch in range(2):
+            assert_equal(batches, plain_crops(epoch))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_rendered_stream_resumes_at_any_step(device):
+    for stop in (1, 4):
+        with Feed(SOURCE, plan(), FeedConfig(workers=0)) as feed:
+            batches = DeviceFeed(feed, new_store(device), render_crops, OUTPUTS)
+            for batch in batches:
+                if batch.step == stop:
+                    break
+            state = batches.state_dict()
+        with Feed(SOURCE, plan(), FeedConfig(workers=2, backend="thread")) as feed:
+            batches = DeviceFeed(feed, new_store(device, 0.5), render_crops, OUTPUTS)
+            batches.load_state_dict(state)
+            assert_equal(batches, plain_crops(0, start=stop + 1))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("share", [2.0, 0.3])
+def test_nothing_is_overwritten_while_a_slow_step_runs_and_the_host_never_waits(share):
+    store = new_store("cuda", share)
+    many = plan(order=np.arange(45).repeat(4), last="drop")
+    with Feed(SOURCE, many, FeedConfig(workers=2, backend="thread")) as feed:
+        batches = iter(DeviceFeed(feed, store, render_crops, OUTPUTS))
+        sums = [next(batches)["image"].double().sum() for _ in range(3)]
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for batch in batches:
+                torch.cuda._sleep(3_000_000)
+                sums.append(batch["image"].double().sum())
+                if batch.step == 18:
+                    break
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    with Feed(SOURCE, many, FeedConfig(workers=0)) as feed:
+        expected = [
+            batch["image"].double().sum() for batch in DeviceFeed(feed, new_store("cpu"), render_crops, OUTPUTS)
+        ]
+    assert torch.allclose(torch.stack(sums).cpu(), torch.stack(expected)[: len(sums)], atol=1e-3)
+
+
+def test_the_device_takes_the_first_items_and_keeps_room_for_a_batch_of_the_largest():
+    chunks = np.array([3, 1, 4, 1, 5, 9, 2, 6])
+    all_there, staging = settle(chunks, budget=31, batch_items=2)
+    assert (all_there.num_resident, all_there.host_chunks, staging) == (8, 0, 0)
+    some, staging = settle(chunks, budget=24, batch_items=2)
+    assert staging == 15
+    assert (some.num_resident, some.device_chunks, some.host_chunks) == (4, 9, 22)
+    assert some.begin_N.tolist() == [0, 3, 4, 8, 0, 5, 14, 16]
+
+
+def test_a_store_says_where_its_items_are():
+    assert "45 of 45 items on cpu" in str(new_store("cpu"))
+    assert "staged from pinned memory" in str(new_store("cpu", 0.5))
+
+
+@pytest.mark.parametrize(
+    ("items", "arguments", "error", "words"),
+    [
+        ([], {}, DataError, "no items"),
+        ([np.zeros((2, 2)), np.zeros(3)], {}, DataError, "one dtype and rank"),
+        (PICTURES, {"budget_bytes": ALL_BYTES // 2}, ConfigError, "batch_items"),
+        (PICTURES, {"budget_bytes": 2048, "batch_items": 8}, ResourceError, "smaller batch"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(items, arguments, error, words):
+    with pytest.raises(error, match=words):
+        DeviceStore(items, "cpu", **arguments)
+
+
+def test_a_batch_with_more_items_than_room_was_kept_for_is_refused():
+    store = DeviceStore(PICTURES, "cpu", budget_bytes=ALL_BYTES // 2, batch_items=2)
+    with pytest.raises(ConfigError, match="larger batch_items"):
+        store.sources_of(np.arange(30, 40))
+
+
+def test_wrong_names_are_refused():
+    with Feed(SOURCE, plan(), FeedConfig(workers=0)) as feed:
+        with pytest.raises(ConfigError, match="no field 'pictures'"):
+            DeviceFeed(feed, new_store("cpu"), render_crops, OUTPUTS, items="pictures")
+        with pytest.raises(ConfigError, match="'crop' has the name of a field"):
+            DeviceFeed(feed, new_store("cpu"), render_crops, {"crop": ((1,), torch.float32)})

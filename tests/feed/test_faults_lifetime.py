@@ -1,0 +1,371 @@
+"""How feeds end: interrupted, abandoned, dropped, killed. Nothing is left behind, and what follows starts right."""
+
+import functools
+import gc
+import os
+import signal
+import socket
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from flatout.errors import ChildLostError, ConfigError, DataError
+from flatout.feed import Feed, FeedConfig, Plan
+from tests.feed.comparing import digest, digests
+from tests.feed.injections import Script, children_of, is_gone, nursery_of, open_files, run_script, wait_until
+from tests.feed.sources import FailsToOpen, ImportedModules, Pictures, SlowToOpen, fail, lines_of, only_once
+
+pytestmark = pytest.mark.fault
+
+COUNT = 96
+PLAN = Plan(num_samples=COUNT, batch_size=8, seed=5, shuffle=False)
+CREWS = {
+    "spawn": {"workers": 2},
+    "fork": {"workers": 2, "start_method": "fork"},
+    "threads": {"workers": 2, "backend": "thread"},
+    "nobody": {"workers": 0},
+}
+every_crew = pytest.mark.parametrize("crew", CREWS.values(), ids=CREWS)
+
+HEAD = """
+import os, signal, sys, threading, time
+from functools import partial
+from pathlib import Path
+from flatout.feed import Feed, FeedConfig, Field, Plan, SampleSource
+from tests.feed.sources import Pictures, SlowToOpen, logged
+
+def feed_of(trouble=None, **knobs):
+    source = Pictures(96, trouble, sleep_s=0.001)
+    return Feed(source, Plan(num_samples=96, batch_size=8, shuffle=False), FeedConfig(**{"workers": 2} | knobs))
+
+def say(text):
+    print(text, flush=True)
+"""
+FOR_EVER = """
+if __name__ == "__main__":
+    with feed_of(start_method=sys.argv[1]) as feed:
+        while True:
+            for batch in feed:
+                if (batch.epoch, batch.step) == (1, 2):
+                    say("running")
+"""
+
+
+@functools.cache
+def undisturbed(epochs: int = 1) -> list[str]:
+    with Feed(Pictures(COUNT), PLAN, FeedConfig(workers=0)) as feed:
+        return [each for _ in range(epochs) for each in digests(feed)]
+
+
+# The main process is told to end, or is ended.
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_ctrl_c_surfaces_once_and_ends_everything_quietly(tmp_path: Path, start_method: str):
+    with Script(HEAD + FOR_EVER, tmp_path, start_method) as script:
+        assert script.wait_for_line() == "running"
+        os.killpg(script.process.pid, signal.SIGINT)
+        outcome = script.end()
+        assert outcome.code == -signal.SIGINT
+        assert outcome.err.count("Traceback") == 1, outcome
+        assert outcome.err.rstrip().endswith("KeyboardInterrupt")
+        script.wait_until_gone()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_signals_meant_for_the_trainer_end_no_worker(number: signal.Signals, caplog):
+    with Feed(Pictures(COUNT, sleep_s=0.001), PLAN, FeedConfig(workers=2, epochs=1)) as feed:
+        before = feed.worker_pids
+        seen = []
+        for batch in feed:
+            if batch.step == 2:
+                for pid in [nursery_of(feed), *before.values()]:
+                    os.kill(pid, number)
+            seen.append(digest(batch))
+        assert seen == undisturbed()
+        assert feed.worker_pids == before
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_nothing_outlives_a_main_process_that_is_killed(tmp_path: Path, start_method: str):
+    with Script(HEAD + FOR_EVER, tmp_path, start_method) as script:
+        assert script.wait_for_line() == "running"
+        assert len(script.pids()) == 4
+        # Memory without a name goes with the last process.
+        assert not [path for pid in script.pids() for path in open_files(pid) if path.startswith("/dev/shm")]
+        script.process.kill()
+        script.wait_until_gone()
+
+
+IN_A_LONG_READ = """
+if __name__ == "__main__":
+    iter(feed := feed_of({0: partial(logged, Path(sys.argv[1]), partial(time.sleep, 30))}))
+    time.sleep(60)
+"""
+WHILE_STARTING = """
+if __name__ == "__main__":
+    Feed(SlowToOpen(96, Path(sys.argv[1])), Plan(num_samples=96, batch_size=8), FeedConfig(workers=2)).start()
+"""
+WITH_ANOTHER_CHILD = """
+if __name__ == "__main__":
+    feed = feed_of({0: partial(logged, Path(sys.argv[1]), partial(time.sleep, 30))})
+    feed.start()
+    # Forked for other purposes, it holds copies of all that the feed's processes live by.
+    if os.fork() == 0:
+        time.sleep(2)
+        os._exit(0)
+    iter(feed)
+    time.sleep(60)
+"""
+
+
+HARD_CASES = {
+    "in a long read": IN_A_LONG_READ,
+    "while starting": WHILE_STARTING,
+    "with another child": WITH_ANOTHER_CHILD,
+}
+
+
+@pytest.mark.parametrize("text", HARD_CASES.values(), ids=HARD_CASES)
+def test_nothing_outlives_a_killed_main_process_either(tmp_path: Path, text: str):
+    log = tmp_path / "log"
+    with Script(HEAD + text, tmp_path, log) as script:
+        wait_until(lambda: lines_of(log))
+        script.process.kill()
+        script.wait_until_gone()
+
+
+BY_EXIT = {
+    "at the end": "feed = feed_of(); next(iter(feed))",
+    "in mid-pass": "feed = feed_of(); batches = iter(feed); batch = next(batches)",
+    "in the loop": "for batch in feed_of(): sys.exit(0)",
+    "in a thread's loop": "feed = feed_of(backend='thread'); batches = iter(feed); batch = next(batches)",
+    "without workers": "feed = feed_of(workers=0); batches = iter(feed); batch = next(batches)",
+}
+
+
+@pytest.mark.parametrize("text", BY_EXIT.values(), ids=BY_EXIT)
+def test_an_interpreter_that_ends_without_closing_leaves_nothing_and_says_nothing(tmp_path: Path, text: str):
+    outcome = run_script(f"{HEAD}\nif __name__ == '__main__':\n    {text}", tmp_path)
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
+
+
+# Passes that are abandoned or interrupted.
+
+
+@every_crew
+@pytest.mark.parametrize("way", ["break", "drop", "keep"])
+def test_an_abandoned_pass_does_not_spoil_the_next(crew: dict, way: str):
+    kept = []
+    with Feed(Pictures(COUNT), PLAN, FeedConfig(**crew)) as feed:
+        for _ in range(6):  # more often than there are slots
+            batches = feed.epoch(0)
+            for batch in batches:
+                if batch.step == 2:
+                    break
+            if way == "keep":
+                kept.append(batches)
+        assert digests(feed.epoch(0)) == undisturbed()
+        # Going on where the last pass was left.
+        for batch in feed.epoch(0):
+            if batch.step == 2:
+                break
+        assert digests(feed) == undisturbed()[3:]
+
+
+@every_crew
+def test_a_batch_stays_valid_after_a_break(crew: dict):
+    with Feed(Pictures(COUNT), PLAN, FeedConfig(**crew)) as feed:
+        batch = next(iter(feed))
+        before = digest(batch)
+        time.sleep(0.1)  # time enough for workers to overwrite it
+        assert digest(batch) == before == undisturbed()[0]
+
+
+@every_crew
+def test_after_an_interrupt_inside_the_feed_it_can_be_iterated_again(crew: dict, tmp_path: Path):
+    trouble = {20: partial(only_once, tmp_path / "once", partial(fail, KeyboardInterrupt))}
+    if crew["workers"]:
+        # Interrupted while it waits: the worker goes on with a sample that takes its time.
+        trouble = {20: partial(only_once, tmp_path / "once", partial(time.sleep, 1))}
+    with Feed(Pictures(COUNT, trouble), PLAN, FeedConfig(**crew)) as feed:
+        if crew["workers"]:
+            threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            digests(feed)
+        assert digests(feed.epoch(0)) == undisturbed()
+
+
+@every_crew
+def test_a_plan_that_fails_ahead_does_not_lead_to_stale_batches(crew: dict):
+    def shapes(epoch: int, step: int) -> dict[str, tuple[int, ...]]:
+        return {"image": (3, 4, 5)} if step == 6 else {}
+
+    plan = Plan(num_samples=COUNT, batch_size=8, seed=5, shuffle=False, shapes=shapes)
+    with Feed(Pictures(COUNT), plan, FeedConfig(**crew)) as feed:
+        for start in (0, 0, 2):
+            seen: list[str] = []
+            with pytest.raises(DataError, match=r"'image' the shape \(3, 4, 5\).*largest is \(3, 4, 4\)"):
+                seen.extend(digest(batch) for batch in feed.epoch(0, start))
+            assert seen == undisturbed()[start : start + len(seen)]
+            assert len(seen) + start <= 6
+
+
+def test_a_feed_can_be_closed_twice_and_started_again():
+    feed = Feed(Pictures(COUNT), PLAN, FeedConfig(workers=2))
+    first = digests(feed)
+    feed.close()
+    feed.close()
+    assert first + digests(feed) == undisturbed(epochs=2)
+    feed.close()
+
+
+def test_a_dropped_feed_ends_its_processes_at_once():
+    gc.disable()  # the collector would help, some time
+    try:
+        feed = Feed(Pictures(COUNT), PLAN, FeedConfig(workers=2))
+        digests(feed)
+        next(iter(feed))
+        pids = [nursery_of(feed), *feed.worker_pids.values()]
+        del feed
+        wait_until(lambda: all(map(is_gone, pids)), timeout_s=2)
+    finally:
+        gc.enable()
+
+
+def test_closing_a_feed_does_not_wait_for_another_that_was_forked_later():
+    config = FeedConfig(workers=1, start_method="fork")
+    with Feed(Pictures(COUNT), PLAN, config) as first, Feed(Pictures(COUNT), PLAN, config) as second:
+        begin = time.monotonic()
+        first.close()
+        assert time.monotonic() - begin < 2
+        assert digests(second) == undisturbed()
+
+
+# Fifty epochs.
+
+
+@pytest.mark.parametrize("persistent", [True, False], ids=["persistent", "not persistent"])
+def test_fifty_epochs_take_no_more_of_anything_than_five(persistent: bool):
+    plan = Plan(num_samples=24, batch_size=8)
+    me = psutil.Process()
+    with Feed(Pictures(24), plan, FeedConfig(workers=2, persistent_workers=persistent)) as feed:
+        used = []
+        for epoch in range(50):
+            assert sum(1 for _ in feed.epoch(epoch)) == 3
+            feed.start()
+            nursery = nursery_of(feed)
+            processes = len(children_of(me.pid)), len(children_of(nursery)), len(open_files(nursery))
+            used.append((me.memory_info().rss, me.num_fds(), feed.memory_bytes, *processes))
+    rss, *counts = np.array(used).T
+    assert np.ptp(rss[5:]) <= max(0.02 * rss[5], 2_000_000)
+    for count in counts:
+        assert np.ptp(count[5:]) == 0
+
+
+# Processes that cannot be started.
+
+
+GUARDED = """
+class Own(SampleSource):
+    fields = {"x": Field(())}
+    def __len__(self): return 16
+    def sample(self, index, rng): return {"x": index}
+
+def main():
+    with Feed(Own(), Plan(num_samples=16, batch_size=4), FeedConfig(workers=2, start_method=sys.argv[1])) as feed:
+        say(sorted(int(x) for batch in feed for x in batch["x"]) == list(range(16)))
+"""
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+@pytest.mark.parametrize("guard", ["if __name__ == '__main__':", "if True:"], ids=["guarded", "unguarded"])
+def test_a_source_may_be_defined_in_a_guarded_script(tmp_path: Path, start_method: str, guard: str):
+    outcome = run_script(f"{HEAD}\n{GUARDED}\n{guard}\n    main()", tmp_path, start_method)
+    if start_method == "spawn" and guard == "if True:":
+        assert outcome.code == 1
+        last = outcome.err.rstrip().splitlines()[-1]
+        assert last.startswith("flatout.errors.ConfigError: ")
+        assert "`if __name__ == '__main__':`" in last
+        assert outcome.out == ""
+    else:
+        assert (outcome.code, outcome.out, outcome.err) == (0, "True\n", "")
+
+
+def test_a_source_that_cannot_be_pickled_is_told_which_part_is_to_blame(tmp_path: Path):
+    source = Pictures(COUNT, {200: lambda: None})
+    with pytest.raises(ConfigError, match=r"Pictures cannot be sent .* attribute 'trouble' .*start_method='fork'"):
+        Feed(source, PLAN, FeedConfig(workers=1)).start()
+    with open(__file__) as handle:
+        source = Pictures(COUNT)
+        vars(source)["handle"] = handle
+        with pytest.raises(ConfigError, match="attribute 'handle'"):
+            Feed(source, PLAN, FeedConfig(workers=1)).start()
+        with Feed(source, PLAN, FeedConfig(workers=1, start_method="fork", epochs=1)) as feed:
+            assert digests(feed) == undisturbed()
+
+
+def test_a_source_that_cannot_be_opened_by_workers_says_so_each_time():
+    feed = Feed(FailsToOpen(COUNT, "no such disk " * 100_000), PLAN, FeedConfig(workers=1))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"cannot open FailsToOpen: RuntimeError: no such disk .*fork") as caught:
+            feed.start()
+        assert "in __setstate__" in str(caught.value.__cause__)
+        assert len(str(caught.value)) < 1000
+
+
+def test_a_nursery_killed_while_it_opens_the_source_is_replaced(tmp_path: Path, caplog):
+    log = tmp_path / "log"
+    source = SlowToOpen(COUNT, log, only_once=True)
+
+    def kill_it() -> None:
+        wait_until(lambda: lines_of(log))
+        os.kill(int(lines_of(log)[0]), signal.SIGKILL)
+
+    threading.Thread(target=kill_it).start()
+    with Feed(source, PLAN, FeedConfig(workers=2, epochs=1)) as feed:
+        assert digests(feed) == undisturbed()
+    assert any("starting it again" in text for text in caplog.messages)
+
+
+def test_a_nursery_that_is_killed_again_and_again_ends_the_run():
+    def kill_it_every_epoch(feed: Feed) -> None:
+        for _ in range(9):
+            for batch in feed:
+                if batch.step == 1 and feed.worker_pids:
+                    os.kill(nursery_of(feed), signal.SIGKILL)
+
+    with Feed(Pictures(COUNT), PLAN, FeedConfig(workers=1)) as feed:
+        with pytest.raises(ChildLostError, match=r"ended 4 times \(SIGKILL\)") as caught:
+            kill_it_every_epoch(feed)
+        assert caught.value.exit_code == 7
+
+
+def test_more_workers_than_messages_fit_between_the_processes_can_be_started(monkeypatch):
+    socketpair = socket.socketpair
+
+    def narrow_socketpair(*args):
+        pair = socketpair(*args)
+        for end in pair:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the kernel makes it a few messages
+        return pair
+
+    monkeypatch.setattr(socket, "socketpair", narrow_socketpair)
+    with Feed(Pictures(COUNT), PLAN, FeedConfig(workers=24, epochs=1)) as feed:
+        assert len(feed.worker_pids) == 24
+        assert digests(feed) == undisturbed()
+
+
+def test_workers_do_without_torch_though_the_trainer_has_it():
+    import torch  # noqa: F401
+
+    with Feed(ImportedModules(), Plan(num_samples=8, batch_size=8), FeedConfig(workers=1)) as feed:
+        (batch,) = feed
+        assert set(batch["pid"]) == set(feed.worker_pids.values())
+        assert not batch["torch"].any()

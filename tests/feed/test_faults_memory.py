@@ -1,0 +1,225 @@
+"""Too little of something: shared memory, memory, descriptors, processes, room for ragged rows."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flatout.errors import ResourceError
+from flatout.feed import Feed, FeedConfig, Plan
+from flatout.profiler import machine
+from tests.feed.comparing import digests
+from tests.feed.injections import in_private_mounts, limited_cgroup, run_script
+from tests.feed.sources import Crowds, Pictures, lines_of
+
+pytestmark = pytest.mark.fault
+
+HEAD = """
+import logging, os, resource, sys
+from pathlib import Path
+import numpy as np
+from flatout.errors import FlatoutError
+from flatout.feed import Feed, FeedConfig, Field, Plan, Rows, SampleSource
+logging.basicConfig(format="%(levelname)s %(message)s")
+
+class Large(SampleSource):
+    fields = {"image": Field((1 << 20,)), "rows": Rows(5)}
+    def __init__(self, crowd): self.crowd = crowd
+    def __len__(self): return 32
+    def sample(self, index, rng):
+        num_rows = self.crowd if index == 20 else index
+        return {"image": np.full(1 << 20, index, np.uint8), "rows": np.ones((num_rows, 5))}
+
+def check(batch):
+    assert (batch["image"] == batch.indices[:, None]).all()
+    assert (batch.counts["rows"] == batch.indices).all()
+
+def run(batch_size, crowd=20, **knobs):
+    plan = Plan(num_samples=32, batch_size=batch_size, shuffle=False)
+    try:
+        with Feed(Large(crowd), plan, FeedConfig(**{"workers": 2} | knobs)) as feed:
+            for _ in range(2):
+                for batch in feed:
+                    check(batch)
+                    yield batch
+    except FlatoutError as error:
+        print(f"{type(error).__name__}: {error}")
+        sys.exit(error.exit_code)
+
+def fill_shared_memory():
+    # What a neighbour does: take all that is left.
+    with open("/dev/shm/neighbour", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError as error:
+            print(error.strerror)
+"""
+TINY_SHM = "mount -t tmpfs -o size=8m tmpfs /dev/shm"
+
+
+# Shared memory. The slots below take 16 MiB where nothing else is said, /dev/shm has 8 MiB.
+
+
+def test_slots_larger_than_dev_shm_work(tmp_path: Path):
+    text = f"{HEAD}\nif __name__ == '__main__':\n    print(sum(1 for _ in run(4)))"
+    outcome = run_script(text, tmp_path, prefix=in_private_mounts(TINY_SHM))
+    assert (outcome.code, outcome.out, outcome.err) == (0, "16\n", "")
+
+
+@pytest.mark.parametrize("way", ["os.memfd_create = refuse", "del os.memfd_create"], ids=["refused", "missing"])
+def test_without_memfd_slots_that_do_not_fit_dev_shm_go_to_the_temporary_folder_with_one_warning(
+    tmp_path: Path, way: str
+):
+    text = f"""{HEAD}
+def refuse(name): raise PermissionError(1, "forbidden here")
+if __name__ == '__main__':
+    {way}
+    print(sum(1 for _ in run(4)))"""
+    outcome = run_script(text, tmp_path, prefix=in_private_mounts(TINY_SHM))
+    assert (outcome.code, outcome.out) == (0, "16\n"), outcome
+    (warning,) = outcome.err.splitlines()
+    assert "pass through a file in" in warning
+
+
+@pytest.mark.parametrize("way", ["pass", "del os.memfd_create"], ids=["memfd", "dev shm"])
+def test_a_neighbour_who_fills_dev_shm_in_mid_run_has_no_effect(tmp_path: Path, way: str):
+    text = f"""{HEAD}
+if __name__ == '__main__':
+    {way}
+    for batch in run(1, slots=4):
+        if (batch.epoch, batch.step) == (0, 3):
+            fill_shared_memory()
+    print(batch.epoch, batch.step)"""
+    outcome = run_script(text, tmp_path, prefix=in_private_mounts(TINY_SHM))
+    assert (outcome.code, outcome.out, outcome.err) == (0, "No space left on device\n1 31\n", "")
+
+
+def test_rows_that_find_no_room_in_full_shared_memory_end_the_run_with_a_sentence(tmp_path: Path):
+    text = f"""{HEAD}
+if __name__ == '__main__':
+    del os.memfd_create
+    for batch in run(1, crowd=90_000, slots=4):
+        if (batch.epoch, batch.step) == (0, 3):
+            fill_shared_memory()"""
+    outcome = run_script(text, tmp_path, prefix=in_private_mounts(TINY_SHM))
+    assert outcome.code == 5, outcome
+    assert "ResourceError: Shared memory ran out: 2 MiB more could not be reserved" in outcome.out
+
+
+# Memory.
+
+
+def with_free_memory(monkeypatch, free: int) -> None:
+    facts = machine.memory()
+    monkeypatch.setattr("flatout.feed.works.machine.memory", lambda: replace(facts, free=free))
+
+
+def test_slots_that_would_take_more_than_half_of_the_memory_are_fewer_and_that_is_said(monkeypatch, caplog):
+    source, plan = Pictures(96), Plan(num_samples=96, batch_size=8, seed=1)
+    with Feed(source, plan, FeedConfig(workers=1, slots=40)) as feed:
+        unlimited, expected = feed.memory_bytes, digests(feed)
+    with_free_memory(monkeypatch, unlimited)
+    with Feed(source, plan, FeedConfig(workers=1, slots=40)) as feed:
+        assert feed.memory_bytes <= unlimited / 2 + 65536
+        assert digests(feed) == expected
+    (warning,) = caplog.messages
+    assert "40 slots of 0 MiB would take more than half" in warning
+
+
+def test_a_batch_that_cannot_fit_is_refused_with_the_numbers(monkeypatch):
+    with_free_memory(monkeypatch, 100 << 20)
+    plan = Plan(num_samples=1_000_000, batch_size=1_000_000)
+    with pytest.raises(ResourceError, match=r"batch of 1000000 takes \d+ MiB, and at least 2 .*100 MiB free") as caught:
+        Feed(Pictures(1_000_000), plan, FeedConfig(workers=1)).start()
+    assert caught.value.exit_code == 5
+
+
+def test_the_memory_limit_of_a_container_counts(tmp_path: Path):
+    text = f"{HEAD}\nif __name__ == '__main__':\n    print(sum(1 for _ in run(32)))"
+    limits = {"memory.limit_in_bytes": "100M", "memory.max": "100M"}
+    with limited_cgroup("memory", limits) as prefix:
+        outcome = run_script(text, tmp_path, prefix=prefix)
+    assert outcome.code == 5, outcome
+    assert (
+        "ResourceError: A batch of 32 takes 32 MiB, and at least 2 must fit into half of the free memory" in outcome.out
+    )
+
+
+# Descriptors and processes.
+
+
+LIMIT_DESCRIPTORS = """
+    limit = len(os.listdir("/dev/fd")) - 1 + int(sys.argv[1]) if sys.argv[1].startswith("+") else int(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+"""
+
+
+def test_too_few_descriptors_are_refused_with_the_needed_number(tmp_path: Path):
+    text = f"{HEAD}\nif __name__ == '__main__':{LIMIT_DESCRIPTORS}    print(sum(1 for _ in run(4)))"
+    outcome = run_script(text, tmp_path, "+12")
+    assert outcome.code == 5, outcome
+    assert "ResourceError: The feed needs 16 file descriptors, but only 12 of" in outcome.out
+    assert "ulimit -n" in outcome.out
+
+
+@pytest.mark.parametrize("knobs", ["4, workers=8", "1, slots=40", "4, backend='thread'"])
+def test_sixty_four_descriptors_are_enough(tmp_path: Path, knobs: str):
+    text = f"{HEAD}\nif __name__ == '__main__':{LIMIT_DESCRIPTORS}    print(sum(1 for _ in run({knobs})))"
+    outcome = run_script(text, tmp_path, "64")
+    assert (outcome.code, outcome.err) == (0, ""), outcome
+
+
+def test_sixty_four_descriptors_are_enough_for_a_hundred_overflows(tmp_path: Path):
+    text = f"""{HEAD}
+if __name__ == '__main__':{LIMIT_DESCRIPTORS}
+    from tests.feed.sources import Crowds
+    source = Crowds(128, dict.fromkeys(range(128), 1000), Path(sys.argv[2]))
+    with Feed(source, Plan(num_samples=128, batch_size=32), FeedConfig(workers=1, micro_batch=1, epochs=1)) as feed:
+        print(sum(len(batch["rows"]) for batch in feed))"""
+    outcome = run_script(text, tmp_path, "64", tmp_path / "log")
+    assert (outcome.code, outcome.out) == (0, "128000\n"), outcome
+
+
+@pytest.mark.parametrize("room", [0, 2])
+@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+def test_too_few_processes_are_refused_with_the_needed_number(tmp_path: Path, room: int, start_method: str):
+    # Without the threads of a numerical library, which the limit counts too.
+    text = f"""import os
+os.environ['OPENBLAS_NUM_THREADS'] = '1'
+{HEAD}
+if __name__ == '__main__':
+    print(sum(1 for _ in run(4, workers=6, start_method='{start_method}')))"""
+    with limited_cgroup("pids", {"pids.max": str(1 + room)}) as prefix:
+        outcome = run_script(text, tmp_path, prefix=prefix)
+    assert outcome.code == 5, outcome
+    assert "The feed needs 7 processes; raise the limit (ulimit -u) or use fewer workers." in outcome.out
+
+
+# Ragged rows.
+
+
+@pytest.mark.parametrize("knobs", [{"workers": 0}, {"workers": 2}, {"workers": 2, "backend": "thread"}])
+def test_a_crowd_grows_the_slots_once_and_is_said_once(tmp_path: Path, caplog, knobs: dict):
+    crowd = 90_000
+    source = Crowds(64, {13: crowd, 14: 1000}, tmp_path / "log")
+    plan = Plan(num_samples=64, batch_size=8, seed=3)
+    with Feed(source, plan, FeedConfig(**knobs)) as feed:
+        for epoch in range(3):
+            for batch in feed:
+                assert np.array_equal(batch["rows"], np.concatenate([source.rows_of(i) for i in batch.indices]))
+                assert batch.counts["rows"].tolist() == [len(source.rows_of(i)) for i in batch.indices]
+            if epoch == 0:
+                after_one = feed.memory_bytes
+        assert feed.memory_bytes <= 4 * (crowd * 20) * 4
+        assert feed.memory_bytes >= after_one
+        feed.close()
+    (warning,) = caplog.messages
+    assert "1.8 MB of ragged rows" in warning
+    assert "Rows(expected=...)" in warning
+    # Epochs are read ahead, so the last one may have begun; but after the first nobody reads a sample twice in one.
+    visits = Counter(map(int, lines_of(tmp_path / "log")))
+    assert max(visits[index] for index in range(64) if index not in (13, 14)) <= 5
+    assert visits[13] <= 1 + 4
