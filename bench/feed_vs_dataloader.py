@@ -67,12 +67,18 @@ def main() -> int:
     setting = QUICK if options.quick else FULL
     begin_s = time.perf_counter()
     print(facts_line(), flush=True)
-    before = noise.listen().line()
+    repeats = 10 if options.quick else 60
+    before = noise.listen(repeats).line()
     print(before, file=sys.stderr, flush=True)
     cv2.setNumThreads(1)  # DataLoader forks its workers: there must be no OpenCV threads to lose
-    rows = [row for kind in options.items for workers in setting.workers for row in compare(kind, workers, setting)]
-    held = {workers: hold(workers, setting) for workers in setting.workers}
-    after = noise.listen().line()
+    rows = [
+        row
+        for kind in options.items
+        for workers in setting.workers
+        for row in compare(kind, sides(kind), workers, setting)
+    ]
+    held = {workers: hold(sides("trivial"), workers, setting) for workers in setting.workers}
+    after = noise.listen(repeats).line()
     criteria = judge(rows, held)
     elapsed = f"measured in {time.perf_counter() - begin_s:.0f} s"
     if options.quick:
@@ -106,17 +112,17 @@ def sides(kind: str) -> dict[str, Maker]:
     return makers
 
 
-def compare(kind: str, workers: int, setting: Setting) -> list[Row]:
+def compare(kind: str, makers: Mapping[str, Maker], workers: int, setting: Setting) -> list[Row]:
     """Start every side, then let them take turns."""
     num_batches = setting.num_batches(workers)
     loaders: dict[str, Loader] = {}
     rows: dict[str, Row] = {}
-    for side, make in sides(kind).items():
+    for side, make in makers.items():
         begin_s = time.perf_counter()
         loaders[side] = make(num_batches * setting.batch_size, setting.batch_size, workers)
         made_s = time.perf_counter() - begin_s
         cold = run_pass(loaders[side], workers)
-        rows[side] = Row(kind, side, workers, made_s + cold.arrival_K[0], [], [], [], [])
+        rows[side] = Row(kind, side, workers, made_s + cold.arrival_K[0], [], [], [], [], [])
     for turn in range(setting.pairs.get(kind, {}).get(workers, 1)):
         for side in list(loaders)[:: 1 if turn % 2 == 0 else -1]:
             _note(rows[side], run_pass(loaders[side], num_batches), setting.batch_size)
@@ -133,9 +139,10 @@ def _note(row: Row, run: Pass, batch_size: int) -> None:
     row.gap_P.append(float(np.diff(steady_K).max()))
     row.rate_P.append((len(steady_K) - 1) * batch_size / float(steady_K[-1] - steady_K[0]))
     row.cpu_ms_P.append(1e3 * run.main_cpu_s / len(run.arrival_K))
+    row.workers_cpu_ms_P.append(1e3 * run.workers_cpu_s / len(run.arrival_K))
 
 
-def hold(workers: int, setting: Setting) -> dict[str, int]:
+def hold(makers: Mapping[str, Maker], workers: int, setting: Setting) -> dict[str, int]:
     """Shared memory of each side at its fullest, in bytes."""
     num_batches, batch_size = 2 * workers + 4, setting.batch_size
 
@@ -143,7 +150,7 @@ def hold(workers: int, setting: Setting) -> dict[str, int]:
         num_samples = num_batches * batch_size
         return held_bytes(lambda: make(num_samples, batch_size, workers), num_batches, still_s=setting.still_s)
 
-    return {side: held_by(make) for side, make in sides("trivial").items()}
+    return {side: held_by(make) for side, make in makers.items()}
 
 
 if __name__ == "__main__":

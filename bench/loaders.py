@@ -39,17 +39,26 @@ class Loader(Protocol):
 
 
 class TorchLoader:
-    """torch.utils.data.DataLoader with its default collate, start method and prefetch factor."""
+    """torch.utils.data.DataLoader, or a class with the same face, with its start method and prefetch factor."""
 
-    def __init__(self, sample: Sample, *, num_samples: int, batch_size: int, num_workers: int) -> None:
+    def __init__(
+        self,
+        sample: Sample,
+        *,
+        num_samples: int,
+        batch_size: int,
+        num_workers: int,
+        loader_class: type[DataLoader[torch.Tensor]] = DataLoader,
+        **options: Any,
+    ) -> None:
         self._batches = ShuffledBatches(num_samples, batch_size)
-        self._loader: DataLoader[torch.Tensor] | None = DataLoader(
+        self._loader: DataLoader[torch.Tensor] | None = loader_class(
             ItemDataset(sample, num_samples),
             batch_sampler=self._batches,
             num_workers=num_workers,
             persistent_workers=True,
-            prefetch_factor=2,
             worker_init_fn=use_one_opencv_thread,
+            **options,
         )
 
     def batches(self, num_batches: int) -> Iterator[torch.Tensor]:
@@ -127,6 +136,8 @@ class Pass:
     arrival_K: np.ndarray
     main_cpu_s: float
     """CPU time of the main process, all its threads, over the whole pass."""
+    workers_cpu_s: float
+    """CPU time of its children: less disturbed by other programs than wall time is."""
 
     def steady_K(self, num_workers: int) -> np.ndarray:
         """Arrivals from the end of the first round of W batches to the end of the last but one.
@@ -140,11 +151,13 @@ class Pass:
 def run_pass(loader: Loader, num_batches: int) -> Pass:
     """Take every batch of a pass as fast as they come, touching one byte of each."""
     arrivals = []
+    workers_cpu_s = _children_cpu_s()
     cpu_s, begin_s = time.process_time(), time.perf_counter()
     for batch in loader.batches(num_batches):
         loader.first_byte(batch)
         arrivals.append(time.perf_counter() - begin_s)
-    return Pass(np.array(arrivals), time.process_time() - cpu_s)
+    main_cpu_s = time.process_time() - cpu_s
+    return Pass(np.array(arrivals), main_cpu_s, _children_cpu_s() - workers_cpu_s)
 
 
 def held_bytes(make: Callable[[], Loader], num_batches: int, *, still_s: float) -> int:
@@ -167,6 +180,11 @@ def held_bytes(make: Callable[[], Loader], num_batches: int, *, still_s: float) 
         pass
     loader.close()
     return held - before
+
+
+def _children_cpu_s() -> float:
+    times = (child.cpu_times() for child in psutil.Process().children(recursive=True))
+    return sum(each.user + each.system for each in times)
 
 
 def shared_bytes() -> int:

@@ -31,6 +31,8 @@ class Row:
     """Samples per second in steady state."""
     cpu_ms_P: list[float]
     """CPU time of the main process per batch."""
+    workers_cpu_ms_P: list[float]
+    """CPU time of all workers together per batch."""
 
 
 class Ratios(NamedTuple):
@@ -41,12 +43,14 @@ class Ratios(NamedTuple):
     first_P: list[float]
     gap_P: list[float]
     rate_P: list[float]
+    workers_cpu_P: list[float]
 
 
 def ratios_to_torch(rows: Sequence[Row], row: Row) -> Ratios:
     base = next(r for r in rows if (r.kind, r.side, r.num_workers) == (row.kind, TORCH, row.num_workers))
-    pairs = ((row.first_P, base.first_P), (row.gap_P, base.gap_P), (row.rate_P, base.rate_P))
-    ratios = ([mine / theirs for mine, theirs in zip(*pair, strict=True)] for pair in pairs)
+    names = ("first_P", "gap_P", "rate_P", "workers_cpu_ms_P")
+    pairs = (zip(getattr(row, name), getattr(base, name), strict=True) for name in names)
+    ratios = ([mine / theirs for mine, theirs in pair] for pair in pairs)
     return Ratios(row.kind, row.num_workers, *ratios)
 
 
@@ -107,19 +111,20 @@ def judge(rows: Sequence[Row], held: Held) -> list[Criterion]:
 
 def table(rows: Sequence[Row], held: Held) -> list[str]:
     """All medians, one line per side; in brackets the ratio to the DataLoader's line above it."""
-    head = ("start-up s", "first batch s", "largest gap s", "samples/s", "main CPU ms", "shared MiB")
-    lines = [f"{'items':9}{'workers':>7}  {'side':17}" + "".join(f"{name:>15}" for name in head)]
+    head = ("start-up s", "first batch s", "largest gap s", "samples/s", "workers' CPU ms", "main CPU ms", "shared MiB")
+    lines = [f"{'items':9}{'workers':>7}  {'side':16}" + "".join(f"{name:>16}" for name in head)]
     for row in rows:
-        values = (row.start_s, *map(median, (row.first_P, row.gap_P, row.rate_P, row.cpu_ms_P)))
-        cells = [f"{value:{form}}" for value, form in zip(values, (".2f", ".3f", ".3f", ".0f", ".2f"), strict=True)]
+        passes = (row.first_P, row.gap_P, row.rate_P, row.workers_cpu_ms_P, row.cpu_ms_P)
+        forms = (".2f", ".3f", ".3f", ".0f", ".0f", ".2f")
+        cells = [f"{value:{form}}" for value, form in zip((row.start_s, *map(median, passes)), forms, strict=True)]
         # Measured once, with trivial items: it does not depend on them.
         cells.append(f"{held[row.num_workers][row.side] / 2**20:.0f}" if row.kind == "trivial" else "")
         if row.side != TORCH:
             ratios = ratios_to_torch(rows, row)
-            for column, ratio_P in enumerate((ratios.first_P, ratios.gap_P, ratios.rate_P), start=1):
+            for column, ratio_P in enumerate(ratios[2:], start=1):
                 cells[column] += f" ({median(ratio_P):.2f})"
-            cells[5] += f" ({_share(held, row.num_workers, row.side):.2f})" if cells[5] else ""
-        lines.append(f"{row.kind:9}{row.num_workers:7}  {row.side:17}" + "".join(f"{cell:>15}" for cell in cells))
+            cells[6] += f" ({_share(held, row.num_workers, row.side):.2f})" if cells[6] else ""
+        lines.append(f"{row.kind:9}{row.num_workers:7}  {row.side:16}" + "".join(f"{cell:>16}" for cell in cells))
     return lines
 
 

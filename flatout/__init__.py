@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from flatout.feed.device_feed import DeviceFeed
     from flatout.feed.device_store import DeviceStore
+    from flatout.feed.loader import Loader, cat_rows, join_rows
 
 __version__ = "0.1.0"
 
@@ -38,6 +39,7 @@ __all__ = [
     "FeedConfig",
     "Field",
     "Items",
+    "Loader",
     "Out",
     "Plan",
     "Rows",
@@ -46,6 +48,8 @@ __all__ = [
     "Store",
     "StoreConfig",
     "__version__",
+    "cat_rows",
+    "join_rows",
     "plan_workers",
 ]
 
@@ -53,6 +57,9 @@ __all__ = [
 _NEED_TORCH = {
     "DeviceFeed": "flatout.feed.device_feed",
     "DeviceStore": "flatout.feed.device_store",
+    "Loader": "flatout.feed.loader",
+    "cat_rows": "flatout.feed.loader",
+    "join_rows": "flatout.feed.loader",
 }
 
 

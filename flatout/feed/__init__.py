@@ -4,12 +4,10 @@ from flatout.feed.batch import Batch
 from flatout.feed.feed import Feed
 from flatout.feed.foreman import SampleError
 from flatout.feed.headcount import WorkerPlan, plan_workers
-from flatout.feed.items import Items
 from flatout.feed.knobs import FeedConfig
 from flatout.feed.plan import Plan
 from flatout.feed.source import DecodeError, Field, Out, Rows, SampleSource, Source
-from flatout.feed.store import Store, StoreStatistics
-from flatout.feed.store_config import StoreConfig
+from flatout.feed.store import Items, Store, StoreConfig, StoreStatistics
 
 __all__ = [
     "Batch",

@@ -4,6 +4,7 @@ Three crews with one face: `Processes` (in processes.py), threads, and nobody (t
 work itself while it waits). Which task a worker is at is not known here; the ring knows.
 """
 
+import contextlib
 import fcntl
 import os
 import pickle
@@ -60,6 +61,7 @@ class Lines:
 
     def __init__(self) -> None:
         self.tokens_out, self.tokens_in = os.pipe()
+        os.set_blocking(self.tokens_in, False)
         self.reports_out, self.reports_in = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.reports_out.setblocking(False)
 
@@ -73,19 +75,25 @@ class Lines:
                 return reports
 
     def announce(self, num_tasks: int) -> None:
-        os.write(self.tokens_in, WORK * num_tasks)
+        self._put(WORK * num_tasks)
 
     def remind(self, num_unclaimed: int) -> None:
         """Have a token in the pipe for each unclaimed task; one too many wakes a worker for nothing, no more."""
         self.announce(max(0, num_unclaimed - self._num_tokens()))
 
     def send_home(self, num_workers: int) -> None:
-        os.write(self.tokens_in, QUIT * num_workers)
+        self._put(QUIT * num_workers)
 
     def forget_tokens(self) -> None:
         """Empty the pipe; nobody may be reading it."""
         if num_tokens := self._num_tokens():
             os.read(self.tokens_out, num_tokens)
+
+    def _put(self, tokens: bytes) -> None:
+        # What does not fit is made up for by `remind`: to wait for room here would be to wait for workers
+        # that may be waiting for their reports to be read.
+        with contextlib.suppress(BlockingIOError):
+            os.write(self.tokens_in, tokens)
 
     def _num_tokens(self) -> int:
         return int.from_bytes(fcntl.ioctl(self.tokens_out, termios.FIONREAD, bytes(4)), sys.byteorder)
@@ -204,4 +212,7 @@ class RemoteError(Exception):
 
 def describe_exit(status: int) -> str:
     """'exit code 1' or 'SIGKILL', from os.waitstatus_to_exitcode."""
-    return f"exit code {status}" if status >= 0 else signal.Signals(-status).name
+    if status >= 0:
+        return f"exit code {status}"
+    known = {each.value: each.name for each in signal.Signals}
+    return known.get(-status, f"signal {-status}")

@@ -26,7 +26,7 @@ class FdAddress(NamedTuple):
         return cls(_boot(), pid, _start_of(pid), fd)
 
     def open(self, flags: int = os.O_RDONLY) -> int:
-        """A descriptor of our own for the same file; OSError if that process, or its file, is gone or not ours to see."""
+        """Another descriptor of the same file; OSError if that process or its file is gone, or not ours to see."""
         if self.boot != _boot() or self.start != _start_of(self.pid):
             raise ProcessLookupError(f"process {self.pid} is gone")
         path = f"/proc/{self.pid}/fd/{self.fd}"

@@ -69,10 +69,10 @@ class Foreman:
         self._publish([Task(slot, begin, end) for begin, end in ranges])
 
     def is_ready(self, slot: int) -> bool:
-        """Whether a published slot is complete, without waiting."""
+        """Whether a published slot is complete and nothing in it failed, without waiting."""
         if self._left[slot]:
             self._pump(timeout_s=0)
-        return self._left[slot] == 0
+        return self._left[slot] == 0 and slot not in self._failures
 
     def wait_until_ready(self, slot: int) -> None:
         """Block until `slot` is complete. Raises SampleError for the first row that could not be read."""
@@ -176,6 +176,8 @@ class Foreman:
             if lost in self._spills[lost.slot]:
                 self._spills[lost.slot][self._spills[lost.slot].index(lost)] = again
             self._publish([again])
+        else:
+            self._crew.remind(self._ring.num_unclaimed())  # it may have taken a token with it
         self._crew.restart(end.worker)
 
     def _strike(self, sample: int) -> None:

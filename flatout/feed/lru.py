@@ -1,8 +1,8 @@
 """Which items does a cache of limited size keep? The ones used last.
 
 Pure bookkeeping, for those who ask for it (`StoreConfig(policy="lru")`). Under a shuffled epoch that does not fit, an
-item is evicted before its turn comes again more often than not: a fixed resident subset of the same size hits up to
-four times as often (bench/store.py).
+item is evicted before its turn comes again more often than not: room for half of the items hits 15 %, where a fixed
+resident half hits 50 % (bench/store.py).
 """
 
 from collections import OrderedDict

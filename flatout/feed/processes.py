@@ -101,9 +101,10 @@ class Processes:
 
     def send_home(self) -> None:
         assert self._lines is not None
-        self._lines.send_home(len(self._pids))
+        # Those on their way too: a worker replaced a moment ago may not have been heard of.
+        self._lines.send_home(len(self._pids) + len(self._awaited))
         deadline = time.monotonic() + END_TIMEOUT_S
-        while self._pids:
+        while self._pids or self._awaited:
             self._listen(timeout_s=min(1, END_TIMEOUT_S))
             if time.monotonic() > deadline:
                 for worker in self._pids:

@@ -223,6 +223,7 @@ class Ring:
         arena = Arena.create(spec.fixed_bytes)
         ring = cls(spec, arena, KernelLock(arena.fd) if shared_by_processes else threading.Lock())
         ring._cells["ticket"] = IDLE
+        ring._quarantine[1:] = UNKNOWN
         try:
             for slot in range(spec.num_slots if spec.rows_fields else 0):
                 ring.enlarge_scratch(slot, spec.scratch_bytes)

@@ -78,6 +78,8 @@ class WorkFailedError(Exception):
 
 def work(worker: int, ring: Ring, source: Source, orders: WorkOrders, tokens: int, reports: socket.socket) -> None:
     """Do tasks until told to quit, or until the parent and with it the token pipe is gone."""
+    if enter_worker := getattr(source, "enter_worker", None):
+        enter_worker(worker, ring)
     bench = Bench(worker, ring, source, orders)
     while os.read(tokens, 1) == WORK:
         report = bench.do_next_task()

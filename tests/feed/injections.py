@@ -2,13 +2,11 @@
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -166,26 +164,3 @@ def in_private_mounts(commands: str) -> list[str]:
     if probe.returncode:
         pytest.skip(f"no private mount namespace: {probe.stderr.strip()}")
     return ["unshare", "-m", "sh", "-ec", f'{commands}\nexec "$@"', "sh"]
-
-
-def stop_inside_lock(feed: Feed) -> int:
-    """Stop a worker again and again until it is caught with the ring's lock in its hand; returns its process id."""
-    for _ in range(500):
-        for _ in feed:
-            victim = feed.worker_pids[0]
-            os.kill(victim, signal.SIGSTOP)
-            wait_until(partial(_stands_still, victim))
-            if is_gone(victim) or victim in lock_holders():
-                return victim
-            os.kill(victim, signal.SIGCONT)
-    pytest.fail("no worker was ever caught inside the lock")
-
-
-def _stands_still(pid: int) -> bool:
-    return is_stopped(pid) or is_gone(pid)
-
-
-def lock_holders() -> set[int]:
-    """Processes that hold a POSIX lock on any file (those who wait for one have an arrow in their line)."""
-    fields = (line.split() for line in Path("/proc/locks").read_text().splitlines())
-    return {int(field[4]) for field in fields if field[1] == "POSIX"}

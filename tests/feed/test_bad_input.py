@@ -12,7 +12,7 @@ from flatout.feed import Feed, FeedConfig, Field, Out, Plan, Rows, SampleError
 from tests.feed.comparing import digests
 from tests.feed.sources import Pictures
 
-CREWS = {"processes": {"workers": 1}, "nobody": {"workers": 0}}
+CREWS = {"processes": {"workers": 1, "start_method": "fork"}, "nobody": {"workers": 0}}
 every_crew = pytest.mark.parametrize("crew", CREWS.values(), ids=CREWS)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flatout.errors import DataError
-from flatout.feed import DecodeError, Feed, FeedConfig, Plan, SampleError
+from flatout.errors import ChildLostError, DataError
+from flatout.feed import DecodeError, Feed, FeedConfig, Plan, SampleError, foreman
 from tests.feed.comparing import digest, digests
 from tests.feed.injections import wait_until
 from tests.feed.sources import (
@@ -35,15 +35,16 @@ pytestmark = pytest.mark.fault
 COUNT, BATCH = 80, 8
 PLAN = Plan(num_samples=COUNT, batch_size=BATCH, seed=5, shuffle=False)
 CREWS = {
-    "processes": {"workers": 2},
+    "processes": {"workers": 2, "start_method": "fork"},
     "threads": {"workers": 2, "backend": "thread"},
     "nobody": {"workers": 0},
 }
 every_crew = pytest.mark.parametrize("crew", CREWS.values(), ids=CREWS)
+USUAL: dict[str, Any] = {"workers": 2, "epochs": 1, "start_method": "fork"}
 
 
 def troubled(trouble: Mapping[int, Trouble], *, source: type[Pictures] = Pictures, **knobs: Any) -> Feed:
-    return Feed(source(COUNT, trouble), PLAN, FeedConfig(**{"workers": 2, "epochs": 1} | knobs))
+    return Feed(source(COUNT, trouble), PLAN, FeedConfig(**USUAL | knobs))
 
 
 @functools.cache
@@ -83,13 +84,24 @@ def test_a_feed_that_raised_can_be_iterated_again_and_raises_again_at_the_same_s
 
 
 @every_crew
-@pytest.mark.parametrize("bug", [KeyError, ZeroDivisionError, SystemExit])
+@pytest.mark.parametrize("bug", [KeyError, SystemExit])
 def test_a_bug_in_the_source_is_never_replaced_by_a_substitute(crew: dict, bug: type[BaseException]):
     with (
         troubled({0: partial(fail, bug, "a bug")}, on_error="substitute", watchdog_s=2, **crew) as feed,
         pytest.raises(SampleError, match=rf"Sample 0 \(pictures/0000.png\).*{bug.__name__}"),
     ):
         next(iter(feed))
+
+
+def test_a_batch_that_failed_is_not_ready_before_it_is_due():
+    # Whoever copies ahead takes what is ready: the batch before must be handed out first.
+    with troubled({BATCH: partial(fail, KeyError, "a bug")}) as feed:
+        run = feed.open(0)
+        assert run.take().batch.step == 0
+        wait_until(lambda: feed._started.stream._foreman._failures or run.is_ready())
+        assert not run.is_ready()
+        with pytest.raises(SampleError, match="Sample 8"):
+            run.take()
 
 
 def test_an_error_with_a_very_long_text_arrives_shortened():
@@ -228,13 +240,12 @@ def test_a_file_that_blocks_holds_up_one_worker_only_and_is_named(tmp_path: Path
 # Samples that kill.
 
 
-@pytest.mark.parametrize("source", [Pictures, SilentPictures], ids=["noted", "silent"])
-@pytest.mark.parametrize("way", [die, os.abort], ids=["killed", "aborted"])
+@pytest.mark.parametrize(("source", "way"), [(Pictures, die), (SilentPictures, os.abort)], ids=["noted", "silent"])
 def test_a_deadly_sample_is_quarantined_after_three_deaths(tmp_path: Path, source: type[Pictures], way: Trouble):
     seen = []
     for workers in (1, 3):
         log = tmp_path / f"log{workers}"
-        with troubled({21: partial(logged, log, way)}, source=source, workers=workers) as feed:
+        with troubled({21: partial(logged, log, way)}, source=source, workers=workers, start_method="spawn") as feed:
             seen.append(digests(feed))
             assert feed.bad_samples == {21: "3 workers died while reading it"}
             assert feed.num_replaced == 1
@@ -242,6 +253,14 @@ def test_a_deadly_sample_is_quarantined_after_three_deaths(tmp_path: Path, sourc
         assert len(lines_of(log)) == (3 if source is Pictures else 4)
     assert seen[0] == seen[1]
     assert [step for step, same in enumerate(np.equal(seen[0], undisturbed())) if not same] == [2]
+
+
+def test_without_quarantine_a_deadly_sample_ends_the_run(monkeypatch):
+    monkeypatch.setattr(foreman, "STRIKES", 10**6)
+    with troubled({21: die}, workers=1) as feed:
+        with pytest.raises(ChildLostError, match=r"14 workers in a row .*SIGKILL.*workers=0") as caught:
+            digests(feed)
+        assert caught.value.exit_code == 7
 
 
 def test_a_quarantined_sample_stays_so_after_a_resume_without_another_death(tmp_path: Path):

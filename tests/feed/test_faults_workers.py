@@ -1,6 +1,7 @@
 """Workers that are killed, stopped or starved of memory: the batches come out the same."""
 
 import contextlib
+import fcntl
 import functools
 import os
 import random
@@ -11,18 +12,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from flatout.feed import Feed, FeedConfig, Field, Plan, processes
+from flatout.feed.crew import Lines
 from flatout.feed.ring import UNKNOWN, Ring, RingSpec, Task
-from tests.feed.comparing import digest, digests
+from tests.feed.comparing import Vectorised, digest, digests
 from tests.feed.injections import (
     children_of,
     is_stopped,
     limited_cgroup,
     nursery_of,
     run_script,
-    stop_inside_lock,
     wait_until,
 )
 from tests.feed.sources import (
@@ -32,6 +34,7 @@ from tests.feed.sources import (
     lines_of,
     logged,
     stop_once,
+    stop_with_lock_once,
     wait_for,
 )
 
@@ -39,6 +42,7 @@ pytestmark = pytest.mark.fault
 
 COUNT, BATCH = 96, 8
 PLAN = Plan(num_samples=COUNT, batch_size=BATCH, seed=5, shuffle=False)
+USUAL: dict[str, Any] = {"workers": 2, "epochs": 1, "start_method": "fork"}
 
 
 @functools.cache
@@ -48,7 +52,7 @@ def undisturbed(epochs: int = 1, plan: Plan = PLAN) -> list[str]:
 
 
 def troubled(trouble: dict[int, Trouble], **knobs: Any) -> Feed:
-    return Feed(Pictures(COUNT, trouble, sleep_s=0.001), PLAN, FeedConfig(**{"workers": 2, "epochs": 1} | knobs))
+    return Feed(Pictures(COUNT, trouble, sleep_s=0.001), PLAN, FeedConfig(**USUAL | knobs))
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
@@ -73,13 +77,16 @@ def test_a_killed_worker_is_replaced_and_the_bytes_stay_the_same(tmp_path: Path,
 @pytest.mark.parametrize("seed", range(5))
 def test_workers_killed_at_random_moments_change_no_byte(seed: int):
     random_ = random.Random(seed)
-    with Feed(Pictures(COUNT, sleep_s=0.001), PLAN, FeedConfig(workers=3, epochs=3, micro_batch=2)) as feed:
+    with Feed(
+        Pictures(COUNT, sleep_s=0.001), PLAN, FeedConfig(workers=3, epochs=3, micro_batch=2, start_method="fork")
+    ) as feed:
         over = threading.Event()
 
         def kill_now_and_then() -> None:
-            while not over.wait(random_.uniform(0.01, 0.06)):
-                pids = list(feed.worker_pids.values())
-                if pids:
+            for _ in range(15):
+                if over.wait(random_.uniform(0.005, 0.05)):
+                    return
+                if pids := list(feed.worker_pids.values()):
                     kill(random_.choice(pids))
 
         killer = threading.Thread(target=kill_now_and_then)
@@ -90,6 +97,14 @@ def test_workers_killed_at_random_moments_change_no_byte(seed: int):
             over.set()
             killer.join()
     assert seen == undisturbed(epochs=3)
+
+
+def test_a_worker_killed_by_a_signal_without_a_name_is_replaced(caplog):
+    with troubled({}) as feed:
+        batches = iter(feed)
+        os.kill(feed.worker_pids[0], signal.SIGRTMIN + 5)
+        assert digests(batches) == undisturbed()
+    assert any(f"ended: signal {signal.SIGRTMIN + 5}" in text for text in caplog.messages)
 
 
 @pytest.mark.parametrize("with_nursery", [False, True], ids=["workers", "workers and nursery"])
@@ -126,7 +141,23 @@ def test_a_worker_that_dies_while_the_others_still_start_is_replaced_once(tmp_pa
         assert len(children_of(nursery_of(feed))) == 3
 
 
-def test_a_token_lost_with_a_dying_worker_does_not_strand_a_task(tmp_path: Path):
+def test_the_comparison_notices_a_source_that_depends_on_its_worker(tmp_path: Path):
+    class Impure(Pictures):
+        def sample(self, index, rng):
+            values = super().sample(index, rng)
+            return values if index != 12 else values | {"image": values["image"] ^ np.uint8(os.getpid() % 251)}
+
+    config = FeedConfig(workers=1, epochs=1, start_method="fork")
+    with Feed(Impure(COUNT), PLAN, config) as first, Feed(Impure(COUNT), PLAN, config) as second:
+        assert [step for step, (a, b) in enumerate(zip(first, second, strict=True)) if digest(a) != digest(b)] == [1]
+
+
+@pytest.mark.parametrize("reminded", [True, False])
+def test_a_token_lost_with_a_dying_worker_strands_no_task_if_workers_are_reminded(
+    tmp_path: Path, monkeypatch, reminded: bool
+):
+    if not reminded:
+        monkeypatch.setattr(Lines, "remind", lambda lines, num_unclaimed: None)
     go = tmp_path / "go"
     # Both workers are held at their first sample while one token is taken away, as by a worker that
     # dies between reading it and claiming a task.
@@ -135,7 +166,25 @@ def test_a_token_lost_with_a_dying_worker_does_not_strand_a_task(tmp_path: Path)
         crew: Any = feed._started.crew
         os.read(crew._lines.tokens_out, 1)
         go.touch()
-        assert digests(batches) == undisturbed()
+        seen: list[str] = []
+        waiting = threading.Thread(target=lambda: seen.extend(digests(batches)), daemon=True)
+        waiting.start()
+        waiting.join(timeout=10 if reminded else 2)
+        assert waiting.is_alive() != reminded
+        crew.announce(1)
+        waiting.join(timeout=10)
+    assert seen == undisturbed()
+
+
+def test_more_tasks_than_the_token_pipe_holds_do_not_lock_owner_and_workers():
+    plan = Plan(num_samples=4600, batch_size=4600, shuffle=False)
+    with Feed(
+        Vectorised(4600), plan, FeedConfig(workers=2, epochs=1, micro_batch=1, watchdog_s=0.4, start_method="fork")
+    ) as feed:
+        crew: Any = feed._started.crew
+        fcntl.fcntl(crew._lines.tokens_in, fcntl.F_SETPIPE_SZ, 4096)
+        (batch,) = feed
+        assert np.array_equal(batch["index"], np.arange(4600))
 
 
 def test_a_claim_broken_off_by_death_belongs_to_whoever_claims_next():
@@ -179,30 +228,29 @@ def test_without_the_watchdog_a_stopped_worker_holds_up_its_batch(tmp_path: Path
     assert seen == undisturbed()
 
 
-def test_a_worker_stopped_inside_the_ring_s_lock_does_not_stop_the_feed():
-    config = FeedConfig(workers=2, micro_batch=1)
-    with Feed(Pictures(COUNT), PLAN, config) as feed:
-        victim = stop_inside_lock(feed)
-        assert digests(feed.epoch(0)) == undisturbed()
-        assert victim not in feed.worker_pids.values()
+def test_a_worker_stopped_inside_the_ring_s_lock_does_not_stop_the_feed(tmp_path: Path):
+    log = tmp_path / "log"
+    with troubled({10: partial(stop_with_lock_once, log)}) as feed:
+        assert digests(feed) == undisturbed()
+        assert int(lines_of(log)[0]) not in feed.worker_pids.values()
 
 
 def test_workers_are_not_blamed_for_the_time_their_owner_was_away(caplog):
     # Many small reports: workers wait for room to report, which is not hanging.
     plan = Plan(num_samples=1000, batch_size=250, seed=5, shuffle=False)
-    with Feed(Pictures(1000), plan, FeedConfig(workers=2, epochs=1, micro_batch=1, watchdog_s=0.4)) as feed:
+    with Feed(Pictures(1000), plan, FeedConfig(**USUAL | {"micro_batch": 1, "watchdog_s": 0.8})) as feed:
         batches = iter(feed)
         before = feed.worker_pids
-        time.sleep(1)
+        time.sleep(1.2)
         seen = digests(batches)
         assert feed.worker_pids == before
     assert seen == undisturbed(plan=plan)
-    assert not caplog.messages
+    assert not any("hangs" in text for text in caplog.messages)
 
 
 def test_a_stopped_idle_worker_does_not_hold_up_the_end_of_an_epoch(monkeypatch, caplog):
     monkeypatch.setattr(processes, "END_TIMEOUT_S", 0.5)
-    config = FeedConfig(workers=2, persistent_workers=False)
+    config = FeedConfig(workers=2, persistent_workers=False, start_method="fork")
     with Feed(Pictures(COUNT), PLAN, config) as feed:
         batches = iter(feed)
         seen = [digest(next(batches)) for _ in range(len(feed))]

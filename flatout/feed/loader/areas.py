@@ -59,7 +59,7 @@ class Areas:
     # The workers' side.
 
     def agree(self, slot: int, layout: int) -> bool:
-        """Whether the rows of this batch lie as `layout` says: true for the first who asks, and all who say the same."""
+        """Whether this batch is laid out as `layout` says: yes to the first who asks, and to all who say the same."""
         with self._lock:
             row = self._table[slot]
             if row["layout"] == UNDECIDED:

@@ -1,6 +1,6 @@
 """What a batch is to be made of, as the trainer writes it down for the workers. Pure: values in, bytes out.
 
-    header | sample indices as int64, or, where keys are anything else, the pickled list of them
+header | sample indices as int64, or, where keys are anything else, the pickled list of them
 """
 
 import pickle
@@ -27,8 +27,8 @@ class Order(NamedTuple):
     position: int
     """How many samples came before the first key in this epoch."""
 
-    probe: bool = False
-    """Nobody wants this batch; it is read to learn how large a sample is."""
+    probe: int = 0
+    """If not 0, nobody wants this batch: it is read to learn how much room a batch of `probe` samples takes."""
 
     @property
     def num_pieces(self) -> int:
@@ -50,7 +50,8 @@ def encode(order: Order) -> bytes:
     pickled = b"" if _fits_table(order.keys) else pickle.dumps(order.keys)
     keys = pickled or np.array(order.keys, np.int64).tobytes()
     header = np.array(
-        (len(order.keys), order.micro_batch, order.seed, order.epoch, order.position, len(pickled), order.probe), _HEADER
+        (len(order.keys), order.micro_batch, order.seed, order.epoch, order.position, len(pickled), order.probe),
+        _HEADER,
     )
     return header.tobytes() + keys
 
@@ -64,7 +65,7 @@ def decode(memory: np.ndarray) -> Order:
         keys = pickle.loads(rest[:pickled_bytes].tobytes())
     else:
         keys = rest[: 8 * num_keys].view(np.int64).tolist()
-    return Order(keys, micro_batch, seed, epoch, position, bool(probe))
+    return Order(keys, micro_batch, seed, epoch, position, probe)
 
 
 def _fits_table(keys: list[Any]) -> bool:

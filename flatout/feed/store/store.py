@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from flatout.errors import ConfigError
-from flatout.feed.items import Items, decode_item
-from flatout.feed.store_config import StoreConfig
-from flatout.feed.store_keep import Keeper, Nobody, Recent, Resident
-from flatout.feed.store_open import Opened, find_or_build, memory_budget
+from flatout.feed.store.config import StoreConfig
+from flatout.feed.store.items import Items, decode_item
+from flatout.feed.store.keep import Keeper, Nobody, Recent, Resident
+from flatout.feed.store.opening import Opened, find_or_build, memory_budget
 from flatout.profiler import clock, machine
 from flatout.profiler.clock import StageTime
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from flatout.feed.fd_address import FdAddress
 from flatout.feed.lru import Lru
-from flatout.feed.store_file import HERE, UNREADABLE, StoreFile, StoreFileError
+from flatout.feed.store.file import HERE, UNREADABLE, StoreFile, StoreFileError
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flatout.feed.items import KINDS, MOST_DIMS
+from flatout.feed.store.items import KINDS, MOST_DIMS
 
 MAGIC = b"FLATOUTS"
 VERSION = 1
@@ -59,7 +59,7 @@ class Header(NamedTuple):
     nbytes: int
     """Length of the whole file."""
     budget_bytes: int
-    """What it was asked to take at most."""
+    """What it was asked to take at most; 0 if nothing was left out."""
     stopped_by: str
     """Why items were left out: "" (none were), "budget" or "no room"."""
 
@@ -108,7 +108,7 @@ def describe(array: np.ndarray, source_crc: int) -> np.ndarray:
 
 
 def crc_of(array: np.ndarray) -> int:
-    return zlib.crc32(array.reshape(-1).view(np.uint8))
+    return zlib.crc32(array.reshape(-1).view(np.uint8).data)
 
 
 def data_offset(num_items: int) -> int:

@@ -6,20 +6,21 @@ Items arrive in index order whatever the number of workers, so what a budget has
 import logging
 import pickle
 from collections.abc import Mapping
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from flatout.errors import ConfigError
 from flatout.feed.feed import Feed
-from flatout.feed.items import Items, decode_item
 from flatout.feed.knobs import FeedConfig
 from flatout.feed.plan import Plan
 from flatout.feed.progress import Advance
 from flatout.feed.source import DecodeError, Field, Rows, SampleSource
-from flatout.feed.store_check import crc_of_file
-from flatout.feed.store_file import ENTRY, UNREADABLE, describe
-from flatout.feed.store_writer import StoreWriter
+from flatout.feed.store.check import crc_of_file
+from flatout.feed.store.file import ENTRY, UNREADABLE, describe
+from flatout.feed.store.items import Items, decode_item
+from flatout.feed.store.writer import StoreWriter
 from flatout.feed.worker import cause_of
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,6 @@ logger = logging.getLogger(__name__)
 BATCH_BYTES = 16 << 20
 MOST_PER_BATCH = 256
 ITEMS_PROBED = 8
-GUESSED_BYTES = 1 << 20
 
 
 class Decoding(SampleSource):
@@ -64,9 +64,9 @@ def build(items: Items, writer: StoreWriter, config: FeedConfig, advance: Advanc
     """Decode the items in index order until all are written or the writer is full; says what could not be decoded."""
     if config.num_workers and config.backend == "process":
         check_picklable(items)
-    expected_bytes = _typical_bytes(items)
+    expected_bytes = _expected_bytes(items)
     source = Decoding(items, expected_bytes)
-    batch_size = max(1, min(BATCH_BYTES // expected_bytes, MOST_PER_BATCH, len(items)))
+    batch_size = max(1, min(BATCH_BYTES // expected_bytes, len(items)))
     plan = Plan(num_samples=len(items), batch_size=batch_size, shuffle=False, last="short")
     unreadable: dict[int, str] = {}
     with Feed(source, plan, config) as feed:
@@ -109,15 +109,14 @@ def _can_be_pickled(value: object) -> bool:
     return True
 
 
-def _typical_bytes(items: Items) -> int:
-    """Bytes of the first item that can be decoded, to size the feed's slots by."""
-    for index in range(min(ITEMS_PROBED, len(items))):
-        try:
-            return max(1, decode_item(items, index).nbytes)
-        except Exception:
-            # Not swallowed: the feed decodes it again, and then the error comes with its item.
-            continue
-    return GUESSED_BYTES
+def _expected_bytes(items: Items) -> int:
+    """What to make room for per item: a little more than the largest of a few, taken from all over the set."""
+    largest = BATCH_BYTES // MOST_PER_BATCH
+    for index in np.linspace(0, len(items) - 1, ITEMS_PROBED).astype(int).tolist():
+        # Not swallowed: the feed decodes it again, and then the error comes with its item.
+        with suppress(Exception):
+            largest = max(largest, decode_item(items, index).nbytes * 5 // 4)
+    return largest
 
 
 def _tell(items: Items, unreadable: Mapping[int, str]) -> None:

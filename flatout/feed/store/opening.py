@@ -6,17 +6,17 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from flatout.feed.items import Items
 from flatout.feed.knobs import FeedConfig
 from flatout.feed.progress import progress
-from flatout.feed.store_build import build
-from flatout.feed.store_check import first_difference
-from flatout.feed.store_config import StoreConfig
-from flatout.feed.store_file import HERE, Header, StoreFile
-from flatout.feed.store_home import Home, default_folder
-from flatout.feed.store_key import key_of
-from flatout.feed.store_lock import Turn, turn_to_build
-from flatout.feed.store_writer import NoRoomError, StoreWriter
+from flatout.feed.store.build import build
+from flatout.feed.store.check import first_difference
+from flatout.feed.store.config import StoreConfig
+from flatout.feed.store.file import HERE, Header, StoreFile
+from flatout.feed.store.home import Home, default_folder
+from flatout.feed.store.items import Items
+from flatout.feed.store.key import key_of
+from flatout.feed.store.lock import Turn, turn_to_build
+from flatout.feed.store.writer import NoRoomError, StoreWriter
 from flatout.profiler import machine
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,6 @@ class Opening:
         self._items = items
         self._config = config
         self._home = Home(Path(config.folder) if config.folder else default_folder(), key_of(items))
-        self._obstacle = self._home.prepare()
         self._on_disk = config.place == "disk"
         self._budget = self._find_budget()
 
@@ -99,8 +98,17 @@ class Opening:
 
     def build(self) -> Opened | None:
         """Build it, or wait for somebody else who does."""
-        if self._obstacle and self._on_disk:
-            self._move_to_memory()
+        obstacle = self._home.prepare()
+        if obstacle:
+            logger.warning(
+                "Nothing can be written to %s (%s): the store is kept in memory for this run, by each process that "
+                "opens it for itself. Choose another folder with StoreConfig(folder=...).",
+                self._home.path.parent,
+                obstacle,
+            )
+        if self._on_disk:
+            self._on_disk = not obstacle
+            self._budget = self._find_budget()  # the folder may not have been there before
         with turn_to_build(self._home.lock_path, patience_s=self._config.patience_s) as turn:
             if found := self.find():
                 return found
@@ -114,16 +122,6 @@ class Opening:
                     self._home.path.parent if self._on_disk else "memory",
                 )
                 return None
-
-    def _move_to_memory(self) -> None:
-        logger.warning(
-            "No store can be written to %s (%s): it is kept in memory for this run. Choose another folder with "
-            "StoreConfig(folder=...).",
-            self._home.path.parent,
-            self._obstacle,
-        )
-        self._on_disk = False
-        self._budget = self._find_budget()
 
     def _build_on_disk(self, turn: Turn) -> StoreFile:
         with self._home.publishing() as fd:

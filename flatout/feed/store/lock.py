@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NOTE_INTERVAL_S = 1.0
+GRACE_S = 0.2
+"""Waited without a word: by then a holder has said who it is."""
 
 
 class Turn:
@@ -54,7 +56,7 @@ def turn_to_build(lock_path: Path, *, patience_s: float) -> Iterator[Turn]:
 
     lock, note_path = FileLock(lock_path), lock_path.with_suffix(".owner")
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=GRACE_S, poll_interval=0.02)
     except Timeout:
         if not _wait_for(lock, note_path, patience_s):
             yield Turn(None)

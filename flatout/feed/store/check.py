@@ -3,8 +3,8 @@
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
-from flatout.feed.items import Items
-from flatout.feed.store_file import StoreFile
+from flatout.feed.store.file import StoreFile
+from flatout.feed.store.items import Items
 
 
 def first_difference(file: StoreFile, items: Items, *, num_threads: int) -> str:
@@ -15,11 +15,8 @@ def first_difference(file: StoreFile, items: Items, *, num_threads: int) -> str:
             return ""
         if not file.is_intact(index):
             return f"the stored bytes of {items.where(index)} are damaged"
-        try:
-            is_same = crc_of_file(items.path(index)) == int(file.index["source_crc"][index])
-        except OSError as error:
-            return f"{items.where(index)} cannot be read any more ({error.strerror})"
-        return "" if is_same else f"{items.where(index)} has another content than when it was decoded"
+        is_same = crc_of_file(items.path(index)) == int(file.index["source_crc"][index])
+        return "" if is_same else f"{items.where(index)} is gone or has another content than when it was decoded"
 
     # Threads: zlib computes without the GIL.
     with ThreadPoolExecutor(max(1, num_threads)) as pool:
@@ -27,9 +24,12 @@ def first_difference(file: StoreFile, items: Items, *, num_threads: int) -> str:
 
 
 def crc_of_file(path: str) -> int:
-    """CRC-32 of a file's bytes."""
-    with open(path, "rb") as file:
-        crc = 0
-        while block := file.read(1 << 20):
-            crc = zlib.crc32(block, crc)
-        return crc
+    """CRC-32 of a file's bytes; 0 for what is no file, such as a member of an archive."""
+    crc = 0
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                crc = zlib.crc32(block, crc)
+    except OSError:
+        return 0
+    return crc

@@ -5,8 +5,8 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from flatout.feed.items import Items
-from flatout.feed.store_file import VERSION
+from flatout.feed.store.file import VERSION
+from flatout.feed.store.items import Items
 
 
 class StoreKey(NamedTuple):

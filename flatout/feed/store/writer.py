@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 
-from flatout.feed.store_file import ALIGNMENT, ENTRY, UNREADABLE, Header, data_offset, head_and_index
+from flatout.feed.store.file import ALIGNMENT, ENTRY, UNREADABLE, Header, data_offset, head_and_index
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM}
 
@@ -62,12 +62,14 @@ class StoreWriter:
     def finish(self, *, state: str, budget_bytes: int) -> None:
         """Make a whole store of what has been added; see Header."""
         os.ftruncate(self._fd, self._end)
+        # A whole store is the same whatever it was allowed to take, so that two builders agree on every byte.
+        budget_bytes = budget_bytes if self.stopped_by else 0
         header = Header(state, len(self.index), self._end, budget_bytes, self.stopped_by)
         _write_all(self._fd, np.frombuffer(head_and_index(header, self.index), np.uint8), 0)
 
 
 def _write_all(fd: int, data: np.ndarray, offset: int) -> None:
-    rest = memoryview(data)
+    rest = data.data
     while rest:
         written = os.pwrite(fd, rest, offset)
         rest, offset = rest[written:], offset + written

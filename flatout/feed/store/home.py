@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flatout.feed.fd_address import FdAddress
-from flatout.feed.store_file import StoreFile, StoreFileError
-from flatout.feed.store_key import StoreKey
+from flatout.feed.store.file import StoreFile, StoreFileError
+from flatout.feed.store.key import StoreKey
 
 logger = logging.getLogger(__name__)
 

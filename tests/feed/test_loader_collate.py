@@ -1,0 +1,129 @@
+"""Custom collates: a lone one gets whole batches in one worker; a pair is shared by all workers."""
+
+import logging
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from flatout.feed.loader import Loader, cat_rows, join_rows
+from tests.feed.loader_datasets import (
+    Bag,
+    Batched,
+    Growing,
+    Kinds,
+    Numbers,
+    as_pairs,
+    assert_same_epochs,
+    detection_collate,
+    detection_join,
+    equal,
+    only_even,
+    pad,
+)
+
+
+@pytest.mark.parametrize("collate_fn", [as_pairs, list, only_even, detection_collate, lambda samples: len(samples)])
+def test_a_lone_collate_gets_whole_batches(collate_fn):
+    assert_same_epochs(Numbers(), batch_size=6, collate_fn=collate_fn, epochs=2)
+
+
+def test_a_collate_that_pads_may_make_batches_of_any_size():
+    assert_same_epochs(Growing(), batch_size=4, collate_fn=pad, epochs=3)
+
+
+def test_a_batch_larger_than_expected_is_carried_said_and_fits_later(caplog):
+    def blow_up(samples):
+        return torch.ones(1000 * samples[0][1] + 1)
+
+    loader = Loader(Numbers(60), 4, num_workers=1, collate_fn=blow_up)
+    with caplog.at_level(logging.WARNING):
+        sizes = [[len(batch) for batch in loader] for _ in range(2)]
+    assert sizes[0] == sizes[1] == [4000 * step + 1 for step in range(15)]
+    assert caplog.text.count("what collate_fn made is carried by pickle: batches are larger") == 1
+
+
+def test_a_batch_type_of_ones_own_arrives_whole():
+    bags = list(Loader(Numbers(), 6, num_workers=2, collate_fn=Bag))
+    theirs = list(DataLoader(Numbers(), 6, collate_fn=Bag))
+    assert all(type(bag) is Bag and bag.labels == other.labels for bag, other in zip(bags, theirs, strict=True))
+    assert all(torch.equal(bag.pictures, other.pictures) for bag, other in zip(bags, theirs, strict=True))
+    assert all(bag.again is bag.pictures for bag in bags)
+
+
+def test_what_a_lone_collate_made_is_safe_to_keep():
+    kept = list(Loader(Numbers(100), 4, num_workers=2, collate_fn=as_pairs))
+    assert equal(kept, list(DataLoader(Numbers(100), 4, collate_fn=as_pairs)))
+
+
+def test_a_lone_collate_without_batching_gets_single_samples():
+    assert_same_epochs(Numbers(), batch_size=None, collate_fn=lambda sample: sample[1] + 1)
+
+
+def test_a_collate_gets_what_a_batched_fetch_returns():
+    assert_same_epochs(Batched(), batch_size=6, collate_fn=as_pairs)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_strides_do_not_change_values(memory_format):
+    def collate(samples):
+        return torch.stack([x for x, _ in samples])[:, None].contiguous(memory_format=memory_format)
+
+    assert_same_epochs(Numbers(), batch_size=6, collate_fn=collate)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("micro_batch", ["auto", 1, 4])
+def test_an_honest_pair_gives_the_same_batches_as_its_collate_alone(workers, micro_batch):
+    assert_same_epochs(
+        Numbers(),
+        batch_size=6,
+        collate_fn=detection_collate,
+        num_workers=workers,
+        ours={"join_fn": detection_join, "micro_batch": micro_batch},
+    )
+
+
+def test_collating_is_shared_and_joining_is_done_once_per_batch():
+    sizes = []
+
+    def join(parts):
+        sizes.append([len(part) for part in parts])
+        return [label for part in parts for _, label in part]
+
+    batches = list(Loader(Numbers(12), 6, num_workers=2, collate_fn=list, join_fn=join, micro_batch=2))
+    assert batches == [list(range(6)), list(range(6, 12))]
+    assert sizes == [[2, 2, 2], [2, 2, 2]]
+
+
+@pytest.mark.parametrize("kind", ["nested", "dict", "tuple", "namedtuple", "user mapping", "string in dict"])
+def test_join_rows_joins_what_the_default_collate_made(kind):
+    assert_same_epochs(Kinds(kind), batch_size=6, collate_fn=default_collate, ours={"join_fn": join_rows})
+
+
+def test_cat_rows_copies_nothing_if_the_parts_lie_side_by_side():
+    joined = []
+
+    def join(parts):
+        joined.append((cat_rows([x for x, _ in parts]), parts[0][0].data_ptr()))
+        return joined[-1][0]
+
+    batches = list(Loader(Numbers(12), 6, num_workers=2, collate_fn=default_collate, join_fn=join, micro_batch=2))
+    assert [batch.data_ptr() for batch in batches] == [pointer for _, pointer in joined]
+    assert [batch.shape for batch in batches] == [(6, 2, 4)] * 2
+
+
+def test_cat_rows_of_anything_else_is_torch_cat():
+    whole = torch.arange(24.0).reshape(6, 4)
+    for parts in ([whole[:2], whole[4:]], [whole[:2], whole[2:].clone()], [whole[:, :2], whole[:, 2:]], [whole]):
+        assert torch.equal(cat_rows(parts), torch.cat(parts))
+
+
+def test_join_rows_refuses_what_it_cannot_join():
+    with pytest.raises(TypeError, match="give Loader a join_fn of your own"):
+        join_rows([3, 4])
+
+
+def test_what_a_pair_made_is_safe_to_keep():
+    options = {"num_workers": 2, "collate_fn": default_collate, "join_fn": join_rows}
+    assert equal(list(Loader(Numbers(100), 4, **options)), list(DataLoader(Numbers(100), 4)))

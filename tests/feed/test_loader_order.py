@@ -1,0 +1,160 @@
+"""Order and randomness: samplers and generators as in torch; random datasets follow the place in the stream."""
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from flatout.feed.loader import Loader
+from tests.feed.loader_datasets import Drawing, Numbers, SometimesDrawing, assert_same_epochs, equal, noisy_collate
+
+
+def labels(loader) -> list[int]:
+    return [label for _, batch in loader for label in batch.tolist()]
+
+
+def test_shuffling_by_the_global_seed_gives_torchs_order_in_every_epoch():
+    assert_same_epochs(Numbers(), batch_size=5, shuffle=True, epochs=3)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_generator_gives_torchs_order_and_is_left_in_the_same_state(persistent):
+    ends = []
+    for cls in (DataLoader, Loader):
+        generator = torch.Generator().manual_seed(9)
+        loader = cls(Numbers(), 5, shuffle=True, num_workers=2, generator=generator, persistent_workers=persistent)
+        ends.append(([labels(loader) for _ in range(3)], generator.get_state()))
+    assert ends[0][0] == ends[1][0]
+    assert torch.equal(ends[0][1], ends[1][1])
+
+
+def test_the_global_generator_is_left_in_the_same_state():
+    states = []
+    for cls in (DataLoader, Loader):
+        torch.manual_seed(3)
+        list(cls(Numbers(), 5, shuffle=True, num_workers=1))
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda: SequentialSampler(Numbers()),
+        lambda: RandomSampler(Numbers(), replacement=True, num_samples=31),
+        lambda: SubsetRandomSampler([1, 3, 5, 7, 9, 11]),
+        lambda: WeightedRandomSampler([0.1 + i for i in range(23)], 40),
+        lambda: DistributedSampler(Numbers(), num_replicas=2, rank=1, shuffle=True, seed=4),
+        lambda: [4, 4, 2, 0],
+        lambda: range(22, -1, -3),
+    ],
+    ids=["sequential", "replacement", "subset", "weighted", "distributed", "list", "range"],
+)
+def test_samplers_decide_the_order(sampler):
+    assert_same_epochs(Numbers(), batch_size=4, sampler=sampler, epochs=2)
+
+
+def test_a_batch_sampler_decides_the_batches():
+    assert_same_epochs(
+        Numbers(), batch_sampler=lambda: BatchSampler(RandomSampler(Numbers()), 4, drop_last=True), epochs=2
+    )
+
+
+def test_set_epoch_of_a_distributed_sampler_takes_effect():
+    streams = []
+    for cls, workers in ((DataLoader, 0), (Loader, 2)):
+        sampler = DistributedSampler(Numbers(), num_replicas=2, rank=0, shuffle=True)
+        loader, epochs = cls(Numbers(), 4, sampler=sampler, num_workers=workers), []
+        for epoch in (0, 1, 2):
+            sampler.set_epoch(epoch)
+            epochs.append(labels(loader))
+        streams.append(epochs)
+    assert streams[0] == streams[1]
+    assert streams[1][0] != streams[1][1]
+
+
+def test_an_endless_sampler_is_pulled_as_far_as_needed():
+    pulled = []
+
+    def forever():
+        while True:
+            pulled.append(len(pulled))
+            yield len(pulled) % 23
+
+    loader = Loader(Numbers(), 4, sampler=forever(), num_workers=2)
+    batches = iter(loader)
+    for _ in range(9):
+        next(batches)
+    assert len(pulled) < 4 * 9 + 4 * 16
+
+
+def test_the_sampler_of_the_next_epoch_is_not_asked_early():
+    asked = []
+
+    class Asked:
+        def __iter__(self):
+            asked.append(True)
+            return iter(range(8))
+
+    loader = Loader(Numbers(), 4, sampler=Asked(), num_workers=1, persistent_workers=True)
+    list(loader)
+    assert len(asked) == 1
+
+
+def test_a_sampler_that_raises_raises_here_and_the_loader_recovers():
+    fails = [True]
+
+    class Sometimes:
+        def __iter__(self):
+            yield from range(6)
+            if fails:
+                raise KeyError("no more indices")
+            yield from range(6, 9)
+
+    loader = Loader(Numbers(), 3, sampler=Sometimes(), num_workers=1)
+    with pytest.raises(KeyError, match="no more indices"):
+        list(loader)
+    fails.clear()
+    assert labels(loader) == list(range(9))
+
+
+def stream(dataset, workers: int, epochs: int = 2, **options):
+    torch.manual_seed(8)
+    loader = Loader(dataset, 6, num_workers=workers, **options)
+    return [batch for _ in range(epochs) for batch in loader]
+
+
+@pytest.mark.parametrize("dataset", [Drawing(), SometimesDrawing()], ids=["always", "sometimes"])
+def test_a_random_dataset_does_not_depend_on_workers_or_micro_batches(dataset):
+    streams = [stream(dataset, 1), stream(dataset, 2), stream(dataset, 2, micro_batch=1, prefetch_factor=3)]
+    assert equal(streams[0], streams[1])
+    assert equal(streams[0], streams[2])
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_random_dataset_is_drawn_anew_for_every_sample_and_epoch(persistent):
+    batches = stream(Drawing(), 2, epochs=2, persistent_workers=persistent)
+    drawn = torch.cat([batch[0][:, 0] for batch in batches])
+    assert len(drawn) == 48
+    assert len(set(drawn.tolist())) == 48
+
+
+def test_different_seeds_give_different_random_numbers():
+    torch.manual_seed(1)
+    one = next(iter(Loader(Drawing(), 6, num_workers=1)))
+    torch.manual_seed(2)
+    two = next(iter(Loader(Drawing(), 6, num_workers=1)))
+    assert not torch.equal(one[0], two[0])
+
+
+def test_a_random_collate_does_not_depend_on_workers():
+    one, two = (stream(Numbers(), workers, collate_fn=noisy_collate) for workers in (1, 2))
+    assert equal(one, two)
+    assert len({tuple(noise.tolist()) for _, noise in one}) == len(one)

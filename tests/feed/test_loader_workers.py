@@ -1,0 +1,212 @@
+"""Workers as torch's documentation describes them, and what happens when they fail."""
+
+import logging
+import os
+import signal
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from flatout.errors import ConfigError
+from flatout.feed.loader import Loader
+from tests.feed.loader_datasets import (
+    AwkwardError,
+    Failing,
+    Growing,
+    KillsAlways,
+    KillsOnce,
+    Numbers,
+    PoolInGetitem,
+    Slow,
+    Threaded,
+    Unpicklable,
+    WhoReads,
+    count_start,
+    equal,
+    fail_to_start,
+)
+
+BOTH = (DataLoader, 0), (Loader, 2)
+
+
+def test_get_worker_info_tells_who_reads():
+    generator = torch.Generator().manual_seed(4)
+    base_seed = torch.empty((), dtype=torch.int64).random_(generator=generator.clone_state()).item()
+    loader = Loader(WhoReads(), 4, num_workers=2, generator=generator, micro_batch=1)
+    rows = {row for batch in loader for row in zip(*(column.tolist() for column in batch), strict=True)}
+    assert os.getpid() not in {pid for pid, *_ in rows}
+    assert {worker for _, worker, *_ in rows} <= {0, 1}
+    assert all(seed == base_seed + worker for _, worker, _, seed, _, _ in rows)
+    assert {(workers, threads, same) for _, _, workers, _, threads, same in rows} == {(2, 1, True)}
+
+
+def test_there_is_no_worker_info_in_the_trainer():
+    list(Loader(Numbers(4), 2, num_workers=1))
+    assert torch.utils.data.get_worker_info() is None
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_worker_init_fn_runs_once_in_each_worker(tmp_path, monkeypatch, start):
+    monkeypatch.setenv("LOADER_TEST_FOLDER", str(tmp_path))
+    loader = Loader(
+        Numbers(40),
+        4,
+        num_workers=2,
+        worker_init_fn=count_start,
+        persistent_workers=True,
+        multiprocessing_context=start,
+    )
+    for _ in range(2):
+        list(loader)
+    assert sorted(path.name[0] for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+def test_worker_init_fn_runs_again_in_a_worker_that_was_replaced(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOADER_TEST_FOLDER", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    loader = Loader(KillsOnce(tmp_path / "data"), 4, num_workers=2, worker_init_fn=count_start)
+    assert equal(list(loader), list(DataLoader(Numbers(40), 4)))
+    assert len([path for path in tmp_path.iterdir() if path.is_file()]) == 3
+
+
+def test_an_error_in_worker_init_fn_reaches_the_trainer():
+    with pytest.raises(OSError, match="has no disk"):
+        list(Loader(Numbers(), 4, num_workers=1, worker_init_fn=fail_to_start))
+
+
+def test_a_killed_worker_changes_nothing():
+    loader = Loader(Numbers(400), 4, num_workers=2, persistent_workers=True)
+    batches = iter(loader)
+    kept = [next(batches)]
+    os.kill(loader._workshop.crew.pids()[0], signal.SIGKILL)
+    kept += batches
+    assert equal(kept, list(DataLoader(Numbers(400), 4)))
+
+
+def test_a_sample_that_kills_its_workers_is_named():
+    with pytest.raises(RuntimeError, match=r"dataset\[9\]"):
+        list(Loader(KillsAlways(), 4, num_workers=2, micro_batch=2))
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("broken label"), KeyError("no such key"), FileNotFoundError(2, "gone", "a.jpg")]
+)
+@pytest.mark.parametrize("collate", ["default", "custom"])
+def test_an_error_in_the_dataset_arrives_as_it_was_raised(error, collate):
+    collate_fn = None if collate == "default" else list
+    with pytest.raises(type(error)) as caught:
+        list(Loader(Failing(error), 4, num_workers=2, collate_fn=collate_fn))
+    assert caught.value.args == error.args
+    assert getattr(caught.value, "filename", None) == getattr(error, "filename", None)
+    assert "reading dataset[9]" in caught.value.__notes__[0]
+    assert "loader_datasets.py" in str(caught.value.__cause__)
+
+
+def test_an_error_that_cannot_travel_arrives_as_a_runtime_error_with_its_text():
+    with pytest.raises(RuntimeError, match="two words"):
+        list(Loader(Failing(AwkwardError("two", "words")), 4, num_workers=1))
+
+
+def test_the_pass_goes_on_after_an_error_as_in_torch():
+    for cls, workers in BOTH:
+        batches, seen = iter(cls(Failing(ValueError("bad")), 4, num_workers=workers)), []
+        while True:
+            try:
+                seen.append(next(batches)[1].tolist()[0])
+            except ValueError:
+                seen.append(-1)
+            except StopIteration:
+                break
+        assert seen == [0, 4, -1, 12, 16, 20]
+
+
+def test_an_index_out_of_range_is_an_index_error():
+    for cls, workers in BOTH:
+        with pytest.raises(IndexError):
+            list(cls([1, 2, 3], 2, sampler=[0, 7], num_workers=workers))
+
+
+def test_an_error_in_collate_fn_arrives_as_it_was_raised():
+    for cls, workers in BOTH:
+        with pytest.raises(RuntimeError, match="equal size"):
+            list(cls(Growing(), 4, num_workers=workers, collate_fn=torch.stack))
+
+
+def test_a_batch_that_takes_too_long_is_a_timeout_and_may_be_waited_for_again():
+    batches = iter(Loader(Slow(), 4, num_workers=1, timeout=0.3))
+    seen = [next(batches)[1], next(batches)[1]]
+    with pytest.raises(RuntimeError, match=r"No batch came within timeout=0\.3 seconds"):
+        next(batches)
+    time.sleep(0.8)
+    seen += [labels for _, labels in batches]
+    assert torch.cat(seen).tolist() == list(range(23))
+
+
+@pytest.mark.parametrize("dataset", [Threaded, PoolInGetitem])
+def test_a_dataset_with_threads_works_where_torchs_does(dataset):
+    loader = Loader(dataset(), 4, num_workers=2, multiprocessing_context="spawn")
+    assert equal(list(loader), list(DataLoader(Numbers(), 4)))
+
+
+def test_an_unpicklable_dataset_is_told_which_attribute_is_to_blame():
+    with pytest.raises(ConfigError, match=r"Unpicklable\.lock cannot be pickled.*'fork'"):
+        list(Loader(Unpicklable(), 4, num_workers=1, multiprocessing_context="spawn"))
+    assert len(list(Loader(Unpicklable(), 4, num_workers=1, multiprocessing_context="fork"))) == 6
+
+
+def test_local_classes_and_lambdas_work_with_fork():
+    class Local(Numbers):
+        transform = staticmethod(lambda x: x + 1)
+
+        def __getitem__(self, index):
+            return self.transform(index)
+
+    assert torch.cat(list(Loader(Local(), 4, num_workers=1))).tolist() == list(range(1, 24))
+
+
+def test_a_context_object_is_accepted():
+    context = torch.multiprocessing.get_context("fork")
+    loader = Loader(Numbers(), 4, num_workers=1, multiprocessing_context=context)
+    assert loader.multiprocessing_context is context
+    assert equal(list(loader), list(DataLoader(Numbers(), 4)))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="without CUDA pinning is refused with a warning")
+def test_pinning_without_a_gpu_is_a_warning():
+    for cls in (DataLoader, Loader):
+        with pytest.warns(UserWarning, match="pin_memory"):
+            assert not next(iter(cls(Numbers(), 4, num_workers=1, pin_memory=True)))[0].is_pinned()
+
+
+def test_batches_out_of_order_are_not_needed_and_that_is_said(caplog):
+    with caplog.at_level(logging.INFO):
+        loader = Loader(Numbers(), 4, num_workers=2, in_order=False)
+    assert "in_order=False is accepted" in caplog.text
+    assert equal(list(loader), list(DataLoader(Numbers(), 4)))
+
+
+def test_nothing_is_warned_about_in_an_ordinary_pass(caplog):
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
+        warnings.simplefilter("error")
+        list(Loader(Numbers(), 4, shuffle=True, num_workers=2))
+    assert not caplog.records
+
+
+def test_an_open_file_of_the_trainer_is_not_opened_for_the_workers(tmp_path):
+    """A handle that a dataset opens on first use is opened in workers only."""
+
+    class Lazy(Numbers):
+        file = None
+
+        def __getitem__(self, index):
+            self.file = self.file or (Path(tmp_path) / f"{os.getpid()}").open("w")
+            return index
+
+    dataset = Lazy()
+    list(Loader(dataset, 4, num_workers=1))
+    assert dataset.file is None
+    assert str(os.getpid()) not in {path.name for path in tmp_path.iterdir()}
