@@ -36,11 +36,13 @@ THIRD_PARTY = {
     "__init__": set(),
     "__main__": set(),
 }
+LOADER_FILES = ("assemble", "collating", "holds", "join", "layout", "loader", "pinning", "randomness", "source")
 TORCH_AT_THE_TOP = {
     "flatout/feed/device.py",
     "flatout/feed/device_feed.py",
     "flatout/feed/device_store.py",
     "flatout/feed/upload.py",
+    *(f"flatout/feed/loader/{name}.py" for name in LOADER_FILES),
 }
 TORCH_INSIDE_FUNCTIONS = TORCH_AT_THE_TOP | {"flatout/feed/feed.py"}
 

@@ -41,8 +41,10 @@ class Arena:
     Views stay valid after `close()` until they are dropped.
     """
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, *, populate: bool = False) -> None:
+        """With `populate` pages are entered when an extent is mapped, not one by one as they are written."""
         self.fd = fd
+        self._flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
         self._maps: dict[int, np.ndarray] = {}
         self._end = 0
 
@@ -84,7 +86,7 @@ class Arena:
 
     def map(self, offset: int, length: int) -> None:
         """Make the extent at `offset` readable and writable here."""
-        self._maps[offset] = _map(self.fd, offset, page_aligned(length))
+        self._maps[offset] = _map(self.fd, offset, page_aligned(length), self._flags)
 
     def extent(self, offset: int, length: int) -> np.ndarray:
         """Bytes [length] of the extent that begins at `offset`, mapped on first use."""
@@ -115,12 +117,12 @@ class Arena:
             self._maps.clear()
 
 
-def _map(fd: int, offset: int, length: int) -> np.ndarray:
+def _map(fd: int, offset: int, length: int, flags: int) -> np.ndarray:
     """Bytes of a file, shared with all who map them, until the array and its views are dropped.
 
     mmap.mmap would hold a descriptor for each map: a hundred overflowing batches would run out of them.
     """
-    address = _libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset)
+    address = _libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
     if address == _MAP_FAILED:
         raise OSError(ctypes.get_errno(), f"{length} bytes of shared memory could not be mapped")
     memory = (ctypes.c_uint8 * length).from_address(address)

@@ -111,7 +111,8 @@ class Nobody:
     can_be_killed = False
 
     def __init__(self, ring: Ring, source: Source, orders: WorkOrders) -> None:
-        self._bench = Bench(0, ring, source, orders)
+        self._reports: list[Report] = []
+        self._bench = Bench(0, ring, source, orders, self._reports.append)
 
     def call_up(self) -> None: ...
 
@@ -120,9 +121,11 @@ class Nobody:
     def remind(self, num_unclaimed: int) -> None: ...
 
     def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[Ended]]:
-        report = self._bench.do_next_task() if timeout_s > 0 else None
-        self._bench.put_down()
-        return [report] if report else [], []
+        if timeout_s > 0:
+            self._bench.do_next_task()
+        reports = self._reports[:]
+        self._reports.clear()
+        return reports, []
 
     def restart(self, worker: int) -> None: ...
 

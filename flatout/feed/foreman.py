@@ -20,6 +20,7 @@ from flatout.profiler import machine
 
 logger = logging.getLogger(__name__)
 
+CANCEL_POLL_S = 0.002
 STRIKES = 3
 """Workers that may die on one sample before it is put in quarantine."""
 
@@ -44,8 +45,8 @@ class Foreman:
         self._watchdog_s = watchdog_s
         self._tick_s = min(1.0, watchdog_s / 4) if watchdog_s else 1.0
         self._bad_at_most = max(1, int(bad_share * len(source))) if bad_share else 0
-        self._open: dict[int, Task] = {}  # ticket -> task published and not yet done
-        self._left = [0] * ring.spec.num_slots  # open tasks per slot
+        self._open: dict[int, Task] = {}  # ticket -> task of a slot in flight
+        self._complete: set[int] = set()  # slots that are, and whose messages have been taken in
         self._failures: dict[int, list[Failure]] = defaultdict(list)  # per slot
         self._spills: dict[int, list[Task]] = defaultdict(list)  # per slot
         self._scratch_bytes = ring.spec.scratch_bytes
@@ -63,20 +64,19 @@ class Foreman:
         """Have `slot` filled with the samples of `step`; nobody may hold a view of it."""
         if self._ring.slots[slot].head["scratch_bytes"] < self._scratch_bytes:
             self._ring.enlarge_scratch(slot, self._scratch_bytes)
-        self._ring.slots[slot].open_for(step)
         ranges = micro_batches(len(step.indices), self._ring.spec.micro_batch)
-        self._left[slot] = len(ranges)
+        self._ring.slots[slot].open_for(step, len(ranges))
+        self._complete.discard(slot)
+        self._open = {ticket: task for ticket, task in self._open.items() if task.slot != slot}
         self._publish([Task(slot, begin, end) for begin, end in ranges])
 
     def is_ready(self, slot: int) -> bool:
         """Whether a published slot is complete and nothing in it failed, without waiting."""
-        if self._left[slot]:
-            self._pump(timeout_s=0)
-        return self._left[slot] == 0 and slot not in self._failures
+        return self._is_complete(slot) and slot not in self._failures
 
     def wait_until_ready(self, slot: int) -> None:
         """Block until `slot` is complete. Raises SampleError for the first row that could not be read."""
-        while self._left[slot]:
+        while not self._is_complete(slot):
             self._pump(self._tick_s)
         if failures := self._failures.pop(slot, None):
             self._raise(slot, min(failures))
@@ -101,19 +101,33 @@ class Foreman:
 
     def cancel(self) -> None:
         """Forget everything published; blocks until the tasks that workers are at have ended."""
-        for ticket in self._ring.withdraw_unclaimed():
-            del self._open[ticket]
-        while self._open:
-            self._pump(self._tick_s)
+        withdrawn = self._ring.withdraw_unclaimed()
+        self._open = {ticket: task for ticket, task in self._open.items() if ticket not in withdrawn}
+        # Nobody tells of a task that does not complete its slot, so look again and again.
+        while not all(map(self._ring.is_done, self._open.values())):
+            self._pump(CANCEL_POLL_S)
+        self._open.clear()
         self._failures.clear()
         for slot in list(self._spills):
             self.settle(slot)
-        self._left = [0] * len(self._left)
 
     def quarantine(self, sample: int, cause: str) -> None:
         """Never read `sample` again; substitutes are shown."""
         self._ring.quarantine(sample)
         self._note_bad(sample, cause)
+
+    def _is_complete(self, slot: int) -> bool:
+        if slot in self._complete:
+            return True
+        if not self._ring.slots[slot].is_complete:
+            return False
+        self._pump(timeout_s=0)  # trouble with its rows was reported before it became complete
+        self._complete.add(slot)
+        self._deaths_in_a_row = 0
+        if self._strikes:
+            for sample in self._ring.slots[slot].indices[: self._ring.slots[slot].num_rows].tolist():
+                del self._strikes[sample]  # whatever its readers died of, it was not the sample
+        return True
 
     def _publish(self, tasks: list[Task]) -> None:
         self._open |= zip(self._ring.publish(tasks), tasks, strict=True)
@@ -132,18 +146,16 @@ class Foreman:
             self._watch()
 
     def _take_in(self, report: Report) -> None:
-        task = self._open.pop(report.ticket)
+        task = self._open.get(report.ticket)
+        if task is None:
+            return  # of a slot that has been taken since
         if report.overflow_bytes:
+            del self._open[report.ticket]
             offset = self._ring.arena.grow(report.overflow_bytes)
             spill = task._replace(spill_offset=offset, spill_bytes=report.overflow_bytes)
             self._spills[task.slot].append(spill)
             self._publish([spill])
             return
-        self._left[task.slot] -= 1
-        self._deaths_in_a_row = 0
-        if self._strikes:
-            for sample in self._samples_of(task):
-                del self._strikes[sample]  # whatever its readers died of, it was not the sample
         if report.failure:
             self._failures[task.slot].append(report.failure)
         for index, cause in report.replaced:
@@ -153,7 +165,7 @@ class Foreman:
         """Publish again what a dead worker was at, and put a new one in its place."""
         claim = self._ring.claim_of(end.worker)
         self._ring.put_down(end.worker)
-        lost = self._open.pop(claim.ticket, None) if claim else None
+        lost = self._unfinished(claim)
         logger.warning(
             "Worker %d (pid %d) ended: %s%s. %s",
             end.worker,
@@ -169,6 +181,7 @@ class Foreman:
                 f"(the last one: {describe_exit(end.status)}). See the warnings above; try workers=0 to see the cause."
             )
         if claim and lost:
+            del self._open[claim.ticket]
             if claim.sample != UNKNOWN:
                 self._strike(claim.sample)
             # One by one from now on: if it happens again, the sample is known.
@@ -179,6 +192,11 @@ class Foreman:
         else:
             self._crew.remind(self._ring.num_unclaimed())  # it may have taken a token with it
         self._crew.restart(end.worker)
+
+    def _unfinished(self, claim: Claim | None) -> Task | None:
+        """The task a worker is or was at, unless it is done."""
+        task = self._open.get(claim.ticket) if claim else None
+        return None if task is None or self._ring.is_done(task) else task
 
     def _strike(self, sample: int) -> None:
         self._strikes[sample] += 1
@@ -204,7 +222,7 @@ class Foreman:
         for worker in range(self._ring.spec.num_workers):
             claim = self._ring.claim_of(worker)
             before, self._seen[worker] = self._seen.get(worker), claim
-            task = self._open.get(claim.ticket) if claim else None
+            task = self._unfinished(claim)
             # Seen twice: one that only waited for this process to take in its report has moved on by now.
             if claim is None or task is None or claim != before:
                 continue

@@ -28,6 +28,7 @@ from flatout.feed.worker import WorkOrders, cause_of, traceback_of, work
 
 CHECK_PARENT_MS = 1000
 PR_SET_PDEATHSIG = 1
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 class Started(NamedTuple):
@@ -125,8 +126,7 @@ class Nursery:
             be_killed_with_parent(True)
             if os.getppid() != self._pid:  # it died before the line above could take effect
                 os._exit(1)
-            if cv2 := sys.modules.get("cv2"):
-                cv2.setNumThreads(1)  # the parallelism is the workers'; and its threads do not survive a fork
+            keep_freed_memory()
             self._control.close()
             ring = Ring.attach(self._spec, self._fds.arena)
             reports = socket.socket(fileno=self._fds.reports)
@@ -169,6 +169,18 @@ def be_killed_with_parent(on: bool) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL if on else 0)
 
 
+def keep_freed_memory() -> None:
+    """Have the allocator keep up to 256 MB that was freed instead of giving it back after every picture.
+
+    A decoded picture is large enough to be mapped anew each time: 400 page faults and a fifth of a
+    worker's time per sample, measured on 640 x 480 JPEGs. Only glibc has this knob.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(M_TRIM_THRESHOLD, 256 << 20)
+
+
 def live_by_the_pipe() -> None:
     """Signals meant for the trainer end nothing here: it decides, and its end is noticed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -191,6 +203,8 @@ def main() -> None:
         tell(socket.socket(fileno=fds.control), Refused(None, cause_of(error), traceback_of(error)))
         return
     _opening = False
+    if cv2 := sys.modules.get("cv2"):
+        cv2.setNumThreads(1)  # the parallelism is the workers', and a pool of threads does not survive a fork
     be_killed_with_parent(False)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     Nursery(source, spec, orders, fds).serve()

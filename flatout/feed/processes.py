@@ -136,6 +136,7 @@ class Processes:
         fds = NurseryFds(theirs.fileno(), self._ring.arena.fd, self._lines.tokens_out, self._lines.reports_in.fileno())
         try:
             if self._start_method == "fork":
+                warn_of_opencv_threads()
                 self._nursery = ForkedProcess(lambda: self._be_forked_nursery(fds))
             else:
                 self._nursery = self._spawn_nursery(fds)
@@ -254,6 +255,16 @@ class Processes:
         except subprocess.TimeoutExpired:
             nursery.kill()
             return describe_exit(nursery.wait())
+
+
+def warn_of_opencv_threads() -> None:
+    """OpenCV waits for ever for threads that a fork has left behind."""
+    cv2 = sys.modules.get("cv2")
+    if cv2 is not None and cv2.getNumThreads() > 1:
+        logger.warning(
+            "start_method='fork' with OpenCV's threads on: workers may hang in it. Call cv2.setNumThreads(1) before "
+            "any other OpenCV function, or use start_method='spawn'."
+        )
 
 
 class ForkedProcess:

@@ -155,6 +155,7 @@ def _slot_layout(spec: RingSpec) -> Layout:
             ("positions", np.int64, (B,)),
             ("shapes", np.int64, (len(spec.fixed_fields), spec.max_dims)),
             ("rows_at", np.int64, (M, len(spec.rows_fields))),
+            ("done", np.bool_, (M,)),
             *((f"counts {name}", np.int32, (B,)) for name in spec.rows_fields),
             *((f"bytes {name}", np.uint8, (B * field.sample_bytes,)) for name, field in spec.fixed_fields.items()),
         ]
@@ -170,6 +171,7 @@ class Slot:
         self.indices = views["indices"]
         self.positions = views["positions"]
         self.rows_at = views["rows_at"]
+        self.done = views["done"]
         self.counts = {name: views[f"counts {name}"] for name in spec.rows_fields}
         self._shapes = views["shapes"]
         self._fixed = spec.fixed_fields
@@ -179,13 +181,20 @@ class Slot:
     def num_rows(self) -> int:
         return int(self.head["num_rows"])
 
-    def open_for(self, step: Step) -> None:
+    @property
+    def is_complete(self) -> bool:
+        """Whether every task on this slot is done."""
+        return bool(self.done.all())
+
+    def open_for(self, step: Step, num_tasks: int) -> None:
         """Write down what is to be filled in; called by the parent before it publishes the tasks."""
         if unknown := step.shapes.keys() - self._fixed.keys():
             raise DataError(f"The plan gives a shape for {_quoted(unknown)}; the source has {_quoted(self._fixed)}.")
         self.head["epoch"] = step.epoch
         self.head["num_rows"] = len(step.indices)
         self.head["cursor"] = 0
+        self.done[:] = True
+        self.done[:num_tasks] = False
         self.indices[: len(step.indices)] = step.indices
         self.positions[: len(step.positions)] = step.positions
         for row, (name, field) in enumerate(self._fixed.items()):
@@ -235,7 +244,7 @@ class Ring:
     @classmethod
     def attach(cls, spec: RingSpec, fd: int) -> "Ring":
         """The ring that another process created, by its descriptor."""
-        return cls(spec, Arena(fd), KernelLock(fd))
+        return cls(spec, Arena(fd, populate=True), KernelLock(fd))
 
     # The parent's side.
 
@@ -304,6 +313,20 @@ class Ring:
         cell = self._cells[worker]
         cell["sample"] = sample
         cell["since_ns"] = time.monotonic_ns()
+
+    def finish(self, task: Task) -> bool:
+        """A task's rows are in their place; True if that completes its slot."""
+        slot = self.slots[task.slot]
+        with self._lock:  # of two workers that finish at the same time, one must see both
+            slot.done[self.piece_of(task)] = True
+            return slot.is_complete
+
+    def piece_of(self, task: Task) -> int:
+        """Which of its slot's micro-batches a task fills."""
+        return task.begin // self.spec.micro_batch
+
+    def is_done(self, task: Task) -> bool:
+        return bool(self.slots[task.slot].done[self.piece_of(task)])
 
     def put_down(self, worker: int) -> None:
         """This worker is at nothing."""

@@ -29,7 +29,7 @@ def hand_over(ring: Ring, task: Task, taken: Mapping[str, Sequence[np.ndarray]])
     for number, name in enumerate(fields):
         np.concatenate(taken[name], out=views[name])
         slot.counts[name][task.begin : task.end] = list(map(len, taken[name]))
-        slot.rows_at[task.begin // ring.spec.micro_batch, number] = offset + layout.parts[name][0]
+        slot.rows_at[ring.piece_of(task), number] = offset + layout.parts[name][0]
     return 0
 
 

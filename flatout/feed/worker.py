@@ -10,7 +10,7 @@ import pickle
 import socket
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,13 +59,17 @@ class Failure(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The end of a task: done if neither `overflow_bytes` nor `failure` is set."""
+    """How a task ended: to be done again if `overflow_bytes` is set, a failure if `failure` is."""
 
     ticket: int
     worker: int
     replaced: tuple[Replacement, ...] = ()
     overflow_bytes: int = 0
     failure: Failure | None = None
+
+    @property
+    def is_trouble(self) -> bool:
+        return bool(self.replaced or self.overflow_bytes or self.failure)
 
 
 class WorkFailedError(Exception):
@@ -80,33 +84,44 @@ def work(worker: int, ring: Ring, source: Source, orders: WorkOrders, tokens: in
     """Do tasks until told to quit, or until the parent and with it the token pipe is gone."""
     if enter_worker := getattr(source, "enter_worker", None):
         enter_worker(worker, ring)
-    bench = Bench(worker, ring, source, orders)
+    bench = Bench(worker, ring, source, orders, lambda report: reports.send(pickle.dumps(report)))
     while os.read(tokens, 1) == WORK:
-        report = bench.do_next_task()
-        if report is not None:
-            # Reported before the cell is cleared: if this process dies in between, the parent has
-            # the report and knows that the task in the cell is done.
-            reports.send(pickle.dumps(report))
-            bench.put_down()
+        bench.do_next_task()
 
 
 class Bench:
     """One worker's place: its ring, its source, and the task on it."""
 
-    def __init__(self, worker: int, ring: Ring, source: Source, orders: WorkOrders) -> None:
+    def __init__(
+        self, worker: int, ring: Ring, source: Source, orders: WorkOrders, send: Callable[[Report], object]
+    ) -> None:
         self._worker = worker
+        self._send = send
         self._ring = ring
         self._source = source
         self._orders = orders
         self._totals = clock.Totals(ring.stages[worker])
         self._num_samples = len(source)
 
-    def do_next_task(self) -> Report | None:
-        """Claim a task and fill its rows; None if nothing is left to claim."""
+    def do_next_task(self) -> None:
+        """Claim a task and fill its rows, unless nothing is left to claim.
+
+        The parent is told of trouble, and of a slot that is complete; a message for every task would
+        wake it dozens of times per batch. Trouble is told before the task counts as done, so whoever sees
+        a complete slot finds everything there is to know about it among the messages sent.
+        """
         claimed = self._ring.claim(self._worker)
         if claimed is None:
-            return None
+            return
         ticket, task = claimed
+        report = self._report_on(ticket, task)
+        if report.is_trouble:
+            self._send(report)
+        if not report.overflow_bytes and self._ring.finish(task):
+            self._send(Report(ticket, self._worker))
+        self._ring.put_down(self._worker)
+
+    def _report_on(self, ticket: int, task: Task) -> Report:
         with clock.recording(self._totals):
             try:
                 replaced, overflow_bytes = self._fill(task)
@@ -115,10 +130,6 @@ class Bench:
                 return Report(ticket, self._worker, failure=failed.failure)
             except (Exception, SystemExit) as error:
                 return Report(ticket, self._worker, failure=_describe(error, row=-1, sample=-1))
-
-    def put_down(self) -> None:
-        """The report of the last task is on its way."""
-        self._ring.put_down(self._worker)
 
     def _fill(self, task: Task) -> tuple[list[Replacement], int]:
         slot = self._ring.slots[task.slot]

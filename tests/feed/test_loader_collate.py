@@ -64,12 +64,18 @@ def test_a_collate_gets_what_a_batched_fetch_returns():
     assert_same_epochs(Batched(), batch_size=6, collate_fn=as_pairs)
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_strides_do_not_change_values(memory_format):
+def test_a_batch_in_channels_last_arrives_in_channels_last():
     def collate(samples):
-        return torch.stack([x for x, _ in samples])[:, None].contiguous(memory_format=memory_format)
+        pictures = torch.stack([x for x, _ in samples])[:, None].repeat(1, 3, 1, 1)
+        return pictures.contiguous(memory_format=torch.channels_last)
 
     assert_same_epochs(Numbers(), batch_size=6, collate_fn=collate)
+    batch = next(iter(Loader(Numbers(), 6, num_workers=1, collate_fn=collate)))
+    assert batch.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_tensor_with_gaps_arrives_with_its_values():
+    assert_same_epochs(Numbers(), batch_size=6, collate_fn=lambda s: torch.stack([x for x, _ in s])[:, :, ::2])
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

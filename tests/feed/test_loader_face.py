@@ -36,21 +36,6 @@ def test_attributes_are_those_of_a_dataloader(workers):
         *("dataset", "batch_size", "num_workers", "drop_last", "timeout", "generator", "collate_fn", "pin_memory"),
         *("prefetch_factor", "persistent_workers", "worker_init_fn", "multiprocessing_context", "in_order"),
     ):
-        "dataset",
-        "batch_size",
-        "num_workers",
-        "drop_last",
-        "timeout",
-        "generator",
-        "collate_fn",
-        "pin_memory",
-        "prefetch_factor",
-        "persistent_workers",
-        "worker_init_fn",
-        "multiprocessing_context",
-        "in_order",
-        "pin_memory_device",
-    ]:
         assert getattr(ours, name) == getattr(theirs, name), name
     assert type(ours.sampler) is type(theirs.sampler)
     assert type(ours.batch_sampler) is type(theirs.batch_sampler)

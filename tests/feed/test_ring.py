@@ -43,7 +43,7 @@ def test_packed_arrays_do_not_overlap_and_each_starts_a_cache_line():
 
 def test_fields_of_different_slots_do_not_overlap(ring):
     for number, slot in enumerate(ring.slots):
-        slot.open_for(step_of(10))
+        slot.open_for(step_of(10), 3)
         slot.field("image")[:] = number
         slot.field("label")[:] = -number
         slot.counts["boxes"][:] = number
@@ -55,7 +55,7 @@ def test_fields_of_different_slots_do_not_overlap(ring):
 
 
 def test_a_smaller_step_gives_a_smaller_array_without_gaps(ring):
-    ring.slots[0].open_for(step_of(7, image=(1, 3)))
+    ring.slots[0].open_for(step_of(7, image=(1, 3)), 2)
     image = ring.slots[0].field("image")
     assert image.shape == (7, 1, 3)
     assert image.flags.c_contiguous
@@ -63,7 +63,7 @@ def test_a_smaller_step_gives_a_smaller_array_without_gaps(ring):
 
 def test_a_step_larger_than_the_field_is_refused(ring):
     with pytest.raises(DataError, match=r"'image' the shape \(3, 3\).*largest is \(2, 3\)"):
-        ring.slots[0].open_for(step_of(7, image=(3, 3)))
+        ring.slots[0].open_for(step_of(7, image=(3, 3)), 2)
 
 
 def test_tasks_are_claimed_once_and_in_order(ring):
@@ -125,7 +125,7 @@ def test_a_lock_dies_with_its_holder(ring):
 
 def test_rows_come_back_in_batch_order_however_workers_finish(ring):
     rng = np.random.default_rng(0)
-    ring.slots[1].open_for(step_of(10))
+    ring.slots[1].open_for(step_of(10), 3)
     boxes = [rng.random((n, 4), dtype=np.float32) for n in (0, 2, 1, 0, 3, 1, 0, 0, 2, 1)]
     marks = [rng.integers(0, 9, (n, 1)).astype(np.uint8) for n in (1, 0, 0, 2, 0, 1, 5, 0, 0, 1)]
     for begin, end in [(8, 10), (0, 4), (4, 8)]:
@@ -138,7 +138,7 @@ def test_rows_come_back_in_batch_order_however_workers_finish(ring):
 
 
 def test_rows_that_do_not_fit_say_how_much_they_need_and_go_to_a_spill(ring):
-    ring.slots[0].open_for(step_of(4))
+    ring.slots[0].open_for(step_of(4), 3)
     crowd = {"boxes": [np.ones((5000, 4), np.float32)] * 4, "marks": [np.zeros((0, 1), np.uint8)] * 4}
     needed = hand_over(ring, Task(0, 0, 4), crowd)
     assert needed >= 4 * 5000 * 16
@@ -161,3 +161,12 @@ def test_quarantine_has_an_end(ring):
     assert len(ring.quarantined()) == QUARANTINE_CAPACITY
     with pytest.raises(DataError, match="too many"):
         ring.quarantine(0)
+
+
+def test_the_task_that_completes_its_slot_says_so(ring):
+    ring.slots[0].open_for(step_of(10), 3)
+    tasks = [Task(0, 0, 4), Task(0, 4, 8), Task(0, 8, 10)]
+    assert [ring.finish(task) for task in (tasks[2], tasks[0], tasks[1])] == [False, False, True]
+    ring.slots[0].open_for(step_of(4), 1)
+    assert not ring.is_done(tasks[0])
+    assert ring.finish(tasks[0])

@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 
 from flatout.feed.loader.errors import raise_packed
 from flatout.feed.loader.layout import Leaf, place, row_value, view
-from flatout.feed.loader.pieces import Form, Head, Hole, Piece, load_filled
+from flatout.feed.loader.pieces import Form, Head, Hole, Piece, TensorHole, load_filled
 
 logger = logging.getLogger(__name__)
 
@@ -99,11 +99,12 @@ def _filled(content: bytes, tensor_of: Callable[[int], Tensor], head: Head) -> A
     """A part made by collate_fn; what was an array there is one here, and what was one object is one."""
     made: dict[int, Any] = {}
 
-    def fill(number: int) -> Any:
-        if number not in made:
-            leaf, tensor = head.leaves[number], tensor_of(number)
-            made[number] = tensor.numpy() if leaf is not None and leaf.kind == "ndarray" else tensor
-        return made[number]
+    def fill(hole: TensorHole) -> Any:
+        if hole.number not in made:
+            leaf, tensor = head.leaves[hole.number], tensor_of(hole.number)
+            tensor = tensor.permute(hole.back) if hole.back else tensor
+            made[hole.number] = tensor.numpy() if leaf is not None and leaf.kind == "ndarray" else tensor
+        return made[hole.number]
 
     return load_filled(content, fill)
 

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 from flatout.feed.loader.layout import Leaf, fingerprint, leaf_of, place, view, write_rows
-from flatout.feed.loader.pieces import Form, Head, Hole, Piece, dump_with_holes
+from flatout.feed.loader.pieces import Form, Head, Hole, Piece, TensorHole, dump_with_holes
 
 Shape = tuple[int, ...]
 
@@ -84,16 +85,19 @@ def lay_whole(batch: Any, room: Room) -> Piece:
 def _lay_collated(value: Any, room: Room, row_shape: Callable[[Shape], Shape | None], num_rows: int) -> Piece:
     leaves: list[Leaf] = []
     sources: list[Tensor | np.ndarray] = []
-    numbers: dict[int, int] = {}  # id -> leaf: a tensor that appears twice comes back as one
+    holes: dict[int, TensorHole] = {}  # by id: a tensor that appears twice comes back as one
+    kept: list[Any] = []  # or an id could be used again
 
-    def hole_for(each: Any) -> int | None:
-        if id(each) not in numbers and isinstance(each, Tensor | np.ndarray):
-            shape, leaf = row_shape(tuple(each.shape)), leaf_of([each])
+    def hole_for(each: Any) -> TensorHole | None:
+        if id(each) not in holes and isinstance(each, Tensor | np.ndarray):
+            source, back = _in_memory_order(each)
+            shape, leaf = row_shape(tuple(source.shape)), leaf_of([source])
             if shape is not None and isinstance(leaf, Leaf):
-                numbers[id(each)] = len(leaves)
+                holes[id(each)] = TensorHole(len(leaves), back)
                 leaves.append(leaf._replace(shape=shape))
-                sources.append(each)  # also keeps its id from being used again
-        return numbers.get(id(each))
+                sources.append(source)
+                kept.append(each)
+        return holes.get(id(each))
 
     pickled = dump_with_holes(value, hole_for)
     placed = place(leaves, room.num_rows)
@@ -105,6 +109,20 @@ def _lay_collated(value: Any, room: Room, row_shape: Callable[[Shape], Shape | N
         rows = _rows(room, leaf, offset, num_rows)
         _copy(source, rows if rows.ndim == source.ndim else rows[0])
     return Piece(Form.PART, pickle.dumps(Head(tuple(leaves), b"", ())), pickled, placed.nbytes)
+
+
+def _in_memory_order(value: Tensor | np.ndarray) -> tuple[Tensor | np.ndarray, tuple[int, ...]]:
+    """The value with its dimensions as they lie in memory, and how to permute them back; () if they lie in order.
+
+    So that a batch in channels_last, say, arrives in channels_last.
+    """
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_contiguous():
+        return value, ()
+    order = sorted(range(value.ndim), key=lambda dim: -value.stride(dim))
+    permuted = value.permute(order)
+    if not permuted.is_contiguous():
+        return value, ()
+    return permuted, tuple(order.index(dim) for dim in range(value.ndim))
 
 
 def _copy(source: Tensor | np.ndarray, target: Tensor) -> None:

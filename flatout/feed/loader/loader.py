@@ -158,7 +158,7 @@ class Loader(DataLoader[T_co]):
         workshop = Workshop(slots, source, start_method=self._start_method)
         workshop.call_up()
         if not self._body_bytes and first:
-            margin = 1 if self._way == "rows" else COLLATE_MARGIN
+            margin = 1 if self._way in ("rows", "part") else COLLATE_MARGIN
             learn_size(workshop, Order(first[:1], 1, base_seed, 0, 0, probe=batch_size), margin)
             self._body_bytes = slots.body_bytes
         if self.persistent_workers and self._workshop is None:

@@ -65,6 +65,14 @@ class Hole(NamedTuple):
     """The default collate leaves strings in the kind of sequence they came in."""
 
 
+class TensorHole(NamedTuple):
+    """Stands for a tensor of what a collate_fn made."""
+
+    number: int
+    back: tuple[int, ...]
+    """How to permute the leaf's dimensions; () leaves them."""
+
+
 def dump_with_holes(value: Any, hole_for: Callable[[Any], Any]) -> bytes:
     """Pickle `value`; where `hole_for(object)` is not None, that takes the object's place."""
     file = io.BytesIO()

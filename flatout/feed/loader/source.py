@@ -112,7 +112,9 @@ class DatasetSource:
             room = Room(
                 self._areas.body(slot), order.probe or len(order.keys), begin, lambda lay: self._areas.agree(slot, lay)
             )
-            return self._collate(samples, order, room)
+            piece = self._collate(samples, order, room)
+            # Of a probe only its size is wanted; a large sample would not fit where pieces go.
+            return piece._replace(head=b"", content=b"") if order.probe else piece
         except (Exception, SystemExit) as error:
             if isinstance(error, SystemExit):  # raised again by the trainer, it would end the training without a word
                 error = RuntimeError(f"the dataset called sys.exit({error.code!r})")
