@@ -53,7 +53,7 @@ class Compute:
             self._a @ self._a
 
 
-def time_on_device(fn: Callable[[], None], repeats: int) -> Timing:
+def time_on_device(fn: Callable[[], object], repeats: int) -> Timing:
     """Device time of each of `repeats` calls, by events."""
     for _ in range(3):
         fn()

@@ -36,7 +36,18 @@ THIRD_PARTY = {
     "__init__": set(),
     "__main__": set(),
 }
-LOADER_FILES = ("assemble", "collating", "holds", "join", "layout", "loader", "pinning", "randomness", "source")
+LOADER_FILES = (
+    "arguments",
+    "assemble",
+    "collating",
+    "holds",
+    "join",
+    "layout",
+    "loader",
+    "pinning",
+    "randomness",
+    "source",
+)
 TORCH_AT_THE_TOP = {
     "flatout/feed/device.py",
     "flatout/feed/device_feed.py",

@@ -14,6 +14,7 @@ import socket
 import sys
 import termios
 import threading
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -190,8 +191,9 @@ class Threads:
         if self._lines is None:
             return
         self._lines.send_home(len(self._threads))
+        deadline = time.monotonic() + 1
         for thread in self._threads:
-            thread.join(timeout=1)
+            thread.join(timeout=max(0, deadline - time.monotonic()))
         # Closed under a thread that still reads, a descriptor could come back as something else.
         if not any(thread.is_alive() for thread in self._threads):
             self._lines.close()

@@ -8,6 +8,7 @@ stream, the batch comes out the same. A sample that keeps killing workers is put
 import logging
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 
 from flatout.errors import ChildLostError, DataError
 from flatout.feed.crew import Crew, RemoteError, describe_exit
@@ -52,6 +53,8 @@ class Foreman:
         self._scratch_bytes = ring.spec.scratch_bytes
         self._strikes: Counter[int] = Counter()  # per sample
         self._deaths_in_a_row = 0
+        self._finished = 0, 0  # slots so far, and tasks of the slots in flight, at the last death
+        self._num_completed = 0
         self._watched_at = time.monotonic()
         self._seen: dict[int, Claim | None] = {}  # worker -> its claim when last watched
         self._warned: set[tuple[int, int]] = set()
@@ -72,7 +75,12 @@ class Foreman:
 
     def is_ready(self, slot: int) -> bool:
         """Whether a published slot is complete and nothing in it failed, without waiting."""
-        return self._is_complete(slot) and slot not in self._failures
+        return self.count_ready([slot]) == 1
+
+    def count_ready(self, slots: Iterable[int]) -> int:
+        """How many of these published slots are complete and without failure, without waiting."""
+        self._pump(timeout_s=0)
+        return sum(self._is_complete(slot) and slot not in self._failures for slot in slots)
 
     def wait_until_ready(self, slot: int) -> None:
         """Block until `slot` is complete. Raises SampleError for the first row that could not be read."""
@@ -123,7 +131,7 @@ class Foreman:
             return False
         self._pump(timeout_s=0)  # trouble with its rows was reported before it became complete
         self._complete.add(slot)
-        self._deaths_in_a_row = 0
+        self._num_completed += 1
         if self._strikes:
             for sample in self._ring.slots[slot].indices[: self._ring.slots[slot].num_rows].tolist():
                 del self._strikes[sample]  # whatever its readers died of, it was not the sample
@@ -174,7 +182,7 @@ class Foreman:
             f" while at {self._place_of(claim, lost)}" if claim and lost else "",
             self._advice(end),
         )
-        self._deaths_in_a_row += 1
+        self._deaths_in_a_row = 1 if self._have_finished_something() else self._deaths_in_a_row + 1
         if self._deaths_in_a_row > 10 + 3 * self._ring.spec.num_workers:
             raise ChildLostError(
                 f"{self._deaths_in_a_row} workers in a row ended without finishing anything "
@@ -192,6 +200,12 @@ class Foreman:
         else:
             self._crew.remind(self._ring.num_unclaimed())  # it may have taken a token with it
         self._crew.restart(end.worker)
+
+    def _have_finished_something(self) -> bool:
+        """Whether any task was done since this was last asked."""
+        before = self._finished
+        self._finished = self._num_completed, sum(int(slot.done.sum()) for slot in self._ring.slots)
+        return self._finished != before
 
     def _unfinished(self, claim: Claim | None) -> Task | None:
         """The task a worker is or was at, unless it is done."""

@@ -72,7 +72,7 @@ class Stream:
         """The next batch; blocks until it is complete. A slot must be free or in flight."""
         with self._all_or_broken():
             slot, step = self._flights[0]
-            ready_slots = sum(self._foreman.is_ready(slot) for slot, _ in self._flights)
+            ready_slots = self._foreman.count_ready(slot for slot, _ in self._flights)
             begin_s = time.perf_counter()
             with clock.stage("feed.wait"):
                 self._foreman.wait_until_ready(slot)

@@ -67,10 +67,6 @@ def test_a_knob_that_cannot_be_obeyed_is_refused(knobs: dict[str, Any], words: l
 # Plans.
 
 
-def backwards(epoch: int) -> np.ndarray:
-    return np.arange(32)[::-1] - epoch
-
-
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
@@ -98,6 +94,16 @@ def test_a_plan_that_cannot_be_followed_is_refused(plan: dict[str, Any], words: 
     with expect(ConfigError, *words) as caught:
         start(plan=Plan(**{"num_samples": 32, "batch_size": 8} | plan))
     assert caught.value.exit_code == 2
+
+
+def test_an_order_that_ends_is_no_trouble_before_it_is_asked_for():
+    orders = [np.arange(32), np.arange(32)[::-1]]
+    plan = Plan(num_samples=32, batch_size=8, order=lambda epoch: orders[epoch])
+    with Feed(Pictures(32), plan, FeedConfig(workers=0)) as feed:
+        shown = [np.concatenate([batch.indices.copy() for batch in feed]) for _ in orders]
+        assert np.array_equal(shown, orders)
+        with pytest.raises(IndexError):
+            iter(feed)
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (4, 4), (3, 4, 0)])

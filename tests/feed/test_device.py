@@ -15,7 +15,8 @@ DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
 
 
 def plan(**changes: Any) -> Plan:
-    return Plan(**{"num_samples": 45, "batch_size": 8, "seed": 3, "last": "short"} | changes)
+    usual: dict[str, Any] = {"num_samples": 45, "batch_size": 8, "seed": 3, "last": "short"}
+    return Plan(**usual | changes)
 
 
 def to_host(batch) -> dict[str, np.ndarray]:

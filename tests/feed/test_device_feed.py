@@ -17,12 +17,14 @@ from tests.reference.plain_feed import plain_batches
 SIZE = 12
 OUTPUTS = {"image": ((3, SIZE, SIZE), torch.float32)}
 PICTURES = draw_pictures(45, size=16)
-SOURCE = Crops(*(np.array([picture.shape[axis] for picture in PICTURES]) for axis in (0, 1)), SIZE)
+HEIGHTS, WIDTHS = (np.array([picture.shape[axis] for picture in PICTURES]) for axis in (0, 1))
+SOURCE = Crops(HEIGHTS, WIDTHS, SIZE)
 ALL_BYTES = sum(-(-picture.nbytes // CHUNK_BYTES) * CHUNK_BYTES for picture in PICTURES)
 
 
 def plan(**changes: Any) -> Plan:
-    return Plan(**{"num_samples": 45, "batch_size": 8, "seed": 3, "last": "short"} | changes)
+    usual: dict[str, Any] = {"num_samples": 45, "batch_size": 8, "seed": 3, "last": "short"}
+    return Plan(**usual | changes)
 
 
 def new_store(device: str, share: float = 2.0) -> DeviceStore:

@@ -25,7 +25,8 @@ WAYS = [
 
 
 def plan(**changes: Any) -> Plan:
-    return Plan(**{"num_samples": 45, "batch_size": 8, "seed": 11, "last": "pad"} | changes)
+    usual: dict[str, Any] = {"num_samples": 45, "batch_size": 8, "seed": 11, "last": "pad"}
+    return Plan(**usual | changes)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)

@@ -146,9 +146,9 @@ def test_a_batch_that_takes_too_long_is_a_timeout_and_may_be_waited_for_again():
     assert torch.cat(seen).tolist() == list(range(23))
 
 
-@pytest.mark.parametrize("dataset", [Threaded, PoolInGetitem])
-def test_a_dataset_with_threads_works_where_torchs_does(dataset):
-    loader = Loader(dataset(), 4, num_workers=2, multiprocessing_context="spawn")
+@pytest.mark.parametrize(("dataset", "start"), [(Threaded, "spawn"), (PoolInGetitem, "fork")])
+def test_a_dataset_with_threads_works_where_torchs_does(dataset, start):
+    loader = Loader(dataset(), 4, num_workers=2, multiprocessing_context=start)
     assert equal(list(loader), list(DataLoader(Numbers(), 4)))
 
 
@@ -193,7 +193,7 @@ def test_nothing_is_warned_about_in_an_ordinary_pass(caplog):
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
         warnings.simplefilter("error")
         list(Loader(Numbers(), 4, shuffle=True, num_workers=2))
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.name.startswith("flatout.feed.loader")]
 
 
 def test_an_open_file_of_the_trainer_is_not_opened_for_the_workers(tmp_path):

@@ -118,7 +118,8 @@ def _in_memory_order(value: Tensor | np.ndarray) -> tuple[Tensor | np.ndarray, t
     """
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_contiguous():
         return value, ()
-    order = sorted(range(value.ndim), key=lambda dim: -value.stride(dim))
+    strides = value.stride()
+    order = sorted(range(value.ndim), key=lambda dim: -strides[dim])
     permuted = value.permute(order)
     if not permuted.is_contiguous():
         return value, ()

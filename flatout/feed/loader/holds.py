@@ -1,5 +1,6 @@
 """Who still looks at a slot? Tensors that a user keeps, slices of them, copies to the GPU under way."""
 
+import os
 import weakref
 from collections.abc import Iterable
 
@@ -22,6 +23,7 @@ class Holds:
 
     def __init__(self, num_slots: int, *, pinned: bool) -> None:
         self._pinned = pinned
+        self._owner = os.getpid()
         self._live = [0] * num_slots
         self._refs: set[_Hold] = set()
         self._copies: list[list[torch.cuda.Event]] = [[] for _ in range(num_slots)]
@@ -49,7 +51,8 @@ class Holds:
         slot = hold.slot
         self._refs.remove(hold)
         self._live[slot] -= 1
-        if self._pinned and self._live[slot] == 0:
+        # Not in a child that was forked meanwhile: CUDA does not work there.
+        if self._pinned and self._live[slot] == 0 and os.getpid() == self._owner:
             # A tensor may be dropped while its asynchronous copy still reads: the copy was queued on this
             # stream or on the default one.
             for stream in {torch.cuda.current_stream(), torch.cuda.default_stream()}:

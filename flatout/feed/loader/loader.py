@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import multiprocessing
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -10,11 +9,10 @@ from statistics import median
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
-from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory as pin_batch
 
-from flatout.errors import ConfigError
+from flatout.feed.loader.arguments import check_arguments, collates_as_torch_does, start_method_of
 from flatout.feed.loader.assemble import Assembler
 from flatout.feed.loader.order import Order
 from flatout.feed.loader.passes import Pass, learn_size
@@ -66,7 +64,7 @@ class Loader(DataLoader[T_co]):
         micro_batch: int | str = "auto",
         join_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        _check(dataset, micro_batch, join_fn, collate_fn, batch_size)
+        check_arguments(dataset, micro_batch, join_fn, collate_fn, batch_size)
         super().__init__(
             dataset,
             batch_size,
@@ -155,7 +153,7 @@ class Loader(DataLoader[T_co]):
             base_seed=base_seed,
             table_offset=slots.areas.table_offset,
         )
-        workshop = Workshop(slots, source, start_method=self._start_method)
+        workshop = Workshop(slots, source, start_method=start_method_of(self.multiprocessing_context))
         workshop.call_up()
         if not self._body_bytes and first:
             margin = 1 if self._way in ("rows", "part") else COLLATE_MARGIN
@@ -225,13 +223,7 @@ class Loader(DataLoader[T_co]):
             return "single"
         if self.join_fn is not None:
             return "part"
-        return "rows" if self.collate_fn is default_collate and _collates_as_torch_does() else "whole"
-
-    @property
-    def _start_method(self) -> str:
-        context = self.multiprocessing_context
-        method = context.get_start_method() if context is not None else _default_start_method()
-        return "fork" if method == "fork" else "spawn"
+        return "rows" if self.collate_fn is default_collate and collates_as_torch_does() else "whole"
 
     @property
     def _pins(self) -> bool:
@@ -245,47 +237,12 @@ class Loader(DataLoader[T_co]):
 _NOTHING = object()
 
 
-def _check(
-    dataset: object, micro_batch: int | str, join_fn: object, collate_fn: object, batch_size: int | None
-) -> None:
-    """Refuse what torch's own checks do not know."""
-    if isinstance(dataset, IterableDataset):
-        raise ConfigError(
-            f"{type(dataset).__name__} is an IterableDataset, which decides by itself what each worker reads: Loader "
-            "needs dataset[index]. Give the dataset a __getitem__, or use torch.utils.data.DataLoader."
-        )
-    if micro_batch != "auto" and (not isinstance(micro_batch, int) or micro_batch < 1):
-        raise ConfigError(f"micro_batch={micro_batch!r} must be 'auto', or 1 or more.")
-    if join_fn is not None and (collate_fn is None or batch_size is None):
-        raise ConfigError(
-            "join_fn is the second half of a pair: it joins what collate_fn made of micro-batches. "
-            "Give collate_fn too (the default collate is joined by itself), and a batch_size."
-        )
-
-
 def _draw_seed(generator: torch.Generator | None) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 def _joined(parts: Iterator[Any], join_fn: Callable[[list[Any]], Any]) -> Iterator[Any]:
     return (join_fn([part]) for part in parts)
-
-
-def _collates_as_torch_does() -> bool:
-    """Whether nobody has replaced how the default collate treats tensors, arrays and numbers."""
-    return all(
-        getattr(function, "__module__", "") == default_collate.__module__
-        for kind, function in default_collate_fn_map.items()
-        if kind in _LAID_OUT
-    )
-
-
-_LAID_OUT = frozenset(default_collate_fn_map) - {str, bytes}
-
-
-def _default_start_method() -> str:
-    # The first is the default; asking for it directly would fix it for the whole process.
-    return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -71,7 +71,7 @@ class Pass:
             raise
         except DataError as error:
             self._end(in_peace=False)
-            raise ChildLostError(f"A sample ends the workers that read it. {error}") from error
+            raise _deadly_sample(error) from error
         except BaseException:
             self._end(in_peace=False)  # nobody knows what is published: only new slots and workers help
             raise
@@ -126,6 +126,13 @@ class BatchTimeoutError(RuntimeError, TimeoutError):
 def learn_size(workshop: Workshop, probe: Order, margin: float) -> None:
     """Read one sample to see how large batches are. Blocks until it is read; its errors come with its batch."""
     workshop.publish(0, probe)
-    workshop.foreman.wait_until_ready(0)
+    try:
+        workshop.foreman.wait_until_ready(0)
+    except DataError as error:
+        raise _deadly_sample(error) from error
     (piece,) = workshop.collect(0)
     workshop.slots.want_body(int(piece.body_bytes * margin))
+
+
+def _deadly_sample(error: DataError) -> ChildLostError:
+    return ChildLostError(f"A sample ends the workers that read it. {error}")

@@ -1,6 +1,7 @@
 """Page-locked memory for batches that go to a GPU."""
 
 import logging
+import os
 import weakref
 
 import numpy as np
@@ -11,10 +12,10 @@ logger = logging.getLogger(__name__)
 
 def pin(body: np.ndarray) -> None:
     """Register a slot's body with CUDA, until the last view of it is gone."""
-    cudart = torch.cuda.cudart()
-    memory = body if body.base is None or not isinstance(body.base, np.ndarray) else body.base
+    memory = body.base  # the whole extent, which all views of it keep alive
+    assert isinstance(memory, np.ndarray)
     address = memory.ctypes.data
-    status = cudart.cudaHostRegister(address, memory.nbytes, 0)
+    status = torch.cuda.cudart().cudaHostRegister(address, memory.nbytes, 0)
     if int(status) != 0:
         logger.warning(
             "A slot could not be pinned (%s): its batches are copied to pinned memory by the main process. "
@@ -23,4 +24,9 @@ def pin(body: np.ndarray) -> None:
         )
         return
     # Before the memory is unmapped: the array under all views dies first.
-    weakref.finalize(memory, cudart.cudaHostUnregister, address).atexit = False
+    weakref.finalize(memory, _unpin, address, os.getpid()).atexit = False
+
+
+def _unpin(address: int, owner: int) -> None:
+    if os.getpid() == owner:  # not in a forked child, where CUDA does not work
+        torch.cuda.cudart().cudaHostUnregister(address)
