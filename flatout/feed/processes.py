@@ -13,6 +13,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from functools import cache
 from multiprocessing import spawn
 from typing import IO
 
@@ -257,13 +258,14 @@ class Processes:
             return describe_exit(nursery.wait())
 
 
+@cache
 def warn_of_opencv_threads() -> None:
-    """OpenCV waits for ever for threads that a fork has left behind."""
+    """Once: OpenCV waits for ever for threads that a fork has left behind."""
     cv2 = sys.modules.get("cv2")
     if cv2 is not None and cv2.getNumThreads() > 1:
         logger.warning(
-            "start_method='fork' with OpenCV's threads on: workers may hang in it. Call cv2.setNumThreads(1) before "
-            "any other OpenCV function, or use start_method='spawn'."
+            "Workers are forked from a process whose OpenCV uses threads, and may hang in it. Call "
+            "cv2.setNumThreads(1) before any other OpenCV function, or start them with 'spawn' instead of 'fork'."
         )
 
 

@@ -1,6 +1,7 @@
 """The face of torch's DataLoader: arguments, attributes, length, and refusals in one sentence."""
 
 import inspect
+import warnings
 
 import pytest
 import torch
@@ -121,11 +122,10 @@ def test_an_empty_dataset_cannot_be_shuffled_as_in_torch():
 
 
 def test_more_workers_than_samples():
-    with pytest.warns(UserWarning, match="worker processes"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, where there are fewer cores than workers
         loader = Loader(Numbers(3), 2, num_workers=5)
-    with pytest.warns(UserWarning, match="worker processes"):
-        theirs = list(DataLoader(Numbers(3), 2, num_workers=5))
-    assert equal(list(loader), theirs)
+        assert equal(list(loader), list(DataLoader(Numbers(3), 2, num_workers=5)))
 
 
 @pytest.mark.parametrize("prefetch_factor", [1, 2, 8])

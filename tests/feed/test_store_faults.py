@@ -366,6 +366,7 @@ def test_a_slow_builder_is_waited_for_as_long_as_it_makes_progress(tmp_path, blo
         json.dumps([*FdAddress.of(0)[:2], 1, 0]),
         json.dumps([*FdAddress.of(0)[:3], 987654]),
     ],
+    ids=["empty", "no list", "too short", "another boot", "another process", "no such descriptor"],
 )
 def test_a_stale_record_of_memory_is_ignored(tmp_path, blobs, record):
     Store.open(blobs, config(tmp_path)).close()
