@@ -49,12 +49,12 @@ FULL = Setting(
     batch_size=384,
     workers=(1, 2, 4, 8),
     pairs={
-        "sleeping": {1: 1, 2: 3, 4: 5, 8: 5},
+        "sleeping": {1: 1, 2: 3, 4: 3, 8: 3},
         "real": {1: 1, 2: 9, 4: 9, 8: 1},
         "trivial": {1: 3, 2: 9, 4: 9, 8: 5},
     },
     rounds=5,
-    fewest_batches=12,
+    fewest_batches=10,
     still_s=1.5,
 )
 QUICK = Setting(batch_size=16, workers=(1, 4), rounds=4, fewest_batches=6, still_s=0.3)

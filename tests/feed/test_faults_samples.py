@@ -116,7 +116,7 @@ def test_an_error_with_a_very_long_text_arrives_shortened():
 def test_many_bad_samples_with_long_texts_in_one_task_are_all_replaced():
     trouble = {index: partial(fail, DecodeError, "long " * 1000) for index in range(64)}
     plan = Plan(num_samples=400, batch_size=64, seed=5, shuffle=False)
-    config = FeedConfig(workers=1, micro_batch=64, on_error="substitute", bad_share=1)
+    config = FeedConfig(**USUAL | {"workers": 1, "micro_batch": 64, "on_error": "substitute", "bad_share": 1})
     with Feed(Pictures(400, trouble), plan, config) as feed:
         batch = next(iter(feed))
         assert batch.indices.min() >= 64
@@ -199,7 +199,7 @@ def four_bytes_each(folder: Path, count: int) -> list[Path]:
 
 def test_a_file_deleted_in_mid_epoch_is_replaced_and_counted(tmp_path: Path):
     paths = four_bytes_each(tmp_path, 80)
-    with Feed(Files(paths), PLAN, FeedConfig(workers=2, epochs=1, slots=2, on_error="substitute")) as feed:
+    with Feed(Files(paths), PLAN, FeedConfig(**USUAL | {"slots": 2, "on_error": "substitute"})) as feed:
         for batch in feed:
             if batch.step == 0:
                 paths[70].unlink()
@@ -219,7 +219,7 @@ def test_a_file_that_blocks_holds_up_one_worker_only_and_is_named(tmp_path: Path
         wait_until(lambda: any("other workers go on" in text for text in caplog.messages))
         paths[3].write_bytes(bytes([3] * 4))
 
-    config = FeedConfig(workers=2, epochs=1, micro_batch=1, watchdog_s=2 if writer_comes else 0.4)
+    config = FeedConfig(**USUAL | {"micro_batch": 1, "watchdog_s": 2 if writer_comes else 0.4})
     with Feed(Files(paths), PLAN, config) as feed:
         batches = iter(feed)
         if writer_comes:
@@ -268,16 +268,16 @@ def test_a_quarantined_sample_stays_so_after_a_resume_without_another_death(tmp_
     # Every second step shows the deadly sample.
     plan = Plan(num_samples=COUNT, batch_size=4, seed=5, order=np.tile([1, 2, 3, 4, 5, 6, 7, 21], 4))
     source = Pictures(COUNT, {21: partial(logged, log, die)})
-    with Feed(source, plan, FeedConfig(workers=2)) as feed:
+    with Feed(source, plan, FeedConfig(**USUAL)) as feed:
         unbroken = digests(feed)
         assert feed.num_replaced == 4
     log.unlink()
-    with Feed(source, plan, FeedConfig(workers=2, slots=2)) as feed:
+    with Feed(source, plan, FeedConfig(**USUAL | {"slots": 2})) as feed:
         batches = iter(feed)
         seen = [digest(next(batches)) for _ in range(3)]
         state = feed.state_dict()
     assert len(lines_of(log)) == 3
-    with Feed(source, plan, FeedConfig(workers=1)) as feed:
+    with Feed(source, plan, FeedConfig(**USUAL | {"workers": 1})) as feed:
         feed.load_state_dict(state)
         seen += digests(feed)
         assert feed.bad_samples == {21: "3 workers died while reading it"}
@@ -294,9 +294,9 @@ def test_more_deadly_samples_than_tolerated_end_the_run_each_time():
 
 
 def test_many_deadly_samples_in_one_task_are_told_apart():
-    deadly = set(range(0, 16, 2))
+    deadly = set(range(0, 10, 2))  # 15 deaths in a row
     plan = Plan(num_samples=COUNT, batch_size=16, seed=5, shuffle=False)
-    config = FeedConfig(workers=1, micro_batch=16, bad_share=0.5)
+    config = FeedConfig(**USUAL | {"workers": 1, "micro_batch": 16, "bad_share": 0.5})
     with Feed(Pictures(COUNT, dict.fromkeys(deadly, die)), plan, config) as feed:
         batch = next(iter(feed))
         assert not deadly & set(batch.indices.tolist())
