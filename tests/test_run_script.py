@@ -250,8 +250,8 @@ def test_demo_is_the_packages_own(checkout):
 def test_benchmarks_are_listed_with_their_question_and_run_by_name(checkout):
     bench = checkout.root / "bench"
     bench.mkdir()
-    (bench / "handover.py").write_text('"""Is the ring faster than pickle?\n\nMore.\n"""\n')
-    (bench / "_measure.py").write_text('"""How to measure."""\n')
+    (bench / "handover.py").write_text('"""Is the ring faster than pickle?\n\nMore.\n"""\nif __name__ == "__main__":\n')
+    (bench / "measure.py").write_text('"""How to measure: nothing to run."""\n')
     listed = checkout.run("bench")
     assert listed.stdout.splitlines()[1:] == [f"  {'handover':<24} Is the ring faster than pickle?"]
     assert not (checkout.root / ".venv").exists()

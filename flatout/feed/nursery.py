@@ -132,8 +132,6 @@ class Nursery:
             reports = socket.socket(fileno=self._fds.reports)
             work(worker, ring, self._source, self._orders, self._fds.tokens, reports)
             os._exit(0)
-        except ConnectionError:
-            os._exit(0)  # the trainer is gone; nobody waits for this report
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()

@@ -4,6 +4,7 @@ The same loop runs in a process, in a thread, or (one task at a time) in the cal
 Imports no torch: a worker that did would take seconds longer to start and hundreds of megabytes more.
 """
 
+import contextlib
 import itertools
 import os
 import pickle
@@ -85,8 +86,9 @@ def work(worker: int, ring: Ring, source: Source, orders: WorkOrders, tokens: in
     if enter_worker := getattr(source, "enter_worker", None):
         enter_worker(worker, ring)
     bench = Bench(worker, ring, source, orders, lambda report: reports.send(pickle.dumps(report)))
-    while os.read(tokens, 1) == WORK:
-        bench.do_next_task()
+    with contextlib.suppress(ConnectionError):  # the owner is gone; nobody waits for this report
+        while os.read(tokens, 1) == WORK:
+            bench.do_next_task()
 
 
 class Bench:

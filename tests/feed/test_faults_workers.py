@@ -245,9 +245,9 @@ def test_workers_that_were_paused_together_with_their_owner_are_given_a_moment(t
         for pid in before.values():
             os.kill(pid, signal.SIGSTOP)
         time.sleep(1)
+        go.touch()
         for pid in before.values():
             os.kill(pid, signal.SIGCONT)
-        threading.Timer(0.05, go.touch).start()
         assert digests(batches) == undisturbed()
         assert feed.worker_pids == before
     assert not any("hangs" in text for text in caplog.messages)
