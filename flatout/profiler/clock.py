@@ -40,7 +40,8 @@ class Totals:
         self._table = np.zeros(capacity, STAGE_DTYPE) if table is None else table
         self._runs = self._table["runs"]
         self._total_ns = self._table["total_ns"]
-        self._rows: dict[str, int] = {}
+        # A table may have been begun by a worker that this one replaces.
+        self._rows = {name: row for row, name in enumerate(read_totals(self._table))}
 
     def add(self, name: str, duration_ns: int) -> None:
         """Charge one run of stage `name`."""

@@ -34,7 +34,7 @@ def test_data_time_is_the_wait_of_a_consumer_that_is_too_fast():
     reading = read_one_epoch(Slow(0.002), consumer_s=0)
     reading_s = reading.stages["read"].total_ns / 1e9
     assert reading_s >= 64 * 0.002
-    assert reading.wait_s == pytest.approx(reading_s, rel=0.25)  # one worker: the wait is its reading
+    assert 0.7 * reading_s < reading.wait_s <= reading.elapsed_s  # one worker: the wait is its reading
     assert reading.data_time_ms == pytest.approx(reading.wait_s * 1e3 / 8)
     assert reading.readiness < 0.4
     assert reading.samples == 64

@@ -66,6 +66,14 @@ def test_a_table_may_lie_in_shared_memory():
     assert clock.read_totals(table) == {"read": clock.StageTime(1, 7)}
 
 
+def test_a_table_is_taken_over_with_the_names_it_has():
+    table = np.zeros(4, clock.STAGE_DTYPE)
+    clock.Totals(table).add("draw", 1)
+    clock.Totals(table).add("read", 2)
+    clock.Totals(table).add("draw", 3)
+    assert clock.read_totals(table) == {"draw": clock.StageTime(2, 4), "read": clock.StageTime(1, 2)}
+
+
 def test_the_clock_needs_no_torch():
     code = "import sys, flatout.profiler.clock; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
