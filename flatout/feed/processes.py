@@ -28,6 +28,7 @@ from flatout.feed.nursery import (
     live_by_the_pipe,
     opening_a_source,
 )
+from flatout.feed.pickling import blame
 from flatout.feed.ring import Ring, RingSpec
 from flatout.feed.source import Source
 from flatout.feed.worker import Report, WorkOrders
@@ -320,17 +321,7 @@ def pickle_work(source: Source, spec: RingSpec, orders: WorkOrders) -> bytes:
     try:
         return pickle.dumps((source, spec, orders))
     except Exception as error:
-        culprits = [name for name, value in getattr(source, "__dict__", {}).items() if not _can_be_pickled(value)]
-        blamed = f"its attribute {' and '.join(map(repr, culprits))}" if culprits else "it"
         raise ConfigError(
-            f"{type(source).__name__} cannot be sent to worker processes: {blamed} cannot be pickled ({error}). "
+            f"{type(source).__name__} cannot be sent to worker processes: {blame(source)} cannot be pickled ({error}). "
             "Open such things on first use in `read`, or use start_method='fork' or backend='thread'."
         ) from error
-
-
-def _can_be_pickled(value: object) -> bool:
-    try:
-        pickle.dumps(value)
-    except Exception:
-        return False
-    return True

@@ -20,6 +20,7 @@ from flatout.feed.loader.order import Order, encode
 from flatout.feed.loader.pieces import Form, Piece
 from flatout.feed.loader.pinning import pin
 from flatout.feed.loader.source import PIECE, DatasetSource, place_of
+from flatout.feed.pickling import unpicklable_attributes
 from flatout.feed.plan import Step
 from flatout.feed.preflight import FEWEST_SLOTS, MEMORY_SHARE, check_descriptors
 from flatout.feed.processes import Processes
@@ -130,7 +131,7 @@ def _close(crew: Processes, ring: Ring, owner: int) -> None:
 
 def _explained(error: ConfigError, dataset: Any) -> ConfigError:
     """The same, in the words of someone who has a dataset and not a source."""
-    culprits = [name for name, value in getattr(dataset, "__dict__", {}).items() if not _can_be_pickled(value)]
+    culprits = unpicklable_attributes(dataset)
     if not culprits:
         return error
     name = type(dataset).__name__
@@ -139,11 +140,3 @@ def _explained(error: ConfigError, dataset: Any) -> ConfigError:
         f"be pickled ({error.__cause__}). Open such things on first use in __getitem__, or use "
         "multiprocessing_context='fork'."
     )
-
-
-def _can_be_pickled(value: object) -> bool:
-    try:
-        pickle.dumps(value)
-    except Exception:
-        return False
-    return True

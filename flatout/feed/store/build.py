@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from flatout.errors import ConfigError
 from flatout.feed.feed import Feed
 from flatout.feed.knobs import FeedConfig
+from flatout.feed.pickling import blame
 from flatout.feed.plan import Plan
 from flatout.feed.progress import Advance
 from flatout.feed.source import DecodeError, Field, Rows, SampleSource
@@ -93,20 +94,10 @@ def check_picklable(items: Items) -> None:
     try:
         pickle.dumps(items)
     except Exception as error:  # whatever a class does when it is pickled
-        culprits = [repr(name) for name, value in getattr(items, "__dict__", {}).items() if not _can_be_pickled(value)]
-        blamed = f"its attribute {' and '.join(culprits)}" if culprits else "it"
         raise ConfigError(
-            f"{type(items).__name__} cannot be sent to worker processes: {blamed} cannot be pickled ({error}). Open "
-            "such things on first use in `decode`, or use StoreConfig(backend='thread') or StoreConfig(workers=0)."
+            f"{type(items).__name__} cannot be sent to worker processes: {blame(items)} cannot be pickled ({error}). "
+            "Open such things on first use in `decode`, or use StoreConfig(backend='thread') or StoreConfig(workers=0)."
         ) from error
-
-
-def _can_be_pickled(value: object) -> bool:
-    try:
-        pickle.dumps(value)
-    except Exception:
-        return False
-    return True
 
 
 def _expected_bytes(items: Items) -> int:
