@@ -42,9 +42,11 @@ class StoreStatistics:
         return self.hits / max(1, self.hits + self.misses)
 
     def __str__(self) -> str:
+        # An epoch that was read ahead may leave nothing to read in its own interval.
+        rate = f"{self.hit_rate:.1%}" if self.hits + self.misses else "unknown (nothing was read)"
         return (
             f"{self.items} items, {self.nbytes / 1e6:.1f} MB used / {self.budget_bytes / 1e6:.1f} MB budget, "
-            f"hit rate {self.hit_rate:.1%}"
+            f"hit rate {rate}"
         )
 
 
