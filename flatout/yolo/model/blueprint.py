@@ -1,0 +1,335 @@
+"""A model YAML, understood: rows with absolute sources, named arguments, shapes and parameter counts.
+
+    config --overrides--> rows --literals, channels, sizes--> Blueprint
+
+Pure arithmetic, no torch. Whatever cannot be built is refused here, with the row and what to write instead,
+so that building never fails and never allocates more than a network of MAX_WEIGHTS.
+"""
+
+import copy
+import difflib
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flatout.errors import ConfigError
+from flatout.yolo.model.kinds import HEADS, KINDS, MAX_CHANNELS, Kind, Shape, bind
+from flatout.yolo.model.literals import Value, read_literal
+
+logger = logging.getLogger(__name__)
+
+IMAGE = -1
+"""The source of a row that reads the input picture."""
+
+PROBE_PX = 256
+"""Side of the picture whose maps give the strides."""
+
+MAX_ROWS = 5_000
+MAX_REPEATS = 1_000
+MAX_ANCHORS = 64
+MAX_CLASSES = 20_000
+MAX_WEIGHTS = 4_000_000_000
+MAX_SIDE_PX = 16 * PROBE_PX
+"""Largest map a row may make of the probe picture; upsampling in a row would otherwise grow without end."""
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layer: where its inputs come from and what it makes of them."""
+
+    index: int
+    sources: tuple[int, ...]
+    """Absolute row numbers; IMAGE is the input picture."""
+    repeats: int
+    kind: str
+    args: Mapping[str, Any]
+    ins: tuple[Shape, ...]
+    """Shapes of the inputs, for a picture of PROBE_PX."""
+    out: Shape
+    num_weights: int
+    written: tuple[Any, ...]
+    """[from, number, module, args] as in the YAML, for the table people read."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The detection layer, always the last row."""
+
+    index: int
+    sources: tuple[int, ...]
+    kind: str
+    num_classes: int
+    anchors_px: tuple[tuple[float, ...], ...]
+    """Per level: w0, h0, w1, h1, ... in pixels of the input."""
+    channels: tuple[int, ...]
+    """Of every input; those of the auxiliary levels follow the lead ones."""
+    strides: tuple[float, ...]
+    """Of the lead levels."""
+    written: tuple[Any, ...]
+
+    @property
+    def num_levels(self) -> int:
+        return len(self.anchors_px)
+
+    @property
+    def num_outputs(self) -> int:
+        """Of each prediction convolution: anchors x (x, y, w, h, objectness, classes)."""
+        return len(self.anchors_px[0]) // 2 * (self.num_classes + 5)
+
+    @property
+    def lead_sources(self) -> tuple[int, ...]:
+        return self.sources[: self.num_levels]
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What to build, complete and checked."""
+
+    config: dict[str, Any]
+    """A copy of the YAML's content with the overrides in force, and always with `ch`."""
+    channels: int
+    rows: tuple[Row, ...]
+    head: Head
+
+
+def draw_blueprint(
+    config: object, *, nc: int | None = None, anchors: float | None = None, where: str = "model config"
+) -> Blueprint:
+    """Understand a model config; ConfigError names `where`, the row and the remedy.
+
+    `nc` replaces the number of classes, `anchors` the anchors by so many placeholders per level.
+    """
+    try:
+        return _Draft(_effective(config, nc, anchors)).blueprint()
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}.") from None
+
+
+def needed_rows(rows: Sequence[Row], wanted: Iterable[int]) -> set[int]:
+    """The wanted rows and all that they depend on, directly or not."""
+    needed = set(wanted)
+    for row in reversed(rows):
+        if row.index in needed:
+            needed.update(row.sources)
+    return needed
+
+
+def _effective(config: object, nc: int | None, anchors: float | None) -> dict[str, Any]:
+    """The config with overrides in force and every top-level value checked."""
+    if not isinstance(config, Mapping):
+        raise ValueError(f"a model config is a mapping with nc, anchors, backbone and head, not {config!r:.60}")
+    if missing := [key for key in ("nc", "anchors", "backbone", "head") if key not in config]:
+        raise ValueError(f"key {missing[0]!r} is missing{_similar(missing[0], config)}")
+    kept = copy.deepcopy(dict(config))
+    if nc is not None:
+        kept["nc"] = nc
+    if anchors is not None:
+        kept["anchors"] = round(anchors)
+    kept.setdefault("ch", 3)
+    for key in ("depth_multiple", "width_multiple"):
+        kept.setdefault(key, 1.0)
+        if not _is_number(kept[key]) or not 0 < kept[key] <= 64:
+            raise ValueError(f"{key}={kept[key]!r} must be a number above 0, up to 64")
+    for key, high in (("nc", MAX_CLASSES), ("ch", MAX_CHANNELS)):
+        if not _is_whole(kept[key], 1, high):
+            raise ValueError(f"{key}={kept[key]!r:.60} must be a whole number from 1 to {high}")
+    for key in ("backbone", "head"):
+        if not isinstance(kept[key], list | tuple):
+            raise ValueError(f"{key} must be a list of rows [from, number, module, args], not {kept[key]!r:.60}")
+    _check_anchors(kept["anchors"])
+    return kept
+
+
+def _check_anchors(anchors: object) -> None:
+    if _is_whole(anchors, 1, MAX_ANCHORS):
+        return
+    levels = anchors if isinstance(anchors, list | tuple) else []
+    lengths = {len(level) if isinstance(level, list | tuple) else 0 for level in levels}
+    length = lengths.pop() if len(lengths) == 1 else 0
+    if not 2 <= length <= 2 * MAX_ANCHORS or length % 2:
+        raise ValueError(
+            f"anchors={anchors!r:.80} must be one list [w0, h0, w1, h1, ...] per level, all equally long, "
+            f"or the number of anchors per level (1 to {MAX_ANCHORS})"
+        )
+    if bad := [size for level in levels for size in level if not _is_number(size) or not 0 <= size < 1e6]:
+        raise ValueError(f"anchors contain {bad[0]!r:.40}; widths and heights are pixels")
+
+
+class _Draft:
+    """Goes through the rows of a checked config, one after the other."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._config = config
+        self._rows: list[Row] = []
+        anchors = config["anchors"]
+        self._num_anchors = anchors if isinstance(anchors, int) else len(anchors[0]) // 2
+        self._num_weights = 0
+
+    def blueprint(self) -> Blueprint:
+        lists = [*self._config["backbone"], *self._config["head"]]
+        if not 2 <= len(lists) <= MAX_ROWS:
+            raise ValueError(f"{len(lists)} rows; a network has 2 to {MAX_ROWS}")
+        for index, written in enumerate(lists[:-1]):
+            with_row = f"row {index} {_shown(written)}"
+            try:
+                self._rows.append(self._row(index, *_parts(written)))
+            except ValueError as error:
+                raise ValueError(f"{with_row}: {error}") from None
+            self._num_weights += self._rows[-1].num_weights
+            if self._num_weights > MAX_WEIGHTS:
+                raise ValueError(f"{with_row}: the network would have more than {MAX_WEIGHTS:,} parameters")
+        index = len(lists) - 1
+        try:
+            head = self._head(index, *_parts(lists[-1]))
+        except ValueError as error:
+            raise ValueError(f"row {index} {_shown(lists[-1])}: {error}") from None
+        return Blueprint(self._config, self._config["ch"], tuple(self._rows), head)
+
+    def _row(self, index: int, origin: Any, number: Any, module: str, values: Sequence[Any]) -> Row:
+        if module in HEADS:
+            raise ValueError(f"{module} must be the last row")
+        if module not in KINDS:
+            raise ValueError(f"unknown module {module!r:.80}{_similar(module, [*KINDS, *HEADS])}")
+        kind = KINDS[module]
+        sources = self._sources(index, origin, kind.inputs)
+        ins = tuple(self._shape(source) for source in sources)
+        repeats = self._repeats(number)
+        args = bind(kind, self._positional(kind, repeats, values))
+        out, num_weights = kind.shape(ins, args), kind.num_weights(ins, args)
+        if max(out[1:]) > MAX_SIDE_PX or out.channels > MAX_CHANNELS:
+            raise ValueError(f"gives {out.channels} maps of {out.height} x {out.width} for a {PROBE_PX} px picture")
+        if kind.counts_itself:
+            repeats = 1
+        for _ in range(repeats - 1):
+            # Built with identical arguments, so each must be able to read what the one before it wrote.
+            if kind.inputs != "one" or out.channels != ins[0].channels:
+                raise ValueError(
+                    f"{repeats} in a row need as many output as input channels, "
+                    f"not {ins[0].channels} -> {out.channels}; write them as separate rows"
+                )
+            out = kind.shape((out,), args)
+        written = (origin, number, module, list(values))
+        return Row(index, sources, repeats, module, args, ins, out, repeats * num_weights, written)
+
+    def _positional(self, kind: Kind, repeats: int, values: Sequence[Any]) -> list[Value]:
+        names = {"nc": self._config["nc"], "anchors": self._config["anchors"]}
+        read = [read_literal(value, names) for value in values]
+        if kind.scaled and read and _is_whole(read[0], 1, MAX_CHANNELS):
+            read[0] = self._scaled(read[0])
+        if kind.counts_itself:
+            read.insert(1, repeats)
+        return read
+
+    def _scaled(self, channels: Any) -> int:
+        # The width of a prediction layer is a matter of classes and anchors, never of the width multiple.
+        if channels == self._num_anchors * (self._config["nc"] + 5):
+            return int(channels)
+        return math.ceil(float(channels * self._config["width_multiple"]) / 8) * 8
+
+    def _repeats(self, number: object) -> int:
+        if not _is_whole(number, 1, MAX_REPEATS):
+            raise ValueError(f"number={number!r:.40} must be a whole number from 1 to {MAX_REPEATS}")
+        count = int(number)  # type: ignore[call-overload]
+        depth = float(self._config["depth_multiple"])
+        return max(round(count * depth), 1) if count > 1 else 1
+
+    def _sources(self, index: int, origin: Any, inputs: str) -> tuple[int, ...]:
+        """Absolute rows of `from`, checked against how many inputs the module takes."""
+        origins = origin if isinstance(origin, list | tuple) else [origin]
+        wanted = {"one": "a single row number", "two": "a list of two rows", "many": "a list of rows"}[inputs]
+        fits = {"one": not isinstance(origin, list | tuple), "two": len(origins) == 2, "many": len(origins) > 0}
+        if not fits[inputs]:
+            raise ValueError(f"from={origin!r:.60} must be {wanted}")
+        sources = []
+        for each in origins:
+            if not _is_whole(each, -math.inf, math.inf):
+                raise ValueError(f"from={origin!r:.60} must be {wanted}")
+            source = each if each >= 0 else index + each
+            first = IMAGE if index == 0 else 0
+            if not first <= source < index:
+                raise ValueError(
+                    f"from={each} is row {source}; it must name an earlier row, 0 to {index - 1}"
+                    if index
+                    else f"from={each}: the first row can only read the picture, -1"
+                )
+            sources.append(source)
+        return tuple(sources)
+
+    def _shape(self, source: int) -> Shape:
+        return Shape(self._config["ch"], PROBE_PX, PROBE_PX) if source == IMAGE else self._rows[source].out
+
+    def _head(self, index: int, origin: Any, number: Any, module: str, values: Sequence[Any]) -> Head:
+        if module not in HEADS:
+            raise ValueError(f"the last row must be a detection layer ({', '.join(HEADS)})")
+        if number != 1:
+            raise ValueError(f"number={number!r:.40} must be 1")
+        sources = self._sources(index, origin, "many")
+        anchors, num_classes = self._head_arguments(values, num_levels=len(sources))
+        per_level = 2 if module == "IAuxDetect" else 1
+        if len(sources) != per_level * len(anchors):
+            raise ValueError(
+                f"{len(sources)} inputs for {len(anchors)} levels of anchors; {module} needs {per_level} per level"
+            )
+        shapes = [self._shape(source) for source in sources]
+        strides = tuple(PROBE_PX / shape.height for shape in shapes[: len(anchors)])
+        if _goes_the_other_way(anchors, strides):
+            logger.info("Reversing anchor order")
+            anchors = anchors[::-1]
+        channels = tuple(shape.channels for shape in shapes)
+        written = (origin, number, module, list(values))
+        return Head(index, sources, module, num_classes, anchors, channels, strides, written)
+
+    def _head_arguments(self, values: Sequence[Any], num_levels: int) -> tuple[tuple[tuple[float, ...], ...], int]:
+        names = {"nc": self._config["nc"], "anchors": self._config["anchors"]}
+        read = [read_literal(value, names) for value in values]
+        if len(read) != 2:
+            raise ValueError(f"args={list(values)!r:.60} must be [nc, anchors]")
+        num_classes, anchors = read
+        if not _is_whole(num_classes, 1, MAX_CLASSES):
+            raise ValueError(f"nc={num_classes!r:.40} must be a whole number from 1 to {MAX_CLASSES}")
+        _check_anchors(anchors)
+        if isinstance(anchors, int):
+            # Placeholders, for auto-anchor to replace.
+            anchors = (tuple(map(float, range(2 * anchors))),) * num_levels
+        levels = tuple(tuple(map(float, level)) for level in anchors)  # type: ignore[union-attr,arg-type]
+        return levels, int(num_classes)  # type: ignore[arg-type]
+
+
+def _goes_the_other_way(anchors: Sequence[Sequence[float]], strides: Sequence[float]) -> bool:
+    """Do the anchors shrink from level to level while the strides grow, or the other way round?"""
+    growth = math.prod(anchors[-1][-2:]) - math.prod(anchors[0][:2])
+    stride_growth = strides[-1] - strides[0]
+    return (growth > 0, growth < 0) != (stride_growth > 0, stride_growth < 0)
+
+
+def _parts(written: object) -> tuple[Any, Any, str, Sequence[Any]]:
+    if not isinstance(written, list | tuple) or len(written) != 4:
+        raise ValueError("a row is [from, number, module, args]")
+    origin, number, module, values = written
+    if not isinstance(module, str):
+        raise ValueError(f"module {module!r:.60} must be a name")
+    if not isinstance(values, list | tuple):
+        raise ValueError(f"args={values!r:.60} must be a list")
+    return origin, number, module, values
+
+
+def _shown(written: object) -> str:
+    text = str(written)
+    return text if len(text) <= 80 else f"{text[:76]} ..."
+
+
+def _similar(word: str, known: Sequence[str] | Mapping[Any, Any]) -> str:
+    close = difflib.get_close_matches(word, [each for each in known if isinstance(each, str)], n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(map(str, known))}"
+
+
+def _is_whole(value: object, low: float, high: float) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,42 @@
+"""Find a model config by path or by name, and read it.
+
+`yolov7-tiny` and `yolov7-tiny.yaml` mean the training config that ships with flatout, `deploy/yolov7-tiny` its
+deploy form; a path that exists always wins.
+"""
+
+import difflib
+from pathlib import Path
+
+from flatout.errors import ConfigError
+from flatout.yaml_strict import Yaml, load_yaml
+
+KINDS = ("training", "deploy")
+
+
+def shipped_folder() -> Path:
+    """Where our own configs are: `cfg/` of a checkout, or inside the installed package."""
+    package = Path(__file__).parents[2]
+    inside = package / "cfg"
+    return inside if inside.is_dir() else package.parent / "cfg"
+
+
+def find_config(name: str | Path) -> Path:
+    """The file that `name` means; ConfigError lists what comes close."""
+    given = Path(name)
+    if given.is_file():
+        return given
+    stem = given.name.removesuffix(".yaml")
+    kinds = [given.parent.name] if given.parent.name in KINDS else list(KINDS)
+    for kind in kinds:
+        shipped = shipped_folder() / kind / f"{stem}.yaml"
+        if shipped.is_file():
+            return shipped
+    known = sorted({path.stem for path in shipped_folder().glob("*/*.yaml")})
+    close = difflib.get_close_matches(stem, known, n=1)
+    advice = f"did you mean {close[0]!r}?" if close else f"flatout knows {', '.join(known)}."
+    raise ConfigError(f"{name}: no such model config; {advice}")
+
+
+def load_config(name: str | Path) -> Yaml:
+    """Content of the config that `name` means."""
+    return load_yaml(find_config(name))

@@ -1,0 +1,129 @@
+"""A blueprint as a torch module: rows run in order, each reading the outputs it names.
+
+picture [B, C, H, W], 0..1 --rows--> maps --head--> training: raw predictions; evaluation: Predictions
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from flatout.yolo.model.blueprint import IMAGE, Blueprint, Config, Head, Row, draw_blueprint, needed_rows
+from flatout.yolo.model.heads import Detect, IAuxDetect, Predictions, make_head
+from flatout.yolo.model.kinds import KINDS
+from flatout.yolo.model.layers import make_layer
+
+logger = logging.getLogger(__name__)
+
+
+def build_network(
+    config: Config | object, *, nc: int | None = None, anchors: float | None = None, where: str = "model config"
+) -> "Network":
+    """A fresh network from the content of a model YAML; overrides as in `draw_blueprint`."""
+    blueprint = draw_blueprint(config, nc=nc, anchors=anchors, where=where)
+    if isinstance(config, dict) and config.get("nc") != blueprint.config["nc"]:
+        logger.info("%s: nc %s is replaced by %s", where, config.get("nc"), blueprint.config["nc"])
+    return Network(blueprint)
+
+
+class Network(nn.Module):
+    """A detection network. Its state_dict names are `model.<row>.<inner name>`, as in YOLOv7's checkpoints."""
+
+    def __init__(self, blueprint: Blueprint) -> None:
+        super().__init__()
+        self.blueprint = blueprint
+        self.names = [str(index) for index in range(blueprint.head.num_classes)]
+        self.model = nn.Sequential(*map(_make_row, blueprint.rows), make_head(blueprint.head))
+        head = blueprint.head
+        self._training_steps = _schedule((*blueprint.rows, head))
+        # Outside of training nobody reads the auxiliary outputs, so the rows that only serve them are left out.
+        lead = needed_rows(blueprint.rows, head.lead_sources)
+        kept = [row for row in blueprint.rows if row.index in lead]
+        self._lead_steps = _schedule((*kept, replace(head, sources=head.lead_sources)))
+        _start_head(self.head)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                _start_batch_norm(module)
+
+    @property
+    def head(self) -> Detect:
+        head = self.model[-1]
+        assert isinstance(head, Detect)
+        return head
+
+    @property
+    def nc(self) -> int:
+        return self.head.nc
+
+    @property
+    def stride(self) -> Tensor:
+        return self.head.stride
+
+    @property
+    def config(self) -> dict[str, object]:
+        """The model YAML this network was built from, with overrides in force."""
+        return self.blueprint.config
+
+    def forward(self, x: Tensor) -> list[Tensor] | Predictions:
+        maps = {IMAGE: x}
+        result = None
+        for step in self._training_steps if self.training else self._lead_steps:
+            inputs = [maps[source] for source in step.sources]
+            for source in step.released:
+                del maps[source]
+            result = self.model[step.row](inputs if step.joins else inputs[0])
+            maps[step.row] = result
+        return result  # type: ignore[return-value]
+
+
+class _Step(NamedTuple):
+    """A row as it is run."""
+
+    row: int
+    sources: tuple[int, ...]
+    released: tuple[int, ...]
+    """Maps that nobody reads after this row."""
+    joins: bool
+    """Does it take the list of its inputs, and not just one?"""
+
+
+def _schedule(rows: Sequence[Row | Head]) -> tuple[_Step, ...]:
+    last_reader = {source: row.index for row in rows for source in row.sources}
+    return tuple(
+        _Step(
+            row.index,
+            row.sources,
+            tuple(source for source in sorted(set(row.sources)) if last_reader[source] == row.index),
+            joins=row.kind not in KINDS or KINDS[row.kind].inputs != "one",
+        )
+        for row in rows
+    )
+
+
+def _make_row(row: Row) -> nn.Module:
+    layers = [make_layer(row.kind, row.ins[0].channels, row.args) for _ in range(row.repeats)]
+    return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
+
+
+def _start_head(head: Detect) -> None:
+    """Anchors in cells, and biases that expect few objects."""
+    head.anchors /= head.stride.view(-1, 1, 1)
+    convs = [*head.m, *(head.m2 if isinstance(head, IAuxDetect) else ())]
+    for conv, stride in zip(convs, [*head.strides] * 2, strict=False):
+        assert isinstance(conv, nn.Conv2d) and conv.bias is not None
+        with torch.no_grad():
+            bias_AO = conv.bias.view(head.na, head.no)
+            bias_AO[:, 4] += math.log(8 / (640 / stride) ** 2)
+            bias_AO[:, 5:] += math.log(0.6 / (head.nc - 0.99))
+
+
+def _start_batch_norm(norm: nn.BatchNorm2d) -> None:
+    """As after one training step on a black picture, which is how YOLOv7 measures its strides."""
+    assert norm.running_var is not None and norm.num_batches_tracked is not None
+    norm.running_var.fill_(0.9)
+    norm.num_batches_tracked.fill_(1)
+    norm.eps, norm.momentum = 1e-3, 0.03

@@ -1,0 +1,122 @@
+"""Configs in cfg/ give the rows, names, shapes and sizes that YOLOv7's networks have."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from flatout.yolo.model.blueprint import PROBE_PX, Head, draw_blueprint
+from flatout.yolo.model.configs import load_config
+from flatout.yolo.model.fuse import fused
+from flatout.yolo.model.info import describe
+from flatout.yolo.model.network import Network, build_network
+from tests.golden_cases import golden_cases
+
+
+def whole(path: Path):
+    return [("all", (path.name, json.loads(path.read_text())))]
+
+
+def per_config(path: Path):
+    return json.loads(path.read_text()).items()
+
+
+def built(name: str, device: str) -> Network:
+    """`yolov7-w6.training` with the weights of seed 0, or on the meta device with none."""
+    stem, _, kind = name.rpartition(".")
+    torch.manual_seed(0)
+    with torch.device(device):
+        return build_network(load_config(f"{kind}/{stem}"))
+
+
+def name_of(file: str) -> str:
+    return ".".join(file.split(".")[:2])
+
+
+def state_rows(network: Network) -> list[list[object]]:
+    parameters = dict(network.named_parameters())
+    return [
+        [key, list(value.shape), str(value.dtype).removeprefix("torch."), "P" if key in parameters else "B"]
+        for key, value in network.state_dict().items()
+    ]
+
+
+def digest(rows: list[list[object]]) -> str:
+    return hashlib.sha256("\n".join(f"{key} {shape} {dtype}" for key, shape, dtype, *_ in rows).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("case", golden_cases("yolov7-models/*.layers.json", whole))
+def test_rows_of_our_configs(case):
+    _, golden = case
+    blueprint = draw_blueprint(load_config(f"{golden['kind']}/{golden['name']}"))
+    assert len(blueprint.config["backbone"]) == golden["backbone_rows"]
+    assert blueprint.config["anchors"] == golden["anchors"]
+    assert list(blueprint.head.strides) == golden["strides"]
+    rows = (*blueprint.rows, blueprint.head)
+    assert len(rows) == golden["total_rows"]
+    for row, expected in zip(rows, golden["rows"], strict=True):
+        index, origin, number, module, args, c_in, c_out, stride, params = expected
+        assert (row.index, *row.written[:3]) == (index, origin, number, module)
+        assert [None if arg == "None" else arg for arg in row.written[3]] == args
+        if isinstance(row, Head):
+            assert (list(row.channels), row.num_outputs) == (c_in, c_out)
+            continue
+        ins = [shape.channels for shape in row.ins]
+        assert (ins if isinstance(c_in, list) else sum(ins[:1])) == c_in
+        assert (row.out.channels, PROBE_PX / row.out.height, row.num_weights) == (c_out, stride, params)
+    read = sorted(source for row in rows for source in row.sources if source != row.index - 1 or _is_absolute(row))
+    assert sorted(set(golden["save"])) == sorted({source for source in read if source >= 0})
+
+
+def _is_absolute(row) -> bool:
+    """Does the row name its predecessor otherwise than as -1?"""
+    origins = row.written[0] if isinstance(row.written[0], list) else [row.written[0]]
+    return any(origin >= 0 and origin == row.index - 1 for origin in origins)
+
+
+@pytest.mark.parametrize("case", golden_cases("yolov7-models/*.state.json", whole))
+def test_names_shapes_and_types_of_the_state_dict(case):
+    file, golden = case
+    check_state(state_rows(built(name_of(file), "meta")), golden)
+
+
+@pytest.mark.parametrize("case", golden_cases("yolov7-models/*.fused-state.json", whole))
+def test_names_and_shapes_after_fusing(case):
+    file, golden = case
+    check_state(state_rows(fused(built(name_of(file), "meta"))), golden)
+
+
+def check_state(rows, golden) -> None:
+    assert [row[: len(golden["rows"][0])] for row in rows] == golden["rows"]
+    if "digest" in golden:
+        assert digest(rows) == golden["digest"]
+
+
+@pytest.mark.parametrize("case", golden_cases("yolov7-models/summary.json", per_config))
+def test_summary(case, request):
+    name = request.node.callspec.id.partition("[")[2].rstrip("]")
+    network = built(name, "cpu")
+    if "strides" in case:
+        assert network.stride.tolist() == case["strides"]
+    if "anchors" in case:
+        assert network.config["anchors"] == case["anchors"]
+    if "init_seed0" in case and torch.__version__.startswith("2.13"):
+        floats = [value.double() for value in network.state_dict().values() if value.is_floating_point()]
+        sums = {"sum": sum(map(torch.sum, floats)), "abs_sum": sum(value.abs().sum() for value in floats)}
+        assert {key: float(value) for key, value in sums.items()} == pytest.approx(case["init_seed0"], rel=1e-12)
+    network.to("meta")
+    check_size(network, case.get("info"), case.get("state_keys"), case.get("state_digest"))
+    check_size(fused(network), case.get("fused_info"), case.get("fused_keys"), case.get("fused_digest"))
+
+
+def check_size(network: Network, golden_info, num_keys, key_digest) -> None:
+    rows = state_rows(network)
+    assert num_keys in (None, len(rows))
+    assert key_digest in (None, digest(rows))
+    if golden_info is not None:
+        info = describe(network)
+        assert info.num_parameters == golden_info["parameters"]
+        assert info.num_gradients == golden_info["gradients"]
+        assert f"{info.gflops:.1f}" == f"{golden_info['gflops_640']:.1f}"

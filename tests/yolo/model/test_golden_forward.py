@@ -1,0 +1,255 @@
+"""Networks with golden weights give the golden outputs, in float64 and in float32."""
+
+import copy
+import json
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from flatout.yaml_strict import parse_yaml
+from flatout.yolo.model.augmented import predict_augmented
+from flatout.yolo.model.blueprint import draw_blueprint
+from flatout.yolo.model.configs import find_config, load_config
+from flatout.yolo.model.deploy import deploy_config, to_deploy
+from flatout.yolo.model.fuse import fused
+from flatout.yolo.model.network import Network, build_network
+from tests.golden_cases import golden_cases
+from tests.yolo.golden_network import fill, golden_picture, running_statistics, samples
+
+PIXELS = {torch.float64: 1e-7, torch.float32: 0.1}
+LOGITS = {torch.float64: 1e-9, torch.float32: 1e-3}
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+
+class Case(NamedTuple):
+    path: Path
+    dtype: torch.dtype
+    tag: str
+
+
+class Golden(NamedTuple):
+    """A forward file, opened."""
+
+    meta: dict
+    arrays: dict[str, np.ndarray]
+
+    @property
+    def norm_scales(self) -> dict[str, float]:
+        return dict(zip(self.arrays["bn_keys"].tolist(), self.arrays["bn_scale"].tolist(), strict=True))
+
+    def picture(self) -> Tensor:
+        return golden_picture(self.meta["input_seed"], self.meta["input_shape"])
+
+    def check(self, tag: str, output: Tensor, tolerance: dict[torch.dtype, float]) -> None:
+        check_statistics(output, self.meta["outputs"][tag])
+        check_values(output, self.arrays[f"val.{tag}"], tolerance)
+
+
+@lru_cache(maxsize=1)
+def opened(path: Path) -> Golden:
+    with np.load(path) as file:
+        arrays = dict(file)
+    return Golden(json.loads(str(arrays.pop("meta"))), arrays)
+
+
+@lru_cache(maxsize=1)
+def filled(path: Path) -> Network:
+    """The network of a forward file, float32; its weights are not to be changed."""
+    golden = opened(path)
+    network = build_network(load_config(f"{golden.meta['kind']}/{golden.meta['name']}"))
+    fill(network, golden.meta["weight_seed"], norm_scales=golden.norm_scales)
+    return network
+
+
+@lru_cache(maxsize=1)
+def converted(path: Path, dtype: torch.dtype) -> Network:
+    return filled(path) if dtype == torch.float32 else copy.deepcopy(filled(path)).to(dtype)
+
+
+def check_statistics(output: Tensor, golden: dict) -> None:
+    values = output.detach().double()
+    rel = 1e-9 if output.dtype == torch.float64 else 1e-4
+    assert list(values.shape) == golden["shape"]
+    assert float(values.abs().sum()) == pytest.approx(golden["abs_sum"], rel=rel)
+    assert float(values.std(correction=0)) == pytest.approx(golden["std"], rel=rel)
+    assert float(values.mean()) == pytest.approx(golden["mean"], abs=rel * max(golden["std"], abs(golden["mean"])))
+
+
+def check_values(output: Tensor, golden_N: np.ndarray, tolerance: dict[torch.dtype, float]) -> None:
+    difference_N = np.abs(samples(output, len(golden_N)) - golden_N)
+    assert difference_N.max() <= tolerance[output.dtype]
+    if tolerance is PIXELS and output.dtype == torch.float32:
+        assert (difference_N / np.maximum(1, np.abs(golden_N))).max() <= 1e-3
+
+
+# -- the parts of a forward file -----------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def check_raw(golden, network, x):
+    """Raw outputs with running statistics, and the mean of every row on the way."""
+    seen = []
+    hooks = [layer.register_forward_hook(lambda *call: seen.append(call[-1])) for layer in network.model[:-1]]
+    outputs = running_statistics(network)(x)
+    for hook in hooks:
+        hook.remove()
+    tolerance = 1e-9 if x.dtype == torch.float64 else 1e-3
+    for name, reduce in {"layer_abs_mean": lambda y: y.abs().mean(), "layer_mean": torch.mean}.items():
+        if name in golden.arrays:
+            means = np.array([float(reduce(y.double())) for y in seen])
+            wrong = np.flatnonzero(~np.isclose(means, golden.arrays[name], rtol=tolerance, atol=tolerance))
+            assert not len(wrong), f"{name}: the first wrong row is {wrong[0]}"
+    assert len(outputs) == sum(tag.startswith("raw") for tag in golden.meta["outputs"])
+    for level, output in enumerate(outputs):
+        golden.check(f"raw{level}", output, LOGITS)
+
+
+@torch.no_grad()
+def check_decoded(golden, network, x):
+    prediction = network.eval()(x)
+    assert len(prediction.raw) == golden.meta.get("eval_raw_len", network.head.nl)
+    golden.check("dec", prediction.decoded, PIXELS)
+
+
+@torch.no_grad()
+def check_fused(golden, network, x):
+    plain = fused(network)
+    golden.check("fused_dec", plain(x).decoded, PIXELS)
+    state = plain.state_dict()
+    for name, sums in golden.meta.get("fused_tensors", {}).items():
+        rel = 1e-9 if x.dtype == torch.float64 else 1e-4
+        assert float(state[name].double().abs().sum()) == pytest.approx(sums["abs_sum"], rel=rel)
+        assert float(state[name].double().sum()) == pytest.approx(sums["sum"], abs=rel * sums["abs_sum"])
+
+
+@torch.no_grad()
+def check_augmented(golden, network, x):
+    golden.check("tta", predict_augmented(network.eval(), x, int(network.stride.max())), PIXELS)
+
+
+def check_training(golden, network, x):
+    """One pass in training mode: outputs, gradients and running statistics."""
+    network = copy.deepcopy(network).train()
+    outputs = network(x)
+    exact = x.dtype == torch.float64
+    for level, output in enumerate(outputs):
+        golden.check(f"bntrain_raw{level}", output, LOGITS | {torch.float32: 5e-3})
+    loss = sum((output**2).mean() for output in outputs)
+    assert loss.item() == pytest.approx(golden.meta["bntrain_loss"], rel=1e-9 if exact else 1e-4)
+    loss.backward()
+    parameters = dict(network.named_parameters())
+    columns = (golden.arrays[name].tolist() for name in ("grad_keys", "grad_l2", "grad_sum"))
+    for key, norm, total in zip(*columns, strict=True):
+        grad = parameters[key].grad.double()
+        assert float(grad.norm()) == pytest.approx(norm, rel=1e-7 if exact else 1e-2, abs=1e-12), key
+        if exact:
+            assert float(grad.sum()) == pytest.approx(total, abs=1e-7 * norm + 1e-12), key
+    state = network.state_dict()
+    for key, mean, var in zip(
+        golden.arrays["bn_keys"].tolist(),
+        golden.arrays["bn_after_mean_sum"].tolist(),
+        golden.arrays["bn_after_var_sum"].tolist(),
+        strict=True,
+    ):
+        norm_key = key.removesuffix("running_var")
+        assert float(state[key].double().sum()) == pytest.approx(var, rel=1e-9 if exact else 1e-5)
+        means = state[f"{norm_key}running_mean"].double()
+        assert float(means.sum()) == pytest.approx(mean, rel=1e-9, abs=1e-9 if exact else 1e-4)
+        assert state[f"{norm_key}num_batches_tracked"] in golden.meta["num_batches_tracked_after"]
+
+
+@torch.no_grad()
+def check_deploy(golden, network, x):
+    """The converted network gives the same boxes, and its config is the deploy config we ship."""
+    deployed = to_deploy(network)
+    difference = (deployed(x).decoded - network.eval()(x).decoded).abs()
+    assert float(difference.max()) <= PIXELS[x.dtype]
+    shipped = find_config(f"deploy/{golden.meta['name']}")
+    assert deploy_config(network.blueprint) == draw_blueprint(load_config(shipped)).config
+
+
+CHECKS: dict[str, Callable[[Golden, Network, Tensor], None]] = {
+    "raw": check_raw,
+    "dec": check_decoded,
+    "fused_dec": check_fused,
+    "tta": check_augmented,
+    "bntrain_raw": check_training,
+    "deploy": check_deploy,
+}
+
+
+def parts(path: Path):
+    meta = opened(path).meta
+    tags = sorted({tag.rstrip("0123456789") for tag in meta["outputs"]})
+    cases = [Case(path, dtype, tag) for dtype in DTYPES.values() for tag in tags]
+    if "deploy_reparam_max_abs_diff_dec" in meta:
+        cases.insert(0, Case(path, torch.float64, "deploy"))
+    return [(f"{case.dtype} {case.tag}".removeprefix("torch."), case) for case in cases]
+
+
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+@pytest.mark.parametrize("case", golden_cases("yolov7-models/*.fwd.npz", parts))
+def test_outputs_of_our_configs(case):
+    golden, network = opened(case.path), converted(case.path, case.dtype)
+    # oneDNN takes 30 ms to prepare each of up to 250 convolutions, for a single use: only small networks use it here.
+    small = sum(parameter.numel() for parameter in network.parameters()) < 10e6
+    with torch.backends.mkldnn.flags(enabled=small):
+        CHECKS[case.tag](golden, network, golden.picture().to(case.dtype))
+
+
+# -- made-up configs -----------------------------------------------------------------------------------------------
+
+
+def entries(path: Path):
+    return [
+        (f"{name} {dtype}", (record, DTYPES[dtype]))
+        for name, record in json.loads(path.read_text()).items()
+        for dtype in DTYPES
+    ]
+
+
+OVERRIDDEN = ("nc", "anchors", "depth_multiple", "width_multiple", "ch", "backbone", "head")
+
+
+def config_of(record):
+    """The config of an entry: YAML text, or a base config of ours with some keys replaced."""
+    if "yaml" in record:
+        config = parse_yaml(record["yaml"])
+    else:
+        stem, dot, kind = record["base"].removesuffix(".yaml").rpartition(".")
+        config = load_config(f"{kind}/{stem}" if dot and kind in ("training", "deploy") else record["base"])
+    replaced = record.get("overrides") or {}
+    return config | {key: value for key, value in replaced.items() if key in OVERRIDDEN}
+
+
+@pytest.mark.parametrize("case", golden_cases("yolov7-models/synthetic.json", entries))
+def test_made_up_configs(case):
+    record, dtype = case
+    network = build_network(config_of(record), nc=record.get("override_nc"), anchors=record.get("override_anchors"))
+    if "strides" in record:
+        assert network.stride.tolist() == record["strides"]
+    if "parameters" in record:
+        assert sum(parameter.numel() for parameter in network.parameters()) == record["parameters"]
+    if "anchors" in record:
+        assert network.head.anchors.tolist() == record["anchors"]
+    if "anchor_grid" in record:
+        assert network.head.anchor_grid.flatten().tolist() == record["anchor_grid"]
+    if "state" in record:
+        found = [[key, list(value.shape)] for key, value in network.state_dict().items()]
+        assert found == [row[:2] for row in record["state"]]
+    fill(network, record["weight_seed"], norm_scales=record.get("bn_scale"))
+    network.to(dtype)
+    x = golden_picture(record["input_seed"], record["input_shape"]).to(dtype)
+    with torch.no_grad():
+        decoded = network.eval()(x).decoded
+        found = {"dec": decoded, "fused_dec": fused(network)(x).decoded}
+        found |= {f"raw{level}": raw for level, raw in enumerate(running_statistics(network)(x))}
+    for tag, golden in record.get("outputs", {}).items():
+        check_statistics(found[tag], golden)
+        check_values(found[tag], np.array(golden["samples"]), LOGITS if tag.startswith("raw") else PIXELS)
