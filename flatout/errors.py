@@ -23,6 +23,12 @@ class DataError(FlatoutError, ValueError):
     exit_code = 3
 
 
+class CheckpointError(FlatoutError, ValueError):
+    """A checkpoint or weights that cannot be used: damaged, foreign, hostile, or made for another network."""
+
+    exit_code = 4
+
+
 class ResourceError(FlatoutError, RuntimeError):
     """The machine lacks something: memory, shared memory, descriptors, disk, a GPU."""
 

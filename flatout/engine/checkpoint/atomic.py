@@ -1,0 +1,98 @@
+"""Replace a file so that a reader finds the old one or the whole new one, also after a power cut.
+
+write to a hidden name beside it -> fsync -> rename -> fsync of the folder
+"""
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from flatout.errors import ResourceError
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Sink:
+    """What a writer gets: takes bytes and remembers the system's first complaint.
+
+    Writers in C++ turn an error of `write` into one of their own that says nothing. After a complaint this one reports
+    that nothing was written, and lets `replacing` tell the reason.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.complaint: OSError | None = None
+
+    def write(self, content: bytes | memoryview) -> int:
+        if self.complaint is None:
+            try:
+                return self._file.write(content)
+            except OSError as error:
+                self.complaint = error
+        return 0
+
+    def flush(self) -> None:
+        """Nothing to do: `replacing` syncs."""
+
+
+@contextmanager
+def replacing(path: Path, *, needed_bytes: int) -> Iterator[Sink]:
+    """Write the new content of `path` into the sink; it appears under its name when the block ends without error.
+
+    ResourceError if the disk has no room, before anything is written where that can be known, or cannot be written to.
+    """
+    path = path.resolve()
+    hidden = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
+    try:
+        _check_room(path, needed_bytes)
+        with hidden.open("xb") as file:
+            yield from _filled(file)
+        hidden.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise _translated(error, path, needed_bytes) from error
+    finally:
+        with suppress(OSError):
+            hidden.unlink(missing_ok=True)
+
+
+def _filled(file: IO[bytes]) -> Iterator[Sink]:
+    sink = Sink(file)
+    try:
+        yield sink
+    except RuntimeError:
+        # What torch's zip writer raises when its bytes are not taken.
+        if sink.complaint is None:
+            raise
+    if sink.complaint is not None:
+        raise sink.complaint
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _check_room(path: Path, needed_bytes: int) -> None:
+    if needed_bytes > shutil.disk_usage(path.parent).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _translated(error: OSError, path: Path, needed_bytes: int) -> ResourceError:
+    if error.errno not in _NO_ROOM:
+        return ResourceError(f"{path}: cannot be written: {error.strerror}. Check the folder and its permissions.")
+    free = f"{shutil.disk_usage(path.parent).free:,}" if path.parent.is_dir() else "no"
+    return ResourceError(
+        f"{path}: no room: {needed_bytes:,} bytes are needed, {free} are free. What was there before is untouched. "
+        "Free some space or choose another folder."
+    )
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

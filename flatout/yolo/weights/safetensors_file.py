@@ -1,0 +1,139 @@
+"""Weights in safetensors files: the state for inference, with the model config and class names as metadata.
+
+Written by the safetensors library. Read here, because the library maps the file into memory: a file that shrinks
+later would then end the program. The format is eight bytes of length, a JSON header, and the tensors' bytes.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from flatout.engine.checkpoint.atomic import replacing
+from flatout.engine.checkpoint.container import compact
+from flatout.engine.checkpoint.file_bytes import read_at, read_into
+from flatout.engine.checkpoint.plain import PlainReader
+from flatout.engine.checkpoint.refusal import AGAIN, Refusal, quoted
+from flatout.engine.checkpoint.storages import allocate
+from flatout.yolo.weights.weights import State, Weights, checked_state, checked_weights
+
+SCHEMA = 1
+MAX_HEADER_BYTES = 8 << 20
+
+_DTYPES = {
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_FIELDS = ("config", "names", "nc")
+
+
+def save_safetensors(path: str | Path, weights: Weights) -> None:
+    """Export the state for inference, whole or not at all; training state does not go into safetensors."""
+    state = _separate(weights.for_inference())
+    described = {name: json.dumps(getattr(weights, name)) for name in _FIELDS}
+    # The library sorts tensors by size of element; the order of a state_dict is kept here.
+    described |= {"schema": str(SCHEMA), "keys": json.dumps(list(state))}
+    metadata = {"format": "pt"} | {f"flatout.{name}": text for name, text in described.items()}
+    content = safetensors.torch.save(state, metadata)
+    with replacing(Path(path), needed_bytes=len(content)) as sink:
+        sink.write(content)
+
+
+def weights_from_safetensors(file: BinaryIO) -> Weights:
+    """Weights from a safetensors file of ours or anybody's; a Refusal says what is wrong with it."""
+    header, data_offset = _read_header(file)
+    described = _described(header.pop("__metadata__", {}))
+    state = _read_tensors(file, header, data_offset)
+    keys = described.get("keys")
+    if isinstance(keys, list) and all(type(key) is str for key in keys) and sorted(keys) == sorted(state):
+        state = {key: state[key] for key in keys}
+    return checked_weights(checked_state(state, "state"), None, described, "exported", "safetensors")
+
+
+def _separate(state: State) -> State:
+    """Contiguous tensors that share no memory, which the library demands."""
+    separate: State = {}
+    seen: set[int] = set()
+    for key, tensor in state.items():
+        tensor = compact(tensor).contiguous()
+        separate[key] = tensor.clone() if tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return separate
+
+
+def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
+    """The header and the offset of the bytes behind it."""
+    size = os.fstat(file.fileno()).st_size
+    nbytes = int.from_bytes(read_at(file.fileno(), 8, 0), "little")
+    if nbytes > min(MAX_HEADER_BYTES, size - 8):
+        raise Refusal(f"claims a safetensors header of {nbytes:,} bytes in a file of {size:,}. {AGAIN}")
+    header = _parse(read_at(file.fileno(), nbytes, 8), "header")
+    if not isinstance(header, dict):
+        raise Refusal(f"its safetensors header is no table. {AGAIN}")
+    return header, 8 + nbytes
+
+
+def _described(metadata: object) -> dict[str, object]:
+    """Our entries of the metadata; files of others have none, and that is fine."""
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise Refusal(f"its safetensors metadata is not text. {AGAIN}")
+    schema = metadata.get("flatout.schema")
+    if schema is None:
+        return {}
+    if schema != str(SCHEMA):
+        raise Refusal(f"was written by another flatout (schema {quoted(schema)}; this one reads {SCHEMA}). Update it.")
+    reader = PlainReader()
+    names = [name for name in (*_FIELDS, "keys") if f"flatout.{name}" in metadata]
+    return {name: reader.plain(_parse(metadata[f"flatout.{name}"], name), name) for name in names}
+
+
+def _parse(text: str | bytes, what: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Refusal(f"its safetensors {what} is not valid JSON. {AGAIN}") from None
+
+
+def _read_tensors(file: BinaryIO, header: Mapping[str, Any], data_offset: int) -> State:
+    data_bytes = os.fstat(file.fileno()).st_size - data_offset
+    places = sorted((_place(key, entry) for key, entry in header.items()), key=lambda place: place[1:3])
+    state, free_from = {}, 0
+    for key, begin, end, dtype, shape in places:
+        if not free_from <= begin <= end <= data_bytes:
+            raise Refusal(f"its tensor {quoted(key)} overlaps another one or lies outside the file. {AGAIN}")
+        state[key] = _read_tensor(file, data_offset + begin, dtype, shape)
+        free_from = end
+    return state
+
+
+def _place(key: str, entry: object) -> tuple[str, int, int, torch.dtype, list[int]]:
+    match entry:
+        case {"dtype": str(kind), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if (
+            kind in _DTYPES
+            and len(shape) <= 16
+            and all(type(length) is int and 0 <= length < 1 << 40 for length in shape)
+            and 0 <= begin <= end
+            and end - begin == math.prod(shape) * _DTYPES[kind].itemsize
+        ):
+            return key, begin, end, _DTYPES[kind], shape
+    raise Refusal(f"its tensor {quoted(key)} has a type, shape or place that do not fit together. {AGAIN}")
+
+
+def _read_tensor(file: BinaryIO, offset: int, dtype: torch.dtype, shape: list[int]) -> Tensor:
+    stored = allocate(math.prod(shape) * dtype.itemsize)
+    read_into(file.fileno(), stored.numpy().data, offset)
+    return (stored.clamp_(max=1) if dtype == torch.bool else stored).view(dtype).view(shape)

@@ -1,0 +1,127 @@
+"""What a file of weights holds, whatever its format was."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+
+from flatout.engine.checkpoint.refusal import DAMAGED, Refusal, quoted
+
+State = dict[str, Tensor]
+"""state_dict key -> tensor on the CPU, in the precision of the file."""
+
+Kind = Literal["full", "stripped", "deploy", "model", "ema", "state_dict", "exported"]
+"""full: can be resumed. stripped: the result of a training. deploy: converted for inference. model: a bare network.
+ema: the moving average only. state_dict: tensors only. exported: from safetensors."""
+KINDS: tuple[Kind, ...] = ("full", "stripped", "deploy", "model", "ema", "state_dict", "exported")
+
+Format = Literal["legacy", "flatout", "safetensors"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The content of a file of weights: plain values and tensors, owned by the caller. None is what it does not say."""
+
+    state: State
+    """Of the network that was trained."""
+    ema: State | None = None
+    """Of its moving average, which is what was evaluated."""
+    config: dict[str, Any] | None = None
+    """Model YAML, as it was written."""
+    names: list[str] | None = None
+    nc: int | None = None
+    hyp: dict[str, Any] | None = None
+    """Hyper-parameters, gains and weight decay already scaled to the run (YOLOv7 saves them so)."""
+    epoch: int | None = None
+    """Last finished epoch, from 0; -1 after the training has ended."""
+    best_fitness: float | None = None
+    training_results: str | None = None
+    """Text of results.txt."""
+    updates: int | None = None
+    """Of the moving average."""
+    optimizer: dict[str, Any] | None = None
+    """`state` (parameter number -> name -> tensor) and `param_groups`; compat/optimizer_order.py names the numbers."""
+    wandb_id: str | None = None
+    kind: Kind
+    format: Format
+
+    def for_inference(self) -> State:
+        """The moving average where there is one, else the network."""
+        return self.ema or self.state
+
+    def for_training(self) -> State:
+        return self.state
+
+
+_TYPES: dict[str, type] = {
+    "config": dict,
+    "names": list,
+    "nc": int,
+    "hyp": dict,
+    "epoch": int,
+    "best_fitness": float,
+    "training_results": str,
+    "updates": int,
+    "optimizer": dict,
+    "wandb_id": str,
+}
+
+
+def checked_weights(
+    state: State, ema: State | None, fields: Mapping[str, object], kind: str, format: Format
+) -> Weights:
+    """Weights from plain values of unknown types; a Refusal names the one that is wrong."""
+    if kind not in KINDS:
+        raise Refusal(f"claims to be {quoted(str(kind))}, which is none of {', '.join(KINDS)}. {DAMAGED}")
+    values = {name: fields.get(name) for name in _TYPES}
+    values["names"] = _names_as_list(values["names"])
+    values["best_fitness"] = _as_float(values["best_fitness"])
+    for name, kept_as in _TYPES.items():
+        if values[name] is not None and type(values[name]) is not kept_as:
+            raise _wrong_type(name, values[name])
+    values["nc"] = _num_classes(values)
+    return Weights(state=state, ema=ema, kind=kind, format=format, **values)  # type: ignore[arg-type]
+
+
+def checked_state(value: object, what: str) -> State:
+    """A state_dict out of plain values, without the prefix that wrappers for several GPUs leave."""
+    if not isinstance(value, dict):
+        raise _wrong_type(what, value)
+    if not value:
+        raise Refusal(f"its {what} holds no tensors. Give a file with weights.")
+    for key, tensor in value.items():
+        if type(key) is not str or not key.isprintable() or not isinstance(tensor, Tensor):
+            raise Refusal(f"its {what} has an entry {quoted(str(key))} that is no named tensor. {DAMAGED}")
+    if all(key.startswith("module.") for key in value):
+        return {key.removeprefix("module."): tensor for key, tensor in value.items()}
+    return value
+
+
+def _names_as_list(names: object) -> object:
+    # Newer programs of the family save {0: "person", 1: ...}.
+    if isinstance(names, dict) and list(names) == list(range(len(names))):
+        names = list(names.values())
+    if isinstance(names, tuple | list) and not all(type(name) is str for name in names):
+        raise Refusal(f"its names are not all text. {DAMAGED}")
+    return list(names) if isinstance(names, tuple) else names
+
+
+def _as_float(fitness: object) -> object:
+    """YOLOv7 saves an array of one number, or the number 0."""
+    if isinstance(fitness, list | tuple) and len(fitness) == 1:
+        fitness = fitness[0]
+    return float(fitness) if type(fitness) is int and abs(fitness) < 1 << 63 else fitness
+
+
+def _num_classes(values: Mapping[str, object]) -> int | None:
+    config, names = values["config"], values["names"]
+    if values["nc"] is None and isinstance(config, dict) and type(config.get("nc")) is int:
+        return int(config["nc"])
+    if values["nc"] is None and isinstance(names, list):
+        return len(names)
+    return values["nc"]  # type: ignore[return-value]
+
+
+def _wrong_type(name: str, value: object) -> Refusal:
+    return Refusal(f"its {name} is of type {type(value).__name__}, which it never is in weights. {DAMAGED}")

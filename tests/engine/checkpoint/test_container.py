@@ -1,0 +1,146 @@
+"""A file of ours is whole or absent, plain, and refused when it is somebody else's."""
+
+import os
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flatout.engine.checkpoint.atomic import replacing
+from flatout.engine.checkpoint.container import read_container, write_container
+from flatout.errors import CheckpointError, FlatoutError, ResourceError
+
+CONTENT: dict[str, Any] = {
+    "training": {"step": 3, "loss": [0.5, float("inf")], "names": ("a", "b"), 7: None, "done": True},
+    "tensors": {"w": torch.arange(6.0).view(2, 3), "nested": [{"n": torch.tensor(4)}]},
+}
+
+
+def expect(kind: type[FlatoutError], words: str) -> Any:
+    return pytest.raises(kind, match=f"^[^\n]*{words}[^\n]*$")
+
+
+def test_what_is_written_comes_back(tmp_path: Path):
+    write_container(tmp_path / "a.pt", CONTENT)
+    sections = read_container(tmp_path / "a.pt")
+    assert sections["training"] == CONTENT["training"]
+    tensors: Any = sections["tensors"]
+    assert torch.equal(tensors["w"], CONTENT["tensors"]["w"])
+    assert torch.equal(tensors["nested"][0]["n"], torch.tensor(4))
+
+
+def test_torch_agrees_that_it_is_plain(tmp_path: Path):
+    write_container(tmp_path / "a.pt", CONTENT)
+    assert torch.load(tmp_path / "a.pt", weights_only=True)["training"] == CONTENT["training"]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"lr": [np.float64(1)]}, r"state\.lr\[0\] is a numpy\.float64"),
+        ({"path": Path("x")}, r"state\.path is a pathlib\.PosixPath"),
+        ({(1, 2): 3}, r"state is a builtins\.dict"),
+    ],
+)
+def test_a_value_that_is_not_plain_is_a_mistake_of_ours_and_named(value: object, words: str, tmp_path: Path):
+    with pytest.raises(TypeError, match=words):
+        write_container(tmp_path / "a.pt", {"state": value})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parameters_on_any_device_are_written_as_plain_tensors(tmp_path: Path):
+    write_container(tmp_path / "a.pt", {"w": torch.nn.Parameter(torch.ones(2))})
+    stored = torch.load(tmp_path / "a.pt", weights_only=True)["w"]
+    assert type(stored) is torch.Tensor
+    assert not stored.requires_grad
+
+
+def test_a_foreign_file_is_not_a_container(tmp_path: Path):
+    torch.save({"model": {"w": torch.ones(2)}}, tmp_path / "other.pt")
+    with expect(CheckpointError, r"other\.pt: holds weights of another program"):
+        read_container(tmp_path / "other.pt")
+
+
+def test_a_container_does_not_know_the_names_of_legacy_files(tmp_path: Path):
+    torch.save({"flatout": {"schema": 1}, "model": torch.nn.Conv2d(1, 1, 1)}, tmp_path / "other.pt")
+    with expect(CheckpointError, r"refers to torch\.nn\.modules\.conv\.Conv2d, which weights do not need"):
+        read_container(tmp_path / "other.pt")
+
+
+def test_the_old_file_survives_a_write_that_fails(tmp_path: Path):
+    write_container(tmp_path / "last.pt", {"step": 1})
+
+    def fail_in_the_middle() -> None:
+        with replacing(tmp_path / "last.pt", needed_bytes=10) as sink:
+            sink.write(b"half")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_in_the_middle()
+    assert read_container(tmp_path / "last.pt") == {"step": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_a_new_file_has_the_permissions_a_user_expects(tmp_path: Path):
+    write_container(tmp_path / "last.pt", {"step": 1})
+    mask = os.umask(0)
+    os.umask(mask)
+    assert (tmp_path / "last.pt").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_a_full_disk_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    full = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    with expect(ResourceError, r"last\.pt: no room: [\d,]+ bytes are needed, 1,000 are free\. What was there before"):
+        write_container(tmp_path / "last.pt", CONTENT)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("elements", [10, 3_000_000])
+def test_a_disk_that_fills_up_while_writing_is_told_in_the_same_words(elements: int, tmp_path: Path):
+    """A limit on file sizes makes the system refuse a write in the middle, as a full disk does."""
+    write_container(tmp_path / "last.pt", {"step": 1})
+    with limited_files(1000), expect(ResourceError, r"last\.pt: no room: [\d,]+ bytes are needed"):
+        write_container(tmp_path / "last.pt", {"w": torch.ones(elements)})
+    assert read_container(tmp_path / "last.pt") == {"step": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]
+
+
+@contextmanager
+def limited_files(nbytes: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path):
+    with expect(ResourceError, r"nowhere/last\.pt: cannot be written: No such file or directory\. Check the folder"):
+        write_container(tmp_path / "nowhere/last.pt", {"step": 1})
+
+
+def test_the_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """fsync of the file, then the rename, then fsync of the folder."""
+    steps: list[str] = []
+    sync, replace = os.fsync, Path.replace
+
+    def noted_sync(fd: int) -> None:
+        steps.append("folder" if Path(f"/proc/self/fd/{fd}").resolve().is_dir() else "file")
+        sync(fd)
+
+    def noted_replace(self: Path, target: Path) -> Path:
+        steps.append("rename")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(Path, "replace", noted_replace)
+    write_container(tmp_path / "last.pt", {"step": 1})
+    assert steps == ["file", "rename", "folder"]
