@@ -1,0 +1,67 @@
+"""Matching and confusion one image at a time: loops that follow the rules word by word, and ordinary fast code.
+
+Dimension key:  n detections, by descending score, and m labels of one image   K thresholds
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatout.yolo.boxes import pairwise_iou
+
+
+def matched_by_loops(found_n6: Tensor, label_m5: Tensor, thresholds_K: Sequence[float]) -> np.ndarray:
+    """Right or wrong at each threshold, bool [n, K]; labels are class, x1, y1, x2, y2."""
+    right_nK = np.zeros((len(found_n6), len(thresholds_K)), bool)
+    taken: set[int] = set()
+    for number, row in enumerate(found_n6):
+        own = [k for k, label in enumerate(label_m5) if int(label[0]) == int(row[5])]
+        if own:
+            iou = pairwise_iou(row[None, :4], label_m5[own, 1:])[0]
+            best = own[int(iou.argmax())]
+            if iou.max() > 0.5 and best not in taken:
+                taken.add(best)
+                right_nK[number] = [bool(iou.max() > threshold) for threshold in thresholds_K]
+    return right_nK
+
+
+def matched_per_image(found_n6: Tensor, label_m5: Tensor, thresholds_K: Tensor) -> Tensor:
+    """The same with one table of overlaps per image, on the device of the detections."""
+    right_nK = torch.zeros((len(found_n6), len(thresholds_K)), dtype=torch.bool, device=found_n6.device)
+    if not len(found_n6) or not len(label_m5):
+        return right_nK
+    iou_mn = pairwise_iou(label_m5[:, 1:], found_n6[:, :4]) * (label_m5[:, :1] == found_n6[:, 5])
+    best_n, meant_n = iou_mn.max(0)
+    hit = (best_n > 0.5).nonzero().flatten()
+    first = torch.from_numpy(np.unique(meant_n[hit].cpu().numpy(), return_index=True)[1]).to(hit.device)
+    right_nK[hit[first]] = best_n[hit[first], None] > thresholds_K
+    return right_nK
+
+
+def confused_by_loops(found_n6: Tensor, label_m5: Tensor, num_classes: int) -> np.ndarray:
+    """Counts of one image, int64 [num_classes + 1, num_classes + 1]."""
+    counts = np.zeros((num_classes + 1, num_classes + 1), np.int64)
+    if not len(found_n6) or not len(label_m5):
+        return counts
+    sure_n6 = found_n6[found_n6[:, 4] > 0.25]
+    iou_mn = pairwise_iou(label_m5[:, 1:], sure_n6[:, :4])
+    pairs = [
+        (float(iou_mn[m, n]), m, n) for m in range(len(label_m5)) for n in range(len(sure_n6)) if iou_mn[m, n] > 0.45
+    ]
+    best_label = {n: max((iou, -m) for iou, m, other in pairs if other == n) for _, _, n in pairs}
+    partner: dict[int, tuple[float, int]] = {}
+    for n, (iou, minus_m) in sorted(best_label.items()):
+        if iou > partner.get(-minus_m, (0.0, 0))[0]:
+            partner[-minus_m] = (iou, n)
+    for m, label in enumerate(label_m5[:, 0].long().tolist()):
+        if m in partner:
+            counts[label, int(sure_n6[partner[m][1], 5])] += 1
+        else:
+            counts[num_classes, label] += 1
+    found = {n for _, n in partner.values()}
+    for n, kind in enumerate(sure_n6[:, 5].long().tolist()):
+        if partner and n not in found:
+            counts[kind, num_classes] += 1
+    return counts

@@ -1,0 +1,208 @@
+"""Batches are matched as single images are, sums do not depend on the batches, and odd input is told."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flatout.errors import ConfigError, DataError
+from flatout.yolo.letterbox import Letterbox
+from flatout.yolo.metrics import (
+    IOU_THRESHOLDS,
+    ConfusionMatrix,
+    Evaluator,
+    Labels,
+    average_precision,
+    match_to_labels,
+    score_classes,
+)
+from flatout.yolo.metrics.plots import column_shares, plot_evaluation
+from flatout.yolo.nms import Detections
+from flatout.yolo.ranking import best_first
+from tests.reference.plain_evaluation import confused_by_loops, matched_by_loops, matched_per_image
+
+DOCS = Path(__file__).parents[2] / "docs/metrics.md"
+WHOLE = (100, 100)
+
+
+def draw(num_images: int, seed: int, num_classes: int = 3) -> tuple[Detections, Labels]:
+    """Labels that overlap each other, and detections near them; some images have none of the one or the other."""
+    rng = np.random.default_rng(seed)
+    found, labels, images, label_images = [], [], [], []
+    for image in range(num_images):
+        num_labels, num_found = (int(rng.integers(0, limit)) * int(rng.random() < 0.85) for limit in (7, 30))
+        corner = rng.random((num_labels, 2)) * 60
+        label = np.concatenate(
+            (rng.integers(0, num_classes, (num_labels, 1)), corner, corner + 15 + 20 * rng.random((num_labels, 2))), 1
+        )
+        near = label[rng.integers(0, num_labels, num_found)] if num_labels else rng.random((num_found, 5)) * 50
+        box = near[:, 1:] + rng.normal(0, 2.5, (num_found, 4))
+        kind = np.where(rng.random(num_found) < 0.8, near[:, 0], rng.integers(0, num_classes, num_found)) // 1
+        found.append(np.column_stack((box, -np.sort(-rng.random(num_found)), np.minimum(kind, num_classes - 1))))
+        labels.append(label)
+        images.append(np.full(num_found, image))
+        label_images.append(np.full(num_labels, image))
+    row_D6, label_L5 = (torch.from_numpy(np.concatenate(part)).float() for part in (found, labels))
+    image_D, image_L = (torch.from_numpy(np.concatenate(part)) for part in (images, label_images))
+    return Detections(row_D6, image_D, num_images), Labels(label_L5[:, 1:], label_L5[:, 0].long(), image_L)
+
+
+def per_image(found: Detections, labels: Labels) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    label_L5 = torch.cat((labels.class_L[:, None].float(), labels.box_L4), 1)
+    return [(rows, label_L5[labels.image_L == image]) for image, rows in enumerate(found.per_image())]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_batch_is_matched_like_its_images_one_by_one(seed):
+    found, labels = draw(12, seed)
+    right_DK = match_to_labels(found, labels)
+    pairs = per_image(found, labels)
+    assert right_DK.any()
+    np.testing.assert_array_equal(
+        right_DK.numpy(), np.concatenate([matched_by_loops(*pair, IOU_THRESHOLDS) for pair in pairs])
+    )
+    thresholds = torch.tensor(IOU_THRESHOLDS)
+    assert torch.equal(right_DK, torch.cat([matched_per_image(*pair, thresholds) for pair in pairs]))
+
+
+def test_labels_need_not_lie_in_the_order_of_their_images():
+    found, labels = draw(6, seed=3)
+    order = torch.randperm(len(labels.image_L), generator=torch.Generator().manual_seed(0))
+    shuffled = Labels(*(column[order] for column in labels))
+    assert torch.equal(match_to_labels(found, labels), match_to_labels(found, shuffled))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_batch_is_confused_like_its_images_one_by_one(seed):
+    found, labels = draw(12, seed)
+    matrix = ConfusionMatrix(3)
+    matrix.update(found, labels)
+    expected = sum(confused_by_loops(*pair, 3) for pair in per_image(found, labels))
+    np.testing.assert_array_equal(matrix.counts().numpy(), expected)
+
+
+def evaluate(batch_size: int, num_images: int = 12) -> Evaluator:
+    """The same images in batches of any size; pictures fill the input, so that pixels stay what they are."""
+    found, labels = draw(num_images, seed=5)
+    rows = found.per_image()
+    evaluator = Evaluator(3, confusion=True)
+    for first in range(0, num_images, batch_size):
+        some = rows[first : first + batch_size]
+        counts = torch.tensor([len(each) for each in some])
+        own = (labels.image_L >= first) & (labels.image_L < first + batch_size)
+        low, high = labels.box_L4[own].split(2, 1)
+        target = torch.cat(
+            (
+                (labels.image_L[own] - first)[:, None],
+                labels.class_L[own][:, None],
+                (low + high) / 200,
+                (high - low) / 100,
+            ),
+            1,
+        )
+        batch = Detections(torch.cat(some), torch.repeat_interleave(counts), len(some))
+        evaluator.update(batch, target, Letterbox.centred(WHOLE, [WHOLE] * len(some)), WHOLE)
+    return evaluator
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 12])
+def test_the_size_of_batches_does_not_change_the_result(batch_size):
+    one, other = evaluate(batch_size).result(), evaluate(7).result()
+    assert one.num_images == 12
+    assert one.map50_95 == other.map50_95 > 0
+    np.testing.assert_array_equal(one.classes.curves.f1_CX, other.classes.curves.f1_CX)
+    np.testing.assert_array_equal(one.confusion, other.confusion)
+
+
+def test_the_first_example_of_the_documentation_runs(capsys):
+    code = re.search(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL).group(1)
+    prediction = torch.zeros(1, 3, 85)
+    prediction[0, 0, :6] = torch.tensor([50.0, 50, 20, 20, 1, 1])
+    shapes = [(WHOLE, ((1.0, 1.0), (0.0, 0.0)))]
+    batch = (torch.zeros(1, 3, *WHOLE), torch.tensor([[0.0, 0, 0.5, 0.5, 0.2, 0.2]]), shapes)
+    exec(code, {"batches": [batch], "model": lambda images: prediction})
+    assert [float(number) for number in capsys.readouterr().out.split()] == pytest.approx([1] * 5)
+
+
+def test_padding_rows_of_targets_do_not_count():
+    target = torch.tensor([[0.0, 1, 0.5, 0.5, 0.2, 0.2]])
+    padded = torch.cat((target, torch.tensor([[-1.0, 0, 0, 0, 0, 0]] * 3)))
+    found = Detections(torch.tensor([[40.0, 40, 60, 60, 0.9, 1]]), torch.zeros(1).long(), 1)
+    results = []
+    for rows in (target, padded):
+        evaluator = Evaluator(2)
+        evaluator.update(found, rows, Letterbox.centred(WHOLE, [WHOLE]), WHOLE)
+        results.append(evaluator.result())
+    assert results[0].num_labels == results[1].num_labels == 1
+    assert results[0].map50_95 == results[1].map50_95 > 0.9
+
+
+def test_nothing_right_scores_nothing():
+    assert Evaluator(3).result().fitness == 0
+    evaluator = Evaluator(3)
+    found = Detections(torch.tensor([[0.0, 0, 5, 5, 0.9, 1]]), torch.zeros(1).long(), 1)
+    evaluator.update(found, torch.tensor([[0.0, 1, 0.5, 0.5, 0.2, 0.2]]), Letterbox.centred(WHOLE, [WHOLE]), WHOLE)
+    result = evaluator.result()
+    assert (result.precision, result.recall, result.map50, result.map50_95) == (0, 0, 0, 0)
+    assert result.num_labels == 1
+    assert result.maps.tolist() == [0, 0, 0]
+
+
+def test_a_label_of_an_unknown_class_is_told():
+    evaluator = Evaluator(2, confusion=True)
+    found = Detections(torch.tensor([[40.0, 40, 60, 60, 0.9, 1]]), torch.zeros(1).long(), 1)
+    evaluator.update(found, torch.tensor([[0.0, 7, 0.5, 0.5, 0.2, 0.2]]), Letterbox.centred(WHOLE, [WHOLE]), WHOLE)
+    with pytest.raises(DataError, match=r"Labels have classes \[7\], but the detector knows 2 \(0\.\.1\)"):
+        evaluator.result()
+
+
+def test_leaving_out_points_between_corners_does_not_change_the_area():
+    rng = np.random.default_rng(1)
+    for _ in range(30):
+        right_n = rng.random(60) < rng.random()
+        scores = score_classes(
+            right_n[:, None], np.linspace(0.9, 0.1, 60, dtype=np.float32), np.zeros(60), np.zeros(40)
+        )
+        true_n = right_n.cumsum()
+        whole = average_precision(true_n / (40 + 1e-16), true_n / np.arange(1, 61))
+        assert scores.ap_CK[0, 0] == pytest.approx(whole, abs=1e-12)
+
+
+def test_the_best_come_first_in_every_group_and_equals_stay_in_order():
+    generator = torch.Generator().manual_seed(0)
+    group = torch.randint(0, 5, (400,), generator=generator)
+    score = (torch.randn(400, generator=generator) * 3).round() / 3
+    expected = sorted(range(400), key=lambda row: (int(group[row]), -float(score[row]), row))
+    assert best_first(group, score, 5).tolist() == expected
+    # Too many groups for one key: two stable sorts instead.
+    assert best_first(group, score, 1 << 40).tolist() == expected
+
+
+def test_ap_per_class_is_written_with_names():
+    record = json.loads(json.dumps(evaluate(4).result().per_class_ap(["cat", "dog", "cow"])))
+    assert set(record) == {"map50", "map", "per_class"}
+    assert record["per_class"]["1"]["name"] == "dog"
+    assert record["map"] == pytest.approx(np.mean([each["ap"] for each in record["per_class"].values()]))
+
+
+def test_columns_of_the_drawn_matrix_sum_to_one_without_their_small_shares():
+    shares = column_shares(np.array([[3, 0, 0], [1, 999, 0], [0, 1, 0]]))
+    np.testing.assert_allclose(shares[:, 0], [0.75, 0.25, np.nan], atol=1e-6)
+    assert np.isnan(shares[2, 1])
+
+
+def test_plots_are_drawn_or_say_what_is_missing(tmp_path):
+    evaluation = evaluate(4).result()
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError:
+        with pytest.raises(ConfigError, match=r'pip install "flatout\[plots\]"'):
+            plot_evaluation(evaluation, ["cat", "dog", "cow"], tmp_path)
+        return
+    drawn = plot_evaluation(evaluation, ["cat", "dog", "cow"], tmp_path)
+    names = ["PR_curve.png", "F1_curve.png", "P_curve.png", "R_curve.png", "confusion_matrix.png"]
+    assert [path.name for path in drawn] == names
+    assert all(path.stat().st_size > 1000 for path in drawn)

@@ -1,0 +1,173 @@
+"""NMS of a batch equals NMS image by image, whatever the options, the kernel and the number of boxes."""
+
+import importlib.util
+import logging
+
+import pytest
+import torch
+
+from flatout.errors import ConfigError
+from flatout.yolo.nms import NmsConfig, non_max_suppression, suppress, sweep
+from tests.reference.plain_nms import greedy, plain_nms
+from tests.yolo.nms_predictions import OPTIONS, VALIDATION, draw
+
+
+def assert_same(rows: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    assert [len(each) for each in rows] == [len(each) for each in expected]
+    for one, other in zip(rows, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("num_classes", [1, 2, 80])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_batch_gives_what_its_images_give_alone(options, num_classes):
+    config = NmsConfig(**options)
+    prediction = draw(4, 60, num_classes, seed=num_classes)
+    prediction[1, :, 4] = 0
+    assert_same(non_max_suppression(prediction, config).per_image(), plain_nms(prediction, config))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scores_and_corners_are_rounded_as_the_prediction_is(dtype):
+    prediction = draw(3, 200, 5, seed=1).to(dtype)
+    config = NmsConfig(**VALIDATION)
+    assert_same(non_max_suppression(prediction, config).per_image(), plain_nms(prediction, config))
+
+
+def test_classes_touch_when_boxes_are_wider_than_the_shift_between_them():
+    prediction = draw(2, 80, 6, seed=2, size_px=6000)
+    prediction[..., 2:4] *= 80
+    config = NmsConfig(conf_thres=0.01, iou_thres=0.3, multi_label=True)
+    assert_same(non_max_suppression(prediction, config).per_image(), plain_nms(prediction, config))
+
+
+@pytest.mark.parametrize("block", [1, 3, 1000])
+@pytest.mark.parametrize("pairs", [5, 1 << 20])
+def test_sizes_of_blocks_and_pieces_do_not_change_the_boxes(block, pairs, monkeypatch):
+    prediction, config = draw(3, 50, 3, seed=3), NmsConfig(**VALIDATION)
+    expected = plain_nms(prediction, config)
+    monkeypatch.setattr(sweep, "BLOCK", block)
+    monkeypatch.setattr(sweep, "PAIRS", pairs)
+    monkeypatch.setattr(suppress, "SCORES", 2 * prediction[0, :, 5:].numel())
+    assert_same(non_max_suppression(prediction, config).per_image(), expected)
+
+
+def test_chains_copies_and_boxes_without_area_are_decided_one_after_the_other():
+    # Each box overlaps the next by more than 0.45, so that every second one goes; then copies; then points and lines.
+    chain = torch.tensor([[30.0 + 10 * step, 30, 40, 20] for step in range(40)])
+    copies = torch.tensor([[300.0, 300, 50, 50]]).repeat(20, 1)
+    flat = torch.tensor([[500.0, 500, 0, 0]] * 3 + [[500.0, 500, 30, 0]] * 3 + [[500.0, 500, 30, 30]])
+    box = torch.cat((chain, copies, flat))
+    score = torch.linspace(0.9, 0.5, len(box))[:, None]
+    prediction = torch.cat((box, score, torch.ones(len(box), 1)), 1)[None]
+    rows = non_max_suppression(prediction).per_image()
+    assert_same(rows, plain_nms(prediction, NmsConfig()))
+    assert len(rows[0]) == 20 + 1 + 7
+
+
+def test_a_box_that_is_no_number_disturbs_no_other():
+    prediction = draw(2, 60, 3, seed=4)
+    prediction[0, 5, 0] = float("nan")
+    prediction[0, 6, 3] = float("inf")
+    config = NmsConfig(**VALIDATION)
+    rows, expected = non_max_suppression(prediction, config).per_image(), plain_nms(prediction, config)
+    for one, other in zip(rows, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_flood_is_cut_to_the_best_and_equal_scores_to_the_first():
+    prediction = draw(2, 400, 80, seed=5)
+    # Few different scores: the cut falls between equal ones.
+    prediction[..., 4:] = (prediction[..., 4:] * 4).ceil() / 4
+    config = NmsConfig(**VALIDATION, max_nms=1000)
+    assert_same(non_max_suppression(prediction, config).per_image(), plain_nms(prediction, config))
+
+
+def test_thirty_thousand_candidates_per_image_are_no_trouble():
+    prediction = draw(2, 3000, 80, seed=6)
+    config = NmsConfig(**VALIDATION)
+    rows = non_max_suppression(prediction, config).per_image()
+    assert [len(each) for each in rows] == [300, 300]
+    assert_same(rows, plain_nms(prediction, config))
+
+
+def test_ten_thousand_copies_of_one_box_leave_one():
+    prediction = torch.tensor([100.0, 100, 50, 50, 0.9, 1]).repeat(1, 10_000, 1)
+    assert len(non_max_suppression(prediction).row_D6) == 1
+
+
+def test_labels_join_as_certain_boxes_behind_the_predictions_of_their_image():
+    prediction = draw(3, 40, 4, seed=7)
+    labels = [torch.tensor([[2.0, 50, 60, 20, 30], [0, 500, 500, 90, 90]]), torch.zeros(0, 5), torch.ones(1, 5) * 3]
+    config = NmsConfig(conf_thres=0.2, multi_label=True)
+    rows = non_max_suppression(prediction, config, labels=labels).per_image()
+    assert_same(rows, plain_nms(prediction, config, labels))
+    assert rows[0][:2, 4].tolist() == [1, 1]
+    assert rows[0][:2, 5].tolist() == [2, 0]
+
+
+def test_no_images_no_boxes_and_nothing_found_give_empty_results():
+    for shape in ((0, 10, 7), (2, 0, 7), (2, 10, 7)):
+        found = non_max_suppression(torch.zeros(shape))
+        assert found.num_images == shape[0]
+        assert [tuple(rows.shape) for rows in found.per_image()] == [(0, 6)] * shape[0]
+
+
+def test_merging_averages_supporters_and_drops_what_stands_alone():
+    box = torch.tensor([[100.0, 100, 40, 40], [102, 100, 40, 40], [300, 300, 40, 40]])
+    prediction = torch.cat((box, torch.tensor([[0.9], [0.3], [0.8]]), torch.ones(3, 1)), 1)[None]
+    (plain,) = non_max_suppression(prediction).per_image()
+    (merged,) = non_max_suppression(prediction, NmsConfig(merge=True)).per_image()
+    assert len(plain) == 2
+    mean_cx = (100 * 0.9 + 102 * 0.3) / 1.2
+    torch.testing.assert_close(merged, torch.tensor([[mean_cx - 20, 80, mean_cx + 20, 120, 0.9, 0]]))
+
+
+def test_merging_leaves_images_with_one_candidate_alone():
+    prediction = torch.tensor([[[100.0, 100, 40, 40, 0.9, 1]]])
+    assert len(non_max_suppression(prediction, NmsConfig(merge=True)).row_D6) == 1
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("torchvision"), reason="torchvision is not installed")
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_torchvisions_kernel_gives_the_same_boxes(options):
+    prediction = draw(3, 80, 5, seed=8)
+    ours = non_max_suppression(prediction, NmsConfig(**options, kernel="sweep"))
+    theirs = non_max_suppression(prediction, NmsConfig(**options, kernel="torchvision"))
+    assert torch.equal(ours.row_D6, theirs.row_D6)
+
+
+def test_a_threshold_that_float32_cannot_hold_decides_as_the_exact_one():
+    # IoU is float32(0.6), which is above 0.6; nearest-rounding of the threshold would make them equal.
+    box = torch.tensor([[0.0, 0, 10, 10], [0, 0, 6, 10]])
+    assert greedy(box, torch.tensor([0.9, 0.8]), 0.6, 10).tolist() == [0]
+    assert sweep.sweep_kernel(box, torch.tensor([2]), suppress.float32_at_most(0.6), 10).tolist() == [0]
+    assert sweep.sweep_kernel(box, torch.tensor([2]), float(torch.tensor(0.6)), 10).tolist() == [0, 1]
+
+
+def test_slow_nms_warns_and_drops_nothing(monkeypatch, caplog):
+    monkeypatch.setattr(suppress, "SLOW_S", 0)
+    prediction = draw(2, 50, 3, seed=9)
+    with caplog.at_level(logging.WARNING):
+        rows = non_max_suppression(prediction).per_image()
+    assert_same(rows, plain_nms(prediction, NmsConfig()))
+    assert "NMS of 2 images took" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"conf_thres": 1.5}, r"nms\.conf_thres=1\.5 is outside 0\.\.1"),
+        ({"iou_thres": -0.1}, r"nms\.iou_thres=-0\.1 is outside 0\.\.1"),
+        ({"max_det": 0}, r"nms\.max_det=0 is outside 1"),
+        ({"kernel": "fast"}, r'nms\.kernel="fast" is unknown\. Use auto, sweep, triton or torchvision'),
+    ],
+)
+def test_a_setting_that_cannot_be_obeyed_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        NmsConfig(**options)
+
+
+def test_a_kernel_that_cannot_run_here_says_why():
+    with pytest.raises(ConfigError, match="runs on CUDA, but the predictions are on cpu"):
+        non_max_suppression(draw(1, 5, 2, seed=10), NmsConfig(kernel="triton"))
