@@ -26,13 +26,16 @@ IMAGE = -1
 PROBE_PX = 256
 """Side of the picture whose maps give the strides."""
 
-MAX_ROWS = 5_000
-MAX_REPEATS = 1_000
+MAX_LAYERS = 2_000
+"""Rows with their repeats; the largest network we ship has 266."""
 MAX_ANCHORS = 64
 MAX_CLASSES = 20_000
 MAX_WEIGHTS = 4_000_000_000
 MAX_SIDE_PX = 16 * PROBE_PX
 """Largest map a row may make of the probe picture; upsampling in a row would otherwise grow without end."""
+
+KEYS = ("nc", "anchors", "backbone", "head", "depth_multiple", "width_multiple", "ch")
+"""Of a model config; the first four must be there."""
 
 Config = Mapping[str, Any]
 
@@ -104,9 +107,14 @@ def draw_blueprint(
     `nc` replaces the number of classes, `anchors` the anchors by so many placeholders per level.
     """
     try:
-        return _Draft(_effective(config, nc, anchors)).blueprint()
+        blueprint = _Draft(_effective(config, nc, anchors)).blueprint()
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}.") from None
+        sentence = f"{where}: {error}"
+        raise ConfigError(sentence if sentence.endswith(("?", ".")) else f"{sentence}.") from None
+    written = config["nc"]  # type: ignore[index]
+    if written != blueprint.head.num_classes:
+        logger.info("%s: nc %s is replaced by %s", where, written, blueprint.head.num_classes)
+    return blueprint
 
 
 def needed_rows(rows: Sequence[Row], wanted: Iterable[int]) -> set[int]:
@@ -122,12 +130,16 @@ def _effective(config: object, nc: int | None, anchors: float | None) -> dict[st
     """The config with overrides in force and every top-level value checked."""
     if not isinstance(config, Mapping):
         raise ValueError(f"a model config is a mapping with nc, anchors, backbone and head, not {config!r:.60}")
-    if missing := [key for key in ("nc", "anchors", "backbone", "head") if key not in config]:
-        raise ValueError(f"key {missing[0]!r} is missing{_similar(missing[0], config)}")
+    if unknown := [key for key in config if key not in KEYS]:
+        raise ValueError(f"unknown key {unknown[0]!r:.60}{_similar(str(unknown[0]), KEYS)}")
+    if missing := [key for key in KEYS[:4] if key not in config]:
+        raise ValueError(f"key {missing[0]!r} is missing")
     kept = copy.deepcopy(dict(config))
     if nc is not None:
         kept["nc"] = nc
     if anchors is not None:
+        if not _is_number(anchors):
+            raise ValueError(f"anchors={anchors!r:.60} must be the number of anchors per level")
         kept["anchors"] = round(anchors)
     kept.setdefault("ch", 3)
     for key in ("depth_multiple", "width_multiple"):
@@ -167,18 +179,20 @@ class _Draft:
         self._rows: list[Row] = []
         anchors = config["anchors"]
         self._num_anchors = anchors if isinstance(anchors, int) else len(anchors[0]) // 2
+        self._num_layers = 0
         self._num_weights = 0
 
     def blueprint(self) -> Blueprint:
         lists = [*self._config["backbone"], *self._config["head"]]
-        if not 2 <= len(lists) <= MAX_ROWS:
-            raise ValueError(f"{len(lists)} rows; a network has 2 to {MAX_ROWS}")
+        if not 2 <= len(lists) <= MAX_LAYERS:
+            raise ValueError(f"{len(lists)} rows; a network has 2 to {MAX_LAYERS}")
         for index, written in enumerate(lists[:-1]):
             with_row = f"row {index} {_shown(written)}"
             try:
                 self._rows.append(self._row(index, *_parts(written)))
             except ValueError as error:
                 raise ValueError(f"{with_row}: {error}") from None
+            self._num_layers += self._rows[-1].repeats
             self._num_weights += self._rows[-1].num_weights
             if self._num_weights > MAX_WEIGHTS:
                 raise ValueError(f"{with_row}: the network would have more than {MAX_WEIGHTS:,} parameters")
@@ -220,7 +234,7 @@ class _Draft:
         read = [read_literal(value, names) for value in values]
         if kind.scaled and read and _is_whole(read[0], 1, MAX_CHANNELS):
             read[0] = self._scaled(read[0])
-        if kind.counts_itself:
+        if kind.counts_itself and read:
             read.insert(1, repeats)
         return read
 
@@ -231,11 +245,14 @@ class _Draft:
         return math.ceil(float(channels * self._config["width_multiple"]) / 8) * 8
 
     def _repeats(self, number: object) -> int:
-        if not _is_whole(number, 1, MAX_REPEATS):
-            raise ValueError(f"number={number!r:.40} must be a whole number from 1 to {MAX_REPEATS}")
+        if not _is_whole(number, 1, MAX_LAYERS):
+            raise ValueError(f"number={number!r:.40} must be a whole number from 1 to {MAX_LAYERS}")
         count = int(number)  # type: ignore[call-overload]
         depth = float(self._config["depth_multiple"])
-        return max(round(count * depth), 1) if count > 1 else 1
+        repeats = max(round(count * depth), 1) if count > 1 else 1
+        if self._num_layers + repeats > MAX_LAYERS:
+            raise ValueError(f"its {repeats} repeats are too many; a network has at most {MAX_LAYERS} layers in all")
+        return repeats
 
     def _sources(self, index: int, origin: Any, inputs: str) -> tuple[int, ...]:
         """Absolute rows of `from`, checked against how many inputs the module takes."""
@@ -265,7 +282,7 @@ class _Draft:
     def _head(self, index: int, origin: Any, number: Any, module: str, values: Sequence[Any]) -> Head:
         if module not in HEADS:
             raise ValueError(f"the last row must be a detection layer ({', '.join(HEADS)})")
-        if number != 1:
+        if not _is_whole(number, 1, 1):
             raise ValueError(f"number={number!r:.40} must be 1")
         sources = self._sources(index, origin, "many")
         anchors, num_classes = self._head_arguments(values, num_levels=len(sources))
@@ -275,6 +292,7 @@ class _Draft:
                 f"{len(sources)} inputs for {len(anchors)} levels of anchors; {module} needs {per_level} per level"
             )
         shapes = [self._shape(source) for source in sources]
+        _check_levels(shapes, len(anchors))
         strides = tuple(PROBE_PX / shape.height for shape in shapes[: len(anchors)])
         if _goes_the_other_way(anchors, strides):
             logger.info("Reversing anchor order")
@@ -291,12 +309,30 @@ class _Draft:
         num_classes, anchors = read
         if not _is_whole(num_classes, 1, MAX_CLASSES):
             raise ValueError(f"nc={num_classes!r:.40} must be a whole number from 1 to {MAX_CLASSES}")
+        if num_classes != self._config["nc"]:
+            raise ValueError(f"{num_classes} classes, but nc is {self._config['nc']}; write nc here")
         _check_anchors(anchors)
         if isinstance(anchors, int):
             # Placeholders, for auto-anchor to replace.
             anchors = (tuple(map(float, range(2 * anchors))),) * num_levels
         levels = tuple(tuple(map(float, level)) for level in anchors)  # type: ignore[union-attr,arg-type]
         return levels, int(num_classes)  # type: ignore[arg-type]
+
+
+def _check_levels(shapes: Sequence[Shape], num_levels: int) -> None:
+    """Maps that boxes can be read from: square for a square picture, and as large for the auxiliary levels."""
+    for level, shape in enumerate(shapes):
+        lead = shapes[level % num_levels]
+        if shape.height != shape.width or shape.height > PROBE_PX:
+            raise ValueError(
+                f"input {level} has a map of {shape.height} x {shape.width} for a picture of {PROBE_PX} x {PROBE_PX}; "
+                "a level has one stride, 1 or more"
+            )
+        if shape.height != lead.height:
+            raise ValueError(
+                f"input {level} has a map of {shape.height} x {shape.width}, "
+                f"but its lead level has one of {lead.height} x {lead.width}"
+            )
 
 
 def _goes_the_other_way(anchors: Sequence[Sequence[float]], strides: Sequence[float]) -> bool:
@@ -318,13 +354,13 @@ def _parts(written: object) -> tuple[Any, Any, str, Sequence[Any]]:
 
 
 def _shown(written: object) -> str:
-    text = str(written)
+    text = repr(written)
     return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
-def _similar(word: str, known: Sequence[str] | Mapping[Any, Any]) -> str:
-    close = difflib.get_close_matches(word, [each for each in known if isinstance(each, str)], n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(map(str, known))}"
+def _similar(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"
 
 
 def _is_whole(value: object, low: float, high: float) -> bool:
@@ -332,4 +368,4 @@ def _is_whole(value: object, low: float, high: float) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return _is_whole(value, -math.inf, math.inf) or (isinstance(value, float) and math.isfinite(value))

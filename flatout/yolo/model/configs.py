@@ -37,6 +37,15 @@ def find_config(name: str | Path) -> Path:
     raise ConfigError(f"{name}: no such model config; {advice}")
 
 
+def names_config(source: str | Path) -> bool:
+    """Does it mean a model config, by path or by name, and no file of weights? ConfigError if it means neither."""
+    path = Path(source)
+    if path.suffix in (".pt", ".pth", ".safetensors") or (path.exists() and path.suffix not in (".yaml", ".yml")):
+        return False
+    find_config(source)
+    return True
+
+
 def load_config(name: str | Path) -> Yaml:
     """Content of the config that `name` means."""
     return load_yaml(find_config(name))

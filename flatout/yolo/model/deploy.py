@@ -14,7 +14,7 @@ from flatout.yolo.model.network import Network, build_network
 
 
 def deploy_config(blueprint: Blueprint) -> dict[str, Any]:
-    """The deploy config of a training config: detection layer `Detect`, rows that only serve auxiliary outputs gone."""
+    """The deploy config of a training config: detection layer `Detect`, rows that no box depends on gone."""
     kept = _kept_rows(blueprint)
     config = dict(blueprint.config)
     num_backbone = len(config["backbone"])
@@ -42,7 +42,10 @@ def to_deploy(network: Network) -> Network:
     with torch.no_grad():
         for level in range(network.head.nl):
             prefix = f"model.{new_row[blueprint.head.index]}.m.{level}"
-            state[f"{prefix}.weight"], state[f"{prefix}.bias"] = network.head.folded(level)
+            weight, bias = network.head.folded(level)
+            state[f"{prefix}.weight"], state[f"{prefix}.bias"] = weight.clone(), bias.clone()
+    if any(value.is_meta for value in state.values()):
+        raise ValueError("a fused network cannot be converted; convert it to its deploy form before fusing.")
     deployed.load_state_dict(state, assign=True)
     deployed.names = list(network.names)
     return deployed.eval()
@@ -58,10 +61,8 @@ def largest_difference(one: Network, other: Network, *, side_px: int = 128) -> f
 
 
 def _kept_rows(blueprint: Blueprint) -> list[int]:
-    head = blueprint.head
-    lead = needed_rows(blueprint.rows, head.lead_sources)
-    auxiliary = needed_rows(blueprint.rows, head.sources) - lead
-    return [row.index for row in blueprint.rows if row.index not in auxiliary]
+    lead = needed_rows(blueprint.rows, blueprint.head.lead_sources)
+    return [row.index for row in blueprint.rows if row.index in lead]
 
 
 def _moved(origin: Any, row: int, renumbered: dict[int, int]) -> Any:

@@ -79,9 +79,9 @@ class Detect(nn.Module):
         return conv.weight, conv.bias
 
     def split_outputs(self, x: Tensor) -> Tensor:
-        """[B, A * O, Y, X] -> [B, A, Y, X, O]."""
-        batch, _, height, width = x.shape
-        return x.view(batch, self.na, self.no, height, width).permute(0, 1, 3, 4, 2).contiguous()
+        """[B, A * O, Y, X] -> [B, A, Y, X, O], in memory [B, Y, X, A, O]: a view of a channels_last map."""
+        outputs: Tensor = x.permute(0, 2, 3, 1).contiguous()
+        return outputs.view(*outputs.shape[:3], self.na, self.no).permute(0, 3, 1, 2, 4)
 
     def decode(self, raw: list[Tensor]) -> Tensor:
         """Raw lead predictions -> boxes and scores, [B, K, O]."""
@@ -107,7 +107,7 @@ def decode_level(raw_BAYXO: Tensor, anchor_px: Tensor, stride: float) -> Tensor:
     cell_YX2 = torch.stack((columns.expand(height, width), rows[:, None].expand(height, width)), -1)
     centre = (score[..., :2] * 2 - 0.5 + cell_YX2) * stride
     size = (score[..., 2:4] * 2) ** 2 * anchor_px.to(dtype)
-    return torch.cat((centre, size, score[..., 4:]), -1).view(batch, -1, num_outputs)
+    return torch.cat((centre, size, score[..., 4:]), -1).reshape(batch, -1, num_outputs)
 
 
 class IDetect(Detect):

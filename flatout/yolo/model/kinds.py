@@ -172,8 +172,9 @@ def _sppcspc_count(ins: Sequence[Shape], args: Args) -> int:
 
 
 def _concat_shape(ins: Sequence[Shape], args: Args) -> Shape:
-    if len({shape[1:] for shape in ins}) > 1:
-        raise ValueError(f"maps of {' and '.join(f'{s.height} x {s.width}' for s in ins)} cannot be concatenated")
+    sizes = dict.fromkeys(f"{shape.height} x {shape.width}" for shape in ins)
+    if len(sizes) > 1:
+        raise ValueError(f"maps of {' and '.join(sizes)} cannot be concatenated")
     return Shape(sum(shape.channels for shape in ins), *ins[0][1:])
 
 
@@ -280,6 +281,6 @@ def bind(kind: Kind, values: Sequence[object]) -> dict[str, Any]:
         if value is REQUIRED:
             raise ValueError(f"argument {parameter.name} is missing")
         if not parameter.rule(value):
-            raise ValueError(f"{parameter.name}={value!r} is not allowed; it must be {parameter.says}")
+            raise ValueError(f"{parameter.name}={value!r:.60} is not allowed; it must be {parameter.says}")
         args[parameter.name] = value
     return args

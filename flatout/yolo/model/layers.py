@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from flatout.yolo.model.kinds import Args, hidden_of, padding_of
 from flatout.yolo.model.literals import Activation
+from flatout.yolo.model.norm_act import norm_act
+from flatout.yolo.model.pooling import max_pool, max_pool_same
 
 
 def make_activation(act: bool | Activation | None) -> nn.Module:
@@ -38,8 +40,10 @@ class Conv(nn.Module):
         self.act = make_activation(act)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.conv(x)
-        z: Tensor = self.act(y if self.bn is None else self.bn(y))
+        y: Tensor = self.conv(x)
+        if self.bn is not None:
+            return norm_act(y, self.bn, self.act)
+        z: Tensor = self.act(y)
         return z
 
 
@@ -71,8 +75,17 @@ class RepConv(nn.Module):
     def _sum(self, x: Tensor) -> Tensor:
         """The branches that there are, added up."""
         assert self.rbr_dense is not None and self.rbr_1x1 is not None
-        y: Tensor = self.rbr_dense(x) + self.rbr_1x1(x)
-        return y if self.rbr_identity is None else y + self.rbr_identity(x)
+        y = _normed(self.rbr_dense, x) + _normed(self.rbr_1x1, x)
+        return y if self.rbr_identity is None else y + norm_act(x, self.rbr_identity, LINEAR)
+
+
+LINEAR = nn.Identity()
+
+
+def _normed(branch: nn.Sequential, x: Tensor) -> Tensor:
+    conv, norm = branch
+    assert isinstance(norm, nn.BatchNorm2d)
+    return norm_act(conv(x), norm, LINEAR)
 
 
 def _conv_bn(c1: int, c2: int, k: int, s: int | tuple[int, int], p: int, g: int) -> nn.Sequential:
@@ -105,9 +118,9 @@ class SPPCSPC(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x1 = self.cv4(self.cv3(self.cv1(x)))
         # A maximum over 9 is one over 5 of maxima over 5, and so on: the same numbers from smaller windows.
-        pool5 = F.max_pool2d(x1, 5, 1, 2)
-        pool9 = F.max_pool2d(pool5, 5, 1, 2)
-        pool13 = F.max_pool2d(pool9, 5, 1, 2)
+        pool5 = max_pool_same(x1, 5)
+        pool9 = max_pool_same(pool5, 5)
+        pool13 = max_pool_same(pool9, 5)
         y1 = self.cv6(self.cv5(torch.cat((x1, pool5, pool9, pool13), 1)))
         y: Tensor = self.cv7(torch.cat((y1, self.cv2(x)), 1))
         return y
@@ -124,7 +137,7 @@ class DownC(nn.Module):
         self.cv3 = Conv(c1, c2 // 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat((self.cv2(self.cv1(x)), self.cv3(F.max_pool2d(x, self.k, self.k))), 1)
+        return torch.cat((self.cv2(self.cv1(x)), self.cv3(max_pool(x, self.k))), 1)
 
 
 class MP(nn.Module):
@@ -135,7 +148,7 @@ class MP(nn.Module):
         self.k = k
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.max_pool2d(x, self.k, self.k)
+        return max_pool(x, self.k)
 
 
 class SP(nn.Module):
@@ -146,6 +159,8 @@ class SP(nn.Module):
         self.k, self.s = k, s
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.s == 1:
+            return max_pool_same(x, self.k)
         return F.max_pool2d(x, self.k, self.s, self.k // 2)
 
 

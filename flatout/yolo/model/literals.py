@@ -36,7 +36,8 @@ ACTIVATIONS = {
 """Name -> how many numbers it may take."""
 
 _CALL = re.compile(r"(?:torch\.)?nn\.(\w+)\(([^()]*)\)")
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+# Each digit has one way to match: a long number that is none is refused in linear time.
+_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
 
 def read_literal(value: object, names: Mapping[str, object]) -> Value:
@@ -49,7 +50,7 @@ def read_literal(value: object, names: Mapping[str, object]) -> Value:
         raise ValueError(f"{value} is not a finite number")
     if value is None or isinstance(value, int | float):
         return value
-    raise ValueError(f"{value!r} is no number, name, list or None")
+    raise ValueError(f"{value!r:.80} is no number, name, list or None")
 
 
 def _read_text(text: str, names: Mapping[str, object]) -> Value:
@@ -73,6 +74,7 @@ def _read_activation(name: str, arguments: str) -> Activation:
         advice = f"did you mean nn.{close[0]}()?" if close else f"known are {', '.join(ACTIVATIONS)}."
         raise ValueError(f"nn.{name[:80]} is no activation flatout knows; {advice}")
     texts = [text.strip() for text in arguments.split(",")] if arguments.strip() else []
-    if len(texts) > ACTIVATIONS[name] or not all(map(_NUMBER.fullmatch, texts)):
-        raise ValueError(f"nn.{name} takes at most {ACTIVATIONS[name]} plain number(s), not ({arguments[:80]})")
-    return Activation(name, tuple(map(float, texts)))
+    numbers = [float(text) for text in texts if _NUMBER.fullmatch(text)]
+    if len(texts) > ACTIVATIONS[name] or len(numbers) < len(texts) or not all(map(math.isfinite, numbers)):
+        raise ValueError(f"nn.{name} takes at most {ACTIVATIONS[name]} plain number(s), not {arguments[:80]!r}")
+    return Activation(name, tuple(numbers))

@@ -3,7 +3,6 @@
 picture [B, C, H, W], 0..1 --rows--> maps --head--> training: raw predictions; evaluation: Predictions
 """
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,17 +16,12 @@ from flatout.yolo.model.heads import Detect, IAuxDetect, Predictions, make_head
 from flatout.yolo.model.kinds import KINDS
 from flatout.yolo.model.layers import make_layer
 
-logger = logging.getLogger(__name__)
-
 
 def build_network(
     config: Config | object, *, nc: int | None = None, anchors: float | None = None, where: str = "model config"
 ) -> "Network":
     """A fresh network from the content of a model YAML; overrides as in `draw_blueprint`."""
-    blueprint = draw_blueprint(config, nc=nc, anchors=anchors, where=where)
-    if isinstance(config, dict) and config.get("nc") != blueprint.config["nc"]:
-        logger.info("%s: nc %s is replaced by %s", where, config.get("nc"), blueprint.config["nc"])
-    return Network(blueprint)
+    return Network(draw_blueprint(config, nc=nc, anchors=anchors, where=where))
 
 
 class Network(nn.Module):
@@ -75,7 +69,8 @@ class Network(nn.Module):
             inputs = [maps[source] for source in step.sources]
             for source in step.released:
                 del maps[source]
-            result = self.model[step.row](inputs if step.joins else inputs[0])
+            # By name, because a Sequential walks to an index, and torch.compile would trace every step of the walk.
+            result = getattr(self.model, str(step.row))(inputs if step.joins else inputs[0])
             maps[step.row] = result
         return result  # type: ignore[return-value]
 

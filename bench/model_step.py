@@ -1,0 +1,193 @@
+"""How long is a training step of YOLOv7's networks on ready data, and what did each idea give?
+
+Forward, backward and SGD in bf16, channels_last, loss = the mean of the outputs; no detection loss, no input. Four
+ways: eager; eager without our kernels for batch norm, activation and pooling (torch's own: what the kernels are
+worth); compiled; and the whole eager step as one CUDA graph (no launches by the host). The figures of the original
+code are quoted: it was measured once, by the same method, on the same kind of machine.
+Answer: bench/results/model_step_<machine>_<yyyymm>.md (rewrite it with --write).
+"""
+
+import argparse
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import NamedTuple
+
+import torch
+
+from bench.measure import arguments, facts_line, report
+from bench.promises import Criterion
+from flatout.yolo.model import map_layout, norm_act, pooling
+from flatout.yolo.model.configs import load_config
+from flatout.yolo.model.network import build_network
+
+Step = Callable[[], None]
+
+
+class Case(NamedTuple):
+    """A network, its input, and what the original code needed in ms (eager, compiled), where that is known."""
+
+    name: str
+    side_px: int
+    batch: int
+    original: tuple[float | None, float | None]
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.side_px} px, batch {self.batch}"
+
+
+CASES = [
+    Case("yolov7-tiny", 320, 384, (76.9, 51.6)),
+    Case("yolov7-tiny", 640, 128, (100.0, None)),
+    Case("yolov7", 640, 64, (157.5, 123.3)),
+    Case("yolov7", 320, 64, (48.0, 41.5)),
+    Case("yolov7-tiny", 320, 16, (None, None)),
+]
+WAYS = ("torch kernels", "eager", "compiled", "graph")
+
+
+@dataclass
+class Row:
+    """One case, one way."""
+
+    case: str
+    way: str
+    step_ms: float
+    fastest_ms: float
+    slowest_ms: float
+    images_per_s: float
+    peak_gib: float
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all of them")
+    parser.add_argument("--only", default="", help="cases whose name contains this, such as 'yolov7 640'")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("bench/model_step.py measures a GPU, and there is none here.")
+        return 0
+    torch.backends.cudnn.benchmark = True
+    print(facts_line(), flush=True)
+    cases = CASES[-1:] if options.quick else [case for case in CASES if options.only in str(case)]
+    rows = [measure_way(case, way) for case in cases for way in options.ways]
+    criteria = [criterion for case in cases for criterion in judge(case, rows)]
+    write(rows, criteria, options)
+    return int(not all(each.passed for each in criteria))
+
+
+def measure_way(case: Case, way: str) -> Row:
+    torch.cuda.reset_peak_memory_stats()
+    with torch_kernels() if way == "torch kernels" else nothing():
+        step = make_step(case, way)
+        durations_ms = [timed(step, calls=4) for _ in range(7)]
+    middle = median(durations_ms)
+    peak_gib = torch.cuda.max_memory_allocated() / 2**30
+    row = Row(str(case), way, middle, min(durations_ms), max(durations_ms), case.batch / middle * 1e3, peak_gib)
+    print(f"{row.case}, {way}: {middle:.2f} ms", flush=True)
+    del step
+    torch.compiler.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return row
+
+
+def make_step(case: Case, way: str) -> Step:
+    """A training step, warmed up."""
+    torch.manual_seed(0)
+    network = build_network(load_config(case.name)).cuda().train()
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.937, nesterov=True, fused=True)
+    pictures = torch.rand(case.batch, 3, case.side_px, case.side_px, device="cuda", dtype=torch.bfloat16)
+    pictures = pictures.to(memory_format=torch.channels_last)
+    forward = torch.compile(network) if way == "compiled" else network
+
+    def step() -> None:
+        # A cast that the cache holds from before the capture would not be part of the graph.
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=way != "graph"):
+            loss = torch.stack([output.mean() for output in forward(pictures)]).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    for _ in range(3):
+        step()
+    return captured(step) if way == "graph" else step
+
+
+def captured(step: Step) -> Step:
+    """The same step as a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+@contextmanager
+def torch_kernels() -> Iterator[None]:
+    """Let torch do batch norms, activations and pooling."""
+    doors = (norm_act, pooling)
+    for door in doors:
+        setattr(door, "suits_kernels", lambda x: False)  # noqa: B010
+    try:
+        yield
+    finally:
+        for door in doors:
+            setattr(door, "suits_kernels", map_layout.suits_kernels)  # noqa: B010
+
+
+@contextmanager
+def nothing() -> Iterator[None]:
+    yield
+
+
+def timed(step: Step, calls: int) -> float:
+    """Milliseconds per call on the device, from a drained device to a drained device."""
+    torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(calls):
+        step()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / calls
+
+
+def judge(case: Case, rows: list[Row]) -> list[Criterion]:
+    """Not slower than the original code, eager and compiled."""
+    ours = {row.way: row.step_ms for row in rows if row.case == str(case)}
+    pairs = zip(("eager", "compiled"), case.original, strict=True)
+    return [
+        Criterion(promise=f"{case}, {way} / original", value=ours[way] / original, limit=1.0)
+        for way, original in pairs
+        if original is not None and way in ours
+    ]
+
+
+def write(rows: list[Row], criteria: list[Criterion], options: argparse.Namespace) -> None:
+    lines = [f"{'case':36}{'way':>15}{'ms':>9}{'(fastest, slowest)':>20}{'img/s':>9}{'peak GiB':>10}"]
+    for row in rows:
+        spread = f"({row.fastest_ms:.1f}, {row.slowest_ms:.1f})"
+        lines.append(
+            f"{row.case:36}{row.way:>15}{row.step_ms:9.2f}{spread:>20}{row.images_per_s:9.0f}{row.peak_gib:10.1f}"
+        )
+    device = torch.cuda.get_device_name()
+    text = "\n".join([device, "", *lines, "", *map(str, criteria)])
+    numbers = {
+        "device": device,
+        "rows": list(map(asdict, rows)),
+        "criteria": [asdict(each) | {"passed": each.passed} for each in criteria],
+    }
+    report("model_step", text, numbers, options)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,41 @@
+"""Maps as rows of channels, [pixels, C]: which ones our kernels can read, and how they are cut into tiles."""
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+WORTH_IT = 1 << 23
+"""Values of a map from which on our kernels save more time than their launch from Python costs, measured on an H200."""
+
+
+def suits_kernels(x: Tensor) -> bool:
+    """Is it a channels_last map on a GPU, of a type the kernels know, and are they the faster way?"""
+    suits = x.is_cuda and x.dtype in DTYPES and x.is_contiguous(memory_format=torch.channels_last)
+    return suits and (x.numel() >= WORTH_IT or torch.compiler.is_compiling() or _is_captured())
+
+
+def _is_captured() -> bool:
+    """Is this being recorded as a CUDA graph? Its replay does not launch from Python."""
+    return torch.cuda.is_current_stream_capturing()
+
+
+def row_stride(x: Tensor) -> tuple[Tensor, int]:
+    """A map whose pixels lie at equal distances, and that distance: `x` itself also if it is a slice of a wider
+    channels_last map, as gradients of a concatenation are; else a copy."""
+    batch, channels, height, width = x.stride()
+    pixels = x.shape[2] * x.shape[3]
+    if channels == 1 and width >= x.shape[1] and height == width * x.shape[3] and batch == width * pixels:
+        return x, width
+    return x.contiguous(memory_format=torch.channels_last), x.shape[1]
+
+
+def columns_of(channels: int) -> int:
+    """Channels of a tile."""
+    return min(max(1 << (channels - 1).bit_length(), 16), 128)
+
+
+def pieces(total: int, size: int) -> int:
+    """How many pieces of a size cover the total."""
+    return -(-total // size)

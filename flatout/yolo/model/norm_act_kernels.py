@@ -1,0 +1,210 @@
+"""Triton kernels of norm_act.py: batch norm in training and the activation behind it, on [M, C] rows of channels.
+
+    forward    x -> sums per block -> mean, scale, shift -> z = act(x * scale + shift)
+    backward   x, dz -> sums per block -> weight and bias gradients, two factors -> dx
+
+Each direction reads the maps twice and writes one: the least there is without a convolution that counts along.
+Sums are taken block by block in a fixed order, so the same input gives the same bits.
+
+Dimension key:  M = pictures x height x width   C channels   P blocks of rows
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _sigmoid(t, HALF: tl.constexpr):
+    if HALF:
+        # One instruction, wrong by less than 0.001: below what a half precision map can hold.
+        tanh = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [t * 0.5], tl.float32, True, 1)
+        s = tanh * 0.5 + 0.5
+    else:
+        s = tl.sigmoid(t)
+    return s
+
+
+@triton.jit
+def _activate(t, slope, ACT: tl.constexpr, HALF: tl.constexpr):
+    if ACT == 1:
+        t = t * _sigmoid(t, HALF)
+    elif ACT == 2:
+        t = tl.where(t > 0, t, t * slope)
+    return t
+
+
+@triton.jit
+def _activate_backward(gradient, t, slope, ACT: tl.constexpr, HALF: tl.constexpr):
+    """Gradient of the activation's input."""
+    if ACT == 1:
+        s = _sigmoid(t, HALF)
+        gradient = gradient * (s + t * s * (1 - s))
+    elif ACT == 2:
+        gradient = tl.where(t > 0, gradient, gradient * slope)
+    return gradient
+
+
+@triton.jit
+def sum_rows(x, pivot, sums, M, C, P, rows_per_block, BM: tl.constexpr, BC: tl.constexpr):
+    """sums [2, P, C]: of x - pivot and of its square, over the rows of a block.
+
+    The pivot is any number near the mean, which keeps the difference of squares well conditioned.
+    """
+    block = tl.program_id(0)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    near = tl.load(pivot + c, mask=c < C, other=0.0).to(tl.float32)
+    total = tl.zeros((BM, BC), tl.float32)
+    squares = tl.zeros((BM, BC), tl.float32)
+    begin = block * rows_per_block
+    x += begin.to(tl.int64) * C
+    num_rows = tl.minimum(rows_per_block, M - begin)
+    for first in range(0, num_rows, BM):
+        m = first + tl.arange(0, BM)
+        inside = (m < num_rows)[:, None] & (c < C)[None, :]
+        value = tl.load(x + m[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32)
+        value = tl.where(inside, value - near[None, :], 0.0)
+        total += value
+        squares += value * value
+    tl.store(sums + block * C + c, tl.sum(total, 0), mask=c < C)
+    tl.store(sums + (P + block) * C + c, tl.sum(squares, 0), mask=c < C)
+
+
+@triton.jit
+def _add_up(sums, c, C, P, BP: tl.constexpr, BC: tl.constexpr):
+    """Both sums over all blocks, in float64: they are few, and their difference matters."""
+    first = tl.zeros((BP, BC), tl.float64)
+    second = tl.zeros((BP, BC), tl.float64)
+    for begin in range(0, P, BP):
+        p = begin + tl.arange(0, BP)
+        inside = (p < P)[:, None] & (c < C)[None, :]
+        at = p[:, None] * C + c[None, :]
+        first += tl.load(sums + at, mask=inside, other=0.0).to(tl.float64)
+        second += tl.load(sums + P * C + at, mask=inside, other=0.0).to(tl.float64)
+    return tl.sum(first, 0), tl.sum(second, 0)
+
+
+@triton.jit
+def finish_forward(sums, pivot, weight, bias, saved, M, C, P, eps, BP: tl.constexpr, BC: tl.constexpr):
+    """saved [5, C]: mean, 1 / deviation, scale, shift, unbiased variance."""
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    inside = c < C
+    first, second = _add_up(sums, c, C, P, BP, BC)
+    away = first / M
+    var = second / M - away * away
+    var = tl.where(var > 0, var, 0.0)
+    mean = (tl.load(pivot + c, mask=inside, other=0.0).to(tl.float64) + away).to(tl.float32)
+    inverse = (1 / tl.sqrt(var + eps)).to(tl.float32)
+    scale = tl.load(weight + c, mask=inside, other=0.0).to(tl.float32) * inverse
+    shift = tl.load(bias + c, mask=inside, other=0.0).to(tl.float32) - mean * scale
+    tl.store(saved + c, mean, mask=inside)
+    tl.store(saved + C + c, inverse, mask=inside)
+    tl.store(saved + 2 * C + c, scale, mask=inside)
+    tl.store(saved + 3 * C + c, shift, mask=inside)
+    tl.store(saved + 4 * C + c, (var * (M / (M - 1.0))).to(tl.float32), mask=inside)
+
+
+@triton.jit
+def move_statistics(saved, running_mean, running_var, counter, C, momentum, BC: tl.constexpr):
+    """Running mean and (unbiased) variance a step towards those of this batch, and one more batch counted."""
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    inside = c < C
+    mean = tl.load(running_mean + c, mask=inside, other=0.0).to(tl.float32)
+    var = tl.load(running_var + c, mask=inside, other=0.0).to(tl.float32)
+    mean += momentum * (tl.load(saved + c, mask=inside, other=0.0) - mean)
+    var += momentum * (tl.load(saved + 4 * C + c, mask=inside, other=0.0) - var)
+    tl.store(running_mean + c, mean, mask=inside)
+    tl.store(running_var + c, var, mask=inside)
+    if tl.program_id(0) == 0:
+        tl.store(counter, tl.load(counter) + 1)
+
+
+@triton.jit
+def apply_forward(
+    x, saved, z, M, C, rows_per_block, slope,
+    ACT: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """z = act(x * scale + shift)."""
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    scale = tl.load(saved + 2 * C + c, mask=c < C, other=0.0)
+    shift = tl.load(saved + 3 * C + c, mask=c < C, other=0.0)
+    begin = tl.program_id(0) * rows_per_block
+    x += begin.to(tl.int64) * C
+    z += begin.to(tl.int64) * C
+    num_rows = tl.minimum(rows_per_block, M - begin)
+    for first in range(0, num_rows, BM):
+        m = first + tl.arange(0, BM)
+        inside = (m < num_rows)[:, None] & (c < C)[None, :]
+        at = m[:, None] * C + c[None, :]
+        t = tl.load(x + at, mask=inside, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+        tl.store(z + at, _activate(t, slope, ACT, HALF).to(z.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def sum_gradients(
+    x, dz, saved, sums, M, C, P, dz_stride, rows_per_block, slope,
+    ACT: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """sums [2, P, C]: of g = dz * act', and of g * (x - mean). dz may be a slice of wider rows."""
+    block = tl.program_id(0)
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    mean = tl.load(saved + c, mask=c < C, other=0.0)
+    scale = tl.load(saved + 2 * C + c, mask=c < C, other=0.0)
+    shift = tl.load(saved + 3 * C + c, mask=c < C, other=0.0)
+    total = tl.zeros((BM, BC), tl.float32)
+    products = tl.zeros((BM, BC), tl.float32)
+    begin = block * rows_per_block
+    x += begin.to(tl.int64) * C
+    dz += begin.to(tl.int64) * dz_stride
+    num_rows = tl.minimum(rows_per_block, M - begin)
+    for first in range(0, num_rows, BM):
+        m = first + tl.arange(0, BM)
+        inside = (m < num_rows)[:, None] & (c < C)[None, :]
+        value = tl.load(x + m[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.load(dz + m[:, None] * dz_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
+        gradient = _activate_backward(gradient, value * scale[None, :] + shift[None, :], slope, ACT, HALF)
+        total += gradient
+        products += gradient * (value - mean[None, :])
+    tl.store(sums + block * C + c, tl.sum(total, 0), mask=c < C)
+    tl.store(sums + (P + block) * C + c, tl.sum(products, 0), mask=c < C)
+
+
+@triton.jit
+def finish_backward(sums, saved, dweight, dbias, factors, M, C, P, BP: tl.constexpr, BC: tl.constexpr):
+    """factors [2, C]: dx = scale * g + factors[0] * x + factors[1]."""
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    inside = c < C
+    first, second = _add_up(sums, c, C, P, BP, BC)
+    mean = tl.load(saved + c, mask=inside, other=0.0)
+    inverse = tl.load(saved + C + c, mask=inside, other=0.0)
+    scale = tl.load(saved + 2 * C + c, mask=inside, other=0.0)
+    of_x = -scale * inverse * inverse * (second / M)
+    tl.store(dbias + c, first.to(tl.float32), mask=inside)
+    tl.store(dweight + c, (second * inverse).to(tl.float32), mask=inside)
+    tl.store(factors + c, of_x.to(tl.float32), mask=inside)
+    tl.store(factors + C + c, (-scale * (first / M) - of_x * mean).to(tl.float32), mask=inside)
+
+
+@triton.jit
+def apply_backward(
+    x, dz, saved, factors, dx, M, C, dz_stride, rows_per_block, slope,
+    ACT: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    scale = tl.load(saved + 2 * C + c, mask=c < C, other=0.0)
+    shift = tl.load(saved + 3 * C + c, mask=c < C, other=0.0)
+    of_x = tl.load(factors + c, mask=c < C, other=0.0)
+    constant = tl.load(factors + C + c, mask=c < C, other=0.0)
+    begin = tl.program_id(0) * rows_per_block
+    x += begin.to(tl.int64) * C
+    dx += begin.to(tl.int64) * C
+    dz += begin.to(tl.int64) * dz_stride
+    num_rows = tl.minimum(rows_per_block, M - begin)
+    for first in range(0, num_rows, BM):
+        m = first + tl.arange(0, BM)
+        inside = (m < num_rows)[:, None] & (c < C)[None, :]
+        at = m[:, None] * C + c[None, :]
+        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.load(dz + m[:, None] * dz_stride + c[None, :], mask=inside, other=0.0).to(tl.float32)
+        gradient = _activate_backward(gradient, value * scale[None, :] + shift[None, :], slope, ACT, HALF)
+        result = gradient * scale[None, :] + (value * of_x[None, :] + constant[None, :])
+        tl.store(dx + at, result.to(dx.dtype.element_ty), mask=inside)

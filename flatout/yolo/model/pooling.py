@@ -1,0 +1,163 @@
+"""Max-pooling: by our kernels for channels_last maps on a GPU, which move a third of the bytes, else by torch.
+
+As in norm_act.py there are two doors to the kernels, for eager mode and for torch.compile.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flatout.yolo.model.launch import is_aligned, launch
+from flatout.yolo.model.map_layout import columns_of, pieces, row_stride, suits_kernels
+
+WINDOW = 5
+VALUES_PER_TILE = 4096
+
+
+def max_pool(x: Tensor, k: int) -> Tensor:
+    """The largest of each k x k square; what is left over at the right and below is left out."""
+    if k != 2 or not suits_kernels(x) or min(x.shape[2:]) < 2:
+        return F.max_pool2d(x, k, k)
+    apply = torch.ops.flatout.max_pool_halve if torch.compiler.is_compiling() else _Halve.apply
+    z: Tensor = apply(x)
+    return z
+
+
+def max_pool_same(x: Tensor, k: int) -> Tensor:
+    """The largest of the k x k window around each pixel, k odd."""
+    if k % (WINDOW - 1) != 1 or not suits_kernels(x):
+        return F.max_pool2d(x, k, 1, k // 2)
+    # A maximum over 9 is one over 5 of maxima over 5, and so on: the same numbers from smaller windows.
+    apply = torch.ops.flatout.max_pool_window if torch.compiler.is_compiling() else _Window.apply
+    for _ in range(k // (WINDOW - 1)):
+        x, _ = apply(x)
+    return x
+
+
+def _tiles(num_pixels: int, channels: int) -> tuple[tuple[int, int, int], tuple[int, int]]:
+    """Grid and tile of a launch in which every program does one tile."""
+    columns = columns_of(channels)
+    rows = VALUES_PER_TILE // columns
+    return (pieces(num_pixels, rows), pieces(channels, columns), 1), (rows, columns)
+
+
+def _halve_sizes(x: Tensor) -> tuple[int, int, int, int, int, int]:
+    batch, channels, height, width = x.shape
+    return batch * (height // 2) * (width // 2), height, width, channels, height // 2, width // 2
+
+
+def halve(x: Tensor) -> Tensor:
+    from flatout.yolo.model import pooling_kernels as kernels
+
+    sizes = _halve_sizes(x)
+    grid, tile = _tiles(sizes[0], sizes[3])
+    z = _half_map(x)
+    launch(kernels.halve, (sizes, x.dtype), grid, x, z, *sizes, *tile)
+    return z
+
+
+def _half_map(x: Tensor) -> Tensor:
+    """Room for the result."""
+    batch, channels, height, width = x.shape
+    shape = (batch, channels, height // 2, width // 2)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+
+
+def halve_backward(dz: Tensor, x: Tensor) -> Tensor:
+    from flatout.yolo.model import pooling_kernels as kernels
+
+    sizes = _halve_sizes(x)
+    grid, tile = _tiles(sizes[0], sizes[3])
+    dz, stride = row_stride(dz)
+    is_covered = x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0
+    dx = torch.empty_like(x) if is_covered else torch.zeros_like(x)
+    key = (sizes, x.dtype, stride, is_aligned(dz))
+    launch(kernels.halve_backward, key, grid, x, dz, dx, *sizes, stride, *tile)
+    return dx
+
+
+def window(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of the 5 x 5 window around each pixel, and which of the 25 it was, uint8."""
+    from flatout.yolo.model import pooling_kernels as kernels
+
+    batch, channels, height, width = x.shape
+    sizes = (batch * height * width, height, width, channels)
+    grid, tile = _tiles(sizes[0], channels)
+    z, tap = torch.empty_like(x), torch.empty_like(x, dtype=torch.uint8)
+    launch(kernels.window, (sizes, x.dtype), grid, x, z, tap, *sizes, WINDOW, *tile)
+    return z, tap
+
+
+def window_backward(dz: Tensor, tap: Tensor) -> Tensor:
+    from flatout.yolo.model import pooling_kernels as kernels
+
+    batch, channels, height, width = tap.shape
+    sizes = (batch * height * width, height, width, channels)
+    grid, tile = _tiles(sizes[0], channels)
+    dz, stride = row_stride(dz)
+    dx = torch.empty_like(tap, dtype=dz.dtype)
+    key = (sizes, dz.dtype, stride, is_aligned(dz))
+    launch(kernels.window_backward, key, grid, dz, tap, dx, *sizes, stride, WINDOW, *tile)
+    return dx
+
+
+class _Halve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return halve(x)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dz: Tensor) -> Tensor:
+        return halve_backward(dz, *ctx.saved_tensors)
+
+
+class _Window(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        z, tap = window(x)
+        ctx.save_for_backward(tap)
+        ctx.mark_non_differentiable(tap)
+        return z, tap
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dz: Tensor, _: Tensor) -> Tensor:
+        return window_backward(dz, *ctx.saved_tensors)
+
+
+@torch.library.custom_op("flatout::max_pool_halve", mutates_args=())
+def _halve_op(x: Tensor) -> Tensor:
+    return halve(x)
+
+
+@torch.library.custom_op("flatout::max_pool_halve_backward", mutates_args=())
+def _halve_backward_op(dz: Tensor, x: Tensor) -> Tensor:
+    return halve_backward(dz, x)
+
+
+@torch.library.custom_op("flatout::max_pool_window", mutates_args=())
+def _window_op(x: Tensor) -> tuple[Tensor, Tensor]:
+    return window(x)
+
+
+@torch.library.custom_op("flatout::max_pool_window_backward", mutates_args=())
+def _window_backward_op(dz: Tensor, tap: Tensor) -> Tensor:
+    return window_backward(dz, tap)
+
+
+_halve_op.register_fake(_half_map)
+_halve_backward_op.register_fake(lambda dz, x: torch.empty_like(x))
+_window_op.register_fake(lambda x: (torch.empty_like(x), torch.empty_like(x, dtype=torch.uint8)))
+_window_backward_op.register_fake(lambda dz, tap: torch.empty_like(tap, dtype=dz.dtype))
+_halve_op.register_autograd(
+    lambda ctx, dz: torch.ops.flatout.max_pool_halve_backward(dz, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+)
+_window_op.register_autograd(
+    lambda ctx, dz, _: torch.ops.flatout.max_pool_window_backward(dz, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output[1]),
+)

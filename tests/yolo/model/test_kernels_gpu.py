@@ -1,0 +1,143 @@
+"""Our kernels for batch norm, activation and pooling agree with torch's, and with themselves."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from flatout.yolo.model import map_layout
+from flatout.yolo.model.configs import load_config
+from flatout.yolo.model.map_layout import row_stride, suits_kernels
+from flatout.yolo.model.network import build_network
+from flatout.yolo.model.norm_act import norm_act
+from flatout.yolo.model.pooling import max_pool, max_pool_same
+
+
+@pytest.fixture(autouse=True)
+def small_maps_too(monkeypatch):
+    monkeypatch.setattr(map_layout, "WORTH_IT", 0)
+
+
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+ACTIVATIONS = [nn.SiLU(), nn.LeakyReLU(0.1), nn.ReLU(), nn.Identity()]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 1e-3}
+
+
+def random_map(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * 2 + 0.7
+    return noise.to("cuda", dtype).to(memory_format=torch.channels_last)
+
+
+def as_slice(gradient: torch.Tensor) -> torch.Tensor:
+    """The same gradient as part of a wider map, as the backward pass of a concatenation hands it on."""
+    wide = torch.cat((gradient, gradient, gradient), 1)
+    return wide[:, gradient.shape[1] : 2 * gradient.shape[1]]
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-12))
+
+
+@pytest.mark.parametrize("gradient_of", [lambda g: g, as_slice, lambda g: g.contiguous()])
+@pytest.mark.parametrize("act", ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [(5, 24, 17, 13), (3, 320, 20, 20), (2, 7, 3, 5), (8, 64, 1, 1)])
+class TestNormAct:
+    pytestmark = needs_gpu
+
+    def test_is_batch_norm_then_activation(self, shape, dtype, act, gradient_of):
+        x = random_map(*shape, dtype=dtype)
+        gradient = gradient_of(random_map(*shape, dtype=dtype).flip(0).contiguous(memory_format=torch.channels_last))
+        norm = nn.BatchNorm2d(shape[1], eps=1e-3, momentum=0.03).cuda()
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+        nn.init.normal_(norm.bias)
+        exact = copy.deepcopy(norm).double()
+        mine, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
+        assert suits_kernels(mine)
+        z = norm_act(mine, norm, act)
+        expected = act(exact(theirs))
+        z.backward(gradient)
+        expected.backward(gradient.double())
+        pairs = {
+            "output": (z, expected),
+            "input gradient": (mine.grad, theirs.grad),
+            "weight gradient": (norm.weight.grad, exact.weight.grad),
+            "bias gradient": (norm.bias.grad, exact.bias.grad),
+            "running mean": (norm.running_mean, exact.running_mean),
+            "running variance": (norm.running_var, exact.running_var),
+        }
+        wrong = {name: relative(*pair) for name, pair in pairs.items() if relative(*pair) > TOLERANCE[dtype]}
+        assert not wrong
+        assert norm.num_batches_tracked == exact.num_batches_tracked == 1
+        assert z.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [(3, 136, 18, 22), (2, 24, 7, 5), (1, 512, 20, 20)])
+class TestPooling:
+    pytestmark = needs_gpu
+
+    @pytest.mark.parametrize("k", [2, 5, 9, 13])
+    def test_equals_torch_without_ties(self, shape, dtype, k):
+        # Every value once, so that there is one largest and rounding to the dtype keeps it the largest.
+        x = torch.randperm(64, device="cuda").to(dtype).repeat(shape[0] * shape[1] * shape[2] * shape[3] // 64 + 1)
+        x = x[: shape[0] * shape[1] * shape[2] * shape[3]].view(shape).contiguous(memory_format=torch.channels_last)
+        mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        if k == 2:
+            found, expected = max_pool(mine, 2), F.max_pool2d(theirs, 2, 2)
+        else:
+            found, expected = max_pool_same(mine, k), F.max_pool2d(theirs, k, 1, k // 2)
+        assert torch.equal(found, expected)
+        gradient = torch.ones_like(expected)
+        found.backward(as_slice(gradient))
+        expected.backward(gradient)
+        assert float(mine.grad.float().sum()) == float(theirs.grad.float().sum())
+        if k == 2:
+            assert torch.equal(mine.grad, theirs.grad)
+
+
+class TestNetwork:
+    pytestmark = needs_gpu
+
+    def test_training_steps_repeat_bit_for_bit(self):
+        x = torch.rand(4, 3, 64, 96, device="cuda").to(memory_format=torch.channels_last)
+        torch.backends.cudnn.deterministic = True
+        results = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            network = build_network(load_config("yolov7-tiny")).cuda().to(memory_format=torch.channels_last).train()
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = torch.stack([output.float().square().mean() for output in network(x)]).sum()
+            loss.backward()
+            results.append([loss, *(parameter.grad for parameter in network.parameters())])
+        torch.backends.cudnn.deterministic = False
+        assert all(map(torch.equal, *results))
+
+    @pytest.mark.parametrize("name", ["yolov7-tiny", "yolov7"])
+    def test_compiled_equals_eager(self, name):
+        torch.manual_seed(0)
+        network = build_network(load_config(name)).cuda().to(memory_format=torch.channels_last).train()
+        twin = copy.deepcopy(network)
+        x = torch.rand(2, 3, 128, 128, device="cuda").to(memory_format=torch.channels_last)
+        tf32, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
+        outputs = [each(x) for each in (network, torch.compile(twin, fullgraph=True))]
+        for mine, theirs in zip(*outputs, strict=True):
+            assert relative(theirs, mine) < 1e-3
+        for each in outputs:
+            torch.stack([output.square().mean() for output in each]).sum().backward()
+        torch.backends.cudnn.allow_tf32 = tf32
+        gradients = [[parameter.grad for parameter in each.parameters()] for each in (network, twin)]
+        assert max(map(relative, *gradients)) < 5e-2
+        assert (
+            relative(twin.state_dict()["model.0.bn.running_var"], network.state_dict()["model.0.bn.running_var"]) < 1e-4
+        )
+
+
+def test_a_gradient_that_is_a_slice_is_read_where_it_lies():
+    wide = torch.zeros(2, 12, 3, 5).to(memory_format=torch.channels_last)
+    part, stride = row_stride(wide[:, 4:8])
+    assert stride == 12 and part.data_ptr() == wide[:, 4:8].data_ptr()
+    copied, stride = row_stride(torch.zeros(2, 4, 3, 5))
+    assert stride == 4 and copied.is_contiguous(memory_format=torch.channels_last)
