@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+from flatout.yolo.launch import HAS_TRITON, say_what_is_missing
 
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 WORTH_IT = 1 << 23
 """Values of a map from which on our kernels save more time than their launch from Python costs, measured on an H200."""
@@ -12,8 +13,14 @@ WORTH_IT = 1 << 23
 
 def suits_kernels(x: Tensor) -> bool:
     """Is it a channels_last map on a GPU, of a type the kernels know, and are they the faster way?"""
-    suits = x.is_cuda and x.dtype in DTYPES and x.is_contiguous(memory_format=torch.channels_last)
-    return suits and (x.numel() >= WORTH_IT or torch.compiler.is_compiling() or _is_captured())
+    if not x.is_cuda or x.dtype not in DTYPES or not x.is_contiguous(memory_format=torch.channels_last):
+        return False
+    if torch.compiler.is_compiling():
+        return HAS_TRITON
+    if not HAS_TRITON:
+        say_what_is_missing()
+        return False
+    return (x.numel() >= WORTH_IT or _is_captured()) and x.get_device() == torch.cuda.current_device()
 
 
 def _is_captured() -> bool:

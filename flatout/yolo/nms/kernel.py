@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flatout.errors import ConfigError
+from flatout.yolo.launch import HAS_TRITON
 from flatout.yolo.nms.sweep import sweep_kernel
 
 Kernel = Callable[[Tensor, Tensor, float, int], Tensor]
@@ -23,7 +24,7 @@ A box goes if its IoU with a better survivor of its image is greater than the th
 def kernel_named(name: str, device: torch.device) -> Kernel:
     """The kernel a config asks for on this device; "auto" never asks for what is not installed."""
     if name == "auto":
-        name = "triton" if device.type == "cuda" and importlib.util.find_spec("triton") else "sweep"
+        name = "triton" if device.type == "cuda" and HAS_TRITON else "sweep"
     if name == "triton":
         if device.type != "cuda":
             raise ConfigError(f'nms.kernel="triton" runs on CUDA, but the predictions are on {device}. Use "auto".')

@@ -1,0 +1,161 @@
+# mypy: disable-error-code="no-untyped-def"
+"""GPU kernels that list the candidates of every image and read what the network says there.
+
+An image's candidates lie in slots from `slots_per_target * first_row[image]` on, in list order and without gaps: room
+for the most its targets could bring, so that no count has to reach the host. Function arguments that end in _p are
+pointers.
+"""
+
+import triton
+import triton.language as tl
+
+from flatout.yolo.assign.kernels_layers import cell_offset, channel_stride, layer_sides, of_layer, pack, unpack
+
+
+@triton.jit(do_not_specialize=["num_targets"])
+def group_rows(image_p, row_p, first_row_p, num_targets, BLOCK: tl.constexpr):
+    """Targets by image, stable: program b writes where the rows of image b begin, and which targets they are.
+
+    Each program reads every target's image: B x T small reads in all, and no sort. One program more than images
+    writes the number of rows.
+    """
+    image = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    before = tl.zeros([BLOCK], tl.int32)
+    for begin in range(0, num_targets, BLOCK):
+        target = begin + lane
+        other = tl.load(image_p + target, mask=target < num_targets, other=-1)
+        before += ((other >= 0) & (other < image)).to(tl.int32)
+    position = tl.sum(before)
+    tl.store(first_row_p + image, position)
+    for begin in range(0, num_targets, BLOCK):
+        target = begin + lane
+        other = tl.load(image_p + target, mask=target < num_targets, other=-1)
+        mine = ((other == image) & (image < tl.num_programs(0) - 1)).to(tl.int32)
+        tl.store(row_p + position + tl.cumsum(mine, 0) - mine, target, mask=mine != 0)
+        position += tl.sum(mine)
+
+
+@triton.jit
+def _candidates(
+    targets_p,
+    row_p,
+    table_p,
+    anchor_p,
+    layer,
+    begin,
+    end,
+    anchor_t,
+    reach,
+    ANCHORS: tl.constexpr,
+    KINDS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Candidates that ROWS targets from `begin` bring in one layer, as a block [kind and anchor, target]."""
+    kind = (tl.arange(0, KINDS) // ANCHORS)[:, None]
+    anchor = (tl.arange(0, KINDS) % ANCHORS)[:, None]
+    row = begin + tl.arange(0, ROWS)[None, :]
+    target = tl.load(row_p + row, mask=row < end, other=0)
+    columns, rows = layer_sides(table_p, layer)
+    x = tl.load(targets_p + target * 6 + 2) * columns
+    y = tl.load(targets_p + target * 6 + 3) * rows
+    # Exact division: a ratio equal to the limit must not fit.
+    size_p = anchor_p + (layer * ANCHORS + anchor) * 2
+    wide = tl.div_rn(tl.load(targets_p + target * 6 + 4) * columns, tl.load(size_p))
+    high = tl.div_rn(tl.load(targets_p + target * 6 + 5) * rows, tl.load(size_p + 1))
+    ratio = tl.maximum(tl.maximum(wide, tl.div_rn(1.0, wide)), tl.maximum(high, tl.div_rn(1.0, high)))
+    # The side a kind looks along, and the way to the border it looks at.
+    along_x = (kind == 1) | (kind == 3)
+    way = tl.where(kind == 1, x, tl.where(kind == 2, y, tl.where(kind == 3, columns - x, rows - y)))
+    near = (kind == 0) | ((way - tl.floor(way) < reach) & (way > 1))
+    shift = tl.where(kind == 0, 0.0, tl.where(kind < 3, -reach, reach))
+    column = (x + tl.where(along_x, shift, 0.0)).to(tl.int32)
+    line = (y + tl.where(along_x, 0.0, shift)).to(tl.int32)
+    column = tl.minimum(tl.maximum(column, 0), columns - 1)
+    line = tl.minimum(tl.maximum(line, 0), rows - 1)
+    found = (ratio < anchor_t) & near & (row < end) & (kind < 5)
+    place = pack(layer, anchor, line, column)
+    return found.to(tl.int32), place, target
+
+
+@triton.jit
+def list_columns(
+    targets_p, row_p, first_row_p, table_p, anchor_p,
+    place_p, image_p, target_p, first_slot_p,
+    anchor_t, reach,
+    LAYERS: tl.constexpr, ANCHORS: tl.constexpr, SLOTS: tl.constexpr, KINDS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Program b lists the candidates of image b: layer after layer, in each by kind, anchor and target."""
+    image = tl.program_id(0)
+    first_row = tl.load(first_row_p + image)
+    end_row = tl.load(first_row_p + image + 1)
+    slot = first_row * SLOTS
+    listed = 0
+    for layer in tl.static_range(LAYERS):
+        tl.store(first_slot_p + image * (LAYERS + 1) + layer, listed)
+        number = tl.zeros([KINDS], tl.int32)
+        for begin in range(first_row, end_row, ROWS):
+            found, _, _ = _candidates(
+                targets_p, row_p, table_p, anchor_p, layer, begin, end_row, anchor_t, reach, ANCHORS, KINDS, ROWS
+            )
+            number += tl.sum(found, 1)
+        position = listed + tl.cumsum(number, 0) - number
+        for begin in range(first_row, end_row, ROWS):
+            found, place, target = _candidates(
+                targets_p, row_p, table_p, anchor_p, layer, begin, end_row, anchor_t, reach, ANCHORS, KINDS, ROWS
+            )
+            to = slot + position[:, None] + tl.cumsum(found, 1) - found
+            tl.store(place_p + to, place, mask=found != 0)
+            tl.store(image_p + to, tl.zeros_like(place) + image, mask=found != 0)
+            tl.store(target_p + to, tl.zeros_like(place) + target, mask=found != 0)
+            position += tl.sum(found, 1)
+        listed += tl.sum(number)
+    tl.store(first_slot_p + image * (LAYERS + 1) + LAYERS, listed)
+
+
+@triton.jit(do_not_specialize=["num_slots"])
+def read_columns(
+    p0, p1, p2, p3, table_p, anchor_p, stride_p,
+    place_p, image_p, target_p,
+    offset_p, box_p, sure_p, nothing_p,
+    num_slots,
+    ANCHORS: tl.constexpr, CLASSES: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """What the network predicts at each candidate.
+
+    offset: of its class logits in the map; box: corners in pixels, four rows of num_slots; sure: probability of an
+    object; nothing: cross-entropy over the classes if none of them were true.
+    """
+    lane = tl.arange(0, COLUMNS)
+    for block in range(tl.program_id(0), tl.cdiv(num_slots, COLUMNS), tl.num_programs(0)):
+        slot = block * COLUMNS + lane
+        valid = tl.load(target_p + slot, mask=slot < num_slots, other=-1) >= 0
+        if tl.max(valid.to(tl.int32), 0) > 0:
+            layer, anchor, row, column = unpack(tl.load(place_p + slot, mask=valid, other=0))
+            image = tl.load(image_p + slot, mask=valid, other=0)
+            offset = cell_offset(table_p, layer, image, anchor, row, column)
+            step = channel_stride(table_p, layer)
+            map_p = of_layer(layer, p0, p1, p2, p3) + offset
+            stride = tl.load(stride_p + layer)
+            size_p = anchor_p + (layer * ANCHORS + anchor) * 2
+            x = (2 * tl.sigmoid(tl.load(map_p, mask=valid, other=0).to(tl.float32)) - 0.5 + column) * stride
+            y = (2 * tl.sigmoid(tl.load(map_p + step, mask=valid, other=0).to(tl.float32)) - 0.5 + row) * stride
+            wide = 2 * tl.sigmoid(tl.load(map_p + 2 * step, mask=valid, other=0).to(tl.float32))
+            high = 2 * tl.sigmoid(tl.load(map_p + 3 * step, mask=valid, other=0).to(tl.float32))
+            half_w = wide * wide * tl.load(size_p) * (stride / 2)
+            half_h = high * high * tl.load(size_p + 1) * (stride / 2)
+            sure = tl.sigmoid(tl.load(map_p + 4 * step, mask=valid, other=0).to(tl.float32))
+            nothing = tl.zeros([COLUMNS], tl.float32)
+            for begin in range(0, CLASSES, AT_ONCE):
+                one_class = begin + tl.arange(0, AT_ONCE)[None, :]
+                there = valid[:, None] & (one_class < CLASSES)
+                logit = tl.load(map_p[:, None] + (5 + one_class) * step[:, None], mask=there, other=0).to(tl.float32)
+                right = tl.sqrt(tl.sigmoid(logit) * sure[:, None])
+                nothing -= tl.sum(tl.where(there, tl.log(1 - right), 0.0), 1)
+            tl.store(offset_p + slot, offset + 5 * step, mask=valid)
+            tl.store(box_p + slot, x - half_w, mask=valid)
+            tl.store(box_p + num_slots + slot, y - half_h, mask=valid)
+            tl.store(box_p + 2 * num_slots + slot, x + half_w, mask=valid)
+            tl.store(box_p + 3 * num_slots + slot, y + half_h, mask=valid)
+            tl.store(sure_p + slot, sure, mask=valid)
+            tl.store(nothing_p + slot, nothing, mask=valid)

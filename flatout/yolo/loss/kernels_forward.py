@@ -1,0 +1,202 @@
+# mypy: disable-error-code="no-untyped-def"
+"""GPU kernels of the loss: terms of the matched cells, objectness of all cells, and their sum.
+
+Every program leaves partial sums and one program adds them up, in a fixed order: the same input gives the same bits.
+Function arguments that end in _p are pointers.
+"""
+
+import triton
+import triton.language as tl
+
+from flatout.yolo.assign.kernels_layers import cell_offset, channel_stride, layer_sides, of_layer, unpack
+from flatout.yolo.loss.kernels_math import bce, ciou, decode
+
+SUMS = 4
+"""What a program adds up for each layer: box loss, class loss, objectness beyond that of an empty cell, matches."""
+_SUMS: tl.constexpr = tl.constexpr(SUMS)
+
+
+@triton.jit
+def cell_pointer(p0, p1, p2, p3, table_p, place, image):
+    """Pointer to the first channel of a cell."""
+    layer, anchor, row, column = unpack(place)
+    return of_layer(layer, p0, p1, p2, p3) + cell_offset(table_p, layer, image, anchor, row, column)
+
+
+@triton.jit
+def anchor_size(anchor_p, place, ANCHORS: tl.constexpr):
+    """Width and height of a cell's anchor, in cells."""
+    layer, anchor, _, _ = unpack(place)
+    size_p = anchor_p + (layer * ANCHORS + anchor) * 2
+    return tl.load(size_p), tl.load(size_p + 1)
+
+
+@triton.jit
+def true_box(targets_p, table_p, target, place, valid):
+    """A target's box in cells, relative to the corner of a cell: centre and size."""
+    layer, _, row, column = unpack(place)
+    columns, rows = layer_sides(table_p, layer)
+    true_p = targets_p + target * 6
+    x = tl.load(true_p + 2, mask=valid, other=0.0) * columns - column
+    y = tl.load(true_p + 3, mask=valid, other=0.0) * rows - row
+    w = tl.load(true_p + 4, mask=valid, other=0.0) * columns
+    return x, y, w, tl.load(true_p + 5, mask=valid, other=0.0) * rows
+
+
+@triton.jit
+def read_logits(map_p, step, valid):
+    """The first five channels of a cell, float32."""
+    x = tl.load(map_p, mask=valid, other=0.0).to(tl.float32)
+    y = tl.load(map_p + step, mask=valid, other=0.0).to(tl.float32)
+    w = tl.load(map_p + 2 * step, mask=valid, other=0.0).to(tl.float32)
+    h = tl.load(map_p + 3 * step, mask=valid, other=0.0).to(tl.float32)
+    return x, y, w, h, tl.load(map_p + 4 * step, mask=valid, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _same_cell(
+    slot, place, image, valid,
+    place_p, target_p, first_row_p, first_slot_p,
+    LAYERS: tl.constexpr, SLOTS: tl.constexpr, COLUMNS: tl.constexpr, OTHERS: tl.constexpr,
+):  # fmt: skip
+    """Whether a match is the last of its cell, and the slot of the one before it or -1.
+
+    Found by walking the matches of the same image and layer; no table of all cells is written.
+    """
+    layer, _, _, _ = unpack(place)
+    first = tl.load(first_row_p + image) * SLOTS
+    span_p = first_slot_p + image * (LAYERS + 1) + layer
+    begin = first + tl.load(span_p)
+    end = tl.where(valid, first + tl.load(span_p + 1), begin)
+    later = tl.zeros([COLUMNS], tl.int32)
+    before = tl.full([COLUMNS], -1, tl.int32)
+    for step in range(0, tl.max(end - begin, 0), OTHERS):
+        other = begin[:, None] + step + tl.arange(0, OTHERS)[None, :]
+        there = other < end[:, None]
+        same = there & (tl.load(place_p + other, mask=there, other=-1) == place[:, None])
+        same = same & (tl.load(target_p + other, mask=there, other=-1) >= 0)
+        later = tl.maximum(later, tl.max((same & (other > slot[:, None])).to(tl.int32), 1))
+        before = tl.maximum(before, tl.max(tl.where(same & (other < slot[:, None]), other, -1), 1))
+    return valid & (later == 0), before
+
+
+@triton.jit(do_not_specialize=["num_slots"])
+def match_terms(
+    p0, p1, p2, p3, table_p, anchor_p, targets_p,
+    place_p, image_p, target_p, first_row_p, first_slot_p,
+    link_p, partial_p,
+    num_slots, gr, smoothing, cls_pw, obj_pw, gamma,
+    LAYERS: tl.constexpr, ANCHORS: tl.constexpr, SLOTS: tl.constexpr, CLASSES: tl.constexpr, AT_ONCE: tl.constexpr,
+    COLUMNS: tl.constexpr, OTHERS: tl.constexpr, WIDTH: tl.constexpr, FOCAL: tl.constexpr,
+):  # fmt: skip
+    """Box, class and objectness terms of the matches, summed per layer.
+
+    link, for the backward pass: twice the slot of the cell's match before this one plus one, plus 1 if it is the last.
+    """
+    lane = tl.arange(0, COLUMNS)
+    sum_index = tl.arange(0, WIDTH)
+    sums = tl.zeros([WIDTH], tl.float32)
+    for block in range(tl.program_id(0), tl.cdiv(num_slots, COLUMNS), tl.num_programs(0)):
+        slot = block * COLUMNS + lane
+        target = tl.load(target_p + slot, mask=slot < num_slots, other=-1)
+        valid = target >= 0
+        if tl.max(target, 0) >= 0:
+            place = tl.load(place_p + slot, mask=valid, other=0)
+            image = tl.load(image_p + slot, mask=valid, other=0)
+            layer, _, _, _ = unpack(place)
+            step = channel_stride(table_p, layer)
+            map_p = cell_pointer(p0, p1, p2, p3, table_p, place, image)
+            lx, ly, lw, lh, objectness = read_logits(map_p, step, valid)
+            anchor_w, anchor_h = anchor_size(anchor_p, place, ANCHORS)
+            x, y, w, h = decode(lx, ly, lw, lh, anchor_w, anchor_h)
+            true_x, true_y, true_w, true_h = true_box(targets_p, table_p, target, place, valid)
+            overlap, _, _, _, _ = ciou(x, y, w, h, true_x, true_y, true_w, true_h)
+            last, before = _same_cell(
+                slot, place, image, valid, place_p, target_p, first_row_p, first_slot_p, LAYERS, SLOTS, COLUMNS, OTHERS
+            )
+            tl.store(link_p + slot, (before + 1) * 2 + last.to(tl.int32), mask=valid)
+            true_objectness = (1 - gr) + gr * tl.maximum(overlap, 0.0)
+            gain = bce(objectness, true_objectness, obj_pw, gamma, FOCAL) - bce(objectness, 0.0, obj_pw, gamma, FOCAL)
+            cls = tl.zeros([COLUMNS], tl.float32)
+            if CLASSES > 1:
+                class_id = tl.load(targets_p + target * 6 + 1, mask=valid, other=0.0).to(tl.int32)[:, None]
+                for begin in range(0, CLASSES, AT_ONCE):
+                    one_class = begin + tl.arange(0, AT_ONCE)[None, :]
+                    there = valid[:, None] & (one_class < CLASSES)
+                    logit = tl.load(map_p[:, None] + (5 + one_class) * step[:, None], mask=there, other=0.0)
+                    true_class = tl.where(one_class == class_id, 1 - 0.5 * smoothing, 0.5 * smoothing)
+                    loss = bce(logit.to(tl.float32), true_class, cls_pw, gamma, FOCAL)
+                    cls += tl.sum(tl.where(there, loss, 0.0), 1)
+            for one in tl.static_range(LAYERS):
+                here = valid & (layer == one)
+                at = sum_index - one * _SUMS
+                sums += tl.where(at == 0, tl.sum(tl.where(here, 1 - overlap, 0.0), 0), 0.0)
+                sums += tl.where(at == 1, tl.sum(tl.where(here, cls, 0.0), 0), 0.0)
+                sums += tl.where(at == 2, tl.sum(tl.where(here & last, gain, 0.0), 0), 0.0)
+                sums += tl.where(at == 3, tl.sum(here.to(tl.float32), 0), 0.0)
+    tl.store(partial_p + tl.program_id(0) * WIDTH + sum_index, sums)
+
+
+@triton.jit
+def cell_of(index, table_p, layer, ANCHORS: tl.constexpr):
+    """Offset in its map of the cell with a running number, in the order of the map's axes."""
+    columns, rows = layer_sides(table_p, layer)
+    line = index // columns
+    plane = line // rows
+    return cell_offset(table_p, layer, plane // ANCHORS, plane % ANCHORS, line % rows, index % columns)
+
+
+@triton.jit(do_not_specialize=["num_images"])
+def empty_objectness(
+    p0, p1, p2, p3, table_p, partial_p, num_images, obj_pw, gamma,
+    LAYERS: tl.constexpr, ANCHORS: tl.constexpr, BLOCK: tl.constexpr, FOCAL: tl.constexpr,
+):  # fmt: skip
+    """Objectness loss of all cells as if nothing were there, summed per layer; matches correct it in `match_terms`."""
+    for layer in tl.static_range(LAYERS):
+        columns, rows = layer_sides(table_p, layer)
+        num_cells = num_images * ANCHORS * rows * columns
+        map_p = of_layer(layer, p0, p1, p2, p3) + 4 * channel_stride(table_p, layer)
+        sums = tl.zeros([BLOCK], tl.float32)
+        for block in range(tl.program_id(0), tl.cdiv(num_cells, BLOCK), tl.num_programs(0)):
+            index = block * BLOCK + tl.arange(0, BLOCK)
+            there = index < num_cells
+            logit = tl.load(map_p + cell_of(index, table_p, layer, ANCHORS), mask=there, other=0.0).to(tl.float32)
+            sums += tl.where(there, bce(logit, 0.0, obj_pw, gamma, FOCAL), 0.0)
+        tl.store(partial_p + tl.program_id(0) * LAYERS + layer, tl.sum(sums, 0))
+
+
+@triton.jit(do_not_specialize=["num_images"])
+def sum_up(
+    table_p, balance_p, match_partial_p, empty_partial_p, total_p, items_p, objectness_p, count_p,
+    num_images, box_gain, obj_gain, cls_gain,
+    LAYERS: tl.constexpr, ANCHORS: tl.constexpr, CLASSES: tl.constexpr,
+    WIDTH: tl.constexpr, PROGRAMS: tl.constexpr, MATCHES: tl.constexpr,
+):  # fmt: skip
+    """One program: the loss and its parts from all partial sums; also how many matches each layer has."""
+    program = tl.arange(0, PROGRAMS)
+    box = 0.0
+    obj = 0.0
+    cls = 0.0
+    for layer in tl.static_range(LAYERS):
+        columns, rows = layer_sides(table_p, layer)
+        objectness = tl.sum(tl.load(empty_partial_p + program * LAYERS + layer), 0)
+        count = 0.0
+        if MATCHES:
+            sums_p = match_partial_p + program * WIDTH + layer * _SUMS
+            count = tl.sum(tl.load(sums_p + 3), 0)
+            share = 1.0 / tl.maximum(count, 1.0)
+            box += tl.sum(tl.load(sums_p), 0) * share
+            cls += tl.sum(tl.load(sums_p + 1), 0) * share / CLASSES
+            objectness += tl.sum(tl.load(sums_p + 2), 0)
+        objectness = objectness / (num_images * ANCHORS * rows * columns)
+        obj += objectness * tl.load(balance_p + layer)
+        tl.store(objectness_p + layer, objectness)
+        tl.store(count_p + layer, count)
+    box *= box_gain
+    obj *= obj_gain
+    cls *= cls_gain
+    tl.store(items_p, box)
+    tl.store(items_p + 1, obj)
+    tl.store(items_p + 2, cls)
+    tl.store(items_p + 3, box + obj + cls)
+    tl.store(total_p, (box + obj + cls) * num_images)

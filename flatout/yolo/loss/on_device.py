@@ -1,0 +1,263 @@
+"""The loss of one head by GPU kernels, forward and backward: no wait, and no copy of a map.
+
+Forward reads each map's objectness once and the matched cells once; backward writes the gradient in one pass, and the
+matched cells over it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from flatout.yolo.assign.layer_table import layer_table
+from flatout.yolo.assign.matches import Anchors, Matches, Spans
+from flatout.yolo.assign.on_device import PROGRAMS, classes_at_once, four_maps, plain_float, power_of_two
+from flatout.yolo.launch import start
+from flatout.yolo.loss import kernels_backward, kernels_forward
+from flatout.yolo.loss.config import LossConfig
+from flatout.yolo.loss.parts import LossParts
+
+GRADIENT_BLOCK = 4096
+"""Numbers of the gradient that a program writes."""
+
+
+def device_head_loss(
+    maps: Sequence[Tensor],
+    targets_T6: Tensor,
+    matches: Matches,
+    anchors: Anchors,
+    config: LossConfig,
+    balance_L: Tensor,
+    weight: float,
+) -> LossParts:
+    """`head_loss` for matches kept in slots by the kernels of assign/on_device.py."""
+    assert matches.spans is not None
+    dense = [each if _is_dense(each) else each.contiguous() for each in maps]
+    head = _Head(
+        dense, layer_table(dense), plain_float(targets_T6), *matches[:3], plain_float(anchors.size_LA2), balance_L
+    )
+    return LossParts(*_HeadLoss.apply(config, weight, matches.spans, *_flatten(head)))
+
+
+def _is_dense(one_map: Tensor) -> bool:
+    """Whether the map fills its memory without gaps, in any order of axes: its gradient then has the same strides."""
+    filled = 1
+    for stride, size in sorted(zip(one_map.stride(), one_map.shape, strict=True)):
+        if size > 1 and stride != filled:
+            return False
+        filled *= size
+    return True
+
+
+class _Head(NamedTuple):
+    """Everything a kernel of the loss may want to know."""
+
+    maps: list[Tensor]
+    table: Tensor
+    targets_T6: Tensor
+    place_M: Tensor
+    image_M: Tensor
+    target_M: Tensor
+    anchors_LA2: Tensor
+    balance_L: Tensor
+
+    @property
+    def num_classes(self) -> int:
+        return self.maps[0].shape[4] - 5
+
+    def sizes(self) -> dict[str, int]:
+        """Constants of most kernels."""
+        num_layers, num_anchors, _ = self.anchors_LA2.shape
+        return {"LAYERS": num_layers, "ANCHORS": num_anchors}
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, config: LossConfig, weight: float, spans: Spans, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        head = _unflatten(tensors)
+        link_M = torch.empty_like(head.place_M)
+        empty_sums = _sum_empty(head, config)
+        match_sums = _sum_matches(head, config, spans, link_M)
+        total, items, obj_L, count_L = _add_up(head, config, weight, empty_sums, match_sums)
+        ctx.save_for_backward(link_M, count_L, *tensors)
+        ctx.config, ctx.weight = config, weight
+        ctx.mark_non_differentiable(items, obj_L)
+        ctx.set_materialize_grads(False)
+        return total, items, obj_L
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+        link_M, count_L, *tensors = ctx.saved_tensors
+        head = _unflatten(tensors)
+        grads = [torch.empty_like(each) for each in head.maps]
+        _write_empty(head, ctx.config, ctx.weight, grads, upstream)
+        _write_matches(head, ctx.config, ctx.weight, grads, upstream, link_M, count_L)
+        return (None, None, None, *[None] * (len(tensors) - len(grads)), *grads)
+
+
+def _flatten(head: _Head) -> list[Tensor]:
+    """The tensors alone, the maps last: autograd wants to see each."""
+    return [*head[1:], *head.maps]
+
+
+def _unflatten(tensors: Sequence[Tensor]) -> _Head:
+    others = len(_Head._fields) - 1
+    return _Head(list(tensors[others:]), *tensors[:others])
+
+
+def _sum_empty(head: _Head, config: LossConfig) -> Tensor:
+    """Objectness loss of all cells as if they were empty: partial sums [programs, L]."""
+    sums = head.balance_L.new_empty(PROGRAMS * len(head.maps))
+    start(
+        kernels_forward.empty_objectness,
+        PROGRAMS,
+        *four_maps(head.maps),
+        head.table,
+        sums,
+        head.maps[0].shape[0],
+        config.obj_pw,
+        config.fl_gamma,
+        **head.sizes(),
+        BLOCK=512,
+        FOCAL=config.fl_gamma > 0,
+    )
+    return sums
+
+
+def _sum_matches(head: _Head, config: LossConfig, spans: Spans, link_M: Tensor) -> Tensor | None:
+    """Terms of the matches: partial sums [programs, layers x kinds of sum]; none without targets. Fills link_M."""
+    if not len(link_M):
+        return None
+    width = kernels_forward.SUMS * power_of_two(len(head.maps))
+    sums = head.balance_L.new_empty(PROGRAMS * width)
+    start(
+        kernels_forward.match_terms,
+        PROGRAMS,
+        *four_maps(head.maps),
+        head.table,
+        head.anchors_LA2,
+        head.targets_T6,
+        head.place_M,
+        head.image_M,
+        head.target_M,
+        spans.first_row_B,
+        spans.first_slot_BL,
+        link_M,
+        sums,
+        len(link_M),
+        config.gr,
+        config.label_smoothing,
+        config.cls_pw,
+        config.obj_pw,
+        config.fl_gamma,
+        **head.sizes(),
+        SLOTS=spans.slots_per_target,
+        CLASSES=head.num_classes,
+        AT_ONCE=classes_at_once(head.num_classes),
+        COLUMNS=8,
+        OTHERS=64,
+        WIDTH=width,
+        FOCAL=config.fl_gamma > 0,
+        num_warps=2,
+    )
+    return sums
+
+
+def _add_up(
+    head: _Head, config: LossConfig, weight: float, empty_sums: Tensor, match_sums: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Total, items, objectness of the layers, and the number of matches of each."""
+    num_layers = len(head.maps)
+    results = tuple(head.balance_L.new_empty(shape) for shape in ((), (4,), (num_layers,), (num_layers,)))
+    start(
+        kernels_forward.sum_up,
+        1,
+        head.table,
+        head.balance_L,
+        empty_sums if match_sums is None else match_sums,
+        empty_sums,
+        *results,
+        head.maps[0].shape[0],
+        config.box * weight,
+        config.obj * weight,
+        config.cls * weight,
+        **head.sizes(),
+        CLASSES=head.num_classes,
+        WIDTH=kernels_forward.SUMS * power_of_two(num_layers),
+        PROGRAMS=PROGRAMS,
+        MATCHES=match_sums is not None,
+    )
+    return results
+
+
+def _write_empty(head: _Head, config: LossConfig, weight: float, grads: list[Tensor], upstream: Tensor) -> None:
+    """The whole gradient as if all cells were empty."""
+    start(
+        kernels_backward.empty_gradient,
+        sum(-(-each.numel() // GRADIENT_BLOCK) for each in grads),
+        *four_maps(head.maps),
+        *four_maps(grads),
+        head.table,
+        head.balance_L,
+        upstream,
+        head.maps[0].shape[0],
+        config.obj * weight,
+        config.obj_pw,
+        config.fl_gamma,
+        **head.sizes(),
+        CHANNELS=head.maps[0].shape[4],
+        BLOCK=GRADIENT_BLOCK,
+        LANES=64,
+        FOCAL=config.fl_gamma > 0,
+    )
+
+
+def _write_matches(
+    head: _Head,
+    config: LossConfig,
+    weight: float,
+    grads: list[Tensor],
+    upstream: Tensor,
+    link_M: Tensor,
+    count_L: Tensor,
+) -> None:
+    """The rows of the matched cells, over what `_write_empty` wrote."""
+    if not len(link_M):
+        return
+    start(
+        kernels_backward.match_gradient,
+        PROGRAMS,
+        *four_maps(head.maps),
+        *four_maps(grads),
+        head.table,
+        head.anchors_LA2,
+        head.targets_T6,
+        head.place_M,
+        head.image_M,
+        head.target_M,
+        link_M,
+        head.balance_L,
+        count_L,
+        upstream,
+        len(link_M),
+        head.maps[0].shape[0],
+        config.box * weight,
+        config.obj * weight,
+        config.cls * weight,
+        config.gr,
+        config.label_smoothing,
+        config.cls_pw,
+        config.obj_pw,
+        config.fl_gamma,
+        ANCHORS=head.anchors_LA2.shape[1],
+        CLASSES=head.num_classes,
+        AT_ONCE=classes_at_once(head.num_classes),
+        COLUMNS=8,
+        FOCAL=config.fl_gamma > 0,
+        num_warps=2,
+    )

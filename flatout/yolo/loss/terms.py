@@ -1,0 +1,93 @@
+"""Box, objectness and class loss of matched cells, in plain torch operations.
+
+Dimension key:  N matches, layer after layer   C classes   S cells of all layers   L layers   T targets
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flatout.yolo.assign.cells import cells_per_layer, last_of_same_cell
+from flatout.yolo.assign.matches import Anchors, Matches
+from flatout.yolo.boxes import paired_ciou
+from flatout.yolo.loss.config import LossConfig
+from flatout.yolo.loss.parts import LossParts
+from flatout.yolo.loss.reading import Entries, read_cells, sort_by_layer
+
+
+def torch_head_loss(
+    maps: Sequence[Tensor],
+    targets_T6: Tensor,
+    matches: Matches,
+    anchors: Anchors,
+    config: LossConfig,
+    balance_L: Tensor,
+    weight: float,
+) -> LossParts:
+    """`head_loss` for any device. On a GPU it waits for the number of matches."""
+    entries = sort_by_layer(maps, matches)
+    logits_NO, objectness_S = read_cells(maps, entries)
+    ciou_N = paired_ciou(*_boxes(logits_NO, targets_T6, maps, entries, anchors))
+    share_N = _share_of_layer(entries.num_per_layer, logits_NO)
+    box = torch.dot(1 - ciou_N, share_N)
+    cls = torch.dot(_class_loss(logits_NO[:, 5:], targets_T6[entries.target, 1].long(), config), share_N)
+    true_S = _true_objectness(entries, ciou_N.detach(), config.gr, len(objectness_S))
+    obj_S = _bce(objectness_S, true_S, config.obj_pw, config)
+    obj_L = torch.stack([layer.mean() for layer in obj_S.split(cells_per_layer(maps))])
+    parts_3 = torch.stack((config.box * box, config.obj * torch.dot(obj_L, balance_L), config.cls * cls)) * weight
+    total = parts_3.sum()
+    items_4 = torch.cat((parts_3, total[None])).detach()
+    return LossParts(total * maps[0].shape[0], items_4, obj_L.detach())
+
+
+def _boxes(
+    logits_NO: Tensor, targets_T6: Tensor, maps: Sequence[Tensor], entries: Entries, anchors: Anchors
+) -> tuple[Tensor, Tensor]:
+    """Predicted and true boxes in cells, relative to the corner of the matched cell, cxcywh [N, 4]."""
+    layer_N, anchor_N, row_N, column_N = entries.place
+    doubled_N4 = 2 * logits_NO[:, :4].sigmoid()
+    size_N2 = doubled_N4[:, 2:].square() * anchors.size_LA2.to(logits_NO)[layer_N, anchor_N]
+    sides_L4 = logits_NO.new_tensor([(each.shape[3], each.shape[2]) * 2 for each in maps])
+    true_N4 = targets_T6[entries.target, 2:6].float() * sides_L4[layer_N]
+    true_N4[:, :2] -= torch.stack((column_N, row_N), 1)
+    return torch.cat((doubled_N4[:, :2] - 0.5, size_N2), 1), true_N4
+
+
+def _share_of_layer(num_per_layer: Sequence[int], like: Tensor) -> Tensor:
+    """One over the number of matches of a match's layer: every layer with matches weighs the same. float32 [N]"""
+    shares_L = like.new_tensor([1 / max(num, 1) for num in num_per_layer])
+    return shares_L.repeat_interleave(torch.tensor(num_per_layer, device=like.device), output_size=len(like))
+
+
+def _class_loss(logits_NC: Tensor, class_N: Tensor, config: LossConfig) -> Tensor:
+    """Mean over the classes of each match, [N]; zero where there is only one class to choose from."""
+    num_classes = logits_NC.shape[1]
+    if num_classes == 1:
+        return logits_NC.new_zeros(len(logits_NC))
+    true_NC = torch.full_like(logits_NC, 0.5 * config.label_smoothing)
+    true_NC.scatter_(1, class_N[:, None], 1 - 0.5 * config.label_smoothing)
+    return _bce(logits_NC, true_NC, config.cls_pw, config).mean(1)
+
+
+def _true_objectness(entries: Entries, ciou_N: Tensor, gr: float, num_cells: int) -> Tensor:
+    """Objectness target of every cell: the overlap of its last match, 0 without one. float32 [S]"""
+    true_S = ciou_N.new_zeros(num_cells)
+    value_N = (1 - gr) + gr * ciou_N.clamp(min=0)
+    # All matches of a cell write the last one's value, so the order of writing does not matter.
+    true_S[entries.cell] = value_N[last_of_same_cell(entries.cell, num_cells)]
+    return true_S
+
+
+def _bce(logits: Tensor, true: Tensor, positive_weight: float, config: LossConfig) -> Tensor:
+    """Binary cross-entropy of each element, focal if configured."""
+    # A weight of 1 is left out: it would cost another pass over the maps.
+    weight = None if positive_weight == 1 else logits.new_tensor(positive_weight)
+    loss = F.binary_cross_entropy_with_logits(logits, true, pos_weight=weight, reduction="none")
+    if config.fl_gamma == 0:
+        return loss
+    sure = logits.sigmoid()
+    # 1 - p_true, without the cancellation of writing it so.
+    wrong = true * (1 - sure) + (1 - true) * sure
+    return loss * (0.25 * true + 0.75 * (1 - true)) * wrong**config.fl_gamma
