@@ -5,7 +5,6 @@ help and mistyped commands answer at once, without torch, numpy or OpenCV.
 """
 
 import argparse
-import difflib
 import os
 import platform
 import select
@@ -13,23 +12,16 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
-from importlib import import_module, metadata
-from typing import NamedTuple
+from importlib import metadata
 
 from flatout import __version__
-from flatout.errors import ConfigError, FlatoutError
-
-
-class Command(NamedTuple):
-    """What `flatout --help` says about a command, and the module that answers it."""
-
-    help: str
-    module: str
-
+from flatout.door import Command, answer, listing
+from flatout.errors import FlatoutError
 
 COMMANDS = {
     "demo": Command("see flatout at work on a small made-up data set", "flatout.demo"),
     "doctor": Command("look at this machine and say what would slow training down", "flatout.doctor"),
+    "yolo": Command("detection: look into networks and weights, convert them", "flatout.yolo.cli"),
 }
 
 INTERNAL_ERROR = 70
@@ -74,22 +66,16 @@ def run(words: Sequence[str]) -> int:
     if not rest:
         parser.print_help()
         return 0
-    name, *argv = rest
-    if name not in COMMANDS:
-        raise ConfigError(unknown_command(name))
-    code: int = import_module(COMMANDS[name].module).main(argv)
-    return code
+    return answer(rest, COMMANDS, door="flatout")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Parser of the options before the command; its help lists the commands."""
-    width = max(map(len, COMMANDS))
-    listing = "\n".join(f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="flatout",
         usage="flatout [-h] [--version] [--debug] COMMAND [ARGUMENT ...]",
         description="Vision training that keeps the GPU busy and proves where the time goes.",
-        epilog=f"commands:\n{listing}\n\n`flatout COMMAND --help` explains one of them.",
+        epilog=f"{listing(COMMANDS)}\n\n`flatout COMMAND --help` explains one of them.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"flatout {__version__}")
@@ -109,13 +95,6 @@ def split_at_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """flatout's own options, then the command with everything that belongs to it."""
     first = next((index for index, word in enumerate(words) if not word.startswith("-")), len(words))
     return list(words[:first]), list(words[first:])
-
-
-def unknown_command(name: str) -> str:
-    """One sentence for a command that does not exist."""
-    close = difflib.get_close_matches(name, COMMANDS, n=1)
-    advice = f"did you mean {close[0]!r}?" if close else "`flatout --help` lists the commands."
-    return f"unknown command {name!r}; {advice}"
 
 
 def reader_left() -> bool:
