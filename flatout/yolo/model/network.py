@@ -11,14 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flatout.yolo.model.blueprint import IMAGE, Blueprint, Config, Head, Row, draw_blueprint, needed_rows
+from flatout.yolo.model.blueprint import IMAGE, Blueprint, Head, Row, needed_rows
+from flatout.yolo.model.draft import draw_blueprint
 from flatout.yolo.model.heads import Detect, IAuxDetect, Predictions, make_head
 from flatout.yolo.model.kinds import KINDS
 from flatout.yolo.model.layers import make_layer
 
 
 def build_network(
-    config: Config | object, *, nc: int | None = None, anchors: float | None = None, where: str = "model config"
+    config: object, *, nc: int | None = None, anchors: float | None = None, where: str = "model config"
 ) -> "Network":
     """A fresh network from the content of a model YAML; overrides as in `draw_blueprint`."""
     return Network(draw_blueprint(config, nc=nc, anchors=anchors, where=where))

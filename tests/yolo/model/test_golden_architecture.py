@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from flatout.yolo.model.blueprint import PROBE_PX, Head, draw_blueprint
+from flatout.yolo.model.blueprint import PROBE_PX, Head
 from flatout.yolo.model.configs import load_config
+from flatout.yolo.model.draft import draw_blueprint
 from flatout.yolo.model.fuse import fused
 from flatout.yolo.model.info import describe
 from flatout.yolo.model.network import Network, build_network

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from flatout.yaml_strict import parse_yaml
 from flatout.yolo.model.augmented import predict_augmented
-from flatout.yolo.model.blueprint import draw_blueprint
 from flatout.yolo.model.configs import find_config, load_config
 from flatout.yolo.model.deploy import deploy_config, to_deploy
+from flatout.yolo.model.draft import draw_blueprint
 from flatout.yolo.model.fuse import fused
 from flatout.yolo.model.network import Network, build_network
 from tests.golden_cases import golden_cases

@@ -1,0 +1,28 @@
+"""flatout yolo: finds the command and hands over to it."""
+
+import argparse
+
+from flatout.door import Command, answer, listing
+
+COMMANDS = {
+    "info": Command("layers, size and cost of a network; what a file of weights holds", "flatout.yolo.commands.info"),
+    "convert": Command("weights to safetensors, to a file of ours, to deploy form", "flatout.yolo.commands.convert"),
+    "check": Command("what would spoil a training, in every file of a data set", "flatout.yolo.commands.check"),
+}
+
+
+def main(argv: list[str]) -> int:
+    """Run one command of the detection job; returns its exit code."""
+    if argv and not argv[0].startswith("-"):
+        return answer(argv, COMMANDS, door="flatout yolo")
+    parser = argparse.ArgumentParser(
+        prog="flatout yolo",
+        usage="flatout yolo [-h] COMMAND [ARGUMENT ...]",
+        description="Detection with YOLOv7's networks.",
+        epilog=f"{listing(COMMANDS)}\n\n`flatout yolo COMMAND --help` explains one of them.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.parse_args(argv)
+    parser.print_help()
+    return 0

@@ -1,0 +1,71 @@
+"""Model configs are found by name from a checkout and from an installed wheel."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from flatout.errors import ConfigError
+from flatout.yolo.model.configs import find_config, load_config, names_config, shipped_folder
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("yolov7-tiny", "training/yolov7-tiny.yaml"),
+        ("yolov7-tiny.yaml", "training/yolov7-tiny.yaml"),
+        ("training/yolov7-tiny", "training/yolov7-tiny.yaml"),
+        ("deploy/yolov7-tiny", "deploy/yolov7-tiny.yaml"),
+        ("cfg/deploy/yolov7.yaml", "deploy/yolov7.yaml"),
+        ("yolov7-tiny-silu", "deploy/yolov7-tiny-silu.yaml"),
+    ],
+)
+def test_a_shipped_config_is_found_by_name_from_anywhere(name, found, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_config(name) == shipped_folder() / found
+
+
+def test_a_file_that_exists_wins_over_a_shipped_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("yolov7-tiny.yaml").write_text("nc: 7")
+    assert load_config("yolov7-tiny.yaml") == {"nc": 7}
+
+
+def test_a_name_that_nothing_has_is_refused_with_the_nearest_one():
+    with pytest.raises(ConfigError, match=r"^yolov7-tyni: no such model config; did you mean 'yolov7-tiny'\?$"):
+        find_config("yolov7-tyni")
+    with pytest.raises(ConfigError, match="flatout knows yolov7, yolov7-320, "):
+        find_config("resnet50")
+
+
+@pytest.mark.parametrize(
+    ("source", "is_config"),
+    [("yolov7", True), ("my.yaml", True), ("x.pt", False), ("none.safetensors", False), ("w", False)],
+)
+def test_configs_and_weights_are_told_apart(source, is_config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for existing in ("my.yaml", "x.pt", "w"):
+        Path(existing).touch()
+    assert names_config(source) is is_config
+
+
+def test_a_wheel_brings_the_configs_along(tmp_path):
+    pytest.importorskip("hatchling", reason="builds a wheel, which needs hatchling")
+    built = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(built, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path / "site")
+    program = "from flatout.yolo.model.configs import *; print(shipped_folder(), load_config('deploy/yolov7')['nc'])"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+    )
+    assert ran.stdout == f"{tmp_path}/site/flatout/cfg 80\n"
+    shipped = {path.name for path in (tmp_path / "site/flatout/cfg").glob("*/*.yaml")}
+    assert shipped == {path.name for path in (ROOT / "cfg").glob("*/*.yaml")}

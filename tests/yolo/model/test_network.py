@@ -1,0 +1,149 @@
+"""Networks: what a seed gives, what runs, what is kept in which layout."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+
+from flatout.yolo.model.configs import load_config
+from flatout.yolo.model.heads import Predictions
+from flatout.yolo.model.network import Network, build_network
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def narrow(name: str, *, nc: int | None = None, seed: int = 0) -> Network:
+    """A shipped network with an eighth of its channels, from a seed."""
+    torch.manual_seed(seed)
+    config: Any = load_config(name)
+    return build_network(config | {"width_multiple": 0.125}, nc=nc)
+
+
+def picture(batch: int = 2, side_px: int = 64) -> torch.Tensor:
+    return torch.rand(batch, 3, side_px, side_px, generator=torch.Generator().manual_seed(1))
+
+
+def rows_that_run(network: Network, x: torch.Tensor) -> list[int]:
+    seen: list[int] = []
+    hooks = [
+        layer.register_forward_hook(lambda *call, index=index: seen.append(index))
+        for index, layer in enumerate(network.model)
+    ]
+    with torch.no_grad():
+        network(x)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def test_a_seed_determines_the_weights():
+    states = [narrow("yolov7-w6").state_dict() for _ in range(2)]
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    other = narrow("yolov7-w6", seed=1).state_dict()
+    assert not torch.equal(states[0]["model.1.conv.weight"], other["model.1.conv.weight"])
+
+
+def test_a_fresh_network_has_seen_one_black_picture():
+    state = narrow("yolov7-tiny").state_dict()
+    for key, value in state.items():
+        match key.rpartition(".")[2]:
+            case "running_mean":
+                assert not value.any()
+            case "running_var":
+                assert (value == torch.tensor(0.9)).all()
+            case "num_batches_tracked":
+                assert value == 1
+
+
+@pytest.mark.parametrize(("nc", "expected"), [(1, 4.094345), (80, -4.880400)])
+def test_biases_expect_few_objects(nc, expected):
+    network = narrow("yolov7-w6", nc=nc)
+    convs = [
+        (conv, stride)
+        for part in (network.head.m, network.head.m2)
+        for conv, stride in zip(part, network.head.strides, strict=True)
+    ]
+    objectness = {8: -6.684612, 16: -5.298317, 32: -3.912023, 64: -2.525729}
+    for conv, stride in convs:
+        bias_AO = conv.bias.detach().view(3, nc + 5)
+        # The default initialisation, to which the priors are added, stays within 1 / sqrt(inputs).
+        spread = conv.in_channels**-0.5
+        assert (bias_AO[:, :4].abs() <= spread).all()
+        assert ((bias_AO[:, 4] - objectness[stride]).abs() <= spread).all()
+        assert ((bias_AO[:, 5:] - expected).abs() <= spread).all()
+
+
+def test_another_number_of_classes_is_logged_with_both_values(caplog):
+    with caplog.at_level(logging.INFO):
+        network = build_network(load_config("yolov7-tiny"), nc=3, where="yolov7-tiny.yaml")
+    assert "yolov7-tiny.yaml: nc 80 is replaced by 3" in caplog.text
+    assert (network.nc, network.names, network.config["nc"]) == (3, ["0", "1", "2"], 3)
+
+
+def test_a_network_built_without_memory_takes_over_all_weights():
+    made = narrow("yolov7-tiny")
+    with torch.device("meta"):
+        empty = narrow("yolov7-tiny")
+    assert all(value.is_meta for value in empty.state_dict().values())
+    empty.load_state_dict(made.state_dict(), assign=True)
+    assert all(parameter.requires_grad for parameter in empty.parameters())
+    for mode in (True, False):
+        outputs = [network.train(mode)(picture()) for network in (made, empty)]
+        raw = outputs if mode else [output.raw for output in outputs]
+        assert all(torch.equal(one, other) for one, other in zip(*raw, strict=True))
+
+
+def test_training_gives_raw_maps_of_lead_and_auxiliary_levels_and_evaluation_boxes_of_the_lead():
+    network = narrow("yolov7-w6", nc=4)
+    x = picture(side_px=128)
+    sides = [16, 8, 4, 2]
+    raw = network.train()(x)
+    assert [tuple(each.shape) for each in raw] == [(2, 3, side, side, 9) for side in sides * 2]
+    prediction = network.eval()(x)
+    assert isinstance(prediction, Predictions)
+    assert [each.shape for each in prediction.raw] == [each.shape for each in raw[:4]]
+    assert prediction.decoded.shape == (2, 3 * sum(side**2 for side in sides), 9)
+
+
+def test_auxiliary_rows_run_in_training_only():
+    network = narrow("yolov7-w6")
+    x = picture(side_px=128)
+    assert rows_that_run(network.train(), x) == list(range(123))
+    assert rows_that_run(network.eval(), x) == [*range(118), 122]
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("name", ["yolov7-tiny", "yolov7", "yolov7-e6"])
+def test_channels_last_goes_through_every_row(name):
+    """Of each row's output, gradients included: a map in the other layout would be copied at the next convolution."""
+    network = narrow(name).to(memory_format=torch.channels_last)
+    x = picture(side_px=128).contiguous(memory_format=torch.channels_last)
+    other_layout: list[int] = []
+
+    def note(index: int, y: torch.Tensor) -> None:
+        # A concatenation's gradients are slices: with gaps, but with the channels of a pixel side by side.
+        if y.stride(1) != 1:
+            other_layout.append(index)
+
+    for index, layer in enumerate(network.model[:-1]):
+        layer.register_forward_hook(lambda module, inputs, output, index=index: note(index, output))
+        layer.register_full_backward_hook(lambda module, inputs, outputs, index=index: note(index, outputs[0]))
+    sum(output.square().mean() for output in network.train()(x)).backward()
+    with torch.no_grad():
+        network.eval()(x)
+    assert other_layout == []
+
+
+def test_no_layer_changes_its_input_in_place():
+    """An in-place activation would make autograd clone, or fail, where its input is needed again."""
+    network = narrow("yolov7").train()
+    for layer in network.model[:-1]:
+        layer.register_forward_pre_hook(lambda module, inputs: versions.append((inputs[0], version_of(inputs[0]))))
+    versions: list[tuple[object, list[int]]] = []
+    sum(output.square().mean() for output in network(picture())).backward()
+    assert all(version_of(maps) == before for maps, before in versions)
+
+
+def version_of(maps: torch.Tensor | list[torch.Tensor]) -> list[int]:
+    return [each._version for each in (maps if isinstance(maps, list) else [maps])]
