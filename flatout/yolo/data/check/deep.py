@@ -1,0 +1,116 @@
+"""Every picture read and decoded, in worker processes: does it decode, to what size, and is it the same as another?"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from flatout.feed import DecodeError, Feed, FeedConfig, Field, Plan, SampleSource
+from flatout.feed.progress import progress
+from flatout.yolo.data.decode import decode
+from flatout.yolo.data.picture_file import read_bytes
+
+THUMB = 16
+BAND = 64
+ENOUGH_PIXELS = 4_000_000
+DEEP = np.dtype(
+    [
+        ("digest", "V16"),  # of the file's bytes
+        ("look", f"V{THUMB * THUMB // 8}"),  # brighter than the pixel to the left or not, of a thumbnail
+        ("width", "<i4"),
+        ("height", "<i4"),
+        ("state", "u1"),
+        ("one_colour", "?"),
+        ("grey", "?"),
+        ("why", "S120"),
+    ]
+)
+DECODED, UNREADABLE, UNDECODABLE, DEADLY = range(4)
+
+
+@dataclass(frozen=True)
+class DeepTable:
+    """What decoding told about pictures; `rows` are their positions among the pairs of the split."""
+
+    rows: np.ndarray
+    facts_M: np.ndarray
+    """DEEP."""
+
+
+class Pictures(SampleSource):
+    """Each picture as its facts; then one more sample, which is none.
+
+    The feed puts another sample in the place of one that ends its process: there must be one that does not.
+    """
+
+    fields = {"facts": Field((), DEEP)}
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = paths
+
+    def __len__(self) -> int:
+        return len(self._paths) + 1
+
+    def where(self, index: int) -> str:
+        return self._paths[index] if index < len(self._paths) else "no picture"
+
+    def sample(self, index: int, rng: np.random.Generator) -> Mapping[str, ArrayLike]:
+        return {"facts": facts_of(self._paths[index]) if index < len(self._paths) else np.zeros((), DEEP)}
+
+
+def facts_of(path: str) -> np.ndarray:
+    """DEEP []; whatever the file is."""
+    facts = np.zeros((), DEEP)
+    try:
+        content = read_bytes(path)
+        facts["digest"] = np.void(hashlib.blake2b(content, digest_size=16).digest())
+        image = decode(content).image
+    except (OSError, DecodeError) as error:
+        facts["state"] = UNREADABLE if isinstance(error, OSError) else UNDECODABLE
+        facts["why"] = str(error).encode(errors="replace")[:120]
+        return facts
+    facts["height"], facts["width"] = image.shape[:2]
+    facts["one_colour"] = everywhere(image, lambda rows: rows == image[0, 0])
+    facts["grey"] = everywhere(image, lambda rows: rows[..., 1:] == rows[..., :1])
+    facts["look"] = np.void(look_of(image))
+    return facts
+
+
+def everywhere(image_HWC: np.ndarray, holds: Callable[[np.ndarray], np.ndarray]) -> bool:
+    """Whether something holds for every pixel; by bands of rows, so that most pictures are decided by the first.
+
+    Of a very large picture only every so many rows are looked at.
+    """
+    height, width, _ = image_HWC.shape
+    rows_HWC = image_HWC[:: max(1, height * width // ENOUGH_PIXELS)]
+    bands = (rows_HWC[top : top + BAND] for top in range(0, len(rows_HWC), BAND))
+    return all(bool(holds(band).all()) for band in bands)
+
+
+def look_of(image_HWC: np.ndarray) -> bytes:
+    """The same for pictures that look the same, however they are compressed."""
+    import cv2
+
+    small = cv2.resize(image_HWC, (THUMB + 1, THUMB), interpolation=cv2.INTER_AREA).astype(np.int32).sum(2)
+    return np.packbits(small[:, 1:] > small[:, :-1]).tobytes()
+
+
+def look_deeply(paths: Sequence[str], rows: np.ndarray, *, workers: int | str, shown: bool) -> DeepTable:
+    """Decode the pictures at `rows`; one that ends its process is noted like any other."""
+    if not len(rows):
+        return DeepTable(rows, np.zeros(0, DEEP))
+    source = Pictures([paths[row] for row in rows.tolist()])
+    facts_M = np.zeros(len(source), DEEP)
+    plan = Plan(num_samples=len(source), batch_size=min(64, len(source)), shuffle=False, last="short")
+    with (
+        progress("decoding", len(rows), shown=shown) as advance,
+        Feed(source, plan, FeedConfig(workers=workers, epochs=1, bad_share=1.0)) as feed,
+    ):
+        for batch in feed:
+            facts_M[batch.positions] = batch["facts"]
+            deadly = batch.positions[batch.indices != batch.positions]
+            facts_M["state"][deadly] = DEADLY
+            advance(min(int(batch.positions[-1]) + 1, len(rows)), 0)
+    return DeepTable(rows, facts_M[: len(rows)])

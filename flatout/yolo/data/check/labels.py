@@ -1,0 +1,214 @@
+"""Checks of label files as a whole, and of boxes over the whole data set.
+
+Dimension key:  N pictures   T labels of all pictures
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from flatout.yolo.data.check.facts import SetFacts, SplitFacts
+from flatout.yolo.data.check.registry import Finding, looking_for
+
+TINY_PX = 2.0
+WHOLE = 0.98
+CROWD = 500
+SAME_BOX_IOU = 0.95
+MOST_COMPARED = 300
+"""Labels per picture whose boxes are compared with each other."""
+OUTSIDE = 0.02
+"""Of the picture's side; less is rounding."""
+LIKELY_CORNERS = 0.5
+FEW_BOXES = 20
+MOST_LINES_LOOKED_UP = 100
+"""Findings for which the label file is opened once more."""
+
+
+@looking_for(
+    "labels-none", "error", "a train or val split without any label", "check the folder `labels` beside `images`"
+)
+def labels_none(facts: SetFacts) -> Iterable[Finding]:
+    for split in facts.splits.values():
+        if split.pairs and split.name != "test" and not len(split.images.labels.class_box_T5):
+            yield Finding(
+                "labels-none",
+                split.name,
+                f"no label in {len(split.pairs)} pictures; the first one's would be {split.pairs[0].label}",
+            )
+
+
+@looking_for(
+    "label-missing",
+    "warning",
+    "pictures without a label file",
+    "write an empty file for pictures that show nothing; they train as background",
+)
+def label_missing(facts: SetFacts) -> Iterable[Finding]:
+    for split in facts.splits.values():
+        for pair in split.label_files("missing"):
+            yield Finding("label-missing", pair.image, f"no {pair.label}")
+
+
+@looking_for("label-empty", "note", "empty label files", "nothing to do if the pictures show no object")
+def label_empty(facts: SetFacts) -> Iterable[Finding]:
+    for split in facts.splits.values():
+        for pair in split.label_files("empty"):
+            yield Finding("label-empty", pair.label_place, "no label in it")
+
+
+@looking_for(
+    "label-case",
+    "error",
+    "label files whose name differs from the picture's only in case",
+    "rename them; on this system they are not found",
+)
+def label_case(facts: SetFacts) -> Iterable[Finding]:
+    folders = {folder: {name.lower(): name for name in names} for folder, names in facts.label_names.items()}
+    for split in facts.splits.values():
+        for pair in split.label_files("missing"):
+            folder, name = os.path.split(pair.label)
+            if like := folders.get(folder, {}).get(name.lower()):
+                yield Finding("label-case", pair.label, f"does not exist, but {like} does")
+
+
+@looking_for("label-orphan", "warning", "label files without a picture", "find the pictures, or remove the labels")
+def label_orphan(facts: SetFacts) -> Iterable[Finding]:
+    wanted = {pair.label for split in facts.splits.values() for pair in split.pairs}
+    folded = {label.lower() for label in wanted}
+    for folder, names in facts.label_names.items():
+        for name in names:
+            path = os.path.join(folder, name)
+            if (
+                name.endswith((".txt", ".xml"))
+                and name != "classes.txt"
+                and path not in wanted
+                and path.lower() not in folded
+            ):
+                yield Finding("label-orphan", path, "no picture of this name")
+
+
+@looking_for(
+    "class-beyond-names",
+    "error",
+    "classes for which the YAML has no name",
+    "correct the number or add the name; training would not start",
+)
+def class_beyond_names(facts: SetFacts) -> Iterable[Finding]:
+    beyond = _labels(facts, lambda split: split.images.labels.class_box_T5[:, 0] >= facts.num_classes)
+    for told, (split, row, label) in enumerate(beyond):
+        number = int(split.images.labels.class_box_T5[label, 0])
+        place = split.label_place(row)
+        if told < MOST_LINES_LOOKED_UP:
+            place = _with_line(place, number)
+        yield Finding("class-beyond-names", place, f"class {number}, but the names end at {facts.num_classes - 1}")
+
+
+@looking_for(
+    "box-outside",
+    "warning",
+    "boxes that leave the picture by more than 2 % of its side",
+    "clip them; what is outside cannot be seen",
+)
+def box_outside(facts: SetFacts) -> Iterable[Finding]:
+    def outside(split: SplitFacts) -> np.ndarray:
+        box_T4 = split.images.labels.class_box_T5[:, 1:]
+        low_T2, high_T2 = box_T4[:, :2] - box_T4[:, 2:] / 2, box_T4[:, :2] + box_T4[:, 2:] / 2
+        farthest_T: np.ndarray = np.maximum(-low_T2, high_T2 - 1).max(1)
+        outside_T: np.ndarray = farthest_T > OUTSIDE
+        return outside_T
+
+    for split, row, label in _labels(facts, outside):
+        box = " ".join(f"{value:.3g}" for value in split.images.labels.class_box_T5[label, 1:])
+        yield Finding("box-outside", split.label_place(row), f"box {box}")
+
+
+@looking_for(
+    "box-tiny",
+    "warning",
+    "boxes below 2 px at the training size",
+    "train larger, or cut the pictures into tiles; such boxes are never found",
+)
+def box_tiny(facts: SetFacts) -> Iterable[Finding]:
+    for split in facts.splits.values():
+        box_px_T2 = split.box_px(facts.img_size)
+        for label in np.flatnonzero(box_px_T2.min(1, initial=TINY_PX) < TINY_PX).tolist():
+            width, height = box_px_T2[label].tolist()
+            place = split.label_place(int(split.picture_T[label]))
+            yield Finding("box-tiny", place, f"{width:.1f} x {height:.1f} px at size {facts.img_size}")
+
+
+@looking_for(
+    "box-whole", "note", "boxes over nearly the whole picture", "look at a few; some tools write them by mistake"
+)
+def box_whole(facts: SetFacts) -> Iterable[Finding]:
+    for split, row, _ in _labels(facts, lambda split: np.all(split.images.labels.class_box_T5[:, 3:] > WHOLE, axis=1)):
+        yield Finding("box-whole", split.label_place(row), "a box over the whole picture")
+
+
+@looking_for("box-crowd", "note", "pictures with more than 500 labels", "nothing to do; they need more memory and time")
+def box_crowd(facts: SetFacts) -> Iterable[Finding]:
+    for split in facts.splits.values():
+        counts_N = np.diff(split.images.labels.first_N)
+        for row in np.flatnonzero(counts_N > CROWD).tolist():
+            yield Finding("box-crowd", split.label_place(row), f"{counts_N[row]} labels")
+
+
+@looking_for("box-two-classes", "warning", "two classes on one box", "decide for one class")
+def box_two_classes(facts: SetFacts) -> Iterable[Finding]:
+    for split in facts.splits.values():
+        for row in np.flatnonzero(np.diff(split.images.labels.first_N) > 1).tolist():
+            pair = _same_box(split.images.labels.of(row)[:MOST_COMPARED])
+            if pair:
+                yield Finding("box-two-classes", split.label_place(row), f"classes {pair[0]} and {pair[1]} share a box")
+
+
+@looking_for(
+    "boxes-as-corners",
+    "warning",
+    "boxes that make sense only as corners x1 y1 x2 y2",
+    'write centre and size: "class cx cy w h"',
+)
+def boxes_as_corners(facts: SetFacts) -> Iterable[Finding]:
+    for split in facts.splits.values():
+        box_T4 = split.images.labels.class_box_T5[:, 1:]
+        if len(box_T4) < FEW_BOXES:
+            continue
+        leaves_T = ((box_T4[:, :2] + box_T4[:, 2:] / 2) > 1 + OUTSIDE).any(1)
+        in_order = bool((box_T4[:, 2:] > box_T4[:, :2]).all())
+        if in_order and leaves_T.mean() > LIKELY_CORNERS:
+            text = f"{leaves_T.mean():.0%} of {len(box_T4)} boxes leave the picture, and w > cx, h > cy everywhere"
+            yield Finding("boxes-as-corners", split.name, text)
+
+
+def _labels(facts: SetFacts, chosen: Callable[[SplitFacts], np.ndarray]) -> Iterator[tuple[SplitFacts, int, int]]:
+    """Split, picture and number of each label that `chosen(split) -> bool [T]` chooses."""
+    for split in facts.splits.values():
+        for label in np.flatnonzero(chosen(split)).tolist():
+            yield split, int(split.picture_T[label]), label
+
+
+def _with_line(path: str, number: int) -> str:
+    """The first line of that class; labels in memory have lost their line."""
+    if not path.endswith(".txt"):
+        return path
+    try:
+        with open(path, encoding="utf-8-sig", errors="replace") as file:
+            for line, text in enumerate(file, 1):
+                if text.split()[:1] in ([str(number)], [f"{number}.0"]):
+                    return f"{path}:{line}"
+    except OSError:
+        pass
+    return path
+
+
+def _same_box(class_box_n5: np.ndarray) -> tuple[int, int] | None:
+    """Classes of the first two boxes that are nearly the same but of different classes."""
+    class_n, box_n4 = class_box_n5[:, 0], class_box_n5[:, 1:]
+    low_n2, high_n2 = box_n4[:, :2] - box_n4[:, 2:] / 2, box_n4[:, :2] + box_n4[:, 2:] / 2
+    overlap_nn2 = np.minimum(high_n2[:, None], high_n2) - np.maximum(low_n2[:, None], low_n2)
+    shared_nn = overlap_nn2.clip(0).prod(2)
+    area_n = box_n4[:, 2:].prod(1)
+    iou_nn = shared_nn / np.maximum(area_n[:, None] + area_n - shared_nn, 1e-12)
+    found = np.argwhere((iou_nn > SAME_BOX_IOU) & (class_n[:, None] < class_n))
+    return (int(class_n[found[0][0]]), int(class_n[found[0][1]])) if len(found) else None

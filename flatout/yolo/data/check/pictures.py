@@ -1,0 +1,184 @@
+"""Checks of decoded pictures: sizes, damage, and pictures that are there more than once."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from flatout.yolo.data.check.deep import DEADLY, DECODED
+from flatout.yolo.data.check.facts import SetFacts, SplitFacts
+from flatout.yolo.data.check.registry import Finding, looking_for
+from flatout.yolo.data.image_header import FORMATS
+
+LARGE = 4
+"""Times the training size."""
+FLAT = 10
+"""Long side by short side."""
+
+
+@looking_for(
+    "image-large",
+    "note",
+    "pictures more than 4 times as large as the training size",
+    "shrink them once; decoding them takes most of the time",
+)
+def image_large(facts: SetFacts) -> Iterable[Finding]:
+    for split in facts.splits.values():
+        long_N = split.images.size_wh_N2.max(1, initial=0)
+        for row in np.flatnonzero(long_N > LARGE * facts.img_size).tolist():
+            width, height = split.images.size_wh_N2[row].tolist()
+            yield Finding("image-large", split.images.paths[row], f"{width} x {height} px")
+
+
+@looking_for(
+    "image-aspect",
+    "warning",
+    "pictures more than 10 times as long as high, or the other way round",
+    "cut them into pieces; most of the network's input would be grey bars",
+)
+def image_aspect(facts: SetFacts) -> Iterable[Finding]:
+    for split in facts.splits.values():
+        size_N2 = split.images.size_wh_N2
+        for row in np.flatnonzero(size_N2.max(1, initial=0) > FLAT * size_N2.min(1, initial=1 << 30)).tolist():
+            width, height = size_N2[row].tolist()
+            yield Finding("image-aspect", split.images.paths[row], f"{width} x {height} px")
+
+
+@looking_for(
+    "image-decode",
+    "error",
+    "pictures whose header is right but whose pixels do not decode",
+    "copy them again, or remove them",
+)
+def image_decode(facts: SetFacts) -> Iterable[Finding]:
+    for split, path, deep in _deep(facts):
+        if deep["state"] != DECODED:
+            why = (
+                "decoding it ended the process"
+                if deep["state"] == DEADLY
+                else bytes(deep["why"]).decode(errors="replace")
+            )
+            yield Finding("image-decode", path, f"{split.name}: {why}")
+
+
+@looking_for(
+    "image-header-lies",
+    "error",
+    "pictures that decode to another size than their header says",
+    "save them again with another program",
+)
+def image_header_lies(facts: SetFacts) -> Iterable[Finding]:
+    for split in facts.splits.values():
+        if split.deep is None:
+            continue
+        said_M = split.table.picture_N[split.deep.rows]
+        found_M = split.deep.facts_M
+        differs_M = (said_M["width"] != found_M["width"]) | (said_M["height"] != found_M["height"])
+        for row in np.flatnonzero(differs_M & (found_M["state"] == DECODED)).tolist():
+            said, found = said_M[row], found_M[row]
+            text = f"says {said['width']} x {said['height']}, is {found['width']} x {found['height']}"
+            yield Finding("image-header-lies", split.pairs[split.deep.rows[row]].image, text)
+
+
+@looking_for(
+    "image-blank", "warning", "pictures of a single colour", "look at them; black pictures come from failed exports"
+)
+def image_blank(facts: SetFacts) -> Iterable[Finding]:
+    for _, path, deep in _deep(facts):
+        if deep["state"] == DECODED and deep["one_colour"]:
+            yield Finding("image-blank", path, "every pixel has the same colour")
+
+
+@looking_for("image-grey", "note", "grey pictures among coloured ones", "make sure that both look the same in use")
+def image_grey(facts: SetFacts) -> Iterable[Finding]:
+    for split in facts.splits.values():
+        if split.deep is None:
+            continue
+        grey_M = split.deep.facts_M["grey"] & ~split.deep.facts_M["one_colour"]
+        num_grey, num_used = int(grey_M.sum()), int((split.deep.facts_M["state"] == DECODED).sum())
+        if 0 < num_grey < num_used:
+            first = split.pairs[split.deep.rows[grey_M.argmax()]].image
+            yield Finding("image-grey", first, f"{split.name}: {num_grey} of {num_used} pictures are grey")
+
+
+@looking_for("formats-mixed", "note", "several picture formats in one split", "nothing to do; all are read")
+def formats_mixed(facts: SetFacts) -> Iterable[Finding]:
+    for split in facts.splits.values():
+        counts = np.bincount(split.table.picture_N["format"][split.table.used_N], minlength=len(FORMATS))
+        present = {FORMATS[code].upper(): int(counts[code]) for code in np.flatnonzero(counts).tolist()}
+        if len(present) > 1:
+            listed = ", ".join(f"{count} {name}" for name, count in present.items())
+            yield Finding("formats-mixed", split.name, listed)
+
+
+@looking_for("image-copy", "warning", "files with the same content within a split", "remove one; it counts twice")
+def image_copy(facts: SetFacts) -> Iterable[Finding]:
+    for split in facts.splits.values():
+        for paths in _groups([split], "digest").values():
+            real = sorted({os.path.realpath(path) for _, path in paths})
+            if len(real) > 1:
+                yield Finding("image-copy", real[1], f"{split.name}: the same content as {real[0]}")
+
+
+@looking_for("leak-path", "error", "one file in train and in val or test", "take it out of one of them")
+def leak_path(facts: SetFacts) -> Iterable[Finding]:
+    owners: dict[str, str] = {}
+    for split in facts.splits.values():
+        for path in {os.path.realpath(pair.image) for pair in split.pairs}:
+            owner = owners.setdefault(path, split.name)
+            if owner != split.name:
+                yield Finding("leak-path", path, f"in {owner} and in {split.name}")
+
+
+@looking_for(
+    "leak-content",
+    "error",
+    "files with the same content in train and in val or test",
+    "take one out: results on what was trained on mean nothing",
+)
+def leak_content(facts: SetFacts) -> Iterable[Finding]:
+    yield from _leaks(facts, "digest", "leak-content", "the same content as")
+
+
+@looking_for(
+    "leak-pixels",
+    "warning",
+    "pictures in train and in val or test that look the same but are other files",
+    "look at both; often one is the other saved again",
+)
+def leak_pixels(facts: SetFacts) -> Iterable[Finding]:
+    same_bytes = {finding.where for finding in _leaks(facts, "digest", "leak-content", "")}
+    for finding in _leaks(facts, "look", "leak-pixels", "looks the same as"):
+        if finding.where not in same_bytes:
+            yield finding
+
+
+def _leaks(facts: SetFacts, key: str, check: str, words: str) -> Iterator[Finding]:
+    for group in _groups(list(facts.splits.values()), key).values():
+        name, first = group[0]
+        for other_name, path in group[1:]:
+            if other_name != name and os.path.realpath(path) != os.path.realpath(first):
+                yield Finding(check, path, f"{other_name}: {words} {first} ({name})")
+
+
+def _groups(splits: list[SplitFacts], key: str) -> dict[bytes, list[tuple[str, str]]]:
+    """Split and path of pictures by what they share; one of a single colour looks like any other and is left out."""
+    groups: dict[bytes, list[tuple[str, str]]] = defaultdict(list)
+    for split in splits:
+        if split.deep is None:
+            continue
+        facts_M = split.deep.facts_M
+        good_M = facts_M["state"] == DECODED
+        if key == "look":
+            good_M &= ~facts_M["one_colour"]
+        for row in np.flatnonzero(good_M).tolist():
+            groups[bytes(facts_M[key][row])].append((split.name, split.pairs[split.deep.rows[row]].image))
+    return groups
+
+
+def _deep(facts: SetFacts) -> Iterator[tuple[SplitFacts, str, np.void]]:
+    for split in facts.splits.values():
+        if split.deep is not None:
+            for row, deep in zip(split.deep.rows.tolist(), split.deep.facts_M, strict=True):
+                yield split, split.pairs[row].image, deep

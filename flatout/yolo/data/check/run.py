@@ -1,0 +1,165 @@
+"""Run every check over a data set."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flatout.errors import DataError
+from flatout.feed import SampleError
+from flatout.yolo.data.check import classes, files, from_scan, labels, pictures
+from flatout.yolo.data.check.deep import look_deeply
+from flatout.yolo.data.check.facts import SetFacts, SplitFacts
+from flatout.yolo.data.check.registry import CHECKS, SEVERITIES, Finding
+from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, complaints
+from flatout.yolo.data.find import Found, Pair
+from flatout.yolo.data.gather import gather as gather_files
+from flatout.yolo.data.open_data import open_data_set
+from flatout.yolo.data.scan import ScanConfig
+from flatout.yolo.data.scan_table import REASONS, table_of
+
+REGISTERED_IN = (classes, files, from_scan, labels, pictures)
+"""Importing these fills the registry."""
+YAML_ENDINGS = (".yaml", ".yml")
+DEFAULT_ANCHORS = (12, 16, 19, 36, 40, 28, 36, 75, 76, 55, 72, 146, 142, 110, 192, 243, 459, 401)
+"""YOLOv7's own, in pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckConfig:
+    """How thoroughly a data set is checked."""
+
+    img_size: int = 640
+    quick: bool = False
+    """Do not decode the pictures: no header lies, no leaks by content."""
+    strict: bool = False
+    """All label rules of YOLOv7."""
+    workers: int | str = "cpu*1.0"
+    progress: bool = True
+    cache_folder: Path | None = None
+    anchors_px: tuple[float, ...] = DEFAULT_ANCHORS
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that was found, errors first."""
+
+    facts: SetFacts
+    findings: list[Finding]
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Of each split: found, missing, empty, corrupt, total."""
+
+
+def check_data_set(path: str | Path, config: CheckConfig) -> Report:
+    """Look at everything a data YAML, COCO file or VOC folder has; ConfigError or DataError if it cannot be opened."""
+    facts = gather(open_data_set(path), config)
+    findings = [finding for split in facts.splits.values() for finding in scan_findings(split, config.strict)]
+    for check in CHECKS.values():
+        if check.look is not None:
+            findings += check.look(facts)
+    return Report(facts, by_severity(findings), {name: split.table.counts() for name, split in facts.splits.items()})
+
+
+def gather(data: DataSet, config: CheckConfig) -> SetFacts:
+    """Find, scan and decode everything, once."""
+    splits = {split: _split(data, split, config) for split in SPLITS if data.entries[split]}
+    return SetFacts(
+        data,
+        list(complaints(data.written)) if data.file.suffix in YAML_ENDINGS else [],
+        {str(split): facts for split, facts in splits.items()},
+        config.img_size,
+        np.array(config.anchors_px, float).reshape(-1, 2),
+        _label_names(pair for facts in splits.values() for pair in facts.pairs),
+    )
+
+
+def scan_findings(split: SplitFacts, strict: bool) -> Iterable[Finding]:
+    """What the scan noted, file by file; a strict scan gives only a reason."""
+    for row, told in sorted(split.table.problems.items()):
+        pair = split.pairs[row]
+        for problem in told:
+            file = pair.label_place if problem.check.startswith("label-") else pair.image
+            yield Finding(problem.check, f"{file}:{problem.line}" if problem.line else file, problem.text)
+    if strict:
+        yield from _strict_findings(split)
+
+
+def by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    order = {check: (SEVERITIES.index(entry.severity), number) for number, (check, entry) in enumerate(CHECKS.items())}
+    return sorted(findings, key=lambda finding: order[finding.check])
+
+
+def _split(data: DataSet, split: Split, config: CheckConfig) -> SplitFacts:
+    scan_config = ScanConfig(strict=config.strict, workers=config.workers, progress=config.progress, names=data.names)
+    try:
+        found, pairs, table = gather_files(data.entries[split], scan_config, cache_folder=config.cache_folder)
+    except SampleError:  # a bug of ours, not the data's
+        raise
+    except DataError as error:
+        return SplitFacts(split, Found([], [], [], [], []), [], table_of([]), None, data.names, str(error))
+    deep = None
+    if not config.quick:
+        rows = np.flatnonzero(table.used_N)
+        deep = look_deeply([pair.image for pair in pairs], rows, workers=config.workers, shown=config.progress)
+    return SplitFacts(split, found, pairs, table, deep, data.names)
+
+
+def _label_names(pairs: Iterable[Pair]) -> dict[str, list[str]]:
+    names: dict[str, list[str]] = {}
+    for folder in {os.path.dirname(pair.label) for pair in pairs}:
+        try:
+            names[folder] = sorted(os.listdir(folder or "."))
+        except OSError:
+            names[folder] = []
+    return names
+
+
+_STRICT: dict[str, str] = {
+    "ragged_rows": "label-columns",
+    "column_count": "label-columns",
+    "not_a_number": "label-not-a-number",
+    "odd_coordinate_count": "label-polygon-odd",
+    "negative_or_nan": "label-negative",
+    "above_one": "label-above-one",
+    "duplicate_row": "label-duplicate",
+    "unreadable_label": "label-unreadable",
+}
+
+
+def _strict_findings(split: SplitFacts) -> Iterable[Finding]:
+    for row in np.flatnonzero(~split.table.used_N).tolist():
+        reason = REASONS[split.table.picture_N["reason"][row]]
+        if reason in _STRICT:
+            yield Finding(
+                _STRICT[reason], split.pairs[row].label, f"YOLOv7 drops the picture: {reason.replace('_', ' ')}"
+            )
+
+
+def as_plain(report: Report, *, most: int) -> dict[str, Any]:
+    """The report as plain data; at most `most` places per check."""
+    checks: dict[str, Any] = {}
+    for finding in report.findings:
+        entry = checks.setdefault(
+            finding.check,
+            {
+                "severity": CHECKS[finding.check].severity,
+                "looks_for": CHECKS[finding.check].looks_for,
+                "advice": CHECKS[finding.check].advice,
+                "count": 0,
+                "places": [],
+            },
+        )
+        entry["count"] += 1
+        if len(entry["places"]) < most:
+            entry["places"].append({"where": finding.where, "text": finding.text})
+    return {
+        "file": str(report.facts.data.file),
+        "names": list(report.facts.data.names),
+        "img_size": report.facts.img_size,
+        "splits": report.counts,
+        "checks_made": len(CHECKS),
+        "findings": checks,
+    }

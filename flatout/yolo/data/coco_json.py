@@ -1,0 +1,163 @@
+"""COCO: one JSON file of boxes and polygons for all pictures, classes by name."""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flatout.errors import DataError
+from flatout.yolo.data.label_text import MOST_PROBLEMS, NO_BOXES, NO_POINTS, PictureLabels, Problem
+
+MOST_BYTES = 2 << 30
+
+
+class CocoSet(NamedTuple):
+    """Pictures sorted by path, each with its labels."""
+
+    paths: list[str]
+    labels: list[PictureLabels]
+    absent: list[str]
+    """Pictures that the file names but that are nowhere."""
+
+
+def coco_names(path: str) -> tuple[str, ...]:
+    """The names of the classes, in the order of their ids: how the file itself numbers them."""
+    return tuple(str(category["name"]) for category in sorted(_categories(load_json(path)), key=lambda c: c["id"]))
+
+
+def read_coco(path: str, names: Sequence[str]) -> CocoSet:
+    """Pictures and labels of a COCO file; class numbers are places in `names`.
+
+    Crowds are left out. A polygon in one piece is kept as such; of one in several pieces only the box.
+    """
+    content = load_json(path)
+    class_of = _class_numbers(content, names, path)
+    by_picture: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    for annotation in _listed(content, "annotations"):
+        if not annotation.get("iscrowd"):
+            by_picture[annotation.get("image_id")].append(annotation)
+    images = _listed(content, "images")
+    folder = _picture_folder(path, images)
+    rows = sorted(
+        (os.path.join(folder, str(image.get("file_name"))), _size(image, path), image.get("id")) for image in images
+    )
+    present = [row for row in rows if os.path.lexists(row[0])]
+    labels = [_labels(by_picture[number], class_of, size) for _, size, number in present]
+    absent = [name for name, _, _ in rows if not os.path.lexists(name)]
+    return CocoSet([name for name, _, _ in present], labels, absent)
+
+
+def load_json(path: str) -> dict[str, Any]:
+    """DataError for whatever is no COCO file."""
+    try:
+        if os.path.getsize(path) > MOST_BYTES:
+            raise DataError(f"{path}: larger than {MOST_BYTES >> 30} GiB. Is this the right file?")
+        with open(path, "rb") as file:
+            content = json.load(file)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}. Check its path and permissions.") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not valid JSON: {str(error)[:100]}. Export it again.") from None
+    if not isinstance(content, dict) or not {"images", "annotations", "categories"} <= set(content):
+        raise DataError(f"{path}: no COCO file: it has no images, annotations and categories. Is this the right file?")
+    return content
+
+
+def _listed(content: dict[str, Any], key: str) -> Iterator[dict[str, Any]] | list[dict[str, Any]]:
+    value = content[key]
+    if not isinstance(value, list):
+        raise DataError(f"COCO file: {key} is no list. Export it again.")
+    return [item for item in value if isinstance(item, dict)]
+
+
+def _categories(content: dict[str, Any]) -> list[dict[str, Any]]:
+    found = [each for each in _listed(content, "categories") if isinstance(each.get("id"), int) and "name" in each]
+    if not found:
+        raise DataError("COCO file: no categories with id and name. Export it again.")
+    return found
+
+
+def _class_numbers(content: dict[str, Any], names: Sequence[str], path: str) -> dict[int, int]:
+    places = {name.strip().lower(): number for number, name in enumerate(names)}
+    numbers = {}
+    for category in _categories(content):
+        name = str(category["name"]).strip().lower()
+        if name not in places:
+            raise DataError(f"{path}: category {category['name']!r} is not among the names of the data set. Add it.")
+        numbers[category["id"]] = places[name]
+    return numbers
+
+
+def _picture_folder(path: str, images: Any) -> str:
+    """Where the pictures are: tried in the places where COCO-like data sets have them."""
+    above, stem = os.path.dirname(os.path.dirname(os.path.abspath(path))), os.path.splitext(os.path.basename(path))[0]
+    split = stem.rpartition("_")[2]
+    tries = [
+        os.path.dirname(path),
+        *(os.path.join(above, *parts) for parts in (["images", split], [split], ["images"], [])),
+    ]
+    first = next((str(image["file_name"]) for image in images if image.get("file_name")), "")
+    for folder in tries:
+        if first and os.path.lexists(os.path.join(folder, first)):
+            return folder
+    raise DataError(
+        f"{path}: its picture {first!r} is in none of {', '.join(tries)}. Move the pictures to one of them."
+    )
+
+
+def _size(image: dict[str, Any], path: str) -> tuple[float, float]:
+    width, height = image.get("width"), image.get("height")
+    if not all(isinstance(side, int | float) and side > 0 for side in (width, height)):
+        raise DataError(f"{path}: picture {image.get('file_name')!r} has no width and height. Export it again.")
+    assert width is not None and height is not None
+    return width, height
+
+
+def _labels(annotations: list[dict[str, Any]], class_of: dict[int, int], size_wh: tuple[float, float]) -> PictureLabels:
+    rows, polygons, problems = [], [], []
+    for annotation in annotations:
+        label = _label(annotation, class_of, size_wh)
+        if isinstance(label, Problem):
+            problems.append(label)
+        else:
+            rows.append(label[0])
+            polygons.append(label[1])
+    has_polygon = any(len(points) for points in polygons)
+    boxes = np.array(rows, np.float32) if rows else NO_BOXES
+    return PictureLabels(boxes, polygons if has_polygon else [], problems[:MOST_PROBLEMS])
+
+
+def _label(
+    annotation: dict[str, Any], class_of: dict[int, int], size_wh: tuple[float, float]
+) -> tuple[list[float], np.ndarray] | Problem:
+    named = f"annotation {annotation.get('id')}"
+    number = class_of.get(annotation.get("category_id"))  # type: ignore[arg-type]
+    if number is None:
+        return Problem("class-beyond-names", 0, f"{named}: category {annotation.get('category_id')!r} is not declared")
+    try:
+        x, y, width, height = (float(value) for value in annotation["bbox"])
+        if not np.isfinite((x, y, width, height)).all():
+            raise ValueError
+    except (KeyError, TypeError, ValueError):
+        return Problem("label-columns", 0, f"{named}: bbox is not four numbers")
+    left, right = np.clip((x, x + width), 0, size_wh[0]) / size_wh[0]
+    top, bottom = np.clip((y, y + height), 0, size_wh[1]) / size_wh[1]
+    if right <= left or bottom <= top:
+        return Problem("label-zero-area", 0, f"{named}: a box without area inside the picture")
+    row = [number, (left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
+    return row, _polygon(annotation.get("segmentation"), size_wh)
+
+
+def _polygon(segmentation: Any, size_wh: tuple[float, float]) -> np.ndarray:
+    """float32 [points, 2] of a polygon in one piece; empty for anything else."""
+    if not isinstance(segmentation, list) or len(segmentation) != 1 or not isinstance(segmentation[0], list):
+        return NO_POINTS
+    try:
+        points = np.array(segmentation[0], np.float64).reshape(-1, 2) / size_wh
+    except (TypeError, ValueError):
+        return NO_POINTS
+    good = len(points) >= 3 and bool(np.isfinite(points).all())
+    return points.clip(0, 1).astype(np.float32) if good else NO_POINTS

@@ -1,0 +1,269 @@
+"""Label text -> classes, boxes and polygons, and one problem for each line that is not what it should be.
+
+A line is `class cx cy w h`, or `class x1 y1 x2 y2 ... xn yn` for a polygon; all but the class divided by the picture's
+size. Two readings: `read_lines` judges each line by itself; `read_strictly` is YOLOv7's, where one bad line
+costs the whole picture and a polygon anywhere turns every line into a polygon.
+
+Dimension key:  n labels of one picture
+"""
+
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+MOST_BYTES = 32 << 20
+"""Of one label file: 20,000 boxes take 1 MB."""
+MOST_PROBLEMS = 20
+"""Kept per file; more only say the same again."""
+MOST_IN_PIXELS = 2.0
+"""A coordinate above is no slip of a box at the border but a number of pixels."""
+BOX_FIELDS = 5
+BOM = b"\xef\xbb\xbf"
+MOST_CLASSES = 1 << 24
+"""Beyond, float32 cannot tell one class from the next."""
+
+_PLAIN = re.compile(r"[-+0-9.eE \n]*")
+
+
+class Problem(NamedTuple):
+    """A line that was dropped or is remarkable; `check` is the id of the check that reports it."""
+
+    check: str
+    line: int
+    """From 1; 0 means the whole file."""
+    text: str
+
+
+class PictureLabels(NamedTuple):
+    """Labels of one picture."""
+
+    class_box_n5: np.ndarray
+    """float32: class, then centre x, y, width, height divided by the picture's size."""
+    polygons: list[np.ndarray]
+    """One float32 [points, 2] for each label, empty for a box; an empty list if there is no polygon at all."""
+    problems: list[Problem]
+
+
+class RejectedLabels(Exception):
+    """Strict reading refuses the whole file."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+NO_BOXES = np.zeros((0, 5), np.float32)
+NO_POINTS = np.zeros((0, 2), np.float32)
+
+
+def decode_text(content: bytes) -> str:
+    """The text of a label file; ValueError if it is none."""
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in content:
+        raise ValueError("UTF-16 or binary content")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte {error.start} is not UTF-8") from None
+
+
+def read_lines(content: bytes) -> PictureLabels:
+    """Every line by itself: a bad one is dropped and named, the others stay, boxes and polygons may be mixed."""
+    try:
+        text = decode_text(content)
+    except ValueError as error:
+        return PictureLabels(NO_BOXES, [], [Problem("label-encoding", 0, f"not plain text: {error}")])
+    if not content.startswith(BOM) and (fast := _only_boxes(text)):
+        return fast
+    rows, polygons, problems = [], [], []
+    seen: dict[bytes, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        label = _read_line(line.split())
+        if isinstance(label, Problem):
+            problems.append(label._replace(line=number))
+            continue
+        row, points = label
+        first = seen.setdefault(row.tobytes() + points.tobytes(), number)
+        if first != number:
+            problems.append(Problem("label-duplicate", number, f"the same as line {first}"))
+            continue
+        rows.append(row)
+        polygons.append(points)
+    problems += _remarks(text, content, rows, polygons)
+    has_polygon = any(len(points) for points in polygons)
+    boxes = np.array(rows, np.float32) if rows else NO_BOXES
+    return PictureLabels(boxes, polygons if has_polygon else [], problems[:MOST_PROBLEMS])
+
+
+def read_strictly(content: bytes) -> PictureLabels:
+    """All rules of YOLOv7: RejectedLabels for whatever drops a picture there."""
+    try:
+        # Stripped as a whole first: blank lines count only between rows.
+        lines = [line.split() for line in decode_text(content).strip().splitlines()]
+    except ValueError:
+        raise RejectedLabels("not_a_number") from None
+    if not lines:
+        return PictureLabels(NO_BOXES, [], [])
+    is_polygon = any(len(line) > 8 for line in lines)
+    rows = [_strict_numbers(line) for line in lines] if is_polygon else []
+    polygons = [_strict_polygon(row) for row in rows]
+    if is_polygon:
+        boxes = np.array(
+            [[row[0], *polygon_box(points)] for row, points in zip(rows, polygons, strict=True)], np.float32
+        )
+    else:
+        boxes = _strict_table(lines)
+    if not (boxes >= 0).all():  # also NaN
+        raise RejectedLabels("negative_or_nan")
+    if (boxes[:, 1:] > 1).any():
+        raise RejectedLabels("above_one")
+    if len(np.unique(boxes, axis=0)) < len(boxes):
+        raise RejectedLabels("duplicate_row")
+    return PictureLabels(boxes, polygons, [])
+
+
+def polygon_box(point_P2: np.ndarray) -> np.ndarray:
+    """Centre and size of the box around points, [4]."""
+    low, high = point_P2.min(0), point_P2.max(0)
+    return np.concatenate(((low + high) / 2, high - low))
+
+
+def _only_boxes(text: str) -> PictureLabels | None:
+    """The usual file, where every line is a faultless box, in one go; None for anything else."""
+    # Only what cannot be misread takes this way: plain digits, one space between them, no nan, no 1_0.
+    words = text.split()
+    num_lines = text.count("\n") + (not text.endswith("\n"))
+    if not words or len(words) != BOX_FIELDS * num_lines or not _PLAIN.fullmatch(text):
+        return None
+    if {line.count(" ") for line in text.splitlines()} != {BOX_FIELDS - 1}:
+        return None
+    try:
+        numbers = list(map(float, words))
+    except ValueError:
+        return None
+    classes, coordinates = numbers[::BOX_FIELDS], numbers.copy()
+    del coordinates[::BOX_FIELDS]
+    if min(coordinates) < 0 or max(coordinates) > 1:
+        return None
+    if min(classes) < 0 or max(classes) > MOST_CLASSES or not all(map(float.is_integer, classes)):
+        return None
+    boxes = np.array(numbers, np.float32).reshape(-1, BOX_FIELDS)
+    rows = boxes.view(f"V{boxes.itemsize * BOX_FIELDS}").ravel().tolist()
+    if len(set(rows)) < len(rows) or not boxes[:, 3:].all():
+        return None
+    return PictureLabels(boxes, [], [])
+
+
+def _read_line(words: list[str]) -> tuple[np.ndarray, np.ndarray] | Problem:
+    """Class and box [5] with its points [P, 2], or what is wrong; its line number is filled in by the caller."""
+    numbers = _numbers(words)
+    if isinstance(numbers, Problem):
+        return numbers
+    if numbers[0] < 0:
+        return Problem("label-class-negative", 0, f"class {numbers[0]:g} is negative")
+    if numbers[0] % 1 or numbers[0] > MOST_CLASSES:
+        return Problem(
+            "label-class-fraction", 0, f"class {numbers[0]:g} is not a whole number that can be told from the next"
+        )
+    if len(numbers) == BOX_FIELDS:
+        return _box(numbers)
+    if len(numbers) % 2 == 0:
+        if len(numbers) > BOX_FIELDS + 1:
+            return Problem("label-polygon-odd", 0, f"{len(numbers) - 1} coordinates: a polygon needs pairs")
+        return Problem("label-columns", 0, f'{len(numbers)} columns: a box is "class cx cy w h"')
+    if len(numbers) < 7:
+        return Problem("label-columns", 0, f'{len(numbers)} columns: a box is "class cx cy w h"')
+    return _polygon(numbers)
+
+
+def _numbers(words: list[str]) -> np.ndarray | Problem:
+    """float32; in that precision because a class or coordinate is used in no other."""
+    joined = " ".join(words)
+    try:
+        if "_" in joined or not joined.isascii():  # Python reads 1_0 and other scripts' digits as numbers
+            raise ValueError
+        with np.errstate(over="ignore"):
+            numbers = np.array(words, np.float64).astype(np.float32)
+    except ValueError:
+        shown = joined[:40]
+        if "," in joined or ";" in joined:
+            return Problem("label-separator", 0, f"{shown!r} is separated by commas or semicolons; use spaces")
+        return Problem("label-not-a-number", 0, f"{shown!r} holds something that is no number")
+    if not np.isfinite(numbers).all():
+        return Problem("label-nan", 0, "nan or inf")
+    return numbers
+
+
+def _box(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray] | Problem:
+    problem = _outside(numbers[1:], "cx cy w h")
+    if problem:
+        return problem
+    if not numbers[3:].all():
+        return Problem("label-zero-area", 0, f"width {numbers[3]:g}, height {numbers[4]:g}: a box without area")
+    return numbers, NO_POINTS
+
+
+def _polygon(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray] | Problem:
+    points = numbers[1:].reshape(-1, 2)
+    problem = _outside(points, "the points", check="label-polygon-outside", slack=0.01)
+    if problem:
+        return problem
+    # A slip over the border is drawn back: what is outside of the picture cannot be seen.
+    points = points.clip(0, 1)
+    box = polygon_box(points)
+    if not box[2:].all():
+        return Problem("label-zero-area", 0, "a polygon without area")
+    return np.concatenate((numbers[:1], box)), points
+
+
+def _outside(values: np.ndarray, what: str, *, check: str = "", slack: float = 0.0) -> Problem | None:
+    low, high = float(values.min()), float(values.max())
+    if high > MOST_IN_PIXELS:
+        return Problem("label-in-pixels", 0, f"{what} reach {high:g}: pixels? Divide by the picture's width and height")
+    if low < -slack:
+        return Problem(check or "label-negative", 0, f"{what} reach down to {low:g}, below 0")
+    if high > 1 + slack:
+        return Problem(check or "label-above-one", 0, f"{what} reach {high:g}, above 1")
+    return None
+
+
+def _remarks(text: str, content: bytes, rows: list[np.ndarray], polygons: list[np.ndarray]) -> list[Problem]:
+    """What is worth saying about a file whose labels are used all the same."""
+    remarks = []
+    stripped = text.strip().splitlines()
+    blank = next((number for number, line in enumerate(stripped, 1) if not line.strip()), 0)
+    if blank:
+        remarks.append(Problem("label-blank-line", blank, "a blank line between labels"))
+    if content.startswith(BOM):
+        remarks.append(Problem("label-bom", 1, "begins with a byte order mark"))
+    num_polygons = sum(1 for points in polygons if len(points))
+    if 0 < num_polygons < len(rows):
+        remarks.append(Problem("label-mixed", 0, f"{num_polygons} polygons and {len(rows) - num_polygons} boxes"))
+    return remarks
+
+
+def _strict_numbers(words: list[str]) -> np.ndarray:
+    try:
+        with np.errstate(over="ignore"):
+            return np.array(words, np.float64).astype(np.float32)
+    except ValueError:
+        raise RejectedLabels("not_a_number") from None
+
+
+def _strict_polygon(row: np.ndarray) -> np.ndarray:
+    if len(row) % 2 == 0:
+        raise RejectedLabels("odd_coordinate_count")
+    if len(row) == 1:
+        raise RejectedLabels("ragged_rows")
+    return row[1:].reshape(-1, 2)
+
+
+def _strict_table(lines: list[list[str]]) -> np.ndarray:
+    if len({len(line) for line in lines}) > 1:
+        raise RejectedLabels("ragged_rows")
+    table = np.array([_strict_numbers(line) for line in lines])
+    if table.shape[1] != BOX_FIELDS:
+        raise RejectedLabels("column_count")
+    return table

@@ -1,0 +1,54 @@
+"""A data set by its YAML, or without one: a COCO file or a Pascal VOC folder says enough about itself."""
+
+import os
+from pathlib import Path
+
+from flatout.errors import DataError
+from flatout.yolo.data.coco_json import coco_names
+from flatout.yolo.data.data_yaml import SPLITS, DataSet, DataYaml, Split, open_data_yaml
+from flatout.yolo.data.find import VOC_IMAGES, VOC_LABELS, VOC_LISTS
+from flatout.yolo.data.voc_xml import names_in
+
+LISTS: dict[Split, tuple[str, ...]] = {
+    "train": ("train.txt", "trainval.txt"),
+    "val": ("val.txt",),
+    "test": ("test.txt",),
+}
+"""Files of ImageSets/Main; the first that is there counts."""
+
+
+def open_data_set(path: str | Path) -> DataSet:
+    """The data set at a path; COCO's classes are numbered by their ids, VOC's by the alphabet."""
+    path = Path(path)
+    if path.suffix.lower() == ".json":
+        return _alone(path, coco_names(str(path)), {"train": (str(path),)})
+    if (path / VOC_LABELS).is_dir() and (path / VOC_IMAGES).is_dir():
+        return _alone(path, _voc_names(path / VOC_LABELS), _voc_splits(path))
+    return open_data_yaml(path)
+
+
+def _alone(path: Path, names: tuple[str, ...], splits: dict[Split, tuple[str, ...]]) -> DataSet:
+    entries = {split: splits.get(split, ()) for split in SPLITS}
+    written = DataYaml(names=list(names), train=list(entries["train"]), val=list(entries["val"]), nc=len(names))
+    return DataSet(path, names, entries, written)
+
+
+def _voc_splits(path: Path) -> dict[Split, tuple[str, ...]]:
+    """The lists of ImageSets/Main; without them all pictures are for training."""
+    main = path / VOC_LISTS / "Main"
+    found: dict[Split, tuple[str, ...]] = {}
+    for split, files in LISTS.items():
+        present = [str(main / file) for file in files if (main / file).is_file()]
+        if present:
+            found[split] = (present[0],)
+    return found or {"train": (str(path),)}
+
+
+def _voc_names(folder: Path) -> tuple[str, ...]:
+    names: set[str] = set()
+    for entry in os.scandir(folder):
+        if entry.name.endswith(".xml") and entry.is_file():
+            names |= names_in(Path(entry.path).read_bytes())
+    if not names:
+        raise DataError(f"{folder}: no object with a name in any .xml file. Is this the right folder?")
+    return tuple(sorted(names))

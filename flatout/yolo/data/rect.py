@@ -1,0 +1,36 @@
+"""Rectangular batches: pictures of like shape together, each batch as small as its pictures allow.
+
+Dimension key:  N pictures   S batches
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class RectBatches(NamedTuple):
+    """An order of the pictures, and the input shape of each batch in that order."""
+
+    order_N: np.ndarray
+    """int64: pictures by height / width, flat ones first."""
+    shape_hw_S2: np.ndarray
+    """int64: height and width of the network's input, multiples of the stride."""
+    batch_N: np.ndarray
+    """int64: batch of each place in the order."""
+
+
+def rect_batches(
+    size_wh_N2: np.ndarray, *, batch_size: int, img_size: int, stride: int = 32, pad: float = 0.0
+) -> RectBatches:
+    """`pad` is 0 for training and 0.5 for validation, where square pictures of 640 px therefore become 672."""
+    aspect_N = size_wh_N2[:, 1] / size_wh_N2[:, 0]
+    order_N = np.argsort(aspect_N, kind="stable")
+    batch_N = np.arange(len(order_N)) // batch_size
+    begins_S = np.arange(0, len(order_N), batch_size)
+    low_S = np.minimum.reduceat(aspect_N[order_N], begins_S)
+    high_S = np.maximum.reduceat(aspect_N[order_N], begins_S)
+    height_S = np.where(high_S < 1, high_S, 1.0)
+    width_S = np.where(low_S > 1, 1 / low_S, 1.0)
+    relative_S2 = np.stack((height_S, width_S), 1)
+    shape_S2 = np.ceil(relative_S2 * img_size / stride + pad).astype(np.int64) * stride
+    return RectBatches(order_N, shape_S2, batch_N)

@@ -1,0 +1,315 @@
+"""Every check finds the fault it was made for, and a faultless data set has none of them."""
+
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+
+import cv2
+import numpy as np
+import pytest
+
+from flatout.__main__ import main
+from flatout.yolo.data.check import deep
+from flatout.yolo.data.check.registry import CHECKS
+from flatout.yolo.data.check.run import CheckConfig, check_data_set
+from flatout.yolo.data.decode import read_picture
+from tests.yolo.data.drawn_set import DrawnSet, chunk, drawn, encoded, flat_png, jpeg, png, turned_jpeg
+
+CONFIG = CheckConfig(workers=0, progress=False, img_size=64, anchors_px=(16, 16, 32, 32, 8, 12))
+GOOD_LINE = "0 0.5 0.5 0.4 0.4\n"
+
+Spoil = Callable[[DrawnSet], object]
+
+
+def label(line: str | bytes) -> Spoil:
+    """One label file with this content."""
+    return lambda made: made.put("train", "0", label=line)
+
+
+def picture(content: bytes, suffix: str = "jpg") -> Spoil:
+    """One more picture with this content, and a good label."""
+    return lambda made: made.put("train", "new", content, GOOD_LINE, suffix)
+
+
+def yaml_says(**values: object) -> Spoil:
+    return lambda made: made.values.update(values)
+
+
+def cmyk() -> bytes:
+    """A JPEG whose frame header says four components; its pixels do not matter to the header."""
+    plain = jpeg(seed=7)
+    at = plain.index(b"\xff\xc0")
+    length, bits, height, width, _ = struct.unpack(">HBHHB", plain[at + 2 : at + 10])
+    frame = struct.pack(">HBHHB", length + 3, bits, height, width, 4) + plain[at + 10 : at + 2 + length] + b"\4\x11\0"
+    return plain[: at + 2] + frame + plain[at + 2 + length :]
+
+
+def two_pages() -> bytes:
+    ok, content = cv2.imencodemulti(".tif", [drawn(seed=8), drawn(seed=9)])
+    assert ok
+    return content.tobytes()
+
+
+def wrong_header() -> bytes:
+    """A PNG with a correct checksum over damaged pixel data."""
+    good = png(seed=6)
+    return good[:33] + chunk(b"IDAT", b"no pixels") + chunk(b"IEND", b"")
+
+
+def link(made: DrawnSet) -> None:
+    (made.folder / "images/train/loop.jpg").symlink_to("loop.jpg")
+
+
+def pipe_as_label(made: DrawnSet) -> None:
+    (made.folder / "labels/train/0.txt").unlink()
+    os.mkfifo(made.folder / "labels/train/0.txt")
+
+
+def rename_label(made: DrawnSet) -> None:
+    (made.folder / "labels/train/0.txt").rename(made.folder / "labels/train/0.TXT")
+
+
+def list_twice(made: DrawnSet) -> None:
+    names = [f"./images/train/{number}.jpg" for number in (0, 1, 1)]
+    (made.folder / "list.txt").write_text("\n".join(names))
+    made.values["train"] = str(made.folder / "list.txt")
+
+
+def broken_coco(made: DrawnSet) -> None:
+    (made.folder / "coco.json").write_text("[")
+    made.values["test"] = str(made.folder / "coco.json")
+
+
+def void_as_test(made: DrawnSet) -> None:
+    (made.folder / "void").mkdir()
+    made.values["test"] = str(made.folder / "void")
+
+
+def copy(split: str, source: str = "train/0") -> Spoil:
+    def spoil(made: DrawnSet) -> None:
+        made.put(split, "copy", (made.folder / f"images/{source}.jpg").read_bytes(), GOOD_LINE)
+
+    return spoil
+
+
+def saved_again(made: DrawnSet) -> None:
+    image = read_picture(str(made.folder / "images/train/0.jpg"))
+    made.put("val", "again", encoded(".png", image), GOOD_LINE, "png")
+
+
+def no_labels(made: DrawnSet) -> None:
+    shutil.rmtree(made.folder / "labels/val")
+
+
+def relabel_all(text: str) -> Spoil:
+    def spoil(made: DrawnSet) -> None:
+        for path in (made.folder / "labels").rglob("*.txt"):
+            path.write_text(text)
+
+    return spoil
+
+
+def mostly_background(made: DrawnSet) -> None:
+    for number in range(3):
+        made.put("train", str(number), label="")
+
+
+def lying_sizes(made: DrawnSet) -> None:
+    """Stands in for a decoder that disagrees with the header: the golden picture of EXIF has no such file."""
+    made.put("train", "new", jpeg(seed=5), GOOD_LINE)
+
+
+BOXES = "\n".join(f"0 {0.1 + n * 0.001:.4f} 0.5 0.1 0.1" for n in range(501))
+CORNERS = "\n".join(f"0 0.{6 + n % 3} 0.{6 + n % 2} 0.{93 + n // 3} 0.{93 + n // 3}" for n in range(7))
+
+FAULTS: dict[str, Spoil] = {
+    "names-count": yaml_says(nc=3),
+    "names-holes": yaml_says(names={0: "bolt", 2: "nut"}),
+    "names-duplicate": yaml_says(names=["bolt", "Bolt"]),
+    "names-blank": yaml_says(names=["bolt", " "]),
+    "split-missing": lambda made: made.values.pop("val"),
+    "split-unreadable": broken_coco,
+    "path-missing": yaml_says(val="/no/such/folder"),
+    "path-empty": void_as_test,
+    "path-backslash": lambda made: made.put("train", "a\\b", jpeg(seed=4), GOOD_LINE),
+    "download-refused": yaml_says(download="bash get_everything.sh"),
+    "list-duplicate": list_twice,
+    "name-odd": lambda made: made.put("train", "a\nb", jpeg(seed=4), GOOD_LINE),
+    "name-hidden": lambda made: made.put("train", ".hidden", jpeg()),
+    "name-other": lambda made: made.put("train", "photo", jpeg(), suffix="jpgx"),
+    "stem-shared": lambda made: made.put("train", "0", png(seed=4), suffix="png"),
+    "image-unreadable": link,
+    "image-empty": picture(b""),
+    "image-format": picture(b"this is no picture at all, whatever its name says"),
+    "image-unsupported": picture(b"GIF89a\x40\0\x30\0" + bytes(20)),
+    "image-corrupt": picture(b"\xff\xd8\xff\xe0\0\x10JFIF"),
+    "image-truncated": picture(jpeg(seed=4)[:900]),
+    "image-no-end": picture(jpeg(seed=4)[:-2]),
+    "image-too-small": picture(png(9, 40), "png"),
+    "image-huge": picture(flat_png(12_000, 12_000), "png"),
+    "image-large": picture(jpeg(300, 200)),
+    "image-aspect": picture(jpeg(200, 12)),
+    "image-extension": picture(png(seed=4)),
+    "image-bytes-after-end": picture(jpeg(seed=4) + b"and more"),
+    "exif-rotated": picture(turned_jpeg(6)),
+    "exif-mirrored": picture(turned_jpeg(2)),
+    "image-16-bit": picture(encoded(".png", drawn(seed=4).astype(np.uint16) * 256), "png"),
+    "image-cmyk": picture(cmyk()),
+    "image-alpha": picture(encoded(".png", np.dstack((drawn(seed=4), drawn(seed=5)[..., 0]))), "png"),
+    "image-pages": picture(two_pages(), "tif"),
+    "image-decode": picture(wrong_header(), "png"),
+    "image-header-lies": lying_sizes,
+    "image-blank": picture(encoded(".jpg", np.full((48, 64, 3), 40, np.uint8))),
+    "image-grey": picture(encoded(".jpg", drawn(seed=4)[..., 0])),
+    "formats-mixed": picture(png(seed=4), "png"),
+    "image-copy": copy("train"),
+    "leak-path": lambda made: made.values.update(test=made.values["train"]),
+    "leak-content": copy("val"),
+    "leak-pixels": saved_again,
+    "labels-none": no_labels,
+    "label-missing": lambda made: (made.folder / "labels/train/0.txt").unlink(),
+    "label-empty": label(" \n"),
+    "label-case": rename_label,
+    "label-orphan": lambda made: made.put("train", "orphan", label=GOOD_LINE),
+    "label-unreadable": pipe_as_label,
+    "label-encoding": label(GOOD_LINE.encode("utf-16")),
+    "label-bom": label(b"\xef\xbb\xbf" + GOOD_LINE.encode()),
+    "label-columns": label("0 0.5 0.5 0.4\n"),
+    "label-not-a-number": label("bolt 0.5 0.5 0.4 0.4\n"),
+    "label-separator": label("0,0.5,0.5,0.4,0.4\n"),
+    "label-nan": label("0 nan 0.5 0.4 0.4\n"),
+    "label-negative": label("0 -0.1 0.5 0.4 0.4\n"),
+    "label-above-one": label("0 0.5 0.5 1.01 0.4\n"),
+    "label-in-pixels": label("0 32 24 10 10\n"),
+    "label-class-negative": label("-1 0.5 0.5 0.4 0.4\n"),
+    "label-class-fraction": label("0.5 0.5 0.5 0.4 0.4\n"),
+    "label-zero-area": label("0 0.5 0.5 0 0.4\n"),
+    "label-duplicate": label(GOOD_LINE * 2),
+    "label-blank-line": label(f"{GOOD_LINE}\n1 0.5 0.5 0.4 0.4\n"),
+    "label-polygon-odd": label("0 0.1 0.1 0.5 0.1 0.5 0.5 0.1\n"),
+    "label-polygon-outside": label("0 0.1 0.1 1.2 0.1 0.5 0.5\n"),
+    "label-mixed": label(f"{GOOD_LINE}0 0.1 0.1 0.5 0.1 0.5 0.5\n"),
+    "class-beyond-names": label("2 0.5 0.5 0.4 0.4\n"),
+    "class-from-one": relabel_all("1 0.5 0.5 0.4 0.4\n2 0.3 0.3 0.2 0.3\n"),
+    "box-outside": label("0 0.95 0.5 0.4 0.4\n"),
+    "box-tiny": label("0 0.5 0.5 0.01 0.4\n"),
+    "box-whole": label("0 0.5 0.5 1 1\n"),
+    "box-crowd": label(BOXES),
+    "box-two-classes": label("0 0.5 0.5 0.4 0.4\n1 0.5 0.5 0.4 0.4\n"),
+    "boxes-as-corners": relabel_all(CORNERS),
+    "class-unused": relabel_all(GOOD_LINE),
+    "class-rare": lambda made: None,  # four pictures are few
+    "class-balance": label(BOXES),
+    "class-only-in-val": yaml_says(names=["bolt", "nut", "washer"], nc=3),
+    "class-not-in-val": lambda made: [made.put("val", str(n), label=GOOD_LINE) for n in range(3)],
+    "val-small": lambda made: None,
+    "background-share": mostly_background,
+    "anchor-fit": label("0 0.5 0.5 0.02 1\n" + GOOD_LINE),
+}  # fmt: skip
+ALWAYS = {"class-rare", "val-small"}
+"""What a set of seven pictures cannot help."""
+
+
+def found_in(made: DrawnSet, config: CheckConfig = CONFIG) -> dict[str, list[str]]:
+    places: dict[str, list[str]] = {}
+    for finding in check_data_set(made.yaml(), config).findings:
+        places.setdefault(finding.check, []).append(f"{finding.where}: {finding.text}")
+    return places
+
+
+def test_there_are_at_least_45_checks_and_a_fault_for_each():
+    assert len(CHECKS) >= 45
+    assert set(FAULTS) == set(CHECKS)
+
+
+def test_a_faultless_data_set_has_no_finding_but_its_smallness(tmp_path):
+    assert set(found_in(DrawnSet(tmp_path))) == ALWAYS
+
+
+@pytest.mark.parametrize("check", FAULTS)
+def test_each_check_finds_its_fault(check, tmp_path, monkeypatch):
+    made = DrawnSet(tmp_path)
+    FAULTS[check](made)
+    if check == "class-only-in-val":
+        made.put("val", "0", label="2 0.5 0.5 0.4 0.4\n")
+    if check == "image-header-lies":
+        monkeypatch.setattr(deep, "decode", lambda content: deep_picture())
+    places = found_in(made)
+    assert check in places, f"found only {sorted(places)}"
+    if CHECKS[check].severity == "error" and check.startswith("label-") and check not in NO_LINE:
+        assert ".txt:1: " in places[check][0], "an error in a label names its line"
+
+
+NO_LINE = {"label-case", "label-unreadable", "label-encoding"}
+
+
+def deep_picture():
+    from flatout.yolo.data.decode import Picture
+    from flatout.yolo.data.image_header import Header
+
+    return Picture(drawn(40, 40), Header("jpeg", 64, 48), 0.0)
+
+
+class DeadlyPictures(deep.Pictures):
+    """Ends its process at the second picture."""
+
+    def sample(self, index, rng):
+        if self.where(index).endswith("1.jpg"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().sample(index, rng)
+
+
+@pytest.mark.parametrize("others", [0, 1, 3])
+def test_a_picture_that_ends_its_process_is_one_finding(others, tmp_path, monkeypatch):
+    monkeypatch.setattr(deep, "Pictures", DeadlyPictures)
+    made = DrawnSet(tmp_path, num_train=0, num_val=1)
+    for stem in ["1", "2", "3", "4"][: 1 + others]:
+        made.put("train", stem, jpeg(seed=int(stem)), GOOD_LINE)
+    places = found_in(made, CheckConfig(workers=1, progress=False, img_size=64))
+    (place,) = places["image-decode"]
+    assert place == f"{made.folder}/images/train/1.jpg: train: decoding it ended the process"
+
+
+def test_a_quick_check_decodes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(deep, "decode", lambda content: pytest.fail("decoded"))
+    assert set(found_in(DrawnSet(tmp_path), CheckConfig(quick=True, progress=False, workers=0))) >= {"val-small"}
+
+
+def test_strict_labels_drop_the_picture_and_say_by_which_rule(tmp_path):
+    made = DrawnSet(tmp_path)
+    made.put("train", "0", label=f"{GOOD_LINE}\n1 0.5 0.5 0.4 0.4\n")
+    places = found_in(made, CheckConfig(strict=True, progress=False, workers=0, quick=True))
+    assert "YOLOv7 drops the picture: ragged rows" in places["label-columns"][0]
+
+
+def test_the_command_ends_with_3_for_errors_and_draws_a_sheet(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = DrawnSet(tmp_path / "set")
+    sheet = tmp_path / "sheet.png"
+    arguments = ["yolo", "check", str(made.yaml()), "--workers", "0", "--preview", str(sheet)]
+    assert main([*arguments, "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["exit_code"] == 0
+    assert plain["splits"]["train"]["total"] == 4
+    made.put("train", "0", label="0 0.5 0.5 0.4\n")
+    assert main(arguments) == 3
+    text = capsys.readouterr().out
+    assert "labels/train/0.txt:1: 4 columns" in text
+    assert str(len(CHECKS)) in text.splitlines()[-1]
+    picture = cv2.imread(str(sheet))
+    assert picture.shape[1] == 3 * 320, "three of four pictures have labels"
+    assert (picture == (0, 0, 255)).all(2).any(), "no box was drawn"
+
+
+def test_the_check_imports_no_torch(tmp_path):
+    code = (
+        "import sys; from flatout.__main__ import main\n"
+        f"code = main(['yolo', 'check', {str(DrawnSet(tmp_path).yaml())!r}, '--quick', '--no-cache'])\n"
+        "assert 'torch' not in sys.modules and 'cv2' not in sys.modules; sys.exit(code)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)

@@ -1,0 +1,56 @@
+"""docs/data.md publishes every check, and its example runs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from flatout.yolo.data.check import run
+from flatout.yolo.data.check.registry import CHECKS, SEVERITIES
+from tests.yolo.data.drawn_set import DrawnSet
+
+PAGE = Path(__file__).parents[3] / "docs" / "data.md"
+MARKS = r"<!-- checks: .*? -->\n(.*?)<!-- end of checks -->"
+
+
+def table() -> str:
+    """The published list, errors first."""
+    assert run.REGISTERED_IN
+    rows = ["| check | level | looks for | what to do |", "|---|---|---|---|"]
+    for severity in SEVERITIES:
+        chosen = sorted((check for check in CHECKS.values() if check.severity == severity), key=lambda check: check.id)
+        rows += [f"| `{check.id}` | {severity} | {check.looks_for} | {check.advice} |" for check in chosen]
+    return "\n".join(rows) + "\n"
+
+
+def test_the_published_list_is_the_registry():
+    found = re.search(MARKS, PAGE.read_text(), re.DOTALL)
+    assert found, "the marks around the list are gone"
+    assert found[1] == table(), f"write this between the marks:\n{table()}"
+
+
+def test_the_example_runs(tmp_path):
+    DrawnSet(tmp_path).yaml()
+    code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(PAGE.parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith("4 ")
+
+
+def test_the_whole_package_imports_neither_torch_nor_opencv():
+    folder = PAGE.parents[1] / "flatout" / "yolo" / "data"
+    modules = [
+        ".".join(path.relative_to(PAGE.parents[1]).with_suffix("").parts)
+        for path in folder.rglob("*.py")
+        if path.name != "__init__.py"
+    ]
+    code = f"import sys, {', '.join(modules)}\nassert not {{'torch', 'cv2', 'simplejpeg'}} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=PAGE.parents[1], check=True, capture_output=True, timeout=60)

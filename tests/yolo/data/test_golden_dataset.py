@@ -1,0 +1,105 @@
+"""Finding pictures and labels, batches of like shapes and data YAMLs, as the goldens say."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from flatout.errors import ConfigError
+from flatout.yolo.data.data_yaml import open_data_yaml, read_data_yaml
+from flatout.yolo.data.find import find_images, label_path
+from flatout.yolo.data.rect import rect_batches
+from tests.golden_cases import golden_cases
+
+ENTRIES = {
+    "dir": ["b/images/t"],
+    "list_txt": ["b/list.txt"],
+    "list_of_dirs": ["b/images/t", "c/images/q"],
+    "list_mixed": ["b/images/t", "b/list.txt"],
+}
+
+
+def parts(path: Path):
+    content = json.loads(path.read_text())
+    assert set(content) <= {"label_path", "scan", "rect"}, "unknown part of dataset.json"
+    for image, label in content.get("label_path", {}).items():
+        yield f"label_path {image}", ("label_path", image, label)
+    for name, record in content.get("scan", {}).items():
+        yield f"scan {name}", ("scan", name, record)
+    for number, record in enumerate(content.get("rect", [])):
+        yield f"rect {number}", ("rect", number, record)
+
+
+@pytest.mark.parametrize("case", golden_cases("yolov7-data/dataset.json", parts))
+def test_the_data_set_is_found_as_the_golden_says(case, tmp_path, monkeypatch):
+    part, name, expected = case
+    if part == "label_path":
+        assert label_path(name) == expected
+    elif part == "rect":
+        check_rect(expected)
+    else:
+        monkeypatch.chdir(tmp_path)
+        check_scan(name, expected)
+
+
+def check_rect(record):
+    size_wh = np.array(record["wh"], np.int32)
+    found = rect_batches(
+        size_wh,
+        batch_size=record["batch_size"],
+        img_size=record["img_size"],
+        stride=record["stride"],
+        pad=record["pad"],
+    )
+    aspect = size_wh[:, 1] / size_wh[:, 0]
+    # Ties may come in any order: the aspects must agree, and the order where they differ.
+    np.testing.assert_array_equal(aspect[found.order_N], aspect[record["order"]])
+    if len(set(aspect)) == len(aspect):
+        assert found.order_N.tolist() == record["order"]
+    assert found.shape_hw_S2.tolist() == record["batch_shapes"]
+    assert found.batch_N.tolist() == record["batch_index"]
+
+
+def check_scan(name, expected):
+    """The folders hold every picture that any of the golden scans finds, and things that none of them does."""
+    files = expected["files"]
+    for file in [*files, "b/images/t/.hidden.png", "b/images/t/notes.md", "b/images/t/noending"]:
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(file).write_bytes(b"")
+    if name == "list_mixed":
+        # The list adds what the folder does not have; a folder is searched for the rest.
+        outside = [file for file in files if not file.startswith("b/images/t")]
+        Path("b/list.txt").write_text("\n".join(outside) + "\n")
+    else:
+        lines = [f"./{file[2:]}" if file.startswith("b/") else file for file in files]
+        Path("b/list.txt").write_text("\n".join([*lines, "b/images/t/readme.md"]) + "\n\n")
+    assert name in ENTRIES, f"unknown scan {name!r}"
+    assert find_images(ENTRIES[name]).paths == files
+
+
+def data_yamls(path: Path):
+    content = json.loads(path.read_text())
+    names = content.get("coco_names", [])
+    return [(name, (record, names)) for name, record in content.get("data_yaml", {}).items()]
+
+
+@pytest.mark.parametrize("case", golden_cases("yolov7-data/configs.json", data_yamls))
+def test_every_data_yaml_of_yolov7_and_its_forks_is_read(case, tmp_path):
+    record, coco_names = case
+    if "names" not in record:  # says which head answers for which class, and is no data set
+        (tmp_path / "heads.yaml").write_text(yaml.safe_dump(record))
+        with pytest.raises(ConfigError, match="names: missing key"):
+            open_data_yaml(tmp_path / "heads.yaml")
+        return
+    names = coco_names if len(coco_names) == record["names"] else [f"class {n}" for n in range(record["names"])]
+    file = tmp_path / "data.yaml"
+    file.write_text(yaml.safe_dump({**record, "names": names}, sort_keys=False))
+    data = open_data_yaml(file)
+    assert list(data.names) == names
+    assert data.written.download == record.get("download")
+    for split in ("train", "val", "test"):
+        assert list(data.entries[split]) == ([record[split]] if split in record else [])
+    if {"train", "val"} <= set(record):
+        assert read_data_yaml(file) == data
