@@ -37,6 +37,7 @@ def test_flatout_follows_the_folder_map():
         ("flatout/feed/ring.py", "if True:\n    import torch", "torch is imported at the top"),
         ("flatout/feed/feed.py", "class A:\n    from torch import nn", "torch is imported at the top"),
         ("flatout/feed/ring.py", "def f():\n    import torch", "only device.py and feed.py may import torch"),
+        ("flatout/yolo/data/scan.py", "def f():\n    import torch", "data sets are read without torch"),
     ],
 )
 def test_a_broken_rule_is_found(path, source, problem):
