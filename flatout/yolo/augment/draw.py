@@ -1,0 +1,153 @@
+"""Every random decision of a batch, as arrays: which tiles, where, how warped, coloured, mixed, pasted, flipped.
+
+Each number has its own column in a row that follows from (seed, epoch, position) alone, and is drawn whether it is
+needed or not. So no decision shifts another one, a batch is drawn without a loop, and any share of it gives the same
+rows. Nothing here has seen a pixel.
+
+Dimension key:  M samples   N pictures of the data set   2 sheets of a sample: its own and the one mixed in
+                R rounds of collecting objects to paste   20 attempts to paste one
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from flatout.feed.philox import keyed_bits
+from flatout.yolo.augment.class_aware import ClassAware
+from flatout.yolo.augment.config import AugmentConfig
+
+NONE, PLAIN, FOUR, NINE = 0, 1, 4, 9
+"""Kinds of a sheet: number of its tiles."""
+FOUR_SHARE = 0.8
+MIX_ORDER = 15
+"""The middle one of so many uniform numbers is distributed as Beta(8, 8)."""
+PASTE_ROUNDS = 32
+"""Mosaics that are searched for objects to paste, at most; YOLOv7 goes on until it has 30 objects."""
+PASTE_ATTEMPTS = 20
+
+_MOSAIC, _MIXUP, _PARTNER, _PASTE, _FLIP, _HSV, _BETA, _SHEETS = 0, 1, 2, 3, 4, 6, 9, 24
+_KIND, _CENTRE, _TILES, _WARP, _KEY, _HEAD, _SHEET_WIDTH = 0, 1, 3, 11, 19, 20, 21
+_WIDTH = _SHEETS + 2 * _SHEET_WIDTH
+_ROUND_WIDTH = 7
+_PASTE_WIDTH = PASTE_ROUNDS * _ROUND_WIDTH + PASTE_ATTEMPTS * 6
+
+
+def draw_training(
+    config: AugmentConfig,
+    *,
+    num_pictures: int,
+    size: int,
+    seed: int,
+    epoch: int,
+    positions_M: np.ndarray,
+    indices_M: np.ndarray,
+    class_aware: ClassAware | None = None,
+) -> dict[str, np.ndarray]:
+    """Parameters of M training samples of `size` x `size` pixels; row m follows from position and index m.
+
+    kind        int8 [M, 2]         NONE, PLAIN, FOUR or NINE tiles
+    tiles       int64 [M, 2, 9]     picture numbers, -1 for none
+    centre      float64 [M, 2, 2]   x, y: where four tiles meet, or the corner of the window on nine
+    warp        float64 [M, 2, 8]   perspective x, y; degrees; scale; shear x, y in degrees; x, y as shares of the side
+    copy_key    uint64 [M, 2]       which polygons are copied: see `pick`
+    mix         float64 [M]         share of the own sheet
+    hsv         float64 [M, 3]      gains
+    flip        bool [M, 2]         up-down, left-right
+    paste       bool [M]
+    paste_tiles int64 [M, R, 4], paste_centre float64 [M, R, 2], paste_key uint64 [M, R]
+    paste_tries float64 [M, 20, 6]  uniform: whether, height, width, x, y, object
+    """
+    bits = keyed_bits(seed, epoch, positions_M, _WIDTH)
+    uniform = _uniform(bits)
+    has_mosaic_M = uniform[:, _MOSAIC] < config.mosaic
+    has_sheet_M2 = np.stack((np.ones_like(has_mosaic_M), has_mosaic_M & (uniform[:, _MIXUP] < config.mixup)), 1)
+    sheet_M2W = uniform[:, _SHEETS:].reshape(-1, 2, _SHEET_WIDTH)
+    mosaic_kind_M2 = np.where(sheet_M2W[..., _KIND] < FOUR_SHARE, FOUR, NINE)
+    kind_M2 = np.where(has_sheet_M2, np.where(has_mosaic_M[:, None], mosaic_kind_M2, PLAIN), NONE)
+    first_M2 = np.stack((np.asarray(indices_M), _choice(uniform[:, _PARTNER], num_pictures)), 1)
+    tiles_M29 = np.concatenate((first_M2[..., None], _choice(sheet_M2W[..., _TILES:_WARP], num_pictures)), 2)
+    paste_M = uniform[:, _PASTE] < config.paste_in
+    return {
+        "kind": kind_M2.astype(np.int8),
+        "tiles": np.where(np.arange(9) < kind_M2[..., None], tiles_M29, -1),
+        "centre": _centres(sheet_M2W[..., _CENTRE:_TILES], kind_M2, size),
+        "warp": _warps(sheet_M2W, kind_M2, tiles_M29, config, class_aware),
+        "copy_key": bits[:, _SHEETS:].reshape(-1, 2, _SHEET_WIDTH)[..., _KEY],
+        "mix": np.where(has_sheet_M2[:, 1], np.median(uniform[:, _BETA : _BETA + MIX_ORDER], axis=1), 1.0),
+        "hsv": 1 + (2 * uniform[:, _HSV:_BETA] - 1) * (config.hsv_h, config.hsv_s, config.hsv_v),
+        "flip": uniform[:, _FLIP:_HSV] < (config.flipud, config.fliplr),
+        "paste": paste_M,
+        **_draw_paste(config, num_pictures, size, seed, epoch, np.asarray(positions_M), paste_M),
+    }
+
+
+def warp_ranges(config: AugmentConfig) -> np.ndarray:
+    """Least and greatest value of the eight numbers of a warp, float64 [2, 8]."""
+    c = config
+    middle_8 = np.array([0, 0, 0, 1, 0, 0, 0.5, 0.5])
+    reach_8 = np.array([c.perspective, c.perspective, c.degrees, c.scale, c.shear, c.shear, c.translate, c.translate])
+    # Not symmetric: pictures are enlarged by a tenth more than they are shrunk.
+    return np.stack((middle_8 - reach_8, middle_8 + reach_8 + np.array([0, 0, 0, 0.1, 0, 0, 0, 0])))
+
+
+def pick(key: int, num_things: int, count: int) -> np.ndarray:
+    """`count` different numbers below `num_things` in random order, as a pure function of a 64-bit key."""
+    return np.argsort(keyed_bits(int(key), 0, np.arange(num_things), 1)[:, 0], kind="stable")[:count]
+
+
+def _warps(
+    sheet_M2W: np.ndarray,
+    kind_M2: np.ndarray,
+    tiles_M29: np.ndarray,
+    config: AugmentConfig,
+    class_aware: ClassAware | None,
+) -> np.ndarray:
+    """The eight numbers of each warp; mosaics of four turn and shear as their labels' heads want it, if they do."""
+    least_8, most_8 = warp_ranges(config)
+    warp_M28 = least_8 + (most_8 - least_8) * sheet_M2W[..., _WARP:_KEY]
+    if class_aware is not None:
+        four_M2 = kind_M2 == FOUR
+        sheet_QW, warp_Q8 = sheet_M2W[four_M2], warp_M28[four_M2]
+        degrees_shear_Q2 = class_aware.reach(tiles_M29[four_M2][:, :4], sheet_QW[:, _HEAD])
+        warp_Q8[:, [2, 4, 5]] = (2 * sheet_QW[:, _WARP:_KEY][:, [2, 4, 5]] - 1) * degrees_shear_Q2[:, [0, 1, 1]]
+        warp_M28[four_M2] = warp_Q8
+    return np.asarray(warp_M28)
+
+
+def _centres(uniform_M22: np.ndarray, kind_M2: np.ndarray, size: int) -> np.ndarray:
+    """Four tiles meet in the middle half of the canvas; the window on nine begins within the first third."""
+    low_M2 = np.where(kind_M2 == NINE, 0.0, size / 2)
+    return np.asarray(low_M2[..., None] + size * uniform_M22)
+
+
+def _draw_paste(
+    config: AugmentConfig,
+    num_pictures: int,
+    size: int,
+    seed: int,
+    epoch: int,
+    positions_M: np.ndarray,
+    paste_M: np.ndarray,
+) -> Mapping[str, np.ndarray]:
+    """The numbers of paste-in: drawn for the few samples that need them, zero for the others."""
+    num_rounds, num_attempts = (PASTE_ROUNDS, PASTE_ATTEMPTS) if config.paste_in else (0, 0)
+    num_samples = len(positions_M)
+    bits = np.zeros((num_samples, num_rounds * _ROUND_WIDTH + num_attempts * 6), np.uint64)
+    if paste_M.any():
+        bits[paste_M] = keyed_bits(seed, epoch, positions_M[paste_M], _WIDTH + _PASTE_WIDTH)[:, _WIDTH:]
+    round_MR7 = bits[:, : num_rounds * _ROUND_WIDTH].reshape(num_samples, num_rounds, _ROUND_WIDTH)
+    kind_MR = np.full(round_MR7.shape[:2], FOUR)
+    return {
+        "paste_tiles": _choice(_uniform(round_MR7[..., :4]), num_pictures),
+        "paste_centre": _centres(_uniform(round_MR7[..., 4:6]), kind_MR, size),
+        "paste_key": round_MR7[..., 6],
+        "paste_tries": _uniform(bits[:, num_rounds * _ROUND_WIDTH :]).reshape(num_samples, num_attempts, 6),
+    }
+
+
+def _uniform(bits: np.ndarray) -> np.ndarray:
+    return np.asarray((bits >> np.uint64(11)) * 2.0**-53)
+
+
+def _choice(uniform: np.ndarray, num: int) -> np.ndarray:
+    return (uniform * num).astype(np.int64)

@@ -1,0 +1,115 @@
+"""Where every tile of every sheet lies, and how the sheet is then warped: numbers in, geometry out.
+
+A sheet is a canvas of one, four or nine pictures. Four and nine differ only in where their tiles begin; from here on
+a sheet is a list of tiles on a canvas of twice the output's size, later ones over earlier ones.
+
+Dimension key:  Q sheets   9 tiles of a sheet at most   N pictures of the data set
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from flatout.yolo.augment.draw import FOUR, NINE, NONE, PLAIN
+from flatout.yolo.data.letterbox import fit
+
+
+class Sheets(NamedTuple):
+    """Geometry of Q sheets, in the order of their samples. Points and sizes are x, y and w, h in pixels."""
+
+    sample_Q: np.ndarray
+    """int64, number of the sample in its micro-batch."""
+    kind_Q: np.ndarray
+    picture_Q9: np.ndarray
+    """int64, -1 for no tile."""
+    origin_Q92: np.ndarray
+    """int64, where the tile's first pixel lies on the canvas; may be outside."""
+    size_Q92: np.ndarray
+    """int64, size of the tile on the canvas."""
+    label_origin_Q92: np.ndarray
+    """float64, as the origin, but where a single picture is centred with half pixels."""
+    label_size_Q92: np.ndarray
+    """float64, as the size, but not rounded for a single picture."""
+    canvas_Q2: np.ndarray
+    """int64."""
+    matrix_Q33: np.ndarray
+    """float64, canvas pixel to output pixel."""
+    scale_Q: np.ndarray
+    """float64, how much the warp enlarges."""
+
+
+def resized_wh(size_wh_N2: np.ndarray, size: int) -> np.ndarray:
+    """Width and height of pictures whose longer side is made `size`, int64 [N, 2].
+
+    `flatout.yolo.data.resize.kept_size_hw` for all pictures at once, truncation included.
+    """
+    ratio_N1 = size / size_wh_N2.max(axis=1, keepdims=True).astype(np.float64)
+    return np.asarray((size_wh_N2 * ratio_N1).astype(np.int64).clip(1))
+
+
+def lay_out(
+    draws: Mapping[str, np.ndarray], resized_wh_N2: np.ndarray, *, size: int, out_wh: tuple[int, int]
+) -> Sheets:
+    """The sheets of M samples; `size` is the side of a mosaic's output, `out_wh` the output of a single picture."""
+    sample_Q, slot_Q = np.nonzero(draws["kind"] != NONE)
+    kind_Q = draws["kind"][sample_Q, slot_Q].astype(np.int64)
+    picture_Q9 = draws["tiles"][sample_Q, slot_Q]
+    size_Q92 = np.where(picture_Q9[..., None] >= 0, resized_wh_N2[picture_Q9], 0)
+    corner_Q2 = draws["centre"][sample_Q, slot_Q].astype(np.int64)
+    origin_Q92 = np.zeros_like(size_Q92)
+    four_Q, nine_Q, plain_Q = (kind_Q == kind for kind in (FOUR, NINE, PLAIN))
+    origin_Q92[four_Q] = _four_origins(size_Q92[four_Q], corner_Q2[four_Q])
+    origin_Q92[nine_Q] = _nine_origins(size_Q92[nine_Q], size) - corner_Q2[nine_Q, None]
+    label_origin_Q92, label_size_Q92 = origin_Q92.astype(np.float64), size_Q92.astype(np.float64)
+    canvas_Q2 = np.where(plain_Q[:, None], np.array(out_wh), 2 * size)
+    for q in np.flatnonzero(plain_Q):
+        width, height = size_Q92[q, 0].tolist()
+        fitted = fit((height, width), out_wh[::-1], enlarge=True)
+        origin_Q92[q, 0], size_Q92[q, 0] = (fitted.left, fitted.top), fitted.inner_wh
+        label_origin_Q92[q, 0] = fitted.pad_wh
+        label_size_Q92[q, 0] = fitted.ratio_wh[0] * width, fitted.ratio_wh[1] * height
+    warp_Q8 = draws["warp"][sample_Q, slot_Q]
+    output_Q2 = np.where(plain_Q[:, None], np.array(out_wh), size)
+    return Sheets(
+        sample_Q,
+        kind_Q,
+        picture_Q9,
+        origin_Q92,
+        size_Q92,
+        label_origin_Q92,
+        label_size_Q92,
+        canvas_Q2,
+        warp_matrices(warp_Q8, canvas_Q2, output_Q2),
+        warp_Q8[:, 3],
+    )
+
+
+def _four_origins(size_Q92: np.ndarray, centre_Q2: np.ndarray) -> np.ndarray:
+    """Four tiles that meet in one point: above left, above right, below left, below right."""
+    origin_Q92 = np.zeros_like(size_Q92)
+    ends_at_centre_42 = np.array([[1, 1], [0, 1], [1, 0], [0, 0]])
+    origin_Q92[:, :4] = centre_Q2[:, None] - ends_at_centre_42 * size_Q92[:, :4]
+    return origin_Q92
+
+
+def _nine_origins(size_Q92: np.ndarray, size: int) -> np.ndarray:
+    """Nine tiles in a spiral around the first: above it, then clockwise; each fits to the one before it."""
+    w, h = size_Q92[..., 0].T, size_Q92[..., 1].T
+    s = np.full_like(w[0], size) if len(size_Q92) else w[0]
+    x = (s, s, s + w[1], s + w[0], s + w[0], s + w[0] - w[5], s + w[0] - w[5] - w[6], s - w[7], s - w[8])
+    y = (s, s - h[1], s - h[2], s, s + h[3], s + h[0], s + h[0], s + h[0] - h[7], s + h[0] - h[7] - h[8])
+    return np.stack((np.stack(x, -1), np.stack(y, -1)), -1)
+
+
+def warp_matrices(warp_Q8: np.ndarray, canvas_Q2: np.ndarray, output_Q2: np.ndarray) -> np.ndarray:
+    """Canvas pixel to output pixel, float64 [Q, 3, 3]: centre, tilt, turn and scale, shear, move, in this order."""
+    tilt_Q2, angle_Q, scale_Q = warp_Q8[:, :2], np.deg2rad(warp_Q8[:, 2]), warp_Q8[:, 3]
+    centre, tilt, turn, shear, move = (np.tile(np.eye(3), (len(warp_Q8), 1, 1)) for _ in range(5))
+    centre[:, :2, 2] = -canvas_Q2 / 2
+    tilt[:, 2, :2] = tilt_Q2
+    cos_Q, sin_Q = scale_Q * np.cos(angle_Q), scale_Q * np.sin(angle_Q)
+    turn[:, :2, :2] = np.stack((cos_Q, sin_Q, -sin_Q, cos_Q), -1).reshape(-1, 2, 2)
+    shear[:, 0, 1], shear[:, 1, 0] = np.tan(np.deg2rad(warp_Q8[:, 4])), np.tan(np.deg2rad(warp_Q8[:, 5]))
+    move[:, :2, 2] = warp_Q8[:, 6:] * output_Q2
+    return np.asarray(move @ shear @ turn @ tilt @ centre)

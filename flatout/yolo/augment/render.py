@@ -1,0 +1,156 @@
+"""From draws to samples: pixels into the batch, labels to targets. No randomness of its own.
+
+    draws -> sheets -> labels on canvases -> warped labels --+
+                  \\-> tiles -> painter: warp, mix, colour --+-> paste in -> flip -> images, targets
+
+Dimension key:  M samples   N pictures   T labels   C H W channels (RGB), height and width of the output
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import cv2
+import numpy as np
+
+from flatout.errors import ConfigError
+from flatout.feed.source import DecodeError
+from flatout.yolo.augment.canvas_labels import CanvasLabels, gather_labels
+from flatout.yolo.augment.color import Color, colors
+from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.copy_paste import Pick, choose_copies
+from flatout.yolo.augment.draw import FOUR, PLAIN, pick
+from flatout.yolo.augment.layout import Sheets, lay_out, resized_wh
+from flatout.yolo.augment.paint import Painter, Placed, compose
+from flatout.yolo.augment.paste_in import CutOut, collect, cut_out, paste_in
+from flatout.yolo.augment.targets import to_targets
+from flatout.yolo.augment.warp_labels import warp_labels
+from flatout.yolo.data.image_set import Labels
+
+
+class Pictures(Protocol):
+    """Decoded pictures by number, uint8 [h, w, 3], BGR, longer side as in training: a Store, or any list."""
+
+    def __getitem__(self, index: int, /) -> np.ndarray: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renderer:
+    """Makes training samples of `size` x `size` pixels, or of the slot's shape where no mosaic is drawn."""
+
+    pictures: Pictures
+    size_wh_N2: np.ndarray
+    """Of the files; the pictures are smaller or larger."""
+    labels: Labels
+    config: AugmentConfig
+    size: int
+    painter: Painter
+    pick: Pick = pick
+
+    def render(
+        self,
+        draws: Mapping[str, np.ndarray],
+        out_MCHW: np.ndarray,
+        reading: Callable[[int], None] = lambda sample: None,
+    ) -> list[np.ndarray]:
+        """Paint M samples into `out_MCHW`, uint8; returns class and normalised cx, cy, w, h of each, float32 [n, 5]."""
+        out_wh = (out_MCHW.shape[3], out_MCHW.shape[2])
+        if out_wh != (self.size, self.size) and (draws["kind"] > PLAIN).any():
+            raise ConfigError(
+                f"A mosaic is {self.size} x {self.size}, but the plan asks for {out_wh[0]} x {out_wh[1]}: "
+                "use mosaic=0 with rectangular batches."
+            )
+        sheets = lay_out(draws, self._wh_N2, size=self.size, out_wh=out_wh)
+        labels = gather_labels(self.labels, sheets)
+        copied: list[list[np.ndarray]] = [[] for _ in sheets.kind_Q]
+        if self.config.copy_paste:
+            labels, copied = self._copy(labels, sheets, draws["copy_key"])
+        warped = warp_labels(labels, sheets, out_wh=out_wh, perspective=self.config.perspective > 0)
+        label_T5 = np.concatenate((warped.class_T[:, None], warped.box_T4), axis=1)
+        found = np.split(label_T5, np.searchsorted(warped.sample_T, np.arange(1, len(out_MCHW))))
+        first_Q = np.searchsorted(sheets.sample_Q, np.arange(len(out_MCHW) + 1))
+        changes = [Color(*one) for one in zip(*colors(draws["hsv"]), strict=True)]
+        for m, out_CHW in enumerate(out_MCHW):
+            reading(m)
+            placed = [self._place(sheets, copied[q], q, out_wh) for q in range(first_Q[m], first_Q[m + 1])]
+            image = self._picture(placed, float(draws["mix"][m]))
+            image = self.painter.recolor(image, changes[m])
+            if draws["paste"][m]:
+                found[m] = paste_in(image, found[m], collect(self._rounds(draws, m)), draws["paste_tries"][m])
+            self.painter.deliver(image, draws["flip"][m], out_CHW)
+        return [to_targets(label_T5, out_wh, flip_2) for label_T5, flip_2 in zip(found, draws["flip"], strict=True)]
+
+    def _picture(self, placed: list[Placed], share: float) -> np.ndarray:
+        image = self.painter.paint(placed[0])
+        return self.painter.mix(image, self.painter.paint(placed[1], slot=1), share) if len(placed) > 1 else image
+
+    def _copy(
+        self, labels: CanvasLabels, sheets: Sheets, key_M2: np.ndarray
+    ) -> tuple[CanvasLabels, list[list[np.ndarray]]]:
+        """Labels with copies, and the polygons to copy on each sheet."""
+        is_second_Q = np.concatenate(([False], sheets.sample_Q[1:] == sheets.sample_Q[:-1]))
+        key_Q = key_M2[sheets.sample_Q, is_second_Q.astype(int)]
+        extended, copies = choose_copies(labels, sheets.canvas_Q2, key_Q, self.config.copy_paste, self.pick)
+        return extended, [[labels.polygon(label) for label in of_sheet] for of_sheet in copies]
+
+    def _place(self, sheets: Sheets, copied: list[np.ndarray], q: int, out_wh: tuple[int, int]) -> Placed:
+        num_tiles = int(sheets.kind_Q[q])
+        tiles = [self._tile(sheets.picture_Q9[q, k], sheets.size_Q92[q, k]) for k in range(num_tiles)]
+        return Placed(
+            tiles,
+            sheets.origin_Q92[q, :num_tiles],
+            (int(sheets.canvas_Q2[q, 0]), int(sheets.canvas_Q2[q, 1])),
+            copied,
+            sheets.matrix_Q33[q],
+            out_wh,
+            is_mosaic=num_tiles != PLAIN,
+            perspective=self.config.perspective > 0,
+        )
+
+    def _tile(self, picture: int, size_2: np.ndarray) -> np.ndarray:
+        """A picture in the size that its place has: mosaics show it as it is kept, a single one is fitted in."""
+        image = as_scanned(self.pictures[int(picture)], self._wh_N2[picture])
+        size_wh = (int(size_2[0]), int(size_2[1]))
+        return image if image.shape[1::-1] == size_wh else np.asarray(cv2.resize(image, size_wh))
+
+    @cached_property
+    def _wh_N2(self) -> np.ndarray:
+        return resized_wh(self.size_wh_N2, self.size)
+
+    def _rounds(self, draws: Mapping[str, np.ndarray], m: int) -> Iterator[list[CutOut]]:
+        """Objects cut out of one mosaic after the other, half of those each one has."""
+        num_rounds = len(draws["paste_tiles"][m])
+        tiles_R19 = np.full((num_rounds, 1, 9), -1)
+        tiles_R19[..., :4] = draws["paste_tiles"][m][:, None]
+        rounds = {
+            "kind": np.full((num_rounds, 1), FOUR),
+            "tiles": tiles_R19,
+            "centre": draws["paste_centre"][m][:, None],
+            "warp": np.zeros((num_rounds, 1, 8)),
+        }
+        for r in range(num_rounds):
+            one = {name: array[r : r + 1] for name, array in rounds.items()}
+            sheets = lay_out(one, self._wh_N2, size=self.size, out_wh=(1, 1))
+            labels = gather_labels(self.labels, sheets)
+            yield self._cut_half(labels, sheets, int(draws["paste_key"][m, r]))
+
+    def _cut_half(self, labels: CanvasLabels, sheets: Sheets, key: int) -> list[CutOut]:
+        with_polygon = np.flatnonzero(labels.num_points_T)
+        if not len(with_polygon):
+            return []
+        chosen = with_polygon[self.pick(key, len(with_polygon), round(0.5 * len(with_polygon)))]
+        placed = self._place(sheets, [], 0, (1, 1))
+        canvas = compose(placed.tiles, placed.origin_K2, placed.canvas_wh)
+        polygons = [labels.polygon(label) for label in chosen]
+        return cut_out(canvas, labels.class_T[chosen], labels.box_T4[chosen], polygons)
+
+
+def as_scanned(image: np.ndarray, wh_2: np.ndarray) -> np.ndarray:
+    """The picture, if it has the size that follows from the scan: labels are placed by that."""
+    if image.shape != (wh_2[1], wh_2[0], 3):
+        raise DecodeError(
+            f"the picture is {image.shape[1]} x {image.shape[0]} and not {wh_2[0]} x {wh_2[1]}, as it should be by the "
+            "size recorded when the data set was scanned: it has changed since. Scan again."
+        )
+    return image

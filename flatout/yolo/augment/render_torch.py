@@ -1,0 +1,149 @@
+"""Pictures of a batch from parameters, in plain torch, on any device: one gather per output pixel and corner.
+
+Every output pixel is mapped back to its place on the canvas, the tile there is looked up, and its pixel fetched from
+the flat buffer of all pictures: the canvas itself is never made. Coordinates are rounded to 1/32 pixel and weighted in
+integers as OpenCV 4 does, so the result is the CPU renderer's, not nearly so.
+
+The loops below are over the nine tiles and four corners; samples are never looped over, and nothing here makes the
+host wait. A fused kernel would hold one output pixel per thread, with the nine rectangles in registers: all
+intermediates below are then gone, and the bytes moved are twelve read and three written per pixel.
+
+Dimension key:  B samples   S sheets (2)   K tiles (9)   H W output   C channels, BGR   V the 256 values of a byte
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from flatout.yolo.augment.draw import NINE
+from flatout.yolo.augment.hsv_torch import recolor
+from flatout.yolo.data.letterbox import PADDING
+
+COARSE, FINE = 32, 1024
+"""Parts of a pixel: to which coordinates are rounded, and in which their steps are counted before."""
+
+
+class Sources(Protocol):
+    """Pictures of a batch, as `flatout.feed.device_store.DeviceStore` gives them."""
+
+    @property
+    def data(self) -> Tensor:
+        """uint8, all pictures one after the other."""
+
+    @property
+    def offsets(self) -> Tensor:
+        """int64 [B, S * K]: where each begins."""
+
+    @property
+    def shapes(self) -> Tensor:
+        """int64 [B, S * K, 3]: height, width, channels."""
+
+
+class TorchRender:
+    """Fills out["images"], [B, 3, H, W] RGB: uint8, or a float dtype with values from 0 to 1; any memory format."""
+
+    def __init__(self, *, mixup: bool, perspective: bool = False, chunk: int = 32) -> None:
+        """`mixup`: whether any sample has a second sheet. `chunk`: samples at a time, which bounds the memory."""
+        self._mixup = mixup
+        self._perspective = perspective
+        self._chunk = chunk
+
+    def __call__(self, sources: Sources, params: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
+        images = out["images"]
+        for begin in range(0, len(images), self._chunk):
+            rows = slice(begin, begin + self._chunk)
+            part = {name: tensor[rows] for name, tensor in params.items() if name != "targets"}
+            pixels = self._paint(sources.data, sources.offsets[rows], sources.shapes[rows], part, images.shape[2:])
+            pixels = recolor(pixels, part["tables"])
+            deliver(pixels, part["flip"], images[rows])
+
+    def _paint(
+        self, data: Tensor, offsets: Tensor, shapes: Tensor, part: Mapping[str, Tensor], hw: torch.Size
+    ) -> Tensor:
+        """Warped and mixed, uint8 [B, H, W, 3], BGR."""
+        num = len(offsets)
+        offset_BSK, tile_BSK4 = offsets.view(num, 2, NINE), part["tiles"].view(num, 2, NINE, 4)
+        wh_BSK2 = shapes.view(num, 2, NINE, 3)[..., :2].flip(-1)
+        own, *other = (
+            paint_sheet(
+                data,
+                offset_BSK[:, slot],
+                wh_BSK2[:, slot],
+                tile_BSK4[:, slot],
+                part["canvas"][:, slot],
+                back_to_canvas(part["inverse"][:, slot], hw, perspective=self._perspective),
+            )
+            for slot in range(1 + self._mixup)
+        )
+        if not other:
+            return own
+        share_B = part["mix"][:, None, None, None].double()
+        return (own * share_B + other[0] * (1 - share_B)).to(torch.uint8)
+
+
+def back_to_canvas(inverse_B33: Tensor, hw: torch.Size, *, perspective: bool) -> tuple[Tensor, Tensor]:
+    """x and y on the canvas of every output pixel, in 1/32 pixel, int32 [B, H, W], rounded as OpenCV 4 does."""
+    y_H, x_W = (torch.arange(side, dtype=torch.float64, device=inverse_B33.device) for side in hw)
+    m = inverse_B33[..., None, None]
+    if perspective:
+        x_BHW, y_BHW, w_BHW = (m[:, row, 0] * x_W + m[:, row, 1] * y_H[:, None] + m[:, row, 2] for row in range(3))
+        scale_BHW = torch.where(w_BHW != 0, COARSE / w_BHW, 0.0)
+        limit = 2.0**31 - 128
+        return tuple((axis * scale_BHW).clamp(-limit, limit).round().int() for axis in (x_BHW, y_BHW))  # type: ignore[return-value]
+    # An affine map is a sum of a part for the column and a part for the row; OpenCV rounds the two on their own.
+    half = FINE // COARSE // 2
+    columns = ((m[:, row, 0] * x_W * FINE).round().int() for row in range(2))
+    rows = (((m[:, row, 1] * y_H[:, None] + m[:, row, 2]) * FINE).round().int() + half for row in range(2))
+    x_BHW, y_BHW = ((row + column) >> 5 for row, column in zip(rows, columns, strict=True))
+    return x_BHW, y_BHW
+
+
+def paint_sheet(
+    data: Tensor,
+    offset_BK: Tensor,
+    wh_BK2: Tensor,
+    tile_BK4: Tensor,
+    canvas_B2: Tensor,
+    place: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Bilinear pixels at places on the canvas, uint8 [B, H, W, 3]; grey where there is no tile."""
+    x_BHW, y_BHW = place
+    left, top, fx, fy = x_BHW >> 5, y_BHW >> 5, x_BHW & 31, y_BHW & 31
+    total = torch.full((*x_BHW.shape, 3), FINE // 2, dtype=torch.int32, device=data.device)
+    for down in range(2):
+        for right in range(2):
+            weight = (fx if right else COARSE - fx) * (fy if down else COARSE - fy)
+            pixel = fetch(data, offset_BK, wh_BK2, tile_BK4, canvas_B2, left + right, top + down)
+            total += pixel.int() * weight[..., None]
+    return (total >> 10).to(torch.uint8)
+
+
+def fetch(
+    data: Tensor, offset_BK: Tensor, wh_BK2: Tensor, tile_BK4: Tensor, canvas_B2: Tensor, x: Tensor, y: Tensor
+) -> Tensor:
+    """Canvas pixels at whole coordinates [B, H, W], uint8 [B, H, W, 3]."""
+    width, height = canvas_B2[:, 0, None, None], canvas_B2[:, 1, None, None]
+    on_canvas = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    at = torch.full(x.shape, -1, dtype=torch.int64, device=x.device)
+    for k in range(NINE):
+        tile_x, tile_y, tile_w, tile_h = (tile_BK4[:, k, i, None, None] for i in range(4))
+        column, row = x - tile_x, y - tile_y
+        inside = on_canvas & (column >= 0) & (column < tile_w) & (row >= 0) & (row < tile_h)
+        # A single picture may be planned one pixel larger than it is kept: its last row or column is then repeated.
+        kept_w, kept_h = wh_BK2[:, k, 0, None, None], wh_BK2[:, k, 1, None, None]
+        column, row = torch.minimum(column, kept_w - 1), torch.minimum(row, kept_h - 1)
+        at = torch.where(inside, offset_BK[:, k, None, None] + (row * kept_w + column) * 3, at)
+    channels = torch.arange(3, device=x.device)
+    pixel = data[(at.clamp(min=0)[..., None] + channels).clamp(max=len(data) - 1)]
+    return torch.where(at[..., None] >= 0, pixel, PADDING)
+
+
+def deliver(pixels_BHWC: Tensor, flip_B2: Tensor, out_BCHW: Tensor) -> None:
+    """Flip, turn into RGB planes and into the wanted dtype."""
+    up_down, left_right = (flip_B2[:, axis, None, None, None] for axis in range(2))
+    pixels_BHWC = torch.where(up_down, pixels_BHWC.flip(1), pixels_BHWC)
+    pixels_BHWC = torch.where(left_right, pixels_BHWC.flip(2), pixels_BHWC)
+    planes = pixels_BHWC.flip(3).permute(0, 3, 1, 2)
+    out_BCHW.copy_(planes / 255 if out_BCHW.is_floating_point() else planes)

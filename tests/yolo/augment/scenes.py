@@ -1,0 +1,113 @@
+"""What the tests of augmentation are about: data sets in memory, and draws that are given instead of drawn."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.draw import FOUR, NINE, NONE, PASTE_ATTEMPTS, PLAIN
+from flatout.yolo.augment.paint import Classic, Painter
+from flatout.yolo.augment.render import Renderer
+from flatout.yolo.data.image_set import ImageSet, Labels
+from flatout.yolo.data.resize import resize_long_side
+from tests.yolo.pattern import pattern
+
+UNWARPED = (0, 0, 0, 1, 0, 0, 0.5, 0.5)
+SMALL_TILE = 40
+
+
+def labels_of(boxes: Sequence[np.ndarray], polygons: Sequence[Sequence[np.ndarray]] | None = None) -> Labels:
+    """Labels of pictures with boxes [n, 5], and one polygon per box where a picture has any."""
+    per_label: list[np.ndarray] = []
+    for number, box_n5 in enumerate(boxes):
+        own = list(polygons[number]) if polygons is not None else []
+        assert len(own) in (0, len(box_n5))
+        per_label += own or [np.zeros((0, 2), np.float32)] * len(box_n5)
+    counts = [len(box_n5) for box_n5 in boxes]
+    return Labels(
+        np.concatenate([np.zeros((0, 5), np.float32), *boxes]).astype(np.float32),
+        np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+        np.concatenate([np.zeros((0, 2), np.float32), *per_label]).astype(np.float32),
+        np.concatenate(([0], np.cumsum([len(points) for points in per_label]))).astype(np.int64),
+    )
+
+
+def renderer_of(
+    images: Sequence[np.ndarray],
+    labels: Labels,
+    config: AugmentConfig,
+    *,
+    size: int,
+    painter: Painter | None = None,
+    **more: Any,
+) -> Renderer:
+    """Of pictures in their own size, which are resized here."""
+    return Renderer(
+        pictures=[resize_long_side(image, size, augment=True).image for image in images],
+        size_wh_N2=np.array([image.shape[1::-1] for image in images]),
+        labels=labels,
+        config=config,
+        size=size,
+        painter=painter or Classic(),
+        **more,
+    )
+
+
+def image_set_of(images: Sequence[np.ndarray], labels: Labels) -> ImageSet:
+    return ImageSet(
+        tuple(f"picture {number}" for number in range(len(images))),
+        np.array([image.shape[1::-1] for image in images], np.int32),
+        labels,
+        ("thing", "other thing"),
+    )
+
+
+def one_draw(sheets: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, np.ndarray]:
+    """Draws of one sample from explicit sheets: {"tiles": [...], "centre": (x, y), "warp": [8 numbers], "key": 0}."""
+    draws = {
+        "kind": np.full((1, 2), NONE, np.int8),
+        "tiles": np.full((1, 2, 9), -1),
+        "centre": np.zeros((1, 2, 2)),
+        "warp": np.zeros((1, 2, 8)),
+        "copy_key": np.zeros((1, 2), np.uint64),
+        "mix": np.ones(1),
+        "hsv": np.ones((1, 3)),
+        "flip": np.zeros((1, 2), bool),
+        "paste": np.zeros(1, bool),
+        "paste_tiles": np.zeros((1, 0, 4), np.int64),
+        "paste_centre": np.zeros((1, 0, 2)),
+        "paste_key": np.zeros((1, 0), np.uint64),
+        "paste_tries": np.zeros((1, PASTE_ATTEMPTS, 6)),
+    }
+    for slot, sheet in enumerate(sheets):
+        assert len(sheet["tiles"]) in (PLAIN, FOUR, NINE)
+        draws["kind"][0, slot] = len(sheet["tiles"])
+        draws["tiles"][0, slot, : len(sheet["tiles"])] = sheet["tiles"]
+        draws["centre"][0, slot] = sheet.get("centre", (0, 0))
+        draws["warp"][0, slot] = sheet.get("warp", UNWARPED)
+        draws["copy_key"][0, slot] = sheet.get("key", 0)
+    return draws | {name: np.asarray(value)[None] for name, value in more.items()}
+
+
+def busy_set(
+    num_pictures: int, *, seed: int, polygons: str = "none", largest: int = 120
+) -> tuple[list[np.ndarray], Labels]:
+    """Pictures of many sizes with 0 to 6 labels each; polygons for "none", "all" or "some" of the pictures."""
+    rng = np.random.default_rng(seed)
+    images, boxes, outlines = [], [], []
+    for number in range(num_pictures):
+        height, width = rng.integers(SMALL_TILE, largest, 2)
+        noise = rng.integers(0, 256, (int(height), int(width), 3)).astype(np.uint8)
+        # A smooth half and a rough half: both the mean and the worst case of interpolation.
+        images.append(np.where(np.arange(width)[:, None] < width // 2, noise, pattern(int(height), int(width), number)))
+        centre, size = rng.uniform(0.2, 0.8, (int(rng.integers(0, 7)), 2)), rng.uniform(0.03, 0.4, 2)
+        angles = np.linspace(0, 2 * np.pi, int(rng.integers(3, 12)), endpoint=False)
+        own = [np.clip(c + size / 2 * np.stack((np.cos(angles), np.sin(angles)), 1), 0, 1) for c in centre]
+        low = np.array([points.min(0) for points in own]).reshape(-1, 2)
+        high = np.array([points.max(0) for points in own]).reshape(-1, 2)
+        classes = rng.integers(0, 2, (len(own), 1))
+        boxes.append(np.concatenate((classes, (low + high) / 2, high - low), axis=1).astype(np.float32))
+        with_polygons = polygons == "all" or (polygons == "some" and number % 2 == 0)
+        outlines.append([points.astype(np.float32) for points in own] if with_polygons else [])
+    return images, labels_of(boxes, outlines)

@@ -1,0 +1,143 @@
+"""Labels through mosaics and warps: shortcuts change nothing, and no label takes another one's polygon."""
+
+import numpy as np
+import pytest
+
+from flatout.yolo.augment.canvas_labels import gather_labels, ranges
+from flatout.yolo.augment.color import Color, colors
+from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.copy_paste import choose_copies, paste_copies
+from flatout.yolo.augment.layout import lay_out
+from flatout.yolo.augment.paint import Classic, warp
+from flatout.yolo.augment.paint_fast import Fast, region_seen
+from flatout.yolo.augment.warp_labels import boxes_of_polygons, warp_labels
+from tests.yolo.augment.scenes import UNWARPED, busy_set, labels_of, one_draw, renderer_of
+from tests.yolo.pattern import pattern
+
+SIZE = 64
+
+
+def box_of_all_points(polygon_P2: np.ndarray, matrix_33: np.ndarray, out_wh: tuple[int, int]) -> np.ndarray:
+    """The definition: closed, 1000 points, warped, those outside left out."""
+    closed = np.concatenate((polygon_P2, polygon_P2[:1])).astype(np.float64)
+    along = np.linspace(0, len(closed) - 1, 1000)
+    points = np.stack(
+        [np.interp(along, np.arange(len(closed)), closed[:, axis]) for axis in range(2)] + [along * 0 + 1]
+    )
+    x, y, w = matrix_33 @ points
+    x, y = x / w, y / w
+    inside = (x >= 0) & (y >= 0) & (x <= out_wh[0]) & (y <= out_wh[1])
+    x, y = x[inside], y[inside]
+    return np.array([x.min(), y.min(), x.max(), y.max()]) if x.any() else np.zeros(4)
+
+
+@pytest.mark.parametrize("perspective", [False, True])
+@pytest.mark.parametrize("most_points", [3, 12, 1500])
+def test_boxes_of_polygons_are_those_of_all_their_points(most_points, perspective):
+    rng = np.random.default_rng(most_points)
+    counts = rng.integers(1 if most_points > 3 else 3, most_points + 1, 60)
+    polygons = [rng.uniform(-20, 150) + rng.uniform(-60, 60, (count, 2)) for count in counts]
+    matrices = np.tile(np.eye(3), (60, 1, 1)) + rng.normal(0, 0.3, (60, 3, 3)) * [[1, 1, 40], [1, 1, 40], [0, 0, 0]]
+    if perspective:
+        matrices[:, 2, :2] = rng.normal(0, 0.001, (60, 2))
+    found = boxes_of_polygons(np.concatenate(polygons), counts, matrices, (100, 80), perspective=perspective)
+    expected = [box_of_all_points(*pair, (100, 80)) for pair in zip(polygons, matrices, strict=True)]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+    assert (found.any(1) & (found != np.round(found)).any(1)).sum() > 10
+
+
+def test_a_label_without_polygon_keeps_its_own_box_beside_labels_that_have_one():
+    """Where files with polygons and files with boxes meet in a mosaic, YOLOv7 pairs them wrongly."""
+    square = np.array([[0.3, 0.3], [0.7, 0.3], [0.7, 0.7], [0.3, 0.7]], np.float32)
+    with_box = np.array([[0, 0.5, 0.5, 0.4, 0.4]], np.float32)
+    with_polygon = np.array([[1, 0.5, 0.5, 0.4, 0.4]], np.float32)
+    labels = labels_of([with_box, with_polygon], [[], [square]])
+    draws = one_draw([{"tiles": [0, 1, 0, 1], "centre": (SIZE, SIZE), "warp": UNWARPED}])
+    sheets = lay_out(draws, np.full((2, 2), SIZE), size=SIZE, out_wh=(SIZE, SIZE))
+    warped = warp_labels(gather_labels(labels, sheets), sheets, out_wh=(SIZE, SIZE), perspective=False)
+    assert warped.class_T.tolist() == [0, 1, 0, 1]
+    # Tiles meet in the middle of the canvas, and so of the output: a quarter of each is seen.
+    low, high = 0.2 * SIZE, 0.3 * SIZE
+    expected = [[0, 0, low, low], [high + 0.5 * SIZE, 0, SIZE, low]]
+    np.testing.assert_allclose(warped.box_T4[:2], expected, atol=0.15)
+    np.testing.assert_allclose(warped.box_T4[0, :2], 0, atol=0.15)
+
+
+def test_copies_mirror_the_label_and_the_pixels():
+    canvas = np.full((100, 100, 3), 10, np.uint8)
+    canvas[20:41, 10:31] = 200
+    square = np.array([[0.1, 0.2], [0.3, 0.2], [0.3, 0.4], [0.1, 0.4]], np.float32)
+    labels = labels_of([np.array([[5, 0.2, 0.3, 0.2, 0.2]], np.float32)], [[square]])
+    draws = one_draw([{"tiles": [0, 0, 0, 0], "centre": (100, 100)}])
+    sheets = lay_out(draws, np.full((1, 2), 100), size=100, out_wh=(100, 100))
+    gathered = gather_labels(labels, sheets)
+    extended, (copied,) = choose_copies(
+        gathered, sheets.canvas_Q2, np.zeros(1), 0.25, lambda key, n, count: np.array([0])
+    )
+    assert copied == [0] and len(extended.sheet_T) == 5
+    np.testing.assert_allclose(extended.box_T4[-1], [170, 20, 190, 40], atol=1e-4)
+    paste_copies(canvas, [square * 100])
+    assert (canvas[20:41, 69:90] == 200).all() and (canvas[20:41, 31:69] == 10).all()
+
+
+def test_the_region_a_warp_sees_is_enough():
+    """Whatever lies outside of it may change without changing the result."""
+    rng = np.random.default_rng(0)
+    for seed in range(40):
+        angle, scale = rng.uniform(-0.6, 0.6), rng.uniform(0.4, 2)
+        matrix = (
+            np.array([[np.cos(angle), np.sin(angle), 0], [-np.sin(angle), np.cos(angle), 0], [0, 0, 1 / scale]]) * scale
+        )
+        matrix[:2, 2] = rng.uniform(-80, 60, 2)
+        canvas = rng.integers(0, 256, (128, 96, 3)).astype(np.uint8)
+        x1, y1, x2, y2 = region_seen(matrix, (96, 128), (64, 48))
+        other = (255 - canvas).astype(np.uint8)
+        other[y1:y2, x1:x2] = canvas[y1:y2, x1:x2]
+        found, expected = (warp(each, matrix, (64, 48), perspective=False) for each in (other, canvas))
+        np.testing.assert_array_equal(found, expected, err_msg=str(seed))
+
+
+def test_scaled_colours_equal_looked_up_ones_for_any_gain():
+    """The fast painter scales where that gives the table; every value of every channel is tried."""
+    rng = np.random.default_rng(1)
+    values = np.arange(256, dtype=np.uint8)
+    image = np.stack(
+        (np.tile(values, (64, 1)), np.repeat(values[::4, None], 256, 1), np.roll(np.tile(values, (64, 1)), 77, 1)), 2
+    )
+    gain_M3 = np.concatenate((np.ones((1, 3)), [[1.2, 3, 0]], 1 + rng.uniform(-1, 1, (150, 3)) * (0.015, 0.7, 0.4)))
+    changes = colors(gain_M3)
+    assert 0 < np.isnan(changes.offset_3).mean() < 0.15, "most gains can be scaled, not all"
+    fast, classic = Fast(), Classic()
+    for one in zip(*changes, strict=True):
+        np.testing.assert_array_equal(fast.recolor(image, Color(*one)), classic.recolor(image, Color(*one)))
+
+
+def test_ranges_are_listed_one_after_the_other():
+    positions, owners = ranges(np.array([5, 0, 9]), np.array([2, 0, 3]))
+    assert positions.tolist() == [5, 6, 9, 10, 11]
+    assert owners.tolist() == [0, 0, 2, 2, 2]
+
+
+def test_samples_without_any_label_are_samples():
+    images = [pattern(50, 60, k) for k in range(4)]
+    config = AugmentConfig(mixup=1, copy_paste=0.5, paste_in=1)
+    renderer = renderer_of(images, labels_of([np.zeros((0, 5), np.float32)] * 4), config, size=SIZE)
+    out = np.empty((1, 3, SIZE, SIZE), np.uint8)
+    (targets,) = renderer.render(one_draw([{"tiles": [0, 1, 2, 3], "centre": (60, 60)}], paste=True), out)
+    assert targets.shape == (0, 5)
+
+
+def test_labels_do_not_depend_on_the_other_samples_of_a_micro_batch():
+    images, labels = busy_set(8, seed=9, polygons="some")
+    wh = np.array([image.shape[1::-1] for image in images])
+    one = [
+        one_draw([{"tiles": rng, "centre": (60, 70), "warp": (0, 0, 9, 0.9, 2, 1, 0.5, 0.4)}])
+        for rng in ([0, 1, 2, 3], [4, 5, 6, 7])
+    ]
+    together = {name: np.concatenate([draws[name] for draws in one]) for name in one[0]}
+    boxes = []
+    for draws in (*one, together):
+        sheets = lay_out(draws, np.minimum(wh, SIZE), size=SIZE, out_wh=(SIZE, SIZE))
+        boxes.append(warp_labels(gather_labels(labels, sheets), sheets, out_wh=(SIZE, SIZE), perspective=False))
+    np.testing.assert_array_equal(np.concatenate((boxes[0].box_T4, boxes[1].box_T4)), boxes[2].box_T4)
+    assert set(boxes[2].sample_T.tolist()) <= {0, 1}

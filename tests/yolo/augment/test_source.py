@@ -1,0 +1,211 @@
+"""Samples through the feed: the same bytes for any number of workers, both painters alike, labels where they belong."""
+
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from flatout.errors import ConfigError
+from flatout.feed import Batch, DecodeError, Feed, FeedConfig, Plan, Store, StoreConfig
+from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.layout import resized_wh
+from flatout.yolo.augment.pictures import ResizedPictures
+from flatout.yolo.augment.source import TrainingSource, ValidationSource
+from flatout.yolo.augment.targets import number_targets
+from flatout.yolo.data.rect import rect_batches
+from flatout.yolo.data.resize import kept_size_hw, resize_long_side
+from tests.yolo.augment.scenes import busy_set, image_set_of, labels_of
+from tests.yolo.pattern import pattern
+
+SIZE = 64
+EVERYTHING = AugmentConfig(
+    degrees=10, scale=0.6, shear=4, flipud=0.5, mosaic=0.8, mixup=0.4, copy_paste=0.5, paste_in=0.5
+)
+
+
+def source_of(config: AugmentConfig = EVERYTHING, *, polygons: str = "some", seed: int = 0, **more) -> TrainingSource:
+    images, labels = busy_set(12, seed=seed, polygons=polygons)
+    pictures = [resize_long_side(image, SIZE, augment=True).image for image in images]
+    return TrainingSource(image_set_of(images, labels), pictures, config, size=SIZE, **more)
+
+
+def batches_of(source: Any, *, workers: int, epochs: int = 1, batch_size: int = 5, **more: Any) -> list[Batch]:
+    plan = Plan(num_samples=len(source), seed=3, batch_size=batch_size, last="short", **more)
+    with Feed(source, plan, FeedConfig(workers=workers)) as feed:
+        return [batch.copy() for _ in range(epochs) for batch in feed]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list:
+    return batches_of(source_of(), workers=0, epochs=2)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_any_number_of_workers_gives_the_same_bytes(alone, workers):
+    for mine, theirs in zip(batches_of(source_of(), workers=workers, epochs=2), alone, strict=True):
+        for name in ("images", "targets", "shapes"):
+            np.testing.assert_array_equal(mine[name], theirs[name], err_msg=name)
+        np.testing.assert_array_equal(mine.counts["targets"], theirs.counts["targets"])
+        np.testing.assert_array_equal(mine.indices, theirs.indices)
+
+
+@pytest.mark.parametrize("polygons", ["none", "some", "all"])
+@pytest.mark.parametrize("change", [{}, {"perspective": 0.001}, {"mosaic": 0.0}, {"degrees": 0, "shear": 0}])
+def test_both_painters_give_the_same_bytes(polygons, change):
+    config = AugmentConfig(**{name: getattr(EVERYTHING, name) for name in EVERYTHING.__dataclass_fields__} | change)
+    classic, fast = (
+        batches_of(source_of(config, polygons=polygons, painter=painter), workers=0) for painter in ("classic", "fast")
+    )
+    for mine, theirs in zip(fast, classic, strict=True):
+        np.testing.assert_array_equal(mine["images"], theirs["images"])
+        np.testing.assert_array_equal(mine["targets"], theirs["targets"])
+
+
+def test_targets_carry_the_number_of_their_image_and_lie_inside(alone):
+    assert sum(len(batch["targets"]) for batch in alone) > 20
+    for batch in alone:
+        targets = number_targets(batch)
+        np.testing.assert_array_equal(
+            np.bincount(targets[:, 0].astype(int), minlength=5)[: len(batch)], batch.counts["targets"]
+        )
+        low, high = targets[:, 2:4] - targets[:, 4:] / 2, targets[:, 2:4] + targets[:, 4:] / 2
+        assert (low >= -1e-6).all() and (high <= 1 + 1e-6).all()
+        assert set(np.unique(targets[:, 1])) <= {0, 1}
+
+
+def test_a_label_stays_on_its_object():
+    """One bright square per picture: after warp and flips, every box must be around a bright square."""
+    image = np.full((60, 60, 3), 40, np.uint8)
+    image[20:40, 15:45] = 250
+    labels = labels_of([np.array([[1, 0.5, 0.5, 0.5, 1 / 3]], np.float32)] * 6)
+    config = AugmentConfig(hsv_h=0, hsv_s=0, hsv_v=0, scale=0.2, translate=0.1, flipud=0.5, mixup=0, paste_in=0)
+    pictures = [resize_long_side(image, SIZE, augment=True).image] * 6
+    source = TrainingSource(image_set_of([image] * 6, labels), pictures, config, size=SIZE)
+    checked = 0
+    for batch in batches_of(source, workers=0, epochs=4):
+        bright = batch["images"][:, 0] > 180
+        for number, _, x, y, w, h in number_targets(batch) * [1, 1, SIZE, SIZE, SIZE, SIZE]:
+            inside = bright[int(number), round(y - h / 2) : round(y + h / 2), round(x - w / 2) : round(x + w / 2)]
+            assert inside.mean() > 0.75
+            checked += 1
+        assert (
+            abs(bright.sum() - (batch["targets"][:, 4] * batch["targets"][:, 5]).sum() * SIZE**2) < 0.35 * bright.sum()
+        )
+    assert checked > 20
+
+
+def test_pictures_alone_record_where_they_lie_and_mosaics_do_not(alone):
+    plain = batches_of(source_of(AugmentConfig(mosaic=0, mixup=0)), workers=0)
+    assert all((batch["shapes"][:, :4] > 0).all() for batch in plain)
+    only_mosaics = batches_of(source_of(AugmentConfig(mosaic=1)), workers=0)
+    assert all((batch["shapes"] == 0).all() for batch in only_mosaics)
+
+
+def test_validation_shows_every_picture_in_the_shape_of_its_step():
+    images, labels = busy_set(11, seed=4)
+    image_set = image_set_of(images, labels)
+    rect = rect_batches(image_set.size_wh_N2, batch_size=4, img_size=SIZE, pad=0.5)
+    pictures = [resize_long_side(image, SIZE, augment=False).image for image in images]
+    source = ValidationSource(image_set, pictures, size=SIZE, largest_hw=tuple(rect.shape_hw_S2.max(0).tolist()))
+    found = batches_of(
+        source,
+        workers=0,
+        batch_size=4,
+        order=rect.order_N,
+        shapes=lambda epoch, step: {"images": (3, *rect.shape_hw_S2[step].tolist())},
+    )
+    assert [index for batch in found for index in batch.indices] == rect.order_N.tolist()
+    assert len({batch["images"].shape[2:] for batch in found}) > 1
+    for batch, shape in zip(found, rect.shape_hw_S2.tolist(), strict=True):
+        assert list(batch["images"].shape[2:]) == shape
+        for row, index in enumerate(batch.indices):
+            h0, w0, ratio_h, ratio_w, pad_x, pad_y = batch["shapes"][row]
+            assert (h0, w0) == images[index].shape[:2]
+            left, top = round(pad_x - 0.1), round(pad_y - 0.1)
+            height, width = pictures[index].shape[:2]
+            inner = batch["images"][row][:, top : top + height, left : left + width]
+            np.testing.assert_array_equal(inner.transpose(1, 2, 0)[..., ::-1], pictures[index])
+            assert (ratio_h, ratio_w) == (height / h0, width / w0)
+        boxes = np.concatenate([labels.of(index) for index in batch.indices])
+        np.testing.assert_array_equal(batch["targets"][:, 1], boxes[:, 0])
+
+
+def test_training_without_mosaic_takes_the_shape_of_its_step():
+    shapes = {"shapes": lambda epoch, step: {"images": (3, SIZE, 32 + 32 * (step % 2))}}
+    calm = AugmentConfig(mosaic=0, mixup=0, paste_in=0, degrees=5)
+    classic, fast = (
+        batches_of(source_of(calm, painter=painter), workers=0, **shapes) for painter in ("classic", "fast")
+    )
+    assert {batch["images"].shape[2:] for batch in fast} == {(64, 32), (64, 64)}
+    for mine, theirs in zip(fast, classic, strict=True):
+        np.testing.assert_array_equal(mine["images"], theirs["images"])
+        centre_T2 = mine["targets"][:, 2:4]
+        assert ((centre_T2 > 0) & (centre_T2 < 1)).all()
+    with pytest.raises(Exception, match="use mosaic=0 with rectangular batches"):
+        batches_of(source_of(AugmentConfig(mosaic=1)), workers=0, **shapes)
+
+
+@pytest.mark.parametrize("size", [64, 320, 480, 640, 1280])
+def test_sizes_of_all_pictures_are_those_of_each(size):
+    wh = np.random.default_rng(size).integers(1, 2500, (2000, 2))
+    expected = [kept_size_hw((h, w), size)[::-1] for w, h in wh.tolist()]
+    np.testing.assert_array_equal(resized_wh(wh, size), np.maximum(expected, 1))
+
+
+def test_a_picture_that_changed_since_the_scan_is_named():
+    images = [pattern(60, 50, 0), pattern(50, 60, 1)]
+    source = TrainingSource(
+        image_set_of(images, labels_of([np.zeros((0, 5))] * 2)),
+        [images[1], images[1]],
+        AugmentConfig(mosaic=0, mixup=0),
+        size=60,
+    )
+    with pytest.raises(Exception, match="picture 0") as error:
+        batches_of(source, workers=0, batch_size=1)
+    assert "it has changed since" in f"{error.value}{error.value.__cause__}"
+    assert issubclass(DecodeError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"), [({"size": 63}, "must be even"), ({"painter": "oil"}, "'classic' or 'fast'")]
+)
+def test_a_source_that_cannot_be_is_refused(wrong, text):
+    images, labels = busy_set(2, seed=0)
+    with pytest.raises(ConfigError, match=text):
+        TrainingSource(image_set_of(images, labels), images, AugmentConfig(), **{"size": 64} | wrong)
+
+
+def test_a_source_is_pickled_without_its_buffers():
+    source = source_of()
+    small = len(pickle.dumps(source))
+    batches_of(source, workers=0)
+    assert len(pickle.dumps(source)) == small
+
+
+def test_reading_imports_no_torch():
+    code = "import sys, flatout.yolo.augment.source, flatout.yolo.augment.device_source"
+    code += "; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_store_of_files_gives_the_samples_of_the_files(tmp_path):
+    images, labels = busy_set(6, seed=3)
+    paths = tuple(str(tmp_path / f"{number}.png") for number in range(len(images)))
+    for path, image in zip(paths, images, strict=True):
+        cv2.imwrite(path, image)
+    image_set = replace(image_set_of(images, labels), paths=paths)
+    pictures = ResizedPictures(image_set, size=SIZE, augment=True)
+    plain = AugmentConfig(paste_in=0)
+    direct = batches_of(TrainingSource(image_set, pictures, plain, size=SIZE), workers=0)
+    config = StoreConfig(folder=tmp_path / "stores", workers=1, backend="thread", progress=False)
+    with Store.open(pictures, config) as store:
+        stored = batches_of(TrainingSource(image_set, store, plain, size=SIZE), workers=0)
+        assert store.statistics().items == len(images)
+    for mine, theirs in zip(stored, direct, strict=True):
+        np.testing.assert_array_equal(mine["images"], theirs["images"])
+    assert pictures.parameters != ResizedPictures(image_set, size=SIZE, augment=False).parameters
