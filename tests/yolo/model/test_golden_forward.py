@@ -72,6 +72,13 @@ def converted(path: Path, dtype: torch.dtype) -> Network:
     return filled(path) if dtype == torch.float32 else copy.deepcopy(filled(path)).to(dtype)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _forget_networks():
+    yield
+    for cached in (opened, filled, converted):
+        cached.cache_clear()
+
+
 def check_statistics(output: Tensor, golden: dict) -> None:
     values = output.detach().double()
     rel = 1e-9 if output.dtype == torch.float64 else 1e-4
