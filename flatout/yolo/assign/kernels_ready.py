@@ -36,7 +36,7 @@ def _reason_against(num_layers: int, dtypes: tuple[torch.dtype, ...]) -> str | N
     # Cached, so once per reason.
     logger.warning(
         "Detection loss without its GPU kernels: %s. The same numbers, but every step waits for the GPU "
-        "several times and takes some ten times as long.",
+        "several times and takes longer.",
         reason,
     )
     return reason

@@ -8,7 +8,8 @@ from flatout.yolo.launch import HAS_TRITON, say_what_is_missing
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 WORTH_IT = 1 << 23
-"""Values of a map from which on our kernels save more time than their launch from Python costs, measured on an H200."""
+"""Values of a map from which on our kernels are used in eager mode: below, launching them costs the host more than they
+save the GPU. Chosen from two cases on an H200 (bench/results/model_step_h200_202611.md), not from a sweep."""
 
 
 def suits_kernels(x: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Max-pooling: by our kernels for channels_last maps on a GPU, which move a third of the bytes, else by torch.
+"""Max-pooling: by our kernels for channels_last maps on a GPU, which store no 8-byte indices, else by torch.
 
 As in norm_act.py there are two doors to the kernels, for eager mode and for torch.compile.
 """

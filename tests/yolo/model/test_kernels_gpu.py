@@ -81,9 +81,10 @@ class TestPooling:
 
     @pytest.mark.parametrize("k", [2, 5, 9, 13])
     def test_equals_torch_without_ties(self, shape, dtype, k):
-        # Every value once, so that there is one largest and rounding to the dtype keeps it the largest.
-        x = torch.randperm(64, device="cuda").to(dtype).repeat(shape[0] * shape[1] * shape[2] * shape[3] // 64 + 1)
-        x = x[: shape[0] * shape[1] * shape[2] * shape[3]].view(shape).contiguous(memory_format=torch.channels_last)
+        # float32 holds every value once, so there is one largest; half precision rounds some of them to ties.
+        num_values = shape[0] * shape[1] * shape[2] * shape[3]
+        x = torch.randperm(num_values, device="cuda").to(dtype).view(shape)
+        x = (x / 4).contiguous(memory_format=torch.channels_last)
         mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
         if k == 2:
             found, expected = max_pool(mine, 2), F.max_pool2d(theirs, 2, 2)
@@ -93,9 +94,11 @@ class TestPooling:
         gradient = torch.ones_like(expected)
         found.backward(as_slice(gradient))
         expected.backward(gradient)
-        assert float(mine.grad.float().sum()) == float(theirs.grad.float().sum())
-        if k == 2:
+        if k == 2 or dtype == torch.float32:
             assert torch.equal(mine.grad, theirs.grad)
+        else:
+            # Of tied values, torch and we may choose another one: only what a window hands on is the same.
+            assert float(mine.grad.float().sum()) == float(theirs.grad.float().sum())
 
 
 class TestNetwork:
