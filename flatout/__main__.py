@@ -21,6 +21,8 @@ from flatout.errors import FlatoutError
 COMMANDS = {
     "demo": Command("see flatout at work on a small made-up data set", "flatout.demo"),
     "doctor": Command("look at this machine and say what would slow training down", "flatout.doctor"),
+    "monitor": Command("curves and state of a run in a browser, also after a crash", "flatout.monitor"),
+    "profile": Command("where a training's time goes, and what each remedy is worth", "flatout.profile_cli"),
     "yolo": Command("detection: look into networks and weights, convert them", "flatout.yolo.cli"),
 }
 

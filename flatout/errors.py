@@ -35,7 +35,23 @@ class ResourceError(FlatoutError, RuntimeError):
     exit_code = 5
 
 
+class DivergedError(FlatoutError, ArithmeticError):
+    """Training went where there is no way back: numbers that are not finite, again after a rollback."""
+
+    exit_code = 6
+
+
 class ChildLostError(FlatoutError, RuntimeError):
     """A child process died and could not be replaced."""
 
     exit_code = 7
+
+
+class Interrupted(FlatoutError):
+    """Training was asked to end, and everything is saved: the same command continues. Not a failure."""
+
+    exit_code = 75
+
+    @classmethod
+    def by(cls, signal_name: str) -> "Interrupted":
+        return cls(f"{signal_name}: everything is saved. Run the same command again to continue.")

@@ -25,6 +25,8 @@ HEIGHT = {
     "__init__": 7,
     "doctor": 8,
     "demo": 8,
+    "monitor": 8,
+    "profile_cli": 8,
     "__main__": 9,
 }
 FORBIDDEN = {("engine", "feed")}

@@ -6,8 +6,9 @@ The same feed, order, randomness and resume as on the host: a renderer gets sour
 parameters and has no randomness of its own, so what it makes follows from (seed, epoch, step).
 """
 
+import math
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -25,11 +26,21 @@ class Render(Protocol):
     def __call__(self, sources: Sources, params: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None: ...
 
 
+class Output(NamedTuple):
+    """A tensor that is rendered; `outputs` of a feed may also be plain tuples of the first two or of all three."""
+
+    shape: tuple[int, ...]
+    """Per sample; the largest one where steps differ."""
+    dtype: torch.dtype
+    channels_last: bool = False
+    """[C, H, W] per sample, with the channels of a pixel side by side in memory."""
+
+
 class DeviceFeed(DeviceBatches):
     """A feed of parameters, rendered one batch ahead of the step.
 
     The feed's source has a field of item numbers, int [B] or [B, n]; its other fields arrive as
-    `params`. A batch holds them and the rendered `outputs`: name -> (per-sample shape, dtype).
+    `params`. A batch holds them and the rendered `outputs`, by name.
     """
 
     def __init__(
@@ -37,7 +48,7 @@ class DeviceFeed(DeviceBatches):
         feed: Feed,
         store: DeviceStore,
         render: Render,
-        outputs: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+        outputs: Mapping[str, Output | tuple[tuple[int, ...], torch.dtype]],
         *,
         items: str = "items",
     ) -> None:
@@ -49,17 +60,34 @@ class DeviceFeed(DeviceBatches):
         self._store = store
         self._render = render
         self._items = items
+        self._outputs = {name: Output(*output) for name, output in outputs.items()}
         # Two sets, filled in turn: one is trained on while the other is rendered.
-        self._outs = [
+        self._memory = [
             {
-                name: torch.empty((feed.plan.batch_size, *shape), dtype=dtype, device=store.device)
-                for name, (shape, dtype) in outputs.items()
+                name: torch.empty(feed.plan.batch_size * math.prod(shape), dtype=dtype, device=store.device)
+                for name, (shape, dtype, _) in self._outputs.items()
             }
             for _ in range(2)
         ]
 
+    def shape_of(self, name: str, batch: Batch) -> tuple[int, ...]:
+        """Per-sample shape of an output in this batch, no larger than promised; for classes that vary it."""
+        return self._outputs[name].shape
+
     def _finish(self, turn: int, batch: Batch, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        sources = self._store.sources_of(batch[self._items])
-        out = {name: tensor[: len(batch)] for name, tensor in self._outs[turn % 2].items()}
+        sources = self._store.sources_of(batch[self._items], tensors[self._items])
+        out = {
+            name: _shaped(memory, (len(batch), *self.shape_of(name, batch)), self._outputs[name].channels_last)
+            for name, memory in self._memory[turn % 2].items()
+        }
         self._render(sources, tensors, out)
         return tensors | out
+
+
+def _shaped(memory: Tensor, shape: tuple[int, ...], channels_last: bool) -> Tensor:
+    """The first part of flat memory as a tensor without gaps."""
+    part = memory[: math.prod(shape)]
+    if not channels_last:
+        return part.view(shape)
+    num, channels, height, width = shape
+    return part.view(num, height, width, channels).permute(0, 3, 1, 2)

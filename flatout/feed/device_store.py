@@ -51,6 +51,11 @@ class Residence(NamedTuple):
     host_chunks: int
 
 
+def chunks_of(bytes_N: np.ndarray) -> np.ndarray:
+    """Chunks that items of so many bytes take, int64 [N]."""
+    return np.asarray(-(-bytes_N // CHUNK_BYTES))
+
+
 def settle(chunks_N: np.ndarray, *, budget: int, batch_items: int) -> tuple[Residence, int]:
     """Items on the device, in order, as many as the budget holds, and the chunks kept for staging the others."""
     everything = int(chunks_N.sum())
@@ -75,9 +80,9 @@ class DeviceStore:
         batch may need, is wanted only if the budget does not hold all of them: room to stage them is kept.
         """
         self.device = torch.device(device)
-        self._dtype, self._shapes_ND = _dtype_and_shapes(items)
-        self._chunks_N = -(-self._shapes_ND.prod(axis=1) * self._dtype.itemsize // CHUNK_BYTES)
-        budget = (_free_bytes(self.device) if budget_bytes is None else budget_bytes) // CHUNK_BYTES
+        self._dtype, shapes_ND = _dtype_and_shapes(items)
+        self._chunks_N = chunks_of(shapes_ND.prod(axis=1) * self._dtype.itemsize)
+        budget = (free_bytes(self.device) if budget_bytes is None else budget_bytes) // CHUNK_BYTES
         self.residence, staging = settle(self._chunks_N, budget=budget, batch_items=max(1, batch_items))
         if staging and batch_items < 1:
             raise ConfigError(
@@ -95,31 +100,43 @@ class DeviceStore:
         upload(items, resident, self.residence.begin_N, self._chunks_N, self._memory, "to the device")
         rest = range(self.residence.num_resident, len(self))
         upload(items, rest, self.residence.begin_N, self._chunks_N, self._host, "to pinned memory")
+        # On the device as well: a batch then gathers them there, instead of being sent 32 bytes per item.
+        self._offset_N = torch.from_numpy(self.residence.begin_N * (CHUNK_BYTES // self._dtype.itemsize)).to(device)
+        self._shape_ND = torch.from_numpy(shapes_ND).to(device)
         logger.info("%s", self)
 
     def __len__(self) -> int:
-        return len(self._shapes_ND)
+        return len(self._chunks_N)
 
     def __str__(self) -> str:
         resident = self.residence.num_resident
-        text = f"{resident} of {len(self)} items on {self.device} ({_size(self.residence.device_chunks)})"
+        each = int(self._chunks_N.mean() * CHUNK_BYTES)
+        text = (
+            f"{resident} of {len(self)} items on {self.device} ({_size(self.residence.device_chunks)}, {each} B each)"
+        )
         away = f", {len(self) - resident} staged from pinned memory ({_size(self.residence.host_chunks)})"
         return text + (away if resident < len(self) else "")
 
-    def sources_of(self, items: np.ndarray) -> Sources:
+    def sources_of(self, items: np.ndarray, device_items: Tensor | None = None) -> Sources:
         """Have every item of a batch in device memory, on the current stream; the host does not wait.
 
-        `items` holds item numbers in any shape. What an earlier call staged is void.
+        `items` holds item numbers in any shape; `device_items` the same ones on the device, where they are there
+        already. What an earlier call staged is void.
         """
+        numbers = self._send(items) if device_items is None else device_items
+        if self.residence.num_resident == len(self):
+            offsets = self._offset_N[numbers]
+        else:
+            offsets = self._send(self._offsets_with_staging(items))
+        data = self._memory.view(-1).view(torch.from_numpy(np.empty(0, self._dtype)).dtype)
+        return Sources(data, offsets, self._shape_ND[numbers])
+
+    def _offsets_with_staging(self, items: np.ndarray) -> np.ndarray:
         begin_Q = self.residence.begin_N[items.reshape(-1)]
         away_Q = items.reshape(-1) >= self.residence.num_resident
         if away_Q.any():
             begin_Q[away_Q] = self._stage(items.reshape(-1)[away_Q])
-        return Sources(
-            self._memory.view(-1).view(torch.from_numpy(np.empty(0, self._dtype)).dtype),
-            self._send((begin_Q * (CHUNK_BYTES // self._dtype.itemsize)).reshape(items.shape)),
-            self._send(self._shapes_ND[items]),
-        )
+        return np.asarray((begin_Q * (CHUNK_BYTES // self._dtype.itemsize)).reshape(items.shape))
 
     def _stage(self, away: np.ndarray) -> np.ndarray:
         """Copy items from RAM to the staging chunks; returns the chunk at which each begins there."""
@@ -191,7 +208,8 @@ def _dtype_and_shapes(items: Arrays) -> tuple[np.dtype, np.ndarray]:
     return dtype, shapes_ND
 
 
-def _free_bytes(device: torch.device) -> int:
+def free_bytes(device: torch.device) -> int:
+    """What a store may take on a device if no budget is given."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * DEVICE_SHARE)
     return int(machine.memory().free * RAM_SHARE)

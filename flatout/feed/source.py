@@ -82,6 +82,17 @@ class RowsOut:
             )
         self.taken[sample] = array
 
+    def put_all(self, rows_TW: np.ndarray, count_M: np.ndarray) -> None:
+        """Rows of all samples at once, one sample's after the other's: sample m has count_M[m] of them."""
+        array = np.array(rows_TW, self._rows.dtype)
+        ends_M = np.cumsum(count_M).tolist()
+        if array.shape != (ends_M[-1] if ends_M else 0, self._rows.width) or len(ends_M) != len(self.taken):
+            raise DataError(
+                f"field '{self._name}': got rows of shape {array.shape} for {len(ends_M)} samples, but `fields` and "
+                f"the counts promise [{ends_M[-1] if ends_M else 0}, {self._rows.width}] for {len(self.taken)}"
+            )
+        self.taken = [array[begin:end] for begin, end in zip([0, *ends_M], ends_M, strict=False)]
+
 
 class Out(Mapping[str, Any]):
     """Where `read` writes: name -> ndarray view [M, *shape] of a Field, or RowsOut of a Rows field.
@@ -89,9 +100,17 @@ class Out(Mapping[str, Any]):
     A view holds whatever an earlier batch left in it: write every element.
     """
 
-    def __init__(self, parts: Mapping[str, np.ndarray | RowsOut], reading: "ReadingNote | None" = None) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, np.ndarray | RowsOut],
+        reading: "ReadingNote | None" = None,
+        *,
+        first_row: int = 0,
+    ) -> None:
         self._parts = parts
         self._reading = reading
+        self.first_row = first_row
+        """Row of the batch that the first sample of this micro-batch is."""
 
     def __getitem__(self, name: str) -> Any:
         return self._parts[name]

@@ -201,7 +201,8 @@ class Bench:
         spec = self._ring.spec
         parts: dict[str, np.ndarray | RowsOut] = {name: slot.field(name)[begin:end] for name in spec.fixed_fields}
         parts |= {name: RowsOut(name, rows, end - begin) for name, rows in spec.rows_fields.items()}
-        out = Out(parts, lambda sample: self._ring.note_sample(self._worker, int(indices[sample])))
+        note = self._ring.note_sample
+        out = Out(parts, lambda sample: note(self._worker, int(indices[sample])), first_row=begin)
         with clock.stage("read"):
             self._source.read(indices, draws, out)
         self._check_all_put(out, indices)

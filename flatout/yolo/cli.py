@@ -5,9 +5,12 @@ import argparse
 from flatout.door import Command, answer, listing
 
 COMMANDS = {
+    "train": Command("train a detector: YOLOv7's train.py, with its flags", "flatout.yolo.commands.train"),
+    "test": Command("evaluate weights: YOLOv7's test.py, with its flags", "flatout.yolo.commands.test"),
     "info": Command("layers, size and cost of a network; what a file of weights holds", "flatout.yolo.commands.info"),
     "convert": Command("weights to safetensors, to a file of ours, to deploy form", "flatout.yolo.commands.convert"),
     "check": Command("what would spoil a training, in every file of a data set", "flatout.yolo.commands.check"),
+    "demo-data": Command("draw a small data set to try things on", "flatout.yolo.commands.demo_data"),
 }
 
 

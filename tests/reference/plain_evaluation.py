@@ -65,3 +65,10 @@ def confused_by_loops(found_n6: Tensor, label_m5: Tensor, num_classes: int) -> n
         if partner and n not in found:
             counts[kind, num_classes] += 1
     return counts
+
+
+def to_picture_by_hand(box_n4: np.ndarray, shape_6: Sequence[float]) -> np.ndarray:
+    """Corners in the input to corners in the picture, clipped; `shape_6` is h0, w0, ratio h, ratio w, pad x, pad y."""
+    native_h, native_w, gain, _, pad_x, pad_y = shape_6
+    moved = (box_n4 - np.array([pad_x, pad_y] * 2, np.float32)) / np.float32(gain)
+    return np.clip(moved, 0, np.array([native_w, native_h] * 2, np.float32))

@@ -14,8 +14,8 @@ def plain_batches(source: Source, plan: Plan, epoch: int, start: int = 0) -> Ite
     for number in range(start, epoch_plan.num_steps):
         step = epoch_plan.step(number)
         samples = [
-            _read_one(source, plan.seed, epoch, position, index, step.shapes)
-            for position, index in zip(step.positions, step.indices, strict=True)
+            _read_one(source, plan.seed, epoch, row, position, index, step.shapes)
+            for row, (position, index) in enumerate(zip(step.positions, step.indices, strict=True))
         ]
         rows_fields = [name for name, field in source.fields.items() if isinstance(field, Rows)]
         fields = {
@@ -28,7 +28,7 @@ def plain_batches(source: Source, plan: Plan, epoch: int, start: int = 0) -> Ite
         yield Batch(epoch, number, step.num_valid, step.indices, step.positions, fields, counts)
 
 
-def _read_one(source, seed, epoch, position, index, shapes):
+def _read_one(source, seed, epoch, row, position, index, shapes):
     draws = source.draw(seed, epoch, np.array([position]), np.array([index]))
     out = Out(
         {
@@ -36,7 +36,8 @@ def _read_one(source, seed, epoch, position, index, shapes):
             if isinstance(field, Rows)
             else np.zeros((1, *shapes.get(name, field.shape)), field.dtype)
             for name, field in source.fields.items()
-        }
+        },
+        first_row=row,
     )
     source.read(np.array([index]), draws, out)
     return {

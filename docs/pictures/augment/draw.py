@@ -75,7 +75,8 @@ def samples(images: list[np.ndarray], labels: Labels, config: AugmentConfig) -> 
         config, num_pictures=len(images), size=SIZE, seed=4, epoch=0, positions_M=index, indices_M=index
     )
     out = np.empty((COLUMNS, 3, SIZE, SIZE), np.uint8)
-    targets = renderer.render(draws, out)
+    targets_T6, count_M = renderer.render(draws, out)
+    targets = np.split(targets_T6[:, 1:], np.cumsum(count_M)[:-1])
     return np.hstack([framed(one[::-1].transpose(1, 2, 0), rows) for one, rows in zip(out, targets, strict=True)])
 
 

@@ -53,9 +53,9 @@ def replacing(path: Path, *, needed_bytes: int) -> Iterator[Sink]:
         with hidden.open("xb") as file:
             yield from _filled(file)
         hidden.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
-        raise _translated(error, path, needed_bytes) from error
+        raise write_error(error, path, needed_bytes) from error
     finally:
         with suppress(OSError):
             hidden.unlink(missing_ok=True)
@@ -80,7 +80,8 @@ def _check_room(path: Path, needed_bytes: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _translated(error: OSError, path: Path, needed_bytes: int) -> ResourceError:
+def write_error(error: OSError, path: Path, needed_bytes: int) -> ResourceError:
+    """What to tell somebody whose disk did not take a file."""
     if error.errno not in _NO_ROOM:
         return ResourceError(f"{path}: cannot be written: {error.strerror}. Check the folder and its permissions.")
     free = f"{shutil.disk_usage(path.parent).free:,}" if path.parent.is_dir() else "no"
@@ -90,7 +91,13 @@ def _translated(error: OSError, path: Path, needed_bytes: int) -> ResourceError:
     )
 
 
-def _sync_folder(folder: Path) -> None:
+def ran_out_of_room(error: ResourceError) -> bool:
+    """Whether a file was not written for want of space."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_ROOM
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power cut."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

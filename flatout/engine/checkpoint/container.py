@@ -1,6 +1,6 @@
 """Our own file: a dict of plain values and tensors that torch.load(weights_only=True) reads too.
 
-    {"flatout": {"schema": 1, "versions": {...}}, "<section>": ..., "<section>": ...}
+    {"flatout": {"schema": 1, "digest": "sha256", "versions": {...}}, "<section>": ..., "<section>": ...}
 
 Each section belongs to whoever wrote it (weights, the state of a training). Values are None, bool, int, float, str,
 list, tuple, dict with str or int keys, and tensors.
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from flatout.engine.checkpoint.atomic import replacing
+from flatout.engine.checkpoint.digest import ALGORITHM, DigestSink, has_digest
 from flatout.engine.checkpoint.opening import file_kind, reading
 from flatout.engine.checkpoint.plain import PlainReader
-from flatout.engine.checkpoint.refusal import DAMAGED, Refusal
+from flatout.engine.checkpoint.refusal import AGAIN, DAMAGED, Refusal
 from flatout.engine.checkpoint.torch_file import read_objects
 from flatout.engine.checkpoint.vocabulary import plain_vocabulary
 
@@ -33,10 +34,13 @@ def write_container(path: str | Path, sections: Mapping[str, object]) -> None:
     Tensors are written from the device they are on, and only the elements they show. TypeError names a value that is
     not plain.
     """
-    content: dict[str, object] = {"flatout": {"schema": SCHEMA, "versions": versions()}}
+    header = {"schema": SCHEMA, "digest": ALGORITHM, "versions": versions()}
+    content: dict[str, object] = {"flatout": header}
     content |= {name: _storable(section, name) for name, section in sections.items()}
     with replacing(Path(path), needed_bytes=_bytes_of(content)) as sink:
-        torch.save(content, sink)  # type: ignore[arg-type]
+        digesting = DigestSink(sink)
+        torch.save(content, digesting)  # type: ignore[arg-type]
+        digesting.finish()
 
 
 def read_container(path: str | Path) -> dict[str, object]:
@@ -45,6 +49,8 @@ def read_container(path: str | Path) -> dict[str, object]:
         objects = read_objects(file, plain_vocabulary) if file_kind(file) == "zip" else None
         if not is_container(objects):
             raise Refusal("holds weights of another program. Convert them first.")
+        if _promises_digest(objects) and not has_digest(file):
+            raise Refusal(f"is damaged: the digest at its end is missing. {AGAIN}")
         return sections_of(objects)
 
 
@@ -62,6 +68,14 @@ def sections_of(objects: object) -> dict[str, object]:
         case {"flatout": {"schema": int(schema)}} if schema > SCHEMA:
             raise Refusal(f"was written by a newer flatout (schema {schema}; this one reads {SCHEMA}). Update flatout.")
     raise Refusal(f"claims to be written by flatout but has no schema number. {DAMAGED}")
+
+
+def _promises_digest(objects: object) -> bool:
+    """Files that were written before there was one go without."""
+    match objects:
+        case {"flatout": {"digest": _}}:
+            return True
+    return False
 
 
 def versions() -> dict[str, str]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from flatout.engine.checkpoint.archive import Archive
+from flatout.engine.checkpoint.digest import check_digest
 from flatout.engine.checkpoint.refusal import DAMAGED, Refusal
 from flatout.engine.checkpoint.storages import DTYPES, Storage, Storages
 from flatout.engine.checkpoint.unpickle import unpickle
@@ -18,6 +19,7 @@ def read_objects(file: BinaryIO, vocabulary_of: Callable[[Storages], Vocabulary]
 
     Not to be trusted yet: containers may be cyclic or share parts a million times. Walk them with `plain`.
     """
+    check_digest(file)
     archive = Archive(file)
     root = _find_root(archive)
     _check_byte_order(archive, root)

@@ -9,6 +9,7 @@ import numpy as np
 
 from flatout.yolo.augment.draw import PLAIN
 from flatout.yolo.augment.layout import Sheets
+from flatout.yolo.augment.warp_boxes import are_seen
 from flatout.yolo.data.image_set import Labels
 
 
@@ -25,6 +26,8 @@ class CanvasLabels(NamedTuple):
     """float32 x, y in canvas pixels."""
     first_point_T: np.ndarray
     """int64 [T + 1]: label t has the points first_point_T[t] to first_point_T[t + 1]."""
+    has_polygons_Q: np.ndarray | None = None
+    """bool: whether a sheet has any polygon, where some of its labels have been left out."""
 
     @property
     def num_points_T(self) -> np.ndarray:
@@ -34,34 +37,57 @@ class CanvasLabels(NamedTuple):
         return self.point_P2[self.first_point_T[label] : self.first_point_T[label + 1]]
 
 
-def gather_labels(labels: Labels, sheets: Sheets) -> CanvasLabels:
-    """The labels of every tile, in the order of sheets and tiles; those of mosaics are clipped to their canvas."""
+def gather_labels(labels: Labels, sheets: Sheets, *, seen_in: tuple[int, int] | None = None) -> CanvasLabels:
+    """The labels of every tile, in the order of sheets and tiles; those of mosaics are clipped to their canvas.
+
+    With `seen_in`, the width and height of the output of affine warps, labels are left out that do not reach it: two in
+    three of a mosaic's. No such label would be kept.
+    """
     sheet_G, tile_G = np.nonzero(sheets.picture_Q9 >= 0)
     picture_G = sheets.picture_Q9[sheet_G, tile_G]
-    begin_G, count_G = labels.first_N[picture_G], np.diff(labels.first_N)[picture_G]
-    label_T, place_T = ranges(begin_G, count_G)
-    sheet_T, tile_T = sheet_G[place_T], tile_G[place_T]
-    class_box_T5 = labels.class_box_T5[label_T]
+    begin_G = labels.first_N[picture_G]
+    label_T, place_T = ranges(begin_G, labels.first_N[picture_G + 1] - begin_G)
     # float32 from here on, as in YOLOv7, so that boxes near a limit of the candidate filter fall on the same side.
-    size_T2 = sheets.label_size_Q92[sheet_T, tile_T].astype(np.float32)
-    origin_T2 = sheets.label_origin_Q92[sheet_T, tile_T].astype(np.float32)
+    to_canvas = _ToCanvas(
+        sheets.label_size_Q92[sheet_G, tile_G].astype(np.float32),
+        sheets.label_origin_Q92[sheet_G, tile_G].astype(np.float32),
+        np.where(sheets.kind_Q == PLAIN, -np.inf, 0)[sheet_G, None].astype(np.float32),
+        np.where(sheets.kind_Q[:, None] == PLAIN, np.inf, sheets.canvas_Q2)[sheet_G].astype(np.float32),
+    )
+    sheet_T, class_box_T5 = sheet_G[place_T], labels.class_box_T5[label_T]
     centre_T2, half_T2 = class_box_T5[:, 1:3], class_box_T5[:, 3:5] / 2
-    box_T4 = np.concatenate(
-        (size_T2 * (centre_T2 - half_T2) + origin_T2, size_T2 * (centre_T2 + half_T2) + origin_T2), axis=1
-    )
-    is_mosaic_Q = sheets.kind_Q != PLAIN
-    num_points_T = np.where(is_mosaic_Q[sheet_T], np.diff(labels.first_point_T)[label_T], 0)
-    point_P, owner_P = ranges(labels.first_point_T[label_T], num_points_T)
-    point_P2 = labels.point_P2[point_P] * size_T2[owner_P] + origin_T2[owner_P]
-    limit_T2 = sheets.canvas_Q2[sheet_T].astype(np.float32)
-    clipped_T4 = np.minimum(np.maximum(box_T4, 0), np.tile(limit_T2, 2))
-    return CanvasLabels(
-        sheet_T,
-        class_box_T5[:, 0],
-        np.where(is_mosaic_Q[sheet_T, None], clipped_T4, box_T4),
-        np.minimum(np.maximum(point_P2, 0), limit_T2[owner_P]),
-        offsets(num_points_T),
-    )
+    box_T4 = np.concatenate((to_canvas(centre_T2 - half_T2, place_T), to_canvas(centre_T2 + half_T2, place_T)), axis=1)
+    begin_T = labels.first_point_T[label_T]
+    num_points_T = np.where(sheets.kind_Q[sheet_T] == PLAIN, 0, labels.first_point_T[label_T + 1] - begin_T)
+    has_polygons_Q = None
+    if seen_in is not None:
+        outer_T4 = box_T4
+        if len(labels.point_P2):
+            low_T2, high_T2 = (labels.outline_T4[label_T, half : half + 2] for half in (0, 2))
+            outline_T4 = np.concatenate((to_canvas(low_T2, place_T), to_canvas(high_T2, place_T)), axis=1)
+            outer_T4 = np.where(num_points_T[:, None] > 0, outline_T4, box_T4)
+            has_polygons_Q = np.zeros(len(sheets.kind_Q), bool)
+            has_polygons_Q[sheet_T[(num_points_T > 0) & (outline_T4[:, 2:] > 0).any(1)]] = True
+        seen = np.flatnonzero(are_seen(outer_T4, sheets.matrix_Q33, sheet_T, seen_in))
+        sheet_T, place_T, box_T4, class_box_T5 = sheet_T[seen], place_T[seen], box_T4[seen], class_box_T5[seen]
+        begin_T, num_points_T = begin_T[seen], num_points_T[seen]
+    point_P, owner_P = ranges(begin_T, num_points_T)
+    point_P2 = to_canvas(labels.point_P2[point_P], place_T[owner_P])
+    return CanvasLabels(sheet_T, class_box_T5[:, 0], box_T4, point_P2, offsets(num_points_T), has_polygons_Q)
+
+
+class _ToCanvas(NamedTuple):
+    """From a picture's coordinates to pixels of the canvas that it is a tile of, for G tiles; float32."""
+
+    size_G2: np.ndarray
+    origin_G2: np.ndarray
+    least_G1: np.ndarray
+    most_G2: np.ndarray
+
+    def __call__(self, point_T2: np.ndarray, tile_T: np.ndarray) -> np.ndarray:
+        point_T2 = self.size_G2[tile_T] * point_T2 + self.origin_G2[tile_T]
+        np.maximum(point_T2, self.least_G1[tile_T], out=point_T2)
+        return np.minimum(point_T2, self.most_G2[tile_T], out=point_T2)
 
 
 def ranges(begin_G: np.ndarray, count_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

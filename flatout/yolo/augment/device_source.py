@@ -1,8 +1,9 @@
-"""Training samples for the device: workers draw numbers and make labels, the pixels stay where they are.
+"""Samples for the device: workers draw numbers and make labels, the pixels stay where they are.
 
-The same draws as `TrainingSource`, hence the same samples; `render_torch` turns the parameters into pictures.
+The same draws as `TrainingSource`, hence the same samples; a renderer on the device turns the parameters into pictures.
+Nothing here loops over samples or labels.
 
-Dimension key:  M samples   18 tiles of a sample's two sheets, nine each   V the 256 values of a byte
+Dimension key:  M samples   N pictures   Q sheets   18 tiles of a sample's two sheets, nine each
 """
 
 from collections.abc import Mapping
@@ -13,10 +14,10 @@ from flatout.errors import ConfigError
 from flatout.feed.source import Field, Fields, Out, Rows
 from flatout.yolo.augment.canvas_labels import gather_labels
 from flatout.yolo.augment.class_aware import ClassAware
-from flatout.yolo.augment.color import colors
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.draw import NINE, draw_training
+from flatout.yolo.augment.draw import NINE, draw_training, undrawn
 from flatout.yolo.augment.layout import Sheets, lay_out, resized_wh
+from flatout.yolo.augment.shown import write_shown
 from flatout.yolo.augment.targets import to_targets
 from flatout.yolo.augment.warp_labels import warp_labels
 from flatout.yolo.data.image_set import ImageSet
@@ -27,23 +28,31 @@ TILES = 2 * NINE
 def parameter_fields(*, expected_targets: float) -> Fields:
     """What a renderer on the device needs to know of a sample, and its targets."""
     return {
-        "items": Field((TILES,), np.int64),  # picture numbers; any where there is no tile
+        "items": Field((TILES,), np.int32),  # picture numbers; any where there is no tile
         "tiles": Field((TILES, 4), np.int32),  # x, y on the canvas, w, h there; w = 0 for no tile
-        "canvas": Field((2, 2), np.int32),  # w, h; 0 for a sheet that is not there
+        "num_tiles": Field((2,), np.int32),  # of each sheet; 0 for a sheet that is not there
+        "canvas": Field((2, 2), np.int32),  # w, h
         "inverse": Field((2, 3, 3), np.float64),  # output pixel to canvas pixel
         "mix": Field((), np.float64),
-        "tables": Field((3, 256)),
+        "gain": Field((3,), np.float64),  # of hue, saturation and value
         "flip": Field((2,), np.bool_),  # up-down, left-right
         "targets": Rows(6, expected=expected_targets),
     }
 
 
 class ParameterSource:
-    """Parameters and targets of samples of `size` x `size` pixels."""
+    """Parameters and targets of samples of `size` x `size` pixels, or of each picture's own shape without mosaics."""
 
     def __init__(
-        self, image_set: ImageSet, config: AugmentConfig, *, size: int, class_aware: ClassAware | None = None
+        self,
+        image_set: ImageSet,
+        config: AugmentConfig,
+        *,
+        size: int,
+        class_aware: ClassAware | None = None,
+        out_wh_N2: np.ndarray | None = None,
     ) -> None:
+        """`out_wh_N2`: width and height of the batch that each picture is in, for rectangular batches."""
         has_polygons = len(image_set.labels.point_P2) > 0
         for name in ("copy_paste", "paste_in"):
             if getattr(config, name) and has_polygons:
@@ -53,12 +62,17 @@ class ParameterSource:
                 )
         if size < 2 or size % 2:
             raise ConfigError(f"size={size} must be even: a mosaic is cut off by half of it on every side.")
+        if out_wh_N2 is not None and config.mosaic:
+            raise ConfigError(f"A mosaic is square: use mosaic=0 with rectangular batches, not mosaic={config.mosaic}.")
         self._image_set = image_set
         self._config = config
         self._class_aware = class_aware
         self._size = size
         self._wh_N2 = resized_wh(image_set.size_wh_N2, size)
+        self._out_wh_N2 = out_wh_N2
+        image_set.labels.outline_T4  # noqa: B018 - worked out once, before workers get a copy
         per_picture = len(image_set.labels.class_box_T5) / max(1, len(image_set))
+        # A mosaic shows about the area of two pictures of four or nine; a plan that is too small only grows.
         self.fields = parameter_fields(expected_targets=2 + 3 * per_picture)
 
     def __len__(self) -> int:
@@ -80,40 +94,68 @@ class ParameterSource:
         )
 
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
-        out_wh = (self._size, self._size)
-        sheets = lay_out(draws, self._wh_N2, size=self._size, out_wh=out_wh)
-        labels = gather_labels(self._image_set.labels, sheets)
+        out_wh = _shape(self._out_wh_N2, indices, self._size)
         perspective = self._config.perspective > 0
+        sheets = lay_out(draws, self._wh_N2, size=self._size, out_wh=out_wh)
+        labels = gather_labels(self._image_set.labels, sheets, seen_in=None if perspective else out_wh)
         warped = warp_labels(labels, sheets, out_wh=out_wh, perspective=perspective)
         label_T5 = np.concatenate((warped.class_T[:, None], warped.box_T4), axis=1)
-        of_samples = np.split(label_T5, np.searchsorted(warped.sample_T, np.arange(1, len(indices))))
-        for m, (own_T5, flip_2) in enumerate(zip(of_samples, draws["flip"], strict=True)):
-            out["targets"].put(m, np.pad(to_targets(own_T5, out_wh, flip_2), ((0, 0), (1, 0))))
-        for name, array in parameters_of(sheets, draws, perspective=perspective).items():
-            out[name][:] = array
+        targets_T6 = to_targets(warped.sample_T, label_T5, out_wh, draws["flip"], first_row=out.first_row)
+        out["targets"].put_all(targets_T6, np.bincount(warped.sample_T, minlength=len(indices)))
+        write_parameters(sheets, draws, out, perspective=perspective)
 
 
-def parameters_of(sheets: Sheets, draws: Mapping[str, np.ndarray], *, perspective: bool) -> dict[str, np.ndarray]:
-    """Geometry and colours of M samples as arrays [M, ...], by the names of the fields."""
+class ValidationParameters:
+    """Samples as they are, letterboxed to the shape of the batch that each picture is in, or to a square."""
+
+    def __init__(self, image_set: ImageSet, *, size: int, out_wh_N2: np.ndarray | None = None) -> None:
+        """The pictures are kept as for validation at `size`; `out_wh_N2` as for `ParameterSource`."""
+        self._image_set = image_set
+        self._size = size
+        self._wh_N2 = resized_wh(image_set.size_wh_N2, size)
+        self._out_wh_N2 = out_wh_N2
+        per_picture = len(image_set.labels.class_box_T5) / max(1, len(image_set))
+        shapes: Fields = {"shapes": Field((6,), np.float64)}
+        self.fields = {**parameter_fields(expected_targets=2 + 2 * per_picture), **shapes}
+
+    def __len__(self) -> int:
+        return len(self._image_set)
+
+    def where(self, index: int) -> str:
+        return self._image_set.paths[index]
+
+    def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
+        return undrawn(indices)
+
+    def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
+        sheets = write_shown(self._image_set, self._wh_N2, indices, _shape(self._out_wh_N2, indices, self._size), out)
+        write_parameters(sheets, draws, out, perspective=False)
+
+
+def _shape(out_wh_N2: np.ndarray | None, indices: np.ndarray, size: int) -> tuple[int, int]:
+    """Width and height of the batch that these pictures are in."""
+    return (size, size) if out_wh_N2 is None else (int(out_wh_N2[indices[0], 0]), int(out_wh_N2[indices[0], 1]))
+
+
+def write_parameters(
+    sheets: Sheets, draws: Mapping[str, np.ndarray], out: Mapping[str, np.ndarray], *, perspective: bool
+) -> None:
+    """Geometry and colours of M samples into arrays [M, ...], by the names of the fields."""
     num_samples = len(draws["mix"])
     slot_Q = np.concatenate(([0], (sheets.sample_Q[1:] == sheets.sample_Q[:-1]).astype(np.int64)))
     place = (sheets.sample_Q, slot_Q)
-    items, tiles = np.zeros((num_samples, 2, NINE), np.int64), np.zeros((num_samples, 2, NINE, 4), np.int32)
-    canvas, inverse = np.zeros((num_samples, 2, 2), np.int32), np.zeros((num_samples, 2, 3, 3))
     has_tile_Q9 = sheets.picture_Q9 >= 0
-    items[place] = np.where(has_tile_Q9, sheets.picture_Q9, 0)
+    for name in ("items", "tiles", "num_tiles", "canvas", "inverse"):
+        out[name][:] = 0
+    out["items"].reshape(num_samples, 2, NINE)[place] = np.where(has_tile_Q9, sheets.picture_Q9, 0)
+    tiles = out["tiles"].reshape(num_samples, 2, NINE, 4)
     tiles[place] = np.where(has_tile_Q9[..., None], np.concatenate((sheets.origin_Q92, sheets.size_Q92), 2), 0)
-    canvas[place] = sheets.canvas_Q2
-    inverse[place] = np.linalg.inv(sheets.matrix_Q33) if perspective else inverse_affine(sheets.matrix_Q33)
-    return {
-        "items": items.reshape(num_samples, TILES),
-        "tiles": tiles.reshape(num_samples, TILES, 4),
-        "canvas": canvas,
-        "inverse": inverse,
-        "mix": draws["mix"],
-        "tables": colors(draws["hsv"]).table_3V,
-        "flip": draws["flip"],
-    }
+    out["num_tiles"][place] = sheets.kind_Q
+    out["canvas"][place] = sheets.canvas_Q2
+    out["inverse"][place] = np.linalg.inv(sheets.matrix_Q33) if perspective else inverse_affine(sheets.matrix_Q33)
+    out["mix"][:] = draws["mix"]
+    out["gain"][:] = draws["hsv"]
+    out["flip"][:] = draws["flip"]
 
 
 def inverse_affine(matrix_Q33: np.ndarray) -> np.ndarray:

@@ -81,6 +81,22 @@ def draw_training(
     }
 
 
+def undrawn(indices_M: np.ndarray) -> dict[str, np.ndarray]:
+    """The draws of samples that are shown as they are: each its one picture, with nothing done to it."""
+    num = len(indices_M)
+    tiles_M29 = np.full((num, 2, 9), -1)
+    tiles_M29[:, 0, 0] = indices_M
+    return {
+        "kind": np.tile(np.array([PLAIN, NONE], np.int8), (num, 1)),
+        "tiles": tiles_M29,
+        "centre": np.zeros((num, 2, 2)),
+        "warp": np.tile(np.array([0, 0, 0, 1, 0, 0, 0.5, 0.5]), (num, 2, 1)),
+        "mix": np.ones(num),
+        "hsv": np.ones((num, 3)),
+        "flip": np.zeros((num, 2), bool),
+    }
+
+
 def warp_ranges(config: AugmentConfig) -> np.ndarray:
     """Least and greatest value of the eight numbers of a warp, float64 [2, 8]."""
     c = config

@@ -6,11 +6,20 @@ Dimension key:  B samples   H W height and width   V the 256 values of a byte
 import torch
 from torch import Tensor
 
+from flatout.yolo.augment.color import HUES
+
 _SHIFT, _HALF = 12, 1 << 11
 
 
+def color_tables(gain_B3: Tensor) -> Tensor:
+    """`color.colors` on the device: what every value becomes, uint8 [B, 3, V]."""
+    product_B3V = torch.arange(256, dtype=torch.float64, device=gain_B3.device) * gain_B3[..., None]
+    hue_B1V, others_B2V = product_B3V[:, :1] % HUES, product_B3V[:, 1:].clamp(0, 255)
+    return torch.cat((hue_B1V, others_B2V), 1).to(torch.uint8)
+
+
 def recolor(bgr_BHW3: Tensor, tables_B3V: Tensor) -> Tensor:
-    """Hue, saturation and value of each sample through its three tables, uint8 [B, H, W, 3]."""
+    """Hue, saturation and value of each sample through its three tables, uint8 [B, H, W, 3], BGR."""
     hsv_BHW3 = bgr_to_hsv(bgr_BHW3)
     start_B1 = torch.arange(len(tables_B3V), device=bgr_BHW3.device)[:, None, None] * (3 * 256)
     flat = tables_B3V.reshape(-1)
@@ -23,13 +32,13 @@ def bgr_to_hsv(bgr: Tensor) -> Tensor:
     b, g, r = bgr.int().unbind(-1)
     value = torch.maximum(torch.maximum(b, g), r)
     span = value - torch.minimum(torch.minimum(b, g), r)
-    saturation = (span * _reciprocals(255, bgr.device)[value] + _HALF) >> _SHIFT
+    saturation = (span * reciprocals(255, bgr.device)[value] + _HALF) >> _SHIFT
     hue = torch.where(value == r, g - b, torch.where(value == g, b - r + 2 * span, r - g + 4 * span))
-    hue = (hue * _reciprocals(180 / 6, bgr.device)[span] + _HALF) >> _SHIFT
+    hue = (hue * reciprocals(180 / 6, bgr.device)[span] + _HALF) >> _SHIFT
     return torch.stack((torch.where(hue < 0, hue + 180, hue), saturation, value), -1)
 
 
-def _reciprocals(scale: float, device: torch.device) -> Tensor:
+def reciprocals(scale: float, device: torch.device) -> Tensor:
     """round(scale * 4096 / x) for x in 0..255, int32; 0 for 0."""
     # Made on the device: a copy from the host would make it wait.
     x = torch.arange(256, dtype=torch.float64, device=device)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from flatout.yolo.augment.draw import FOUR, NINE, NONE, PLAIN
-from flatout.yolo.data.letterbox import fit
 
 
 class Sheets(NamedTuple):
@@ -49,9 +48,17 @@ def resized_wh(size_wh_N2: np.ndarray, size: int) -> np.ndarray:
 
 
 def lay_out(
-    draws: Mapping[str, np.ndarray], resized_wh_N2: np.ndarray, *, size: int, out_wh: tuple[int, int]
+    draws: Mapping[str, np.ndarray],
+    resized_wh_N2: np.ndarray,
+    *,
+    size: int,
+    out_wh: tuple[int, int],
+    enlarge: bool = True,
 ) -> Sheets:
-    """The sheets of M samples; `size` is the side of a mosaic's output, `out_wh` the output of a single picture."""
+    """The sheets of M samples; `size` is the side of a mosaic's output, `out_wh` the output of a single picture.
+
+    A single picture that is smaller than its output is enlarged for training, not for validation.
+    """
     sample_Q, slot_Q = np.nonzero(draws["kind"] != NONE)
     kind_Q = draws["kind"][sample_Q, slot_Q].astype(np.int64)
     picture_Q9 = draws["tiles"][sample_Q, slot_Q]
@@ -63,12 +70,9 @@ def lay_out(
     origin_Q92[nine_Q] = _nine_origins(size_Q92[nine_Q], size) - corner_Q2[nine_Q, None]
     label_origin_Q92, label_size_Q92 = origin_Q92.astype(np.float64), size_Q92.astype(np.float64)
     canvas_Q2 = np.where(plain_Q[:, None], np.array(out_wh), 2 * size)
-    for q in np.flatnonzero(plain_Q):
-        width, height = size_Q92[q, 0].tolist()
-        fitted = fit((height, width), out_wh[::-1], enlarge=True)
-        origin_Q92[q, 0], size_Q92[q, 0] = (fitted.left, fitted.top), fitted.inner_wh
-        label_origin_Q92[q, 0] = fitted.pad_wh
-        label_size_Q92[q, 0] = fitted.ratio_wh[0] * width, fitted.ratio_wh[1] * height
+    if plain_Q.any():
+        fitted = fit_all(size_Q92[plain_Q, 0], np.array(out_wh), enlarge=enlarge)
+        origin_Q92[plain_Q, 0], size_Q92[plain_Q, 0], label_origin_Q92[plain_Q, 0], label_size_Q92[plain_Q, 0] = fitted
     warp_Q8 = draws["warp"][sample_Q, slot_Q]
     output_Q2 = np.where(plain_Q[:, None], np.array(out_wh), size)
     return Sheets(
@@ -83,6 +87,17 @@ def lay_out(
         warp_matrices(warp_Q8, canvas_Q2, output_Q2),
         warp_Q8[:, 3],
     )
+
+
+def fit_all(
+    wh_Q2: np.ndarray, out_wh_2: np.ndarray, *, enlarge: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """`flatout.yolo.data.letterbox.fit` for many pictures: origin and size of their pixels, and of their labels."""
+    ratio_Q1 = (out_wh_2 / wh_Q2).min(1, keepdims=True)
+    ratio_Q1 = ratio_Q1 if enlarge else np.minimum(ratio_Q1, 1.0)
+    inner_Q2 = np.maximum(np.rint(wh_Q2 * ratio_Q1), 1)
+    pad_Q2 = (out_wh_2 - inner_Q2) / 2
+    return np.rint(pad_Q2 - 0.1), inner_Q2, pad_Q2, ratio_Q1 * wh_Q2
 
 
 def _four_origins(size_Q92: np.ndarray, centre_Q2: np.ndarray) -> np.ndarray:

@@ -53,8 +53,13 @@ class Renderer:
         draws: Mapping[str, np.ndarray],
         out_MCHW: np.ndarray,
         reading: Callable[[int], None] = lambda sample: None,
-    ) -> list[np.ndarray]:
-        """Paint M samples into `out_MCHW`, uint8; returns class and normalised cx, cy, w, h of each, float32 [n, 5]."""
+        *,
+        first_row: int = 0,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Paint M samples into `out_MCHW`, uint8; returns targets float32 [T, 6] and how many each has, int64 [M].
+
+        The samples are those from row `first_row` of their batch on.
+        """
         out_wh = (out_MCHW.shape[3], out_MCHW.shape[2])
         if out_wh != (self.size, self.size) and (draws["kind"] > PLAIN).any():
             raise ConfigError(
@@ -62,7 +67,9 @@ class Renderer:
                 "use mosaic=0 with rectangular batches."
             )
         sheets = lay_out(draws, self._wh_N2, size=self.size, out_wh=out_wh)
-        labels = gather_labels(self.labels, sheets)
+        # A copy may land where its original is not seen, and must not cover labels that are not seen either.
+        needs_all = self.config.copy_paste or self.config.perspective
+        labels = gather_labels(self.labels, sheets, seen_in=None if needs_all else out_wh)
         copied: list[list[np.ndarray]] = [[] for _ in sheets.kind_Q]
         if self.config.copy_paste:
             labels, copied = self._copy(labels, sheets, draws["copy_key"])
@@ -79,7 +86,9 @@ class Renderer:
             if draws["paste"][m]:
                 found[m] = paste_in(image, found[m], collect(self._rounds(draws, m)), draws["paste_tries"][m])
             self.painter.deliver(image, draws["flip"][m], out_CHW)
-        return [to_targets(label_T5, out_wh, flip_2) for label_T5, flip_2 in zip(found, draws["flip"], strict=True)]
+        count_M = np.array(list(map(len, found)))
+        sample_T = np.repeat(np.arange(len(found)), count_M)
+        return to_targets(sample_T, np.concatenate(found), out_wh, draws["flip"], first_row=first_row), count_M
 
     def _picture(self, placed: list[Placed], share: float) -> np.ndarray:
         image = self.painter.paint(placed[0])

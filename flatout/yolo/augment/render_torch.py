@@ -5,8 +5,7 @@ the flat buffer of all pictures: the canvas itself is never made. Coordinates ar
 integers as OpenCV 4 does, so the result is the CPU renderer's, not nearly so.
 
 The loops below are over the nine tiles and four corners; samples are never looped over, and nothing here makes the
-host wait. A fused kernel would hold one output pixel per thread, with the nine rectangles in registers: all
-intermediates below are then gone, and the bytes moved are twelve read and three written per pixel.
+host wait. `render_triton` is the same in one kernel; this is its plain twin, and what runs where there is no Triton.
 
 Dimension key:  B samples   S sheets (2)   K tiles (9)   H W output   C channels, BGR   V the 256 values of a byte
 """
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flatout.yolo.augment.draw import NINE
-from flatout.yolo.augment.hsv_torch import recolor
+from flatout.yolo.augment.hsv_torch import color_tables, recolor
 from flatout.yolo.data.letterbox import PADDING
 
 COARSE, FINE = 32, 1024
@@ -44,10 +43,14 @@ class Sources(Protocol):
 class TorchRender:
     """Fills out["images"], [B, 3, H, W] RGB: uint8, or a float dtype with values from 0 to 1; any memory format."""
 
-    def __init__(self, *, mixup: bool, perspective: bool = False, chunk: int = 32) -> None:
-        """`mixup`: whether any sample has a second sheet. `chunk`: samples at a time, which bounds the memory."""
+    def __init__(self, *, mixup: bool, perspective: bool = False, recolor: bool = True, chunk: int = 32) -> None:
+        """`mixup`: whether any sample has a second sheet. `chunk`: samples at a time, which bounds the memory.
+
+        Without `recolor` colours stay as they are; gains of 1 would still round them, as in OpenCV.
+        """
         self._mixup = mixup
         self._perspective = perspective
+        self._recolor = recolor
         self._chunk = chunk
 
     def __call__(self, sources: Sources, params: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
@@ -56,7 +59,8 @@ class TorchRender:
             rows = slice(begin, begin + self._chunk)
             part = {name: tensor[rows] for name, tensor in params.items() if name != "targets"}
             pixels = self._paint(sources.data, sources.offsets[rows], sources.shapes[rows], part, images.shape[2:])
-            pixels = recolor(pixels, part["tables"])
+            if self._recolor:
+                pixels = recolor(pixels, color_tables(part["gain"]))
             deliver(pixels, part["flip"], images[rows])
 
     def _paint(
@@ -146,4 +150,6 @@ def deliver(pixels_BHWC: Tensor, flip_B2: Tensor, out_BCHW: Tensor) -> None:
     pixels_BHWC = torch.where(up_down, pixels_BHWC.flip(1), pixels_BHWC)
     pixels_BHWC = torch.where(left_right, pixels_BHWC.flip(2), pixels_BHWC)
     planes = pixels_BHWC.flip(3).permute(0, 3, 1, 2)
-    out_BCHW.copy_(planes / 255 if out_BCHW.is_floating_point() else planes)
+    # By a tensor: CUDA multiplies by the reciprocal of a plain number, which is off in the last bit.
+    whole = torch.full((), 255.0, device=planes.device)
+    out_BCHW.copy_(planes / whole if out_BCHW.is_floating_point() else planes)

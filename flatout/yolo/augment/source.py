@@ -6,6 +6,7 @@ Dimension key:  M samples of a micro-batch   n labels of a picture
 from collections.abc import Mapping
 from typing import Literal
 
+import cv2
 import numpy as np
 
 from flatout.errors import ConfigError
@@ -13,12 +14,13 @@ from flatout.feed.source import Field, Fields, Out, Rows
 from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.draw import PLAIN, draw_training
-from flatout.yolo.augment.layout import resized_wh
+from flatout.yolo.augment.layout import fit_all, resized_wh
 from flatout.yolo.augment.paint import Classic, Painter
 from flatout.yolo.augment.paint_fast import Fast
 from flatout.yolo.augment.render import Pictures, Renderer, as_scanned
+from flatout.yolo.augment.shown import shape_rows, write_shown
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.data.letterbox import Fit, fit, letterbox
+from flatout.yolo.data.letterbox import PADDING
 
 PAINTERS: Mapping[str, type[Painter]] = {"classic": Classic, "fast": Fast}
 
@@ -27,7 +29,7 @@ def sample_fields(height: int, width: int, *, expected_targets: float) -> Fields
     """What a sample of the detection job consists of; the feed adds counts, indices and positions."""
     return {
         "images": Field((3, height, width)),
-        # Number of the image in its batch (see targets.py), class, cx, cy, w, h.
+        # Number of the image in its batch, class, cx, cy, w, h.
         "targets": Rows(6, expected=expected_targets),
         # Height and width of the file, ratios h and w, padding x and y: where a picture lies. Zeros for a mosaic.
         "shapes": Field((6,), np.float64),
@@ -85,13 +87,14 @@ class TrainingSource:
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
         if self._renderer is None:
             self._renderer = self._make_renderer()
-        images_MCHW, targets, shapes_M6 = out["images"], out["targets"], out["shapes"]
-        for m, label_T5 in enumerate(self._renderer.render(draws, images_MCHW, out.reading)):
-            targets.put(m, np.pad(label_T5, ((0, 0), (1, 0))))
+        images_MCHW, shapes_M6 = out["images"], out["shapes"]
+        targets = self._renderer.render(draws, images_MCHW, out.reading, first_row=out.first_row)
+        out["targets"].put_all(*targets)
         shapes_M6[:] = 0
-        for m in np.flatnonzero(draws["kind"][:, 0] == PLAIN).tolist():
-            wh, native_wh = self._wh_N2[indices[m]], self._image_set.size_wh_N2[indices[m]]
-            shapes_M6[m] = shape_row(native_wh, wh, _fit_into(wh, images_MCHW, enlarge=True))
+        plain = draws["kind"][:, 0] == PLAIN
+        wh_M2 = self._wh_N2[indices[plain]]
+        pad_M2 = fit_all(wh_M2, np.array(images_MCHW.shape[:1:-1]), enlarge=True)[2]
+        shapes_M6[plain] = shape_rows(self._image_set.size_wh_N2[indices[plain]], wh_M2, pad_M2)
 
     def _make_renderer(self) -> Renderer:
         """In the process that reads: a painter's buffers are its own."""
@@ -131,34 +134,14 @@ class ValidationSource:
         return {}
 
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
-        images_MCHW, targets, shapes_M6 = out["images"], out["targets"], out["shapes"]
-        for m, index in enumerate(indices.tolist()):
+        images_MCHW = out["images"]
+        out_wh = (images_MCHW.shape[3], images_MCHW.shape[2])
+        sheets = write_shown(self._image_set, self._wh_N2, indices, out_wh, out)
+        boxes = zip(sheets.origin_Q92[:, 0].tolist(), sheets.size_Q92[:, 0].tolist(), strict=True)
+        for m, ((left, top), (width, height)) in enumerate(boxes):
             out.reading(m)
-            wh = self._wh_N2[index]
-            box = _fit_into(wh, images_MCHW, enlarge=False)
-            image = letterbox(as_scanned(self._pictures[index], wh), box)
-            images_MCHW[m] = image[..., ::-1].transpose(2, 0, 1)
-            targets.put(m, _letterboxed(self._image_set.labels.of(index), wh, box, images_MCHW.shape[:1:-1]))
-            shapes_M6[m] = shape_row(self._image_set.size_wh_N2[index], wh, box)
-
-
-def shape_row(native_wh: np.ndarray, wh: np.ndarray, box: Fit) -> tuple[float, ...]:
-    """h0, w0, h / h0, w / w0, padding x, padding y."""
-    return (*native_wh[::-1].tolist(), *(wh / native_wh)[::-1].tolist(), *box.pad_wh)
-
-
-def _fit_into(wh: np.ndarray, images_MCHW: np.ndarray, *, enlarge: bool) -> Fit:
-    height, width = images_MCHW.shape[2:]
-    return fit((int(wh[1]), int(wh[0])), (height, width), enlarge=enlarge)
-
-
-def _letterboxed(class_box_n5: np.ndarray, wh: np.ndarray, box: Fit, out_wh: tuple[int, ...]) -> np.ndarray:
-    """Targets [n, 6] of a picture that is only letterboxed; nothing is clipped or left out."""
-    scale_2 = (wh * box.ratio_wh).astype(np.float32)
-    centre_n2, half_n2 = class_box_n5[:, 1:3], class_box_n5[:, 3:5] / 2
-    pad_2 = np.array(box.pad_wh, np.float32)
-    # By way of the corners, as in YOLOv7: the rounding is part of its numbers.
-    low_n2, high_n2 = scale_2 * (centre_n2 - half_n2) + pad_2, scale_2 * (centre_n2 + half_n2) + pad_2
-    size_2 = np.array(out_wh, np.float32)
-    parts = (class_box_n5[:, :1] * 0, class_box_n5[:, :1], (low_n2 + high_n2) / 2 / size_2, (high_n2 - low_n2) / size_2)
-    return np.concatenate(parts, axis=1)
+            image = as_scanned(self._pictures[int(indices[m])], self._wh_N2[indices[m]])
+            if image.shape[1::-1] != (width, height):
+                image = np.asarray(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR))
+            images_MCHW[m] = PADDING
+            images_MCHW[m, :, top : top + height, left : left + width] = image[..., ::-1].transpose(2, 0, 1)

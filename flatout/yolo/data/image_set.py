@@ -4,6 +4,7 @@ Dimension key:  N pictures   T labels of all pictures   P polygon points of all 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -20,6 +21,17 @@ class Labels:
     """float32: x, y of polygon points divided by the picture's size."""
     first_point_T: np.ndarray
     """int64 [T + 1]: label t has the points first_point_T[t] to first_point_T[t + 1]."""
+
+    @cached_property
+    def outline_T4(self) -> np.ndarray:
+        """Least and greatest x, y of each label's points: x1, y1, x2, y2, float32; zeros where it has none."""
+        outline_T4 = np.zeros((len(self.first_point_T) - 1, 4), np.float32)
+        has_points_T = np.diff(self.first_point_T) > 0
+        if has_points_T.any():
+            begin = self.first_point_T[:-1][has_points_T]
+            outline_T4[has_points_T, :2] = np.minimum.reduceat(self.point_P2, begin)
+            outline_T4[has_points_T, 2:] = np.maximum.reduceat(self.point_P2, begin)
+        return outline_T4
 
     def of(self, picture: int) -> np.ndarray:
         """Class and box of one picture's labels, [n, 5]; a view."""

@@ -44,6 +44,7 @@ class ClassScores:
     """Scores of the classes that occur in the labels, ascending."""
 
     classes_C: np.ndarray
+    num_labels_C: np.ndarray
     ap_CK: np.ndarray
     """Average precision at each overlap threshold."""
 
@@ -92,7 +93,7 @@ def score_classes(
         f1_CX=2 * precision_CX * recall_CX / (precision_CX + recall_CX + 1e-16),
         precision_at_recall_CX=precision_at_recall_CX,
     )
-    return ClassScores(classes_C=classes_C, ap_CK=ap_CK, curves=curves)
+    return ClassScores(classes_C=classes_C, num_labels_C=num_labels_C, ap_CK=ap_CK, curves=curves)
 
 
 def _by_class(class_D: np.ndarray, score_D: np.ndarray) -> np.ndarray:

@@ -1,17 +1,20 @@
 """What the tests of augmentation are about: data sets in memory, and draws that are given instead of drawn."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flatout.feed.source import Out, Rows, RowsOut, Source
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.draw import FOUR, NINE, NONE, PASTE_ATTEMPTS, PLAIN
-from flatout.yolo.augment.paint import Classic, Painter
-from flatout.yolo.augment.render import Renderer
 from flatout.yolo.data.image_set import ImageSet, Labels
 from flatout.yolo.data.resize import resize_long_side
 from tests.yolo.pattern import pattern
+
+if TYPE_CHECKING:
+    from flatout.yolo.augment.paint import Painter
+    from flatout.yolo.augment.render import Renderer
 
 UNWARPED = (0, 0, 0, 1, 0, 0, 0.5, 0.5)
 SMALL_TILE = 40
@@ -39,10 +42,14 @@ def renderer_of(
     config: AugmentConfig,
     *,
     size: int,
-    painter: Painter | None = None,
+    painter: "Painter | None" = None,
     **more: Any,
-) -> Renderer:
+) -> "Renderer":
     """Of pictures in their own size, which are resized here."""
+    # Here, so that scenes for the device can be made where there is no OpenCV.
+    from flatout.yolo.augment.paint import Classic
+    from flatout.yolo.augment.render import Renderer
+
     return Renderer(
         pictures=[resize_long_side(image, size, augment=True).image for image in images],
         size_wh_N2=np.array([image.shape[1::-1] for image in images]),
@@ -61,6 +68,20 @@ def image_set_of(images: Sequence[np.ndarray], labels: Labels) -> ImageSet:
         labels,
         ("thing", "other thing"),
     )
+
+
+def parameters_of(source: Source, positions: np.ndarray, *, seed: int = 1, epoch: int = 0) -> dict[str, np.ndarray]:
+    """What a source writes for samples `positions` of an epoch that shows one picture after the other."""
+    indices, num = positions % len(source), len(positions)
+    parts = {
+        name: RowsOut(name, field, num) if isinstance(field, Rows) else np.empty((num, *field.shape), field.dtype)
+        for name, field in source.fields.items()
+    }
+    source.read(indices, source.draw(seed, epoch, positions, indices), Out(parts))
+    return {
+        name: np.concatenate([rows for rows in part.taken if rows is not None]) if isinstance(part, RowsOut) else part
+        for name, part in parts.items()
+    }
 
 
 def one_draw(sheets: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, np.ndarray]:

@@ -14,7 +14,6 @@ from flatout.yolo.augment.copy_paste import choose_copies, paste_copies
 from flatout.yolo.augment.draw import FOUR_SHARE
 from flatout.yolo.augment.paste_in import SIZES, SKIPPED, CutOut, cut_out, paste_in
 from flatout.yolo.augment.source import ValidationSource
-from flatout.yolo.augment.targets import number_targets
 from flatout.yolo.data.resize import resize_long_side
 from tests.golden_cases import golden_cases
 from tests.yolo.augment.scenes import image_set_of, labels_of, one_draw, renderer_of
@@ -212,8 +211,8 @@ def test_a_whole_item_is_replayed_to_the_golden_one(case, painter):
         images, labels, AugmentConfig(**record["hyp"]), size=size, painter=painter(), pick=replay.pick
     )
     out_1CHW = np.empty((1, 3, size, size), np.uint8)
-    (target_T5,) = renderer.render(replay.draws, out_1CHW)
-    assert_item(out_1CHW[0], target_T5, record, arrays)
+    target_T6, _ = renderer.render(replay.draws, out_1CHW)
+    assert_item(out_1CHW[0], target_T6[:, 1:], record, arrays)
 
 
 def check_validation(record: dict[str, Any], images: list[np.ndarray], labels: Any, size: int, arrays: Any) -> None:
@@ -222,7 +221,7 @@ def check_validation(record: dict[str, Any], images: list[np.ndarray], labels: A
     plan = Plan(num_samples=len(images), batch_size=1, order=np.array([record["index"]]))
     with Feed(source, plan, FeedConfig(workers=0)) as feed:
         batch = next(iter(feed)).copy()
-    assert_item(batch["images"][0], number_targets(batch)[:, 1:], record, arrays)
+    assert_item(batch["images"][0], batch["targets"][:, 1:], record, arrays)
     (h0, w0), ((ratio_h, ratio_w), pad) = record["shapes"]
     np.testing.assert_array_equal(batch["shapes"][0], [h0, w0, ratio_h, ratio_w, *pad])
 

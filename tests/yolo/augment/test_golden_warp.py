@@ -127,11 +127,11 @@ def test_a_mosaic_gives_the_golden_canvas_picture_and_labels(case, painter):
     out_1CHW = np.empty((1, 3, size, size), np.uint8)
     placed = renderer._place(sheets, [], 0, (size, size))
     near_opencv(renderer.painter.paint(placed)[..., :3], variants(arrays, f"out{number}"))
-    (target_T5,) = renderer.render(draws, out_1CHW)
+    targets_T6, _ = renderer.render(draws, out_1CHW)
     warped = warp_labels(on_canvas, sheets, out_wh=(size, size), perspective=False)
     if f"tout{number}" in arrays:
         assert_labels(warped.class_T, warped.box_T4, arrays[f"tout{number}"])
-        assert len(target_T5) == len(arrays[f"tout{number}"])
+        assert len(targets_T6) == len(arrays[f"tout{number}"])
 
 
 def color_cube() -> np.ndarray:

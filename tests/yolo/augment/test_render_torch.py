@@ -15,22 +15,21 @@ from flatout.feed import Feed, FeedConfig, Plan
 from flatout.feed.device_feed import DeviceFeed
 from flatout.feed.device_store import DeviceStore
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.device_source import ParameterSource, parameters_of
+from flatout.yolo.augment.device_source import ParameterSource
 from flatout.yolo.augment.draw import draw_training
 from flatout.yolo.augment.hsv_torch import bgr_to_hsv, recolor
-from flatout.yolo.augment.layout import lay_out, resized_wh
 from flatout.yolo.augment.paint import Classic
 from flatout.yolo.augment.render_torch import TorchRender
 from flatout.yolo.augment.source import TrainingSource
-from flatout.yolo.augment.targets import number_targets
 from flatout.yolo.data.decode import read_picture
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.resize import kept_size_hw, resize_long_side
 from tests.golden_cases import golden_cases
-from tests.yolo.augment.scenes import busy_set, image_set_of, labels_of, renderer_of
+from tests.yolo.augment.scenes import busy_set, image_set_of, labels_of, parameters_of, renderer_of
 from tests.yolo.augment.test_golden_warp import cases_of, color_cube
 from tests.yolo.pattern import pattern
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 SIZE = 64
 SEVERE = {"degrees": 20, "shear": 5, "scale": 0.7, "translate": 0.3, "flipud": 0.5, "paste_in": 0}
 COLORLESS = {"hsv_h": 0, "hsv_s": 0, "hsv_v": 0}
@@ -53,8 +52,7 @@ def both(images: list[np.ndarray], config: AugmentConfig, *, size: int, num: int
     renderer = renderer_of(images, image_set.labels, config, size=size, painter=Classic())
     expected = np.empty((num, 3, size, size), np.uint8)
     renderer.render(draws, expected)
-    sheets = lay_out(draws, resized_wh(image_set.size_wh_N2, size), size=size, out_wh=(size, size))
-    params = parameters_of(sheets, draws, perspective=config.perspective > 0)
+    params = parameters_of(ParameterSource(image_set, config, size=size), positions)
     store = DeviceStore([renderer.pictures[index] for index in range(len(images))], "cpu")
     tensors = {name: torch.from_numpy(array) for name, array in params.items()}
     found = torch.empty((num, 3, size, size), dtype=torch.uint8)
@@ -144,7 +142,7 @@ def test_a_device_feed_gives_the_samples_of_the_host_feed(dtype):
     with Feed(source, plan, FeedConfig(workers=0)) as feed:
         rendered = DeviceFeed(feed, store, TorchRender(mixup=True), outputs)
         for mine, theirs in zip(rendered, host, strict=True):
-            np.testing.assert_allclose(mine["targets"][:, 1:], number_targets(theirs)[:, 1:], rtol=0, atol=1e-4 / SIZE)
+            np.testing.assert_allclose(mine["targets"], theirs["targets"], rtol=0, atol=1e-4 / SIZE)
             expected = torch.from_numpy(theirs["images"])
             if dtype != torch.uint8:
                 expected = (expected / 255).to(dtype)
@@ -157,10 +155,7 @@ def test_images_are_written_in_the_memory_format_they_are_given():
     images, _ = busy_set(6, seed=1)
     image_set = image_set_of(images, labels_of([np.zeros((0, 5))] * 6))
     pictures = [resize_long_side(image, SIZE, augment=True).image for image in images]
-    source, positions = ParameterSource(image_set, config, size=SIZE), np.arange(4)
-    draws = source.draw(0, 0, positions, positions)
-    sheets = lay_out(draws, resized_wh(image_set.size_wh_N2, SIZE), size=SIZE, out_wh=(SIZE, SIZE))
-    params = parameters_of(sheets, draws, perspective=False)
+    params = parameters_of(ParameterSource(image_set, config, size=SIZE), np.arange(4))
     sources = DeviceStore(pictures, "cpu").sources_of(params["items"])
     results = []
     for memory_format in (torch.contiguous_format, torch.channels_last):

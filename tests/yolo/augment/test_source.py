@@ -16,7 +16,6 @@ from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.layout import resized_wh
 from flatout.yolo.augment.pictures import ResizedPictures
 from flatout.yolo.augment.source import TrainingSource, ValidationSource
-from flatout.yolo.augment.targets import number_targets
 from flatout.yolo.data.rect import rect_batches
 from flatout.yolo.data.resize import kept_size_hw, resize_long_side
 from tests.yolo.augment.scenes import busy_set, image_set_of, labels_of
@@ -69,7 +68,7 @@ def test_both_painters_give_the_same_bytes(polygons, change):
 def test_targets_carry_the_number_of_their_image_and_lie_inside(alone):
     assert sum(len(batch["targets"]) for batch in alone) > 20
     for batch in alone:
-        targets = number_targets(batch)
+        targets = batch["targets"]
         np.testing.assert_array_equal(
             np.bincount(targets[:, 0].astype(int), minlength=5)[: len(batch)], batch.counts["targets"]
         )
@@ -89,7 +88,7 @@ def test_a_label_stays_on_its_object():
     checked = 0
     for batch in batches_of(source, workers=0, epochs=4):
         bright = batch["images"][:, 0] > 180
-        for number, _, x, y, w, h in number_targets(batch) * [1, 1, SIZE, SIZE, SIZE, SIZE]:
+        for number, _, x, y, w, h in batch["targets"] * [1, 1, SIZE, SIZE, SIZE, SIZE]:
             inside = bright[int(number), round(y - h / 2) : round(y + h / 2), round(x - w / 2) : round(x + w / 2)]
             assert inside.mean() > 0.75
             checked += 1

@@ -18,6 +18,7 @@ from flatout.yolo.data.check import deep
 from flatout.yolo.data.check.registry import CHECKS
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
 from flatout.yolo.data.decode import read_picture
+from flatout.yolo.pictures.palette import colour_of
 from tests.yolo.data.drawn_set import DrawnSet, chunk, drawn, encoded, flat_png, jpeg, png, turned_jpeg
 
 CONFIG = CheckConfig(workers=0, progress=False, img_size=64, anchors_px=(16, 16, 32, 32, 8, 12))
@@ -303,7 +304,7 @@ def test_the_command_ends_with_3_for_errors_and_draws_a_sheet(tmp_path, capsys, 
     assert str(len(CHECKS)) in text.splitlines()[-1]
     picture = cv2.imread(str(sheet))
     assert picture.shape[1] == 3 * 320, "three of four pictures have labels"
-    assert (picture == (0, 0, 255)).all(2).any(), "no box was drawn"
+    assert (picture == colour_of(0)).all(2).any(), "no box was drawn"
 
 
 def test_the_check_imports_no_torch(tmp_path):

@@ -1,0 +1,274 @@
+"""How many augmented samples per second does one GPU make, alone and as a training loop sees them?
+
+The recipe of hyp.scratch.tiny.yaml (mosaic always, mixup 0.05), pictures of 4:3 and 3:4 with 8 boxes each, written as
+bfloat16, channels_last. "Render" is the kernel of a batch that is drawn; "complete" is `training_input`: two workers
+draw and make labels, the batch is copied and rendered, and nothing is done with it. Pictures lie in device memory, or
+all in pinned RAM. CPU use is that of this process and its workers while batches are taken at the pace that is promised.
+Besides: labels with polygons; plain torch instead of the kernel; Kornia's mosaic; how fast a store is built from JPEG
+files. Needs a CUDA GPU. Answer: bench/results/augment_gpu_<machine>_<yyyymm>.md (rewrite it with --write).
+"""
+
+import importlib.util
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from bench.device_copy import time_on_device
+from bench.device_feed import Speed, run
+from bench.measure import arguments, facts_line, report
+from bench.promises import Criterion
+from flatout.feed import Plan
+from flatout.feed.device_store import DeviceStore
+from flatout.feed.source import Out, Rows, RowsOut
+from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.device_input import DeviceInput, DeviceInputConfig, training_input
+from flatout.yolo.augment.device_source import TILES, ParameterSource
+from flatout.yolo.augment.memory_plan import plan_memory
+from flatout.yolo.augment.render_torch import TorchRender
+from flatout.yolo.augment.render_triton import TritonRender
+from flatout.yolo.data.image_set import ImageSet, Labels
+
+CONFIG = AugmentConfig(translate=0.1, scale=0.5, mixup=0.05, paste_in=0.0)
+BOXES, POINTS = 8, 24
+COCO = 118_287
+
+
+class Case(NamedTuple):
+    """A size, and what is promised for it in images per second."""
+
+    size: int
+    batch_size: int
+    num_pictures: int
+    render: float
+    complete: float
+    pinned: float | None
+
+
+CASES = (
+    Case(320, 384, 6_000, render=190_000, complete=40_000, pinned=20_000),
+    Case(640, 64, 2_500, render=50_000, complete=15_000, pinned=None),
+    Case(640, 128, 2_500, render=50_000, complete=15_000, pinned=None),
+)
+
+
+def draw_set(num: int, size: int, *, polygons: bool = False) -> ImageSet:
+    """Sizes and labels; two pictures in three lie, one stands."""
+    rng = np.random.default_rng(size)
+    lies = np.arange(num) % 3 > 0
+    sizes = np.where(lies[:, None], [[size, size * 3 // 4]], [[size * 3 // 4, size]]).astype(np.int32)
+    total = num * BOXES
+    centre, wh = rng.uniform(0.2, 0.8, (total, 2)), rng.uniform(0.05, 0.4, (total, 2))
+    boxes = np.concatenate((rng.integers(0, 80, (total, 1)), centre, wh), 1).astype(np.float32)
+    points, first_point = np.zeros((0, 2), np.float32), np.zeros(total + 1, np.int64)
+    if polygons:
+        angle = np.linspace(0, 2 * np.pi, POINTS, endpoint=False)
+        ring = np.stack((np.cos(angle), np.sin(angle)), 1) / 2
+        points = (centre[:, None] + wh[:, None] * ring).clip(0, 1).reshape(-1, 2).astype(np.float32)
+        first_point = np.arange(total + 1) * POINTS
+    labels = Labels(boxes, np.arange(num + 1) * BOXES, points, first_point)
+    return ImageSet(tuple(map(str, range(num))), sizes, labels, tuple(map(str, range(80))))
+
+
+def draw_pictures(image_set: ImageSet) -> list[np.ndarray]:
+    """Pixels: what they show does not matter, only that they are many."""
+    noise = np.random.default_rng(0).integers(0, 256, 4 << 20, np.uint8)
+    pictures = []
+    for number, (width, height) in enumerate(image_set.size_wh_N2.tolist()):
+        begin = number * 4099 % (len(noise) - width * height * 3)
+        pictures.append(noise[begin : begin + width * height * 3].reshape(height, width, 3))
+    return pictures
+
+
+def parameters(source: ParameterSource, num: int) -> tuple[dict[str, np.ndarray], dict[str, torch.Tensor]]:
+    """Of a batch, on the host and on the device."""
+    indices = np.random.default_rng(0).integers(0, len(source), num)
+    fields = source.fields.items()
+    parts = {name: np.empty((num, *field.shape), field.dtype) for name, field in fields if not isinstance(field, Rows)}
+    rows = {name: RowsOut(name, field, num) for name, field in fields if isinstance(field, Rows)}
+    source.read(indices, source.draw(0, 0, np.arange(num), indices), Out({**parts, **rows}))
+    return parts, {name: torch.from_numpy(array).cuda() for name, array in parts.items()}
+
+
+def render_rates(case: Case, image_set: ImageSet, store: DeviceStore) -> dict[str, float]:
+    """Images per second of the kernel, of torch, and of the kernel with mixup in every sample."""
+    out = torch.empty((case.batch_size, 3, case.size, case.size), dtype=torch.bfloat16, device="cuda")
+    images = {"images": out.to(memory_format=torch.channels_last)}
+    rates = {}
+    mixed = AugmentConfig(translate=0.1, scale=0.5, mixup=1.0, degrees=10, paste_in=0.0)
+    for name, config, render, repeats in (
+        ("kernel", CONFIG, TritonRender(), 30),
+        ("kernel, mixup always, turned", mixed, TritonRender(), 30),
+        ("torch", CONFIG, TorchRender(mixup=True), 3),
+    ):
+        host, device = parameters(ParameterSource(image_set, config, size=case.size), case.batch_size)
+        sources = store.sources_of(host["items"], device["items"])
+        timing = time_on_device(lambda: render(sources, device, images), repeats)  # noqa: B023
+        rates[name] = case.batch_size / timing.median
+    return rates
+
+
+def complete(
+    case: Case, image_set: ImageSet, pictures: list[np.ndarray], store: DeviceStore, *, pace: float, num_steps: int
+) -> Speed:
+    """Batches as a training loop gets them; at most `pace` images per second."""
+    order = np.random.default_rng(1).integers(0, len(image_set), case.batch_size * (num_steps + 12))
+    plan = Plan(num_samples=len(image_set), batch_size=case.batch_size, order=order)
+    batches: DeviceInput = training_input(
+        image_set, pictures, CONFIG, plan, size=case.size, device="cuda", store=store, config=DeviceInputConfig()
+    )
+    step_s = 0.99 * case.batch_size / pace if np.isfinite(pace) else 0
+    return run(lambda feed: batches, batches.feed, warmup=10, num_steps=num_steps, step_s=step_s)
+
+
+def measure_case(case: Case, *, quick: bool) -> tuple[list[str], list[Criterion]]:
+    name, num_steps = f"{case.size} px, batch {case.batch_size}", 20 if quick else 150
+    image_set = draw_set(case.num_pictures, case.size)
+    pictures = draw_pictures(image_set)
+    store = DeviceStore(pictures, "cuda")
+    rates = render_rates(case, image_set, store)
+    fastest = complete(case, image_set, pictures, store, pace=np.inf, num_steps=num_steps)
+    paced = complete(case, image_set, pictures, store, pace=case.complete, num_steps=num_steps)
+    lines = [f"{name}: {store}"]
+    lines += [f"  render, {way}: {rate:,.0f} img/s" for way, rate in rates.items()]
+    lines.append(f"  complete: {fastest.pictures_per_s:,.0f} img/s at most ({fastest.cores:.2f} cores)")
+    lines.append(f"  at a pace of {paced.pictures_per_s:,.0f} img/s: {paced.cores:.2f} cores")
+    criteria = [
+        _rate(f"{name}: render", rates["kernel"], case.render),
+        _rate(f"{name}: complete", fastest.pictures_per_s, case.complete),
+        Criterion(promise=f"{name}: cores at the promised pace", value=paced.cores, limit=2, unit=" cores"),
+    ]
+    if case.size == 320:
+        outlined = draw_set(case.num_pictures, case.size, polygons=True)
+        speed = complete(case, outlined, pictures, store, pace=np.inf, num_steps=num_steps)
+        lines.append(f"  complete, labels with polygons of {POINTS} points: {speed.pictures_per_s:,.0f} img/s")
+    del store
+    torch.cuda.empty_cache()
+    pinned, line = pinned_speed(case, image_set, pictures, num_steps)
+    lines.append(line)
+    if case.pinned is not None:
+        criteria.append(_rate(f"{name}: complete, from pinned RAM", pinned.pictures_per_s, case.pinned))
+    return lines, criteria
+
+
+def pinned_speed(case: Case, image_set: ImageSet, pictures: list[np.ndarray], num_steps: int) -> tuple[Speed, str]:
+    """As `complete`, with room on the device for little more than the pictures of a batch."""
+    batch_items = case.batch_size * TILES
+    kept = (pictures * (batch_items // len(pictures) + 1))[: batch_items + 1000]
+    room = int(np.sort([picture.nbytes + 1024 for picture in kept])[-batch_items:].sum())
+    store = DeviceStore(kept, "cuda", budget_bytes=room, batch_items=batch_items)
+    away = 1 - store.residence.num_resident / len(store)
+    larger = draw_set(len(kept), case.size)
+    speed = complete(case, larger, kept, store, pace=np.inf, num_steps=num_steps)
+    return speed, f"  complete, {away:.0%} in pinned RAM: {speed.pictures_per_s:,.0f} img/s ({speed.cores:.2f} cores)"
+
+
+def build_rates(num_files: int) -> list[str]:
+    """Images per second of decoding and resizing JPEG files of 640 x 480: into a store on the CPU, and by nvJPEG."""
+    if importlib.util.find_spec("cv2") is None:
+        return ["store build: skipped, OpenCV is not installed"]
+    import cv2
+
+    from bench.items import draw_jpeg
+    from flatout.feed import Store, StoreConfig
+    from flatout.yolo.augment.pictures import ResizedPictures
+
+    lines = []
+    with tempfile.TemporaryDirectory() as folder:
+        jpegs = [draw_jpeg(seed).tobytes() for seed in range(32)]
+        paths = [str(Path(folder, f"{number:05}.jpg")) for number in range(num_files)]
+        for number, path in enumerate(paths):
+            Path(path).write_bytes(jpegs[number % len(jpegs)])
+        base = draw_set(num_files, 640)
+        image_set = ImageSet(tuple(paths), np.tile([[640, 480]], (num_files, 1)), base.labels, base.names)
+        for size in (320, 640):
+            begin_s = time.perf_counter()
+            config = StoreConfig(place="ram", progress=False)
+            with Store.open(ResizedPictures(image_set, size=size, augment=True), config):
+                rate = num_files / (time.perf_counter() - begin_s)
+            lines.append(f"store build at {size} px, OpenCV {cv2.__version__}: {rate:,.0f} img/s")
+        lines += nvjpeg_rates(paths)
+    return lines
+
+
+def nvjpeg_rates(paths: list[str]) -> list[str]:
+    """Decoded by nvJPEG in groups of 128 and resized on the GPU, files read beforehand by the operating system."""
+    if importlib.util.find_spec("torchvision") is None:
+        return ["store build, nvJPEG: skipped, torchvision is not installed"]
+    from torchvision.io import ImageReadMode, decode_jpeg, read_file
+
+    lines = []
+    for size in (320, 640):
+        try:
+            torch.cuda.synchronize()
+            for _ in range(2):
+                begin_s = time.perf_counter()
+                for first in range(0, len(paths), 128):
+                    files = [read_file(path) for path in paths[first : first + 128]]
+                    images = decode_jpeg(files, mode=ImageReadMode.RGB, device="cuda")
+                    if size != 640:
+                        stacked = torch.stack(images).float()
+                        torch.nn.functional.interpolate(stacked, scale_factor=size / 640, mode="bilinear").byte()
+                torch.cuda.synchronize()
+                rate = len(paths) / (time.perf_counter() - begin_s)
+            lines.append(f"decode and resize to {size} px by nvJPEG: {rate:,.0f} img/s")
+        except RuntimeError as error:
+            return [f"store build, nvJPEG: skipped, torchvision says: {str(error).splitlines()[0]}"]
+    return lines
+
+
+def kornia_rate(case: Case) -> str:
+    """Kornia's mosaic, affine and colour over a batch that is on the device already."""
+    if importlib.util.find_spec("kornia") is None:
+        return "Kornia: skipped, it is not installed"
+    from kornia.augmentation import AugmentationSequential, ColorJiggle, RandomAffine, RandomMosaic
+
+    chain = AugmentationSequential(
+        RandomMosaic((case.size, case.size), p=1.0),
+        RandomAffine(0.0, translate=(0.1, 0.1), scale=(0.5, 1.6), p=1.0),
+        ColorJiggle(0.4, 0.4, 0.7, 0.015, p=1.0),
+        data_keys=["input", "bbox_xyxy"],
+    )
+    images = torch.rand((case.batch_size, 3, case.size, case.size), device="cuda")
+    boxes = torch.rand((case.batch_size, BOXES, 4), device="cuda").cumsum(2) * case.size / 4
+    timing = time_on_device(lambda: chain(images, boxes), 5)
+    return f"Kornia, mosaic + affine + colour, {case.size} px: {case.batch_size / timing.median:,.0f} img/s"
+
+
+def memory_lines() -> list[str]:
+    """COCO's 118,287 pictures, taken as 4:3."""
+    sizes = np.tile([[640, 480]], (COCO, 1))
+    budget = int(torch.cuda.mem_get_info()[0] * 0.8)
+    plans = (plan_memory(sizes, size=size, budget_bytes=budget, batch_items=128 * TILES) for size in (320, 640))
+    return [f"COCO: {plan}" for plan in plans]
+
+
+def _rate(promise: str, value: float, limit: float) -> Criterion:
+    return Criterion(promise=promise, value=value / 1e3, limit=limit / 1e3, at_most=False, unit=" k img/s")
+
+
+def main() -> int:
+    options = arguments(__doc__).parse_args()
+    if not torch.cuda.is_available():
+        print("This benchmark needs a CUDA GPU.")
+        return 1
+    print(facts_line(), flush=True)
+    lines, criteria = [f"GPU {torch.cuda.get_device_name()}", *memory_lines()], []
+    for case in CASES:
+        told, found = measure_case(case, quick=options.quick)
+        print("\n".join(told), flush=True)
+        lines += told
+        criteria += found
+    lines.append(kornia_rate(CASES[0]))
+    lines += build_rates(500 if options.quick else 4000)
+    text = "\n".join([*lines, "", *map(str, criteria)])
+    report("augment_gpu", text, {"lines": lines, "criteria": [str(each) for each in criteria]}, options)
+    return int(not options.quick and not all(each.passed for each in criteria))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""What a result may depend on beside code, config and data: versions, processor, threads, GPUs.
+
+A saved state remembers it. When it is continued elsewhere that is said in a line and is no error: the stream of samples
+and the schedule stay the same, the last bits of sums do not.
+"""
+
+import os
+import platform
+from collections.abc import Mapping
+from importlib import metadata
+
+import numpy as np
+import torch
+
+_OPENCV = ("opencv-python-headless", "opencv-python", "opencv-contrib-python-headless", "opencv-contrib-python")
+
+_MEANING = {
+    "world_size": "samples and their order per step stay the same; sums over ranks round differently",
+    "opencv": "pictures may differ in single values",
+    "threads": "sums round differently from here on; samples and schedule stay the same",
+    "cpu_capability": "sums round differently from here on; samples and schedule stay the same",
+    "gpu": "sums round differently from here on; samples and schedule stay the same",
+    "cuda": "kernels may round differently from here on; samples and schedule stay the same",
+    "torch": "kernels may round differently from here on; samples and schedule stay the same",
+    "deterministic": "bit-exact only where it was on all the time",
+}
+_HARMLESS = frozenset({"python", "numpy"})
+"""Recorded for those who wonder later: nothing that is computed depends on them."""
+
+
+def environment() -> dict[str, str | int | bool | None]:
+    """Of this process, in plain values. Asks the GPU for its name where there is one."""
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "opencv": _opencv_version(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "cuda": torch.version.cuda if torch.cuda.is_available() else None,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+    }
+
+
+def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
+    """One line per difference that may change results: 'threads 2 -> 1: sums round differently ...'."""
+    return [
+        f"{key} {old.get(key)} -> {new.get(key)}: {_MEANING.get(key, 'results may differ from here on')}."
+        for key in sorted((old.keys() | new.keys()) - _HARMLESS)
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _opencv_version() -> str | None:
+    """Without importing it: training on the GPU path does without OpenCV."""
+    for name in _OPENCV:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None

@@ -1,0 +1,179 @@
+"""The two newest states of a training on disk, so that there is always one to continue from.
+
+    new state --write, sync--> .last.pt.part --rename--> last.pt       durable, then visible,
+    old last.pt --second name--------------------------> last.prev.pt  and only then the oldest goes
+
+Killed between any two of these steps, the folder holds at least two whole generations once two were saved. A file that
+cannot be read is skipped with a warning; where all are bad that is an error, never a silent new beginning.
+"""
+
+import errno
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flatout.engine.checkpoint.atomic import ran_out_of_room, sync_folder, write_error
+from flatout.engine.checkpoint.container import read_container, write_container
+from flatout.errors import CheckpointError, ResourceError
+
+logger = logging.getLogger(__name__)
+
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
+"""What file systems without hard links answer."""
+
+
+class Generation(NamedTuple):
+    """A state that was read, from where, and why newer files were not."""
+
+    path: Path
+    sections: dict[str, object]
+    skipped: list[str]
+
+
+class Generations:
+    """`last.pt` and `last.prev.pt` in a folder: written durable -> visible -> prune; read newest sound first.
+
+    Belongs to one process at a time: whoever holds the lock of the run.
+    """
+
+    def __init__(self, folder: Path, name: str = "last") -> None:
+        self._folder = folder
+        self.newest = folder / f"{name}.pt"
+        self.previous = folder / f"{name}.prev.pt"
+        self._set_aside = folder / f"{name}.old.pt"
+        self._old = folder / f".{name}.prev.pt.part"
+        self._position = folder / f".{name}.position.json"
+        self._newest_is_bad = False
+
+    def save(self, sections: Mapping[str, object]) -> None:
+        """Write a new generation; blocks until it is on the disk.
+
+        ResourceError when the disk cannot take it, after making room and trying once more. What was readable before
+        then still is, except that on a full disk the older of two sound generations may have gone.
+        """
+        self._sweep()
+        try:
+            self._save(sections)
+        except ResourceError as error:
+            logger.warning("%s Trying once more.", error)
+            if ran_out_of_room(error):
+                self._make_room()
+            self._save(sections)
+        self._newest_is_bad = False
+        self._note_position(sections)
+
+    def load(self) -> Generation | None:
+        """The newest generation that can be read; None only if none was ever saved here.
+
+        CheckpointError when files exist and all of them are bad.
+        """
+        skipped: list[str] = []
+        for path in (self.newest, self.previous):
+            if not os.path.lexists(path):
+                skipped += [f"{path}: no such file."] if path == self.newest else []
+                continue
+            try:
+                generation = Generation(path, read_container(path), skipped)
+            except CheckpointError as error:
+                skipped.append(str(error))
+                continue
+            if skipped:
+                self._newest_is_bad = True
+                logger.warning("%s Continuing from %s: %s.", skipped[0], path, self._loss(generation))
+            return generation
+        if not any(map(os.path.lexists, (self.newest, self.previous))):
+            return None
+        raise CheckpointError(
+            f"{self._folder}: no generation can be read, and nothing was started over. {' '.join(skipped)} "
+            "Put a good copy in its place, or start from the beginning with --fresh."
+        )
+
+    def forget(self) -> None:
+        """Begin anew: what is there is neither continued nor lost, but kept as `last.old.pt`."""
+        for path in (self.previous, self.newest):
+            with suppress(FileNotFoundError):
+                path.replace(self._set_aside)
+        self._position.unlink(missing_ok=True)
+
+    def leave_note(self, name: str, content: object) -> Path:
+        """Write something for people beside the generations, as JSON; returns where. A full disk keeps it empty."""
+        path = self._folder / name
+        with suppress(OSError):
+            path.write_text(json.dumps(content, indent=1))
+        return path
+
+    def _save(self, sections: Mapping[str, object]) -> None:
+        keeps_old = not self._newest_is_bad and self.newest.exists()
+        if keeps_old:
+            self._name_old()
+        write_container(self.newest, sections)
+        # From here on the new one is what a reader finds; the oldest may go.
+        if keeps_old:
+            self._rotate()
+
+    def _name_old(self) -> None:
+        """Give what is about to be replaced a second name."""
+        try:
+            self._old.unlink(missing_ok=True)
+            try:
+                os.link(self.newest, self._old)
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                shutil.copyfile(self.newest, self._old)
+        except OSError as error:
+            raise write_error(error, self._old, self.newest.stat().st_size) from error
+
+    def _rotate(self) -> None:
+        try:
+            self._old.replace(self.previous)
+            sync_folder(self._folder)
+        except OSError as error:
+            # The new generation stands, and so does the one before the last: still two.
+            logger.warning("%s could not be replaced: %s.", self.previous, error.strerror)
+
+    def _make_room(self) -> None:
+        """Drop the older generation, if the newer one is proven to be sound."""
+        with suppress(CheckpointError):
+            read_container(self.newest)
+            self.previous.unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        """Remove what a killed process left behind unfinished."""
+        for path in self._folder.glob(f".{self.newest.stem}.*.part"):
+            with suppress(OSError):
+                path.unlink()
+
+    def _note_position(self, sections: Mapping[str, object]) -> None:
+        """Beside the file, so that a damaged one still tells how far it was."""
+        with suppress(OSError):
+            self._position.write_text(json.dumps(_position_in(sections)))
+
+    def _loss(self, generation: Generation) -> str:
+        try:
+            newest = json.loads(self._position.read_text())
+        except (OSError, ValueError):
+            newest = {}
+        return describe_loss(newest, _position_in(generation.sections))
+
+
+def describe_loss(newest: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
+    """How far it is back from one position to another: '25 steps are lost (epoch 3 step 5 -> epoch 2 step 80)'."""
+    where = " -> ".join(" ".join(f"{name} {value}" for name, value in place.items()) for place in (newest, kept))
+    if not newest or newest.keys() != kept.keys():
+        return "the steps since it was saved are lost"
+    if newest["epoch"] == kept["epoch"]:
+        return f"{newest['step'] - kept['step']} steps are lost ({where})"
+    return f"the steps between are lost ({where})"
+
+
+def _position_in(sections: Mapping[str, object]) -> dict[str, Any]:
+    match sections:
+        case {"training": {"position": dict(position)}}:
+            return position
+    return {}

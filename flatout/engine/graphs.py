@@ -1,0 +1,90 @@
+"""A step as one CUDA graph: the host launches it once instead of a thousand kernels.
+
+Small batches are bound by launches, not by the GPU. A graph needs fixed shapes and fixed places in memory, so inputs
+are copied into buffers of its own; rows of a ragged input are filled up to a capacity.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+Inputs = Mapping[str, Tensor]
+Work = Callable[[Inputs], Tensor]
+
+
+class Filling(NamedTuple):
+    """How a ragged input is brought to a fixed number of rows."""
+
+    capacity: int
+    value: float
+    """Of every entry in the rows that are not there."""
+
+
+class GraphedWork:
+    """`work` on inputs of one form, captured; its result is overwritten by the next call.
+
+    What `work` changes in place (gradients, statistics) must stay where it is in memory. Capturing runs nothing.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        inputs: Inputs,
+        fillings: Mapping[str, Filling],
+        *,
+        pool: Any = None,
+    ) -> None:
+        """Run `work` eagerly a few times before: kernels are chosen and compiled then.
+
+        `pool` is the memory of another graph, if the two never run at the same time and nobody reads the other's
+        result after this one has run.
+        """
+        self._fillings = fillings
+        self._form = form_of(inputs, fillings)
+        self._inputs = {name: _buffer(tensor, fillings.get(name)) for name, tensor in inputs.items()}
+        self._load(inputs)
+        self._graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(self._graph, pool=pool, stream=torch.cuda.current_stream()):
+            self._result = work(self._inputs)
+
+    @property
+    def pool(self) -> Any:
+        """Of memory, to share with further graphs."""
+        return self._graph.pool()
+
+    def suits(self, inputs: Inputs) -> bool:
+        """Have these inputs the form that was captured, and room in it?"""
+        fits = all(len(inputs[name]) <= filling.capacity for name, filling in self._fillings.items())
+        return fits and form_of(inputs, self._fillings) == self._form
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        self._load(inputs)
+        self._graph.replay()
+        return self._result
+
+    def _load(self, inputs: Inputs) -> None:
+        for name, tensor in inputs.items():
+            buffer = self._inputs[name]
+            filling = self._fillings.get(name)
+            if filling is not None:
+                buffer[len(tensor) :].fill_(filling.value)
+            buffer[: len(tensor)].copy_(tensor)
+
+
+def form_of(inputs: Inputs, fillings: Mapping[str, Filling]) -> dict[str, tuple[object, ...]]:
+    """Shapes and dtypes; of ragged inputs, those of a row."""
+    return {
+        name: (tuple(tensor.shape)[1 if name in fillings else 0 :], tensor.dtype) for name, tensor in inputs.items()
+    }
+
+
+def _buffer(tensor: Tensor, filling: Filling | None) -> Tensor:
+    if filling is None:
+        return torch.empty_like(tensor)
+    return tensor.new_empty((filling.capacity, *tensor.shape[1:]))

@@ -1,0 +1,84 @@
+"""What the loop asks of a job, and what it tells it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor, nn
+
+from flatout.engine.graphs import Filling
+
+
+class HostBatch(Protocol):
+    """What the loop looks at in a batch; the job knows the rest."""
+
+    @property
+    def indices(self) -> np.ndarray: ...
+
+    def __len__(self) -> int: ...
+
+
+class Batches(Protocol):
+    """Where batches come from; the loop says of which epoch, and from which step on."""
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]: ...
+
+
+class Tick(NamedTuple):
+    """Progress at a log interval; items are means since the epoch began, times are since the last tick."""
+
+    epoch: int
+    step: int
+    """Steps of this epoch that are done."""
+    items: dict[str, float]
+    lr: float
+    step_ms: float
+    wait_ms: float
+    """Of `step_ms`, spent waiting for a batch."""
+    samples_per_s: float
+
+
+class EpochReport(NamedTuple):
+    """What an epoch of training came to."""
+
+    items: dict[str, float]
+    """Means over the epoch's steps."""
+    lrs: tuple[float, ...]
+    seconds: float
+    """Of training, without validation; of all processes that worked on this epoch."""
+    num_samples: int
+    num_bad: int
+    """Steps whose loss or gradients were not finite, and which changed nothing."""
+
+
+class Job(Protocol):
+    """What is trained."""
+
+    @property
+    def item_names(self) -> tuple[str, ...]:
+        """Of the numbers that a step reports."""
+
+    @property
+    def fillings(self) -> Mapping[str, Filling]:
+        """Ragged inputs, for CUDA graphs."""
+
+    def phase(self, epoch: int) -> object:
+        """Anything that compares unequal once steps begin to compute something else."""
+
+    def inputs(self, batch: Any, epoch: int, step: int) -> dict[str, Tensor]:
+        """Tensors of a step, on the device."""
+
+    def step(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Forward and loss: a scalar to differentiate, and float32 [items] to report. Must not wait for the device."""
+
+    def end_epoch(self, epoch: int, report: EpochReport) -> bool:
+        """Validate and record; True ends the training. May raise Interrupted: it is called again after the resume."""
+
+    def sections(self) -> dict[str, dict[str, object]]:
+        """What a saved file says beside tensors and position: "weights" (how the network is built), "run", "job"."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from the section "job"."""
+
+    def flush(self) -> None:
+        """Write what is due beside the generation that was just saved, such as the best weights so far."""

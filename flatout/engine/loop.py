@@ -1,0 +1,403 @@
+"""The training loop of every job: batches in, weights out, at any moment resumable.
+
+    batch --inputs--> forward, loss, backward --(where an accumulation window ends)--> optimizer, moving average
+          \\-- rows of numbers stay on the device until the log interval --> one line, guards
+
+The loop owns the position (epoch, step), number formats, the optimizer and the moving average. It knows no boxes,
+defects or spikes: a `Job` says what a step computes and what happens after an epoch. Its state is complete wherever an
+accumulation window ends; there, and only there, a training is saved or stopped.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flatout.engine.distributed import World
+from flatout.engine.divergence import Guard
+from flatout.engine.ema import MovingAverage
+from flatout.engine.generations import Generations
+from flatout.engine.graphs import GraphedWork, form_of
+from flatout.engine.interrupts import Interrupts
+from flatout.engine.job import Batches, Job, Tick
+from flatout.engine.meter import Meter
+from flatout.engine.optim import apply_knobs, parameters_of, step_unless
+from flatout.engine.out_of_memory import no_room
+from flatout.engine.precision import Amp, Precision
+from flatout.engine.random_state import random_state, set_random_state
+from flatout.engine.running_statistics import RunningStatistics
+from flatout.engine.schedule import Schedule
+from flatout.engine.step_log import StepLog
+from flatout.errors import DivergedError, Interrupted
+from flatout.profiler import clock
+
+logger = logging.getLogger(__name__)
+
+EAGER_STEPS = 3
+"""Before a graph is captured: kernels are chosen and compiled in them."""
+MOST_GRAPHS = 4
+"""Forms of inputs that get a graph of their own, such as an epoch's short last batch."""
+ASK_RANKS_EVERY = 10
+"""Steps between two questions to the other ranks whether a signal came."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """How the loop runs."""
+
+    epochs: int
+    steps_per_epoch: int
+    amp: Amp = "off"
+    clip_norm: float | None = None
+    """Largest norm of all gradients together; None: they are not clipped."""
+    log_every: int = 20
+    """Steps between two looks at the device's numbers."""
+    save_every_s: float = 600
+    save_every_steps: int = 1000
+    save_apart_s: float = 15
+    """At the end of an epoch nothing is saved if that was done less than this ago: epochs may take a second."""
+    stop_after: int | None = None
+    """Steps of this process after which it saves and ends."""
+    graphs: bool = False
+    """Run steps of fixed shape as one CUDA graph."""
+
+
+class StoppedAfter(Exception):
+    """The training was asked to end after so many steps; it is saved and can go on."""
+
+
+class _RolledBack(Exception):
+    """Everything was set back to a saved state, the position too."""
+
+
+class Loop:
+    """One training from its position to its end, or to an interruption."""
+
+    def __init__(
+        self,
+        *,
+        job: Job,
+        network: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule,
+        batches: Batches,
+        config: LoopConfig,
+        device: torch.device,
+        average: MovingAverage | None = None,
+        generations: Generations | None = None,
+        interrupts: Interrupts | None = None,
+        world: World | None = None,
+        forward: nn.Module | None = None,
+        tell: Callable[[Tick], None] = lambda tick: None,
+    ) -> None:
+        """`forward` is the network as it is called, compiled or for several ranks; `network` holds the weights."""
+        self.job, self.network, self.optimizer = job, network, optimizer
+        self.schedule, self.batches, self.config = schedule, batches, config
+        self.device, self.average, self.generations = device, average, generations
+        self.world = world or World()
+        self.precision = Precision(config.amp, device)
+        self.epoch, self.step = 0, 0
+        """The next step to train; `step` = steps per epoch: the end of the epoch has not been worked off."""
+        self._interrupts = interrupts or Interrupts()
+        self._forward = forward or network
+        self._statistics = RunningStatistics(network)
+        self.tell = tell
+        self._log = StepLog(len(job.item_names) + 2, config.log_every, device)
+        self._meter = Meter(job.item_names)
+        self._guard = Guard()
+        self._captures = config.graphs and self.world.size == 1 and device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if self._captures else None
+        self._graphs: list[GraphedWork] = []
+        self._runs_of_form: Counter[object] = Counter()
+        self._phase: object = None
+        self.steps_here = 0
+        self._saved_steps = 0
+        self._saved_at = time.monotonic()
+
+    def run(self) -> None:
+        """Train to the end. Interrupted or StoppedAfter once all is saved; DivergedError if there is no way on."""
+        while self.epoch < self.config.epochs:
+            try:
+                with self._own_stream():
+                    self._train_epoch()
+                if self._finish_epoch():
+                    return
+            except _RolledBack:
+                logger.info("Continuing with epoch %d, step %d.", self.epoch, self.step)
+
+    @property
+    def steps_left(self) -> int:
+        return (self.config.epochs - self.epoch) * self.config.steps_per_epoch - self.step
+
+    # One epoch
+
+    def _train_epoch(self) -> None:
+        if self.step >= self.config.steps_per_epoch:
+            return
+        self.network.train()
+        if self.step == 0:
+            self._clear_gradients()
+            self._meter.begin_epoch()
+        if (phase := self.job.phase(self.epoch)) != self._phase:
+            self._phase = phase
+            self._forget_graphs()
+        self._meter.begin_interval()
+        batches = iter(self.batches.epoch(self.epoch, start=self.step))
+        while self.step < self.config.steps_per_epoch:
+            began = time.perf_counter()
+            with clock.stage("train.wait"):
+                batch = next(batches)
+            self._meter.waited(time.perf_counter() - began)
+            self._train_step(batch)
+        self._look(self._log.drain())
+
+    def _train_step(self, batch: Any) -> None:
+        knobs = self.schedule(self.epoch, self.step)
+        apply_knobs(self.optimizer, knobs)
+        self._meter.lrs = knobs.lrs
+        try:
+            with clock.stage("train.inputs"):
+                inputs = self.job.inputs(batch, self.epoch, self.step)
+            self._log.put(self._work(inputs, window_ends=knobs.steps))
+            if knobs.steps:
+                self._optimizer_step()
+        except torch.OutOfMemoryError as error:
+            raise no_room(error, batch_size=len(batch), device=self.device) from error
+        self._guard.remember(self.epoch, self.step, batch.indices)
+        self._meter.count(len(batch))
+        self.step += 1
+        self.steps_here += 1
+        if self.step % self.config.log_every == 0:
+            self._look(self._log.turn())
+        if knobs.steps:
+            self._at_boundary()
+
+    def _work(self, inputs: dict[str, Tensor], *, window_ends: bool) -> Tensor:
+        """Forward and backward, as a graph where that is wanted and possible."""
+        if self._captures and (graph := self._graph_for(inputs)) is not None:
+            with clock.stage("train.graph"):
+                return graph(inputs)
+        with self._apart_from_ranks(not window_ends):
+            return self._forward_backward(inputs)
+
+    def _forward_backward(self, inputs: Mapping[str, Tensor], *, cached: bool = True) -> Tensor:
+        """Numbers of the step, float32 [items + 1] on the device; the last is 1 if the loss is not finite."""
+        self._statistics.keep()
+        with self.precision.autocast(cached=cached):
+            loss, items = self.job.step(self._forward, inputs)
+        with clock.stage("train.backward"):
+            self.precision.scaled(loss * self.world.size).backward()
+        bad = ~torch.isfinite(loss.detach()).reshape(1)
+        self._statistics.put_back_if(bad)
+        return torch.cat((items.detach().float(), bad.float()))
+
+    def _optimizer_step(self) -> None:
+        with clock.stage("train.optimizer"):
+            parameters = parameters_of(self.optimizer)
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            found_bad = self.precision.check(gradients)
+            self._log.mark(found_bad)
+            if self.config.clip_norm is not None:
+                nn.utils.clip_grad_norm_(parameters, self.config.clip_norm, foreach=True)
+            step_unless(self.optimizer, found_bad)
+            self.precision.update()
+            self._clear_gradients()
+        if self.average is not None:
+            with clock.stage("train.average"):
+                self.average.update()
+
+    def _clear_gradients(self) -> None:
+        """Zeros while a graph adds to them where they are; else they are dropped, which saves a pass."""
+        self.optimizer.zero_grad(set_to_none=not self._captures)
+
+    def _apart_from_ranks(self, inside_window: bool) -> AbstractContextManager[object]:
+        """Ranks add up their gradients once per accumulation window."""
+        if inside_window and self.world.size > 1:
+            apart: AbstractContextManager[object] = self._forward.no_sync()  # type: ignore[operator]
+            return apart
+        return nullcontext()
+
+    # CUDA graphs
+
+    @contextmanager
+    def _own_stream(self) -> Iterator[None]:
+        """A graph is captured on the stream its gradients are made on, and that may not be the default one."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def _graph_for(self, inputs: dict[str, Tensor]) -> GraphedWork | None:
+        """The graph for inputs of this form; captured once the form has come up often enough."""
+        for graph in self._graphs:
+            if graph.suits(inputs):
+                return graph
+        form = form_of(inputs, self.job.fillings)
+        self._runs_of_form[str(form)] += 1
+        if self._runs_of_form[str(form)] <= EAGER_STEPS or len(self._graphs) == MOST_GRAPHS:
+            return None
+        return self._capture(inputs)
+
+    def _capture(self, inputs: dict[str, Tensor]) -> GraphedWork | None:
+        pool = self._graphs[0].pool if self._graphs else None
+        try:
+            graph = GraphedWork(
+                lambda fixed: self._forward_backward(fixed, cached=False), inputs, self.job.fillings, pool=pool
+            )
+        except RuntimeError as error:
+            self._captures = False
+            logger.warning(
+                "A step cannot be captured as a CUDA graph (%s): the host launches every kernel, which is slower for "
+                "small batches.",
+                str(error).splitlines()[0],
+            )
+            return None
+        self._graphs.append(graph)
+        return graph
+
+    def _forget_graphs(self) -> None:
+        self._graphs.clear()
+        self._runs_of_form.clear()
+
+    def use_forward(self, forward: nn.Module) -> None:
+        """From the next step on, call the network through `forward`."""
+        self._forward = forward
+        self._forget_graphs()
+
+    # What the numbers say
+
+    def _look(self, rows_NK: np.ndarray) -> None:
+        """Numbers of N steps have arrived: sum up, tell, and act if they are not finite."""
+        bad_loss_N, bad_gradient_N = rows_NK[:, -2] > 0, rows_NK[:, -1] > 0
+        self._meter.add(rows_NK[:, :-2], bad_loss_N | bad_gradient_N)
+        if len(rows_NK):
+            self.tell(self._meter.tick(self.epoch, self.step))
+        if self._guard.is_lost(bad_loss_N, bad_gradient_N, scaled=self.config.amp == "fp16"):
+            self._roll_back()
+
+    def _roll_back(self) -> None:
+        """Set everything back to the last good generation, or give up."""
+        saved = self.generations.load() if self.generations is not None else None
+        if not self._guard.roll_back() or saved is None:
+            raise DivergedError(
+                f"{self._guard.complaint()} Going back to a saved state did not help. Look at these samples"
+                f"{self._listed_samples()}, or use a smaller lr0; the last good state is kept."
+            )
+        logger.warning("%s Set back to %s.", self._guard.complaint(), saved.path)
+        self.load_sections(saved.sections)
+        raise _RolledBack
+
+    def _listed_samples(self) -> str:
+        """Where all samples of the last bad steps can be found, as a remark."""
+        if self.generations is None or not self.world.is_first:
+            return ""
+        return f" (all of them: {self.generations.leave_note('diverged.json', self._guard.bad_samples())})"
+
+    # Saving and stopping
+
+    def _at_boundary(self) -> None:
+        if (name := self._signal()) is not None:
+            self.save()
+            raise Interrupted(f"{name}: saved at epoch {self.epoch}, step {self.step}. Run the same command again.")
+        if self.config.stop_after is not None and self.steps_here >= self.config.stop_after:
+            self.save()
+            raise StoppedAfter(self.steps_here)
+        if self._interrupts.save_requested:
+            self._interrupts.save_requested = False
+            self.save()
+        elif self.steps_here - self._saved_steps >= self.config.save_every_steps or self._unsaved_s() >= (
+            self.config.save_every_s
+        ):
+            self.save()
+
+    def _signal(self) -> str | None:
+        """Name of a signal to obey now. All ranks stop after the same step, so they ask each other."""
+        name = self._interrupts.requested
+        if self.world.size == 1:
+            return name
+        if self.steps_here % ASK_RANKS_EVERY or not self.world.any_of(name is not None):
+            return None
+        return name or "a signal to another rank"
+
+    def _unsaved_s(self) -> float:
+        return time.monotonic() - self._saved_at
+
+    def _finish_epoch(self) -> bool:
+        """Work off the end of an epoch; True if the training is over."""
+        try:
+            if self._interrupts.requested is not None and self.world.size == 1:
+                raise Interrupted(
+                    f"{self._interrupts.requested}: saved at the end of epoch {self.epoch}. Run the same command again."
+                )
+            stop = self.job.end_epoch(self.epoch, self._meter.report())
+        except Interrupted:
+            self.save()
+            raise
+        self.epoch, self.step = self.epoch + 1, 0
+        ends = stop or self.epoch == self.config.epochs
+        if ends or self._unsaved_s() >= self.config.save_apart_s:
+            self.save()
+        return ends
+
+    def save(self) -> None:
+        """Write a generation, unless a weight is not finite: a broken state is never saved. Waits for the device."""
+        if self.step > 0:
+            self._look(self._log.drain())
+        if self.generations is not None and self.world.is_first:
+            with clock.stage("train.save"):
+                if not self._is_sound():
+                    self._roll_back()
+                self.generations.save(self.sections())
+                self.job.flush()
+        self.world.wait_for_all()
+        self._saved_at, self._saved_steps = time.monotonic(), self.steps_here
+
+    def sections(self) -> dict[str, Any]:
+        """All that a training is: tensors, position, random states, and what the job adds."""
+        job = self.job.sections()
+        weights: dict[str, object] = job["weights"] | {"state": self.network.state_dict()}
+        if self.average is not None:
+            weights |= {"ema": self.average.network.state_dict(), "updates": self.average.updates}
+        training = {
+            "position": {"epoch": self.epoch, "step": self.step},
+            "optimizer": self.optimizer.state_dict(),
+            "precision": self.precision.state_dict(),
+            "random": random_state(self.device),
+            "meter": self._meter.state_dict(),
+            "job": job["job"],
+        }
+        return {"weights": weights, "training": training, "run": job["run"]}
+
+    def load_sections(self, sections: Mapping[str, Any]) -> None:
+        """Continue from what `sections` gave."""
+        weights, training = sections["weights"], sections["training"]
+        self.network.load_state_dict(weights["state"])
+        if self.average is not None:
+            self.average.load_state_dict({"state": weights["ema"], "updates": weights["updates"]})
+        self.optimizer.load_state_dict(training["optimizer"])
+        self.precision.load_state_dict(training["precision"])
+        set_random_state(training["random"], self.device)
+        self.epoch, self.step = training["position"]["epoch"], training["position"]["step"]
+        self._log.drain()
+        self._meter.load_state_dict(training["meter"])
+        self.job.load_state(training["job"])
+        self._forget_graphs()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _is_sound(self) -> bool:
+        tensors = list(self.network.state_dict().values())
+        if self.average is not None:
+            tensors += self.average.network.state_dict().values()
+        floating = [tensor for tensor in tensors if tensor.is_floating_point()]
+        # A norm is finite only if every entry is; one that overflows is a divergence as well.
+        return bool(torch.isfinite(torch.stack(torch._foreach_norm(floating, 1))).all())

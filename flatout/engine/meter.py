@@ -1,0 +1,85 @@
+"""Means over an epoch, and times since the last look."""
+
+import time
+from typing import Any
+
+import numpy as np
+
+from flatout.engine.job import EpochReport, Tick
+
+
+class Meter:
+    """Sums of an epoch's steps. They are added one after the other, so that a mean does not depend on where a
+    training was interrupted."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        self.lrs: tuple[float, ...] = ()
+        self.begin_epoch()
+        self.begin_interval()
+
+    def begin_epoch(self) -> None:
+        self._sum_K = np.zeros(len(self._names))
+        self._num_good = self._num_bad = self._num_samples = 0
+        self._seconds = 0.0
+
+    def begin_interval(self) -> None:
+        self._began = time.perf_counter()
+        self._steps = self._samples = 0
+        self._waited = 0.0
+
+    def waited(self, seconds: float) -> None:
+        self._waited += seconds
+
+    def count(self, num_samples: int) -> None:
+        """A step was queued."""
+        self._steps += 1
+        self._samples += num_samples
+        self._num_samples += num_samples
+
+    def add(self, items_NK: np.ndarray, bad_N: np.ndarray) -> None:
+        """The numbers of N steps have arrived."""
+        for items_K in items_NK[~bad_N]:
+            self._sum_K += items_K
+        self._num_good += int((~bad_N).sum())
+        self._num_bad += int(bad_N.sum())
+
+    def means(self) -> dict[str, float]:
+        return dict(zip(self._names, (self._sum_K / max(1, self._num_good)).tolist(), strict=True))
+
+    def tick(self, epoch: int, step: int) -> Tick:
+        """The interval since the last tick, which ends here."""
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        self._seconds += seconds
+        steps = max(1, self._steps)
+        tick = Tick(
+            epoch=epoch,
+            step=step,
+            items=self.means(),
+            lr=self.lrs[0] if self.lrs else 0.0,
+            step_ms=1e3 * seconds / steps,
+            wait_ms=1e3 * self._waited / steps,
+            samples_per_s=self._samples / seconds,
+        )
+        self.begin_interval()
+        return tick
+
+    def report(self) -> EpochReport:
+        return EpochReport(self.means(), self.lrs, self._seconds, self._num_samples, self._num_bad)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "sums": self._sum_K.tolist(),
+            "num_good": self._num_good,
+            "num_bad": self._num_bad,
+            "num_samples": self._num_samples,
+            "seconds": self._seconds,
+            "lrs": list(self.lrs),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._sum_K = np.array(state["sums"])
+        self._num_good, self._num_bad = state["num_good"], state["num_bad"]
+        self._num_samples, self._seconds = state["num_samples"], state["seconds"]
+        self.lrs = tuple(state["lrs"])
+        self.begin_interval()

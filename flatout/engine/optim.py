@@ -1,0 +1,46 @@
+"""Optimizers whose step is a few kernels and can be left out on the device."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from flatout.engine.schedule import Knobs
+
+Kind = Literal["sgd", "adam"]
+
+
+def make_optimizer(
+    kind: Kind, groups: Sequence[Sequence[nn.Parameter]], *, lr: float, momentum: float, decays: Sequence[float]
+) -> torch.optim.Optimizer:
+    """Nesterov SGD, or Adam with betas (momentum, 0.999) and coupled decay; fused, one group per entry of `decays`."""
+    described = [
+        {"params": list(group), "weight_decay": decay} for group, decay in zip(groups, decays, strict=True) if group
+    ]
+    if kind == "adam":
+        return torch.optim.Adam(described, lr=lr, betas=(momentum, 0.999), fused=True)
+    optimizer = torch.optim.SGD(described, lr=lr, momentum=momentum, nesterov=True, fused=True)
+    # torch makes these at the first step without filling them; were that step left out, garbage would remain.
+    for parameter in parameters_of(optimizer):
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def apply_knobs(optimizer: torch.optim.Optimizer, knobs: Knobs) -> None:
+    """Set learning rates and momentum; plain numbers on the host."""
+    for group, lr in zip(optimizer.param_groups, knobs.lrs, strict=True):
+        group["lr"] = lr
+        if knobs.momentum is not None and "momentum" in group:
+            group["momentum"] = knobs.momentum
+
+
+def step_unless(optimizer: torch.optim.Optimizer, found_bad: Tensor) -> None:
+    """An optimizer step, unless `found_bad` is 1: the kernel looks, the host does not."""
+    optimizer.found_inf = found_bad  # type: ignore[attr-defined]
+    optimizer.grad_scale = None  # type: ignore[attr-defined]
+    optimizer.step()

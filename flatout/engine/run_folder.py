@@ -1,0 +1,226 @@
+"""Where a run lives, and whether a command begins a new one or continues one.
+
+    runs/train/exp, exp2, exp3 ...      run.json: the config a run was started with, and whether it is finished
+
+The same command continues the newest unfinished run of its name whose config is equal. Anything else begins the next
+number: nothing that was trained is overwritten unless a flag says so.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from flatout.engine.checkpoint.atomic import replacing
+from flatout.engine.lock import Locked, RunLock
+from flatout.errors import CheckpointError, ConfigError, ResourceError
+
+logger = logging.getLogger(__name__)
+
+RECORD_NAME = "run.json"
+EXTENDABLE = "epochs"
+"""The one setting that may grow when a run is continued."""
+
+
+class Run:
+    """A locked run folder. `continues`: load the newest generation in it; else begin at the beginning."""
+
+    def __init__(self, folder: Path, lock: RunLock, *, continues: bool) -> None:
+        self.folder = folder
+        self.lock = lock
+        self.continues = continues
+
+    def finish(self) -> None:
+        """Note that training is complete: the same command then begins a new run."""
+        record = read_record(self.folder) or {}
+        _write_record(self.folder, record | {"finished": True})
+
+    def close(self) -> None:
+        """Give the lock back; may be called twice."""
+        self.lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def choose_run(
+    project: Path,
+    name: str,
+    *,
+    config: Mapping[str, Any],
+    exist_ok: bool,
+    fresh: bool,
+    resume: Path | None,
+    break_lock: bool = False,
+) -> Run:
+    """The run that a command is about, locked.
+
+    `config` is what the result depends on, in values that JSON knows. `resume` names a checkpoint in a run folder, or
+    the folder. ConfigError if the run is in use, or if `exist_ok` meets an unfinished run of another config; it lists
+    what changed. ResourceError if nothing can be written there.
+    """
+    if resume is not None:
+        folder = run_of(resume)
+        return Run(folder, RunLock(folder, break_lock=break_lock), continues=True)
+    if exist_ok:
+        return _in_this_folder(project / name, config, fresh=fresh, break_lock=break_lock)
+    if not fresh and (run := _unfinished(project, name, config, break_lock=break_lock)):
+        return run
+    folder = new_run_folder(project, name, exist_ok=False)
+    return _begin(folder, RunLock(folder), config)
+
+
+def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
+    """Make project/name, or with the next number behind it (`exp`, `exp2`, `exp3`) unless the old one is fine."""
+    while True:
+        taken = numbered(project, name)
+        folder = project / (f"{name}{max(taken) + 1}" if taken and not exist_ok else name)
+        try:
+            folder.mkdir(parents=True, exist_ok=exist_ok)
+        except FileExistsError:
+            # Somebody was faster, or a file is in the way.
+            if not folder.is_dir():
+                raise ConfigError(f"{folder} is a file. Choose another folder with --name.") from None
+        except OSError as error:
+            raise ResourceError(
+                f"{folder}: cannot be made: {error.strerror}. Choose another place with --project."
+            ) from error
+        else:
+            return folder
+
+
+def numbered(project: Path, name: str) -> dict[int, Path]:
+    """The existing folders of a name by number, rising; plain `exp` counts as 1."""
+    matches = (
+        (re.fullmatch(rf"{re.escape(name)}(\d*)", path.name), path)
+        for path in (project.iterdir() if project.is_dir() else ())
+    )
+    return dict(sorted((int(match[1] or 1), path) for match, path in matches if match))
+
+
+def newest_last(root: Path) -> Path:
+    """The most recently changed `last*.pt` below a folder: what `--resume` means without a value."""
+    # The previous generation changes its name after the newest one has appeared, and would look newer.
+    found = [path for path in root.glob("**/last*.pt") if not path.name.endswith((".prev.pt", ".old.pt"))]
+    found += [newer for path in root.glob("**/last*.prev.pt") if not (newer := _newest_beside(path)).exists()]
+    if not found:
+        raise CheckpointError(f"{root.resolve()}: no last*.pt lies below this folder. Say which one: --resume FILE")
+    return max(found, key=_changed)
+
+
+def run_of(checkpoint: Path) -> Path:
+    """The run folder of `runs/train/exp/weights/last.pt`, or of itself."""
+    for folder in (checkpoint, checkpoint.parent, checkpoint.parent.parent):
+        if (folder / RECORD_NAME).is_file():
+            return folder
+    raise CheckpointError(
+        f"{checkpoint}: belongs to no run that can be continued: there is no {RECORD_NAME} beside or above it. "
+        "To start from these weights, give them as --weights."
+    )
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What differs between two configs, one text per key: 'batch_size 16 -> 32'."""
+    return [
+        f"{key} {_shown(old, key)} -> {_shown(new, key)}"
+        for key in sorted(old.keys() | new.keys())
+        if _shown(old, key) != _shown(new, key)
+    ]
+
+
+def only_extends(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether the new config is the old one, at most for more epochs."""
+    same_else = not changes({**old, EXTENDABLE: None}, {**new, EXTENDABLE: None})
+    longer = old.get(EXTENDABLE) == new.get(EXTENDABLE) or old.get(EXTENDABLE, 0) < new.get(EXTENDABLE, 0)
+    return same_else and longer
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """What run.json says: `config` and `finished`; None if there is none, or none that can be read."""
+    try:
+        record = json.loads((folder / RECORD_NAME).read_text())
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("config"), dict) else None
+
+
+def _unfinished(project: Path, name: str, config: Mapping[str, Any], *, break_lock: bool) -> Run | None:
+    """The newest run that this command may continue, by number: clocks jump."""
+    for folder, record in _open_records(project, name):
+        if not only_extends(record["config"], config):
+            logger.info(
+                "%s is unfinished, but its config differs: %s. To continue it: --resume %s",
+                folder, ", ".join(changes(record["config"], config)), folder,
+            )  # fmt: skip
+            continue
+        try:
+            lock = RunLock(folder, break_lock=break_lock)
+        except Locked as error:
+            logger.info("%s", error)
+            continue
+        return _continue(folder, lock, config)
+    return None
+
+
+def _open_records(project: Path, name: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    for folder in reversed(numbered(project, name).values()):
+        record = read_record(folder)
+        if record and not record.get("finished"):
+            yield folder, record
+
+
+def _in_this_folder(folder: Path, config: Mapping[str, Any], *, fresh: bool, break_lock: bool) -> Run:
+    new_run_folder(folder.parent, folder.name, exist_ok=True)
+    lock = RunLock(folder, break_lock=break_lock)
+    try:
+        record = read_record(folder)
+        if fresh or not record or record.get("finished"):
+            return _begin(folder, lock, config)
+        if not only_extends(record["config"], config):
+            raise ConfigError(
+                f"{folder} holds an unfinished run of another config: {', '.join(changes(record['config'], config))}. "
+                f"Continue it as it was with --resume {folder}, start over with --fresh, or choose another --name."
+            )
+        return _continue(folder, lock, config)
+    except BaseException:
+        lock.close()
+        raise
+
+
+def _begin(folder: Path, lock: RunLock, config: Mapping[str, Any]) -> Run:
+    _write_record(folder, {"config": dict(config), "finished": False})
+    return Run(folder, lock, continues=False)
+
+
+def _continue(folder: Path, lock: RunLock, config: Mapping[str, Any]) -> Run:
+    record = read_record(folder)
+    if record and (grown := changes(record["config"], config)):
+        logger.info("%s: %s. From here on the schedule is the one of the new length.", folder, ", ".join(grown))
+        _write_record(folder, record | {"config": dict(config)})
+    return Run(folder, lock, continues=True)
+
+
+def _write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    content = json.dumps(record, indent=1).encode()
+    with replacing(folder / RECORD_NAME, needed_bytes=len(content)) as sink:
+        sink.write(content)
+
+
+def _shown(config: Mapping[str, Any], key: str) -> str:
+    """A value as JSON has it: what comes back from a file equals what went in."""
+    return json.dumps(config[key], sort_keys=True) if key in config else "unset"
+
+
+def _newest_beside(previous: Path) -> Path:
+    return previous.with_name(previous.name.removesuffix(".prev.pt") + ".pt")
+
+
+def _changed(path: Path) -> float:
+    beside = path.with_name(path.name.removesuffix(".pt") + ".prev.pt")
+    return max(each.stat().st_ctime for each in (path, beside) if each.exists())

@@ -1,0 +1,55 @@
+"""`flatout profile yolo ...`: where does a training's time go, what would remedies be worth, does the best one hold?
+
+The training is the one that `flatout yolo train` with the same flags would begin; it runs for a few dozen steps in a
+folder of its own, which is removed again.
+"""
+
+import argparse
+from pathlib import Path
+
+from flatout.errors import ConfigError
+
+JOBS = ("yolo",)
+EPILOG = """examples:
+  flatout profile yolo --data demo-data/demo.yaml --cfg cfg/training/yolov7-tiny.yaml --img 320 --batch 16
+  flatout profile yolo --apply --steps 40 --data ... --cfg ...      switch the best remedy on and measure again
+
+Every other flag is one of `flatout yolo train`. Written: profile.json, profile.html (open it in a browser) and
+trace.json (https://ui.perfetto.dev opens it). Exit code: 0, 2 wrong arguments, otherwise that of the training."""
+
+
+def main(argv: list[str]) -> int:
+    """Profile a training; returns the exit code."""
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    if args.job not in JOBS:
+        raise ConfigError(f"flatout profile: unknown job {args.job!r}; known: {', '.join(JOBS)}.")
+    # Now, because help and mistakes are answered without torch.
+    from flatout.profile_cli.apply import apply_best
+    from flatout.profile_cli.table import show
+    from flatout.profile_cli.yolo import YoloTraining
+
+    training = YoloTraining.from_flags(rest, num_steps=args.steps)
+    profile = training.observe()
+    show(profile)
+    page = profile.save(args.out)
+    print(f"\nThe same as a page: {page}")
+    if args.apply:
+        print(apply_best(training, profile).text())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="flatout profile",
+        usage="flatout profile JOB [--steps N] [--apply] [--out FOLDER] [FLAG OF THE JOB'S TRAINING ...]",
+        description=__doc__,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("job", help="what is trained: yolo")
+    parser.add_argument("--steps", type=int, default=20, help="steps to time (default: %(default)s)")
+    parser.add_argument("--apply", action="store_true", help="switch the best remedy on, measure again, keep or revert")
+    parser.add_argument("--out", type=Path, default=Path("profile"), help="folder to write to (default: %(default)s)")
+    return parser

@@ -1,0 +1,55 @@
+"""Ledger and verdict in colour, for a terminal."""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from flatout.profiler.ledger import Ledger
+from flatout.profiler.outcome import Profile
+from flatout.profiler.report.colors import KINDS
+from flatout.profiler.report.text import shown_rows, verdict_lines, wait_lines
+from flatout.profiler.stages import kind_of, place_label
+
+BAR = 24
+
+
+def show(profile: Profile, console: Console | None = None) -> None:
+    """Print everything a tired person needs, on one screen."""
+    console = console or Console()
+    console.print(ledger_table(profile.ledger))
+    for line in wait_lines(profile.measurement):
+        console.print(escape(line), highlight=False, soft_wrap=True)
+    first, *others = verdict_lines(profile.verdict)
+    console.print(f"[bold]{escape(first)}[/bold]", highlight=False)
+    for line in others:
+        console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def ledger_table(ledger: Ledger) -> Table:
+    """One row per stage, with a bar as long as its share."""
+    table = Table(
+        title=(
+            f"{ledger.num_steps} steps of {ledger.images:g} images: {ledger.step_ms:.1f} ms per step "
+            f"(p10 {ledger.p10_ms:.1f}, p90 {ledger.p90_ms:.1f}), {ledger.images_per_s:,.1f} img/s"
+        ),
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
+    table.add_column("")
+    for name in ("ms/step", "share", "us/image", "runs"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for place in ledger.places:
+        table.add_row(f"[bold]{escape(place_label(place))}[/bold]")
+        for row in shown_rows(ledger.lane(place)):
+            table.add_row(
+                f"  {escape(row.label)}",
+                f"{row.ms:.2f}",
+                f"{row.share:.1%}",
+                f"{row.us_per_image:,.1f}",
+                f"{row.runs:,.1f}" if row.runs else "",
+                Text("█" * round(BAR * max(0.0, row.share)), style=KINDS[kind_of(row.stage)]),
+            )
+    return table

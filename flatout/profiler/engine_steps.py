@@ -1,0 +1,55 @@
+"""Observe a training by flatout's own engine: its marks say where steps begin, so nothing has to be told apart."""
+
+from flatout.profiler import clock
+from flatout.profiler.observation import COUNTED, TRACED, WARM_UP, Observation
+from flatout.profiler.outcome import Profile
+from flatout.profiler.recorder import StepRecorder
+from flatout.profiler.workers_seen import FeedWorkers
+
+STEP_BEGINS = "train.wait"
+"""The first stage of every step, and of nothing else."""
+
+
+class _EngineRecorder(StepRecorder):
+    """Ends a step where the next one begins."""
+
+    observation: "EngineObservation"
+
+    def opened(self, name: str) -> None:
+        if name == STEP_BEGINS and self._depth == 0:
+            self.observation.step_begins()
+        super().opened(name)
+
+
+class EngineObservation(Observation):
+    """A look at `num_steps` steps of the loop that runs in this thread while `observing()`."""
+
+    def __init__(self, *, images_per_step: int, num_steps: int, warm_up: int = WARM_UP, title: str = "") -> None:
+        self._images_per_step = images_per_step
+        self._has_begun = False
+        super().__init__(FeedWorkers(), num_steps=num_steps, warm_up=warm_up, title=title)
+
+    def _make_recorder(self) -> StepRecorder:
+        recorder = _EngineRecorder()
+        recorder.observation = self
+        return recorder
+
+    @property
+    def total_steps(self) -> int:
+        """Steps after which the observation is over: one more than it needs, to see the last one's end."""
+        assert self._num_steps is not None
+        return self._warm_up + COUNTED + TRACED + self._num_steps + 1
+
+    @property
+    def profile(self) -> Profile:
+        return Profile(self)
+
+    def step_begins(self) -> None:
+        """The loop asks for a batch."""
+        if self._has_begun:
+            clock.step_ended(self._images_per_step)
+            self.after_step()
+            return
+        self._has_begun = True
+        self.attach_device()
+        clock.step_ended(0)

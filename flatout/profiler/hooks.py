@@ -1,0 +1,119 @@
+"""Stages for a training loop that has no marks: put around model, loss, backward, optimizer and copies from outside.
+
+Everything is taken off again when the block ends; the loop itself is not touched.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import CodeType
+from typing import Any
+
+from flatout.profiler import clock
+
+
+@contextmanager
+def stages_around(model: Any, optimizer: Any, loss_fn: Any) -> Iterator[None]:
+    """Mark forward, loss (if it is a module), backward, optimizer and copies to a GPU."""
+    with ExitStack() as stack:
+        stack.enter_context(_module_stage(model, "forward"))
+        if hasattr(loss_fn, "register_forward_pre_hook"):
+            stack.enter_context(_module_stage(loss_fn, "loss"))
+        stack.enter_context(_backward_stage())
+        stack.enter_context(_optimizer_stage(optimizer))
+        stack.enter_context(_copy_stage())
+        yield
+
+
+def code_of(loss_fn: Any) -> CodeType | None:
+    """The code of a loss that is a plain function: it cannot be marked from outside, but it can be seen running."""
+    return getattr(loss_fn, "__code__", None) or getattr(getattr(loss_fn, "__func__", None), "__code__", None)
+
+
+class _Bracket:
+    """A stage whose begin and end are two separate calls. Calls that come in pairs may nest."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._open: list[Any] = []
+
+    def begin(self, *_: Any) -> None:
+        mark = clock.stage(self._name)
+        mark.__enter__()
+        self._open.append(mark)
+
+    def end(self, *_: Any) -> None:
+        if self._open:
+            self._open.pop().__exit__(None, None, None)
+
+
+@contextmanager
+def _module_stage(module: Any, name: str) -> Iterator[None]:
+    bracket = _Bracket(name)
+    handles = [
+        module.register_forward_pre_hook(bracket.begin),
+        # Also when forward raises, or the mark would stay open.
+        module.register_forward_hook(bracket.end, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _optimizer_stage(optimizer: Any) -> Iterator[None]:
+    bracket = _Bracket("optimizer")
+    handles = [optimizer.register_step_pre_hook(bracket.begin), optimizer.register_step_post_hook(bracket.end)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _backward_stage() -> Iterator[None]:
+    import torch
+
+    def marked(original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with clock.stage("backward"):
+                return original(self, *args, **kwargs)
+
+        return backward
+
+    original = torch.Tensor.backward
+    torch.Tensor.backward = marked(original)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.backward = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def _copy_stage() -> Iterator[None]:
+    """Copies of host tensors to a GPU; nothing where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        yield
+        return
+
+    def marked(original: Callable[..., Any]) -> Callable[..., Any]:
+        def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.is_cuda:
+                return original(self, *args, **kwargs)
+            with clock.stage("copy"):
+                return original(self, *args, **kwargs)
+
+        return copy
+
+    originals = {name: getattr(torch.Tensor, name) for name in ("to", "cuda")}
+    for name, original in originals.items():
+        setattr(torch.Tensor, name, marked(original))
+    try:
+        yield
+    finally:
+        for name in originals:
+            delattr(torch.Tensor, name)  # they are inherited: without ours the original is found again

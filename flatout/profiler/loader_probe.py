@@ -1,0 +1,231 @@
+"""What happens inside the workers of a torch DataLoader: time per sample, collation, CPU time and the lines that run.
+
+A probe stands between the loader and its dataset and collate function. It writes into tables in shared memory, one
+per worker, which the main process reads while they work; nothing is sent with the batches.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flatout.profiler import clock
+from flatout.profiler.recorder import Event
+from flatout.profiler.sampler import Line, Sampler
+
+EVENTS_KEPT = 512
+EVENT_DTYPE = np.dtype([("name", "S32"), ("begin_ns", np.int64), ("end_ns", np.int64), ("depth", np.int64)])
+LINE_DTYPE = np.dtype([("where", "S200"), ("function", "S56"), ("samples", np.int64)])
+WORKER_DTYPE = np.dtype(
+    [
+        ("stages", clock.STAGE_DTYPE, 32),
+        ("lines", LINE_DTYPE, 128),
+        ("cpu_ns", np.int64),
+        ("wanted_ns", np.int64),
+        ("events", EVENT_DTYPE, EVENTS_KEPT),
+        ("num_events", np.int64),
+    ]
+)
+"""`cpu_ns`: CPU time of the process; `wanted_ns`: its main thread ran, or queued for a core."""
+SAMPLE_EVERY_S = 0.01
+
+
+class Tables:
+    """One table per worker, in memory that worker processes share however they are started."""
+
+    def __init__(self, num_workers: int) -> None:
+        import torch
+
+        # A torch tensor is the one thing that every way of starting DataLoader workers can share.
+        self._memory = torch.zeros(max(1, num_workers) * WORKER_DTYPE.itemsize, dtype=torch.uint8).share_memory_()
+
+    def rows(self) -> np.ndarray:
+        """WORKER_DTYPE [workers], live."""
+        return np.asarray(self._memory.numpy().view(WORKER_DTYPE))
+
+    def snapshot(self) -> np.ndarray:
+        return self.rows().copy()
+
+
+class Desk:
+    """This process's own part of the tables: opened on first use, shared by dataset and collate function."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self._totals: clock.Totals | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"tables": self.tables, "_totals": None}
+
+    def totals(self) -> clock.Totals | None:
+        """Where this worker writes; None in the main process, whose own recorder takes the marks."""
+        from torch.utils.data import get_worker_info
+
+        info = get_worker_info()
+        if info is None:
+            return None
+        if self._totals is None:
+            row = self.tables.rows()[info.id]
+            self._totals = _Traced(row)
+            lines = _Lines(row["lines"])
+            Sampler(interval_s=SAMPLE_EVERY_S, on_sample=lines.add, label=lambda: _working(self._totals))
+            self._cpu = row
+        return self._totals
+
+    def note_cpu(self) -> None:
+        if self._totals is not None:
+            self._cpu["cpu_ns"] = time.process_time_ns()
+            self._cpu["wanted_ns"] = ran_or_queued_ns()
+
+    def timed(self, name: str, work: Callable[[], Any]) -> Any:
+        totals = self.totals()
+        if totals is None:
+            with clock.stage(name):
+                return work()
+        with clock.recording(totals), clock.stage(name):
+            result = work()
+        if name == "collate":  # once per batch is enough
+            self.note_cpu()
+        return result
+
+
+class _Traced(clock.Totals):
+    """Totals in shared memory that also keep begin and end of the last stages."""
+
+    def __init__(self, row: np.ndarray) -> None:
+        super().__init__(row["stages"])
+        self._row = row
+        self._depth = 0
+
+    def opened(self, name: str) -> None:
+        self._depth += 1
+
+    def closed(self, name: str, begin_ns: int, end_ns: int, inside_ns: int) -> None:
+        self._depth -= 1
+        super().closed(name, begin_ns, end_ns, inside_ns)
+        number = int(self._row["num_events"])
+        self._row["events"][number % EVENTS_KEPT] = (name.encode(), begin_ns, end_ns, self._depth)
+        self._row["num_events"] = number + 1
+
+
+def ran_or_queued_ns() -> int:
+    """Time this thread has run or waited for a free core; 0 where the system does not tell."""
+    try:
+        ran, queued, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return 0
+    return int(ran) + int(queued)
+
+
+def _working(totals: clock.Totals | None) -> str | None:
+    return None if totals is None or totals.innermost is None else totals.innermost.name
+
+
+class _Lines:
+    """Samples per line, in a table of fixed size; the last row collects what has no row of its own."""
+
+    def __init__(self, table: np.ndarray) -> None:
+        self._table = table
+        self._rows: dict[str, int] = {}
+
+    def add(self, line: Line, stage: str | None) -> None:
+        if stage is None:  # between samples: the worker waits for orders
+            return
+        where = str(line)
+        if where not in self._rows:
+            row = self._rows[where] = min(len(self._rows), len(self._table) - 1)
+            self._table[row]["where"] = where.encode()[-200:]
+            self._table[row]["function"] = line.function.encode()[-56:]
+        self._table[self._rows[where]]["samples"] += 1
+
+
+class TimedDataset:
+    """A map-style dataset whose samples are timed; everything else is the dataset's own."""
+
+    def __init__(self, dataset: Any, desk: Desk) -> None:
+        self._dataset = dataset
+        self._desk = desk
+        if hasattr(dataset, "__getitems__"):
+            self.__getitems__ = self._get_items
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._desk.timed("fetch", lambda: self._dataset[index])
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_dataset", "_desk"):
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def _get_items(self, indices: Any) -> Any:
+        return self._desk.timed("fetch", lambda: self._dataset.__getitems__(indices))
+
+
+class TimedStream:
+    """An iterable dataset whose samples are timed."""
+
+    def __init__(self, dataset: Any, desk: Desk) -> None:
+        self._dataset = dataset
+        self._desk = desk
+
+    def __iter__(self) -> Iterator[Any]:
+        samples, end = iter(self._dataset), object()
+        while (sample := self._desk.timed("fetch", lambda: next(samples, end))) is not end:
+            yield sample
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_dataset", "_desk"):
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+
+class TimedCollate:
+    """A collate function that is timed."""
+
+    def __init__(self, collate: Callable[[Any], Any], desk: Desk) -> None:
+        self._collate = collate
+        self._desk = desk
+
+    def __call__(self, samples: Any) -> Any:
+        return self._desk.timed("collate", lambda: self._collate(samples))
+
+
+def stage_ns(before: np.ndarray, after: np.ndarray) -> tuple[dict[str, int], dict[str, int]]:
+    """Self time and runs per stage of all workers together, between two snapshots."""
+    self_ns: Counter[str] = Counter()
+    runs: Counter[str] = Counter()
+    for old, new in zip(before, after, strict=True):
+        for name, ns in clock.read_self_ns(new["stages"]).items():
+            self_ns[name] += ns - clock.read_self_ns(old["stages"]).get(name, 0)
+            earlier = clock.read_totals(old["stages"]).get(name, clock.StageTime(0, 0)).runs
+            runs[name] += clock.read_totals(new["stages"])[name].runs - earlier
+    return dict(self_ns), dict(runs)
+
+
+def line_samples(after: np.ndarray) -> Counter[tuple[str, str]]:
+    """Samples per (file:line, function) of all workers together."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for worker in after:
+        for row in worker["lines"][worker["lines"]["samples"] > 0]:
+            counts[row["where"].decode(errors="replace"), row["function"].decode(errors="replace")] += int(
+                row["samples"]
+            )
+    return counts
+
+
+def worker_timelines(rows: np.ndarray) -> dict[str, list[Event]]:
+    """What each worker did last, in order; perf_counter_ns is one clock for all processes of a machine."""
+    timelines = {}
+    for worker, row in enumerate(rows):
+        kept = row["events"][row["events"]["end_ns"] > 0]
+        events = [Event(e["name"].decode(), int(e["begin_ns"]), int(e["end_ns"]), int(e["depth"])) for e in kept]
+        timelines[f"worker {worker}"] = sorted(events, key=lambda event: event.end_ns)
+    return timelines

@@ -1,0 +1,118 @@
+"""What was measured, as plain numbers: the only thing the ledger and the verdict look at.
+
+Taken by a recorder, a watch or a benchmark; kept in profile.json, so that a verdict can be given again later, and on
+another machine, from the same numbers.
+
+Dimension key:  S steps   K stages of a lane
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+UNEXPLAINED = "unexplained"
+IDLE = "idle"
+WAIT = "feed.wait"
+"""The main thread is blocked until the next batch is complete."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """What one place spent its time on, per step on average. Stages do not overlap."""
+
+    place: str
+    """Where it runs: "host" (the main thread), "device", "copy" (the device's copy engine) or "workers"."""
+
+    stage_ms: Mapping[str, float]
+    """Self time per step; of all workers together where the place is "workers"."""
+
+    stage_runs: Mapping[str, float] = field(default_factory=dict)
+    width: int = 1
+    """How many work side by side: workers, else 1. A lane has width x wall time to account for."""
+
+    rest: str = UNEXPLAINED
+    """What the time outside of all stages is called: a device or a worker without work is idle."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitSite:
+    """A place where the host waits for the device (or, without one, reads a number out of a tensor)."""
+
+    where: str
+    """file:line."""
+
+    per_step: float
+    text: str = ""
+    """The source line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotLine:
+    """A line of code, and the time per step that samples found it running."""
+
+    where: str
+    ms: float
+    stage: str | None = None
+    text: str = ""
+    function: str = ""
+    in_worker: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Milliseconds per step if only one thing counted, from short runs that leave the others out."""
+
+    compute_ms: float | None = None
+    """Training on one batch that already lies on the device."""
+
+    transfer_ms: float | None = None
+    """Training on real batches that are kept in host memory: compute and copy."""
+
+    input_ms: float | None = None
+    """Taking batches from the feed and doing nothing with them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """Steps of one training, and the machine they ran on."""
+
+    wall_ms: Sequence[float]
+    """[S], one number per step."""
+
+    images: float
+    """Per step."""
+
+    lanes: Sequence[Lane]
+    main_cpu_ms: float = 0.0
+    """CPU time of the main process per step, all its threads."""
+
+    worker_cpu_ms: float | None = None
+    """CPU time of all workers per step; None: not known."""
+
+    worker_blocked_ms: float | None = None
+    """Time per step that all workers were at work without running or queueing for a core: they waited for a disk, a
+    network or a lock. None: not known."""
+
+    num_workers: int = 0
+    usable_cores: float = 1.0
+    others_cores: float | None = None
+    """Cores that other processes kept busy meanwhile; None: not known."""
+
+    has_device: bool = False
+    device_busy_ms: float | None = None
+    """Time per step in which at least one kernel ran; None: not traced."""
+
+    launches: float | None = None
+    """Kernels launched per step; None: not traced."""
+
+    launch_us: float | None = None
+    """What one launch costs the host on this machine."""
+
+    waits: Sequence[WaitSite] = ()
+    lines: Sequence[HotLine] = ()
+    limits: Limits = Limits()
+    machine: Mapping[str, str] = field(default_factory=dict)
+    title: str = ""
+
+    def lane(self, place: str) -> Lane | None:
+        """The lane of that place, None if it was not measured."""
+        return next((lane for lane in self.lanes if lane.place == place), None)

@@ -1,0 +1,197 @@
+"""Look at a training loop for some steps: first warm up, then count waits, on a GPU trace, then time.
+
+    |warm up|count waits|trace (GPU)|  time: stages, samples, workers, device events  |
+
+Each kind of looking disturbs the others, so they take turns; only undisturbed steps are timed, which costs well under
+one per cent (bench/profiler_overhead.py). Whoever drives the loop says when a step has ended: a watched loader, or an
+engine whose marks are known.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import CodeType
+
+from flatout.errors import ConfigError
+from flatout.profiler import clock, machine
+from flatout.profiler.device_clock import DeviceClock
+from flatout.profiler.device_trace import DeviceTrace, DeviceWork
+from flatout.profiler.measurement import Lane, Limits, Measurement
+from flatout.profiler.others import Others
+from flatout.profiler.recorder import Event, StepRecorder, Steps
+from flatout.profiler.sampler import Sampler
+from flatout.profiler.summary import device_lane, host_lane, hot_lines, machine_facts, with_serial_input
+from flatout.profiler.waits import WaitCounter
+from flatout.profiler.workers_seen import WorkersSeen, WorkerWatch
+
+logger = logging.getLogger(__name__)
+
+WARM_UP, COUNTED, TRACED = 2, 2, 2
+"""Steps of each kind, in this order; tracing needs a GPU."""
+
+AT_LEAST = 3
+"""Timed steps below which nothing is concluded."""
+
+
+class Observation:
+    """One look at a loop of this thread. Complete once `num_steps` were timed, or the block has ended."""
+
+    def __init__(
+        self,
+        workers: WorkerWatch,
+        *,
+        num_steps: int | None = None,
+        warm_up: int = WARM_UP,
+        functions: Mapping[CodeType, str] | None = None,
+        title: str = "",
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`num_steps` None: to the end of the block. `functions`: code -> stage, for what cannot be marked."""
+        self._device: DeviceClock | None = None
+        self.recorder = self._make_recorder()
+        self.workers = workers
+        self._num_steps, self._warm_up, self._on_end = num_steps, warm_up, on_end
+        self._functions, self._title = functions or {}, title
+        self._waits = WaitCounter()
+        self._counting = ExitStack()
+        self._trace: DeviceTrace | None = None
+        self._work: DeviceWork | None = None
+        self._sampler: Sampler | None = None
+        self._device_timeline: list[Event] = []
+        self._worker_timelines: dict[str, list[Event]] = {}
+        self.steps_seen = 0
+        self._measurement: Measurement | None = None
+        self._is_over = False
+
+    def _make_recorder(self) -> StepRecorder:
+        return StepRecorder()
+
+    @property
+    def steps_before_timing(self) -> int:
+        return self._warm_up + COUNTED + (TRACED if self._device else 0)
+
+    def attach_device(self) -> None:
+        """Host-device wait: mark stages on the GPU too, if there is one and a step is about to use it."""
+        if self._device is None:
+            self._device = self.recorder.device = _device_clock()
+
+    @contextmanager
+    def observing(self) -> Iterator["Observation"]:
+        """Look at the loop inside the block."""
+        with ExitStack() as stack:
+            stack.enter_context(self.recorder.recording())
+            stack.callback(self.finish)
+            yield self
+
+    def after_step(self) -> None:
+        """To be called between two steps, after clock.step_ended: one kind of looking ends, the next begins."""
+        if self._is_over:
+            return
+        self.steps_seen += 1
+        if self.steps_seen == self._warm_up:
+            self._counting.enter_context(self._waits.counting())
+        elif self.steps_seen == self._warm_up + COUNTED:
+            self._waits.num_steps = COUNTED
+            self._counting.close()
+            if self._device:
+                self._trace = DeviceTrace()
+                self._trace.start()
+        if self.steps_seen == self.steps_before_timing:
+            if self._trace is not None:
+                self._work = self._trace.stop(TRACED)
+                self._trace = None
+            self._begin_timing()
+        elif self._num_steps is not None and self.recorder.num_steps >= self._num_steps and self._sampler is not None:
+            self.finish()
+
+    def finish(self) -> None:
+        """End the looking; may be called twice. What was timed so far is summed up."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._counting.close()
+        if self._trace is not None:
+            self._trace.stop(1)
+        if self._sampler is not None:
+            self._sampler.close()
+            if self.recorder.num_steps >= AT_LEAST:
+                self._measurement = self._sum_up(self._sampler)
+        clock.stop(self.recorder)
+        self._on_end()
+
+    @property
+    def measurement(self) -> Measurement:
+        if self._measurement is None:
+            raise ConfigError(
+                f"Only {self.steps_seen} steps were seen: at least {self.steps_before_timing + AT_LEAST} are needed."
+            )
+        return self._measurement
+
+    @property
+    def timeline(self) -> dict[str, list[Event]]:
+        """Place -> events of the last steps."""
+        lanes = {"host": list(self.recorder.timeline)}
+        if self._device is not None:
+            lanes["device"] = self._device_timeline
+        # Workers may be ahead of the loop: what they did after its end belongs to no step.
+        end_ns = max((event.end_ns for event in lanes["host"]), default=0)
+        for name, events in self._worker_timelines.items():
+            lanes[name] = [event for event in events if event.end_ns <= end_ns]
+        return lanes
+
+    def _begin_timing(self) -> None:
+        self._sampler = Sampler(label=self._stage_now, functions=self._functions)
+        self.workers.begin()
+        self._others = Others()
+        self._untimed_on_device = self._device.num_steps if self._device else 0
+        self.recorder.restart()
+
+    def _stage_now(self) -> str | None:
+        innermost = self.recorder.innermost
+        return None if innermost is None else innermost.name
+
+    def _sum_up(self, sampler: Sampler) -> Measurement:
+        steps = self.recorder.steps()
+        seen = self.workers.end(len(steps.images))
+        self._worker_timelines = self.workers.timelines()
+        host = host_lane(steps, sampler.counts)
+        if seen is not None and seen.num_workers == 0:
+            host, seen = with_serial_input(host, seen.lane), None
+        lanes: list[Lane] = [host]
+        lines = hot_lines(sampler.counts, float(steps.wall_ns.mean()) / 1e6)
+        if seen is not None:
+            lanes.append(seen.lane)
+            lines += seen.lines
+        if self._device is not None:
+            device_steps = self._device.read(skip=self._untimed_on_device)
+            self._device_timeline = device_steps.timeline
+            lanes.append(device_lane(device_steps))
+        return Measurement(
+            wall_ms=(steps.wall_ns / 1e6).tolist(),
+            images=float(steps.images.mean()),
+            lanes=lanes,
+            main_cpu_ms=float(steps.cpu_ns.mean()) / 1e6,
+            worker_cpu_ms=seen.cpu_ms if seen else None,
+            worker_blocked_ms=seen.blocked_ms if seen else None,
+            num_workers=seen.num_workers if seen else 0,
+            usable_cores=float(machine.cores().usable),
+            others_cores=self._others.cores(_own_cpu_s(steps, seen)),
+            has_device=self._device is not None,
+            device_busy_ms=self._work.busy_ms if self._work else None,
+            launches=self._work.launches if self._work else None,
+            waits=self._waits.sites(),
+            lines=lines,
+            limits=Limits(),
+            machine=machine_facts(),
+            title=self._title,
+        )
+
+
+def _own_cpu_s(steps: Steps, seen: WorkersSeen | None) -> float:
+    return float(steps.cpu_ns.sum()) / 1e9 + (seen.cpu_ms * len(steps.images) / 1e3 if seen else 0.0)
+
+
+def _device_clock() -> DeviceClock | None:
+    import torch
+
+    return DeviceClock() if torch.cuda.is_available() and torch.cuda.is_initialized() else None

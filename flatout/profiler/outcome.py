@@ -1,0 +1,40 @@
+"""What an observation comes to: numbers, ledger, verdict, and the ways to show them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from flatout.profiler.ledger import Ledger, make_ledger
+from flatout.profiler.measurement import Measurement
+from flatout.profiler.observation import Observation
+from flatout.profiler.report.save import save_report
+from flatout.profiler.report.text import report_text
+from flatout.profiler.verdict import Trial, Verdict, judge
+
+
+class Profile:
+    """Of a loop that was looked at; complete when the looking has ended."""
+
+    def __init__(self, observation: Observation, trials: Sequence[Trial] = ()) -> None:
+        self._observation = observation
+        self.trials = list(trials)
+        """The changed part of a remedy alone, measured: sharpens what is predicted."""
+
+    @property
+    def measurement(self) -> Measurement:
+        return self._observation.measurement
+
+    @property
+    def ledger(self) -> Ledger:
+        return make_ledger(self.measurement)
+
+    @property
+    def verdict(self) -> Verdict:
+        return judge(self.measurement, self.trials)
+
+    def text(self) -> str:
+        """Ledger and verdict, for a terminal."""
+        return report_text(self.ledger, self.verdict, self.measurement)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write profile.json, profile.html and trace.json; the path of the page."""
+        return save_report(Path(folder), self.measurement, self.verdict, self._observation.timeline)

@@ -1,0 +1,179 @@
+"""The profile as one page that needs nothing else: no script, no font, no network."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from flatout.profiler.ledger import Ledger, Row
+from flatout.profiler.measurement import HotLine, Measurement
+from flatout.profiler.recorder import Event
+from flatout.profiler.report.colors import colors_of
+from flatout.profiler.report.text import shown_rows
+from flatout.profiler.report.timeline import timeline_svg
+from flatout.profiler.stages import label_of, place_label
+from flatout.profiler.verdict import Remedy, Verdict
+from flatout.profiler.verdict.remedy import number
+
+STEPS_SHOWN = 3
+
+
+def page(ledger: Ledger, verdict: Verdict, measurement: Measurement, timeline: Mapping[str, Sequence[Event]]) -> str:
+    """A whole HTML document: verdict, what remedies are worth, ledger, timeline, waits and lines."""
+    title = measurement.title or "Profile of a training"
+    parts = [
+        _head(title, ledger, measurement),
+        _verdict(verdict),
+        _remedies(verdict),
+        _limits(ledger, measurement),
+        _ledger(ledger),
+        _timeline(timeline, ledger),
+        _waits(measurement),
+        _lines(measurement),
+        _foot(measurement),
+    ]
+    css = Path(__file__).with_name("page.css").read_text()
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{css}</style></head>'
+        f"<body><main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _head(title: str, ledger: Ledger, measurement: Measurement) -> str:
+    figures = [
+        (number(ledger.images_per_s), "images per second"),
+        (f"{number(ledger.step_ms)} ms", f"per step (p10 {ledger.p10_ms:.1f}, p90 {ledger.p90_ms:.1f})"),
+        (f"{ledger.images:g}", f"images per step, {ledger.num_steps} steps timed"),
+    ]
+    blocks = "".join(f"<div><b>{value}</b><span>{label}</span></div>" for value, label in figures)
+    return f'<h1>{escape(title)}</h1><div class="numbers">{blocks}</div>'
+
+
+def _verdict(verdict: Verdict) -> str:
+    evidence = "".join(f"<li>{escape(line)}</li>" for line in verdict.evidence)
+    kind = "verdict" if verdict.is_worth_changing else "verdict nothing"
+    return (
+        f'<section class="{kind}"><h2>Verdict: {escape(verdict.cause)}</h2>'
+        f"<p>{escape(verdict.sentence)}</p><ul>{evidence}</ul></section>"
+    )
+
+
+def _remedies(verdict: Verdict) -> str:
+    if not verdict.remedies:
+        return ""
+    most = max(remedy.images_per_s * (1 + remedy.uncertainty) for remedy in verdict.remedies)
+    rows = "".join(_remedy(remedy, most) for remedy in verdict.remedies)
+    return f"<section><h2>If you do this: images per second, now and then</h2>{rows}</section>"
+
+
+def _remedy(remedy: Remedy, most: float) -> str:
+    low, high = (remedy.images_per_s / (1 + sign * remedy.uncertainty) for sign in (1, -1))
+    now, then, begin, end = (100 * min(1.0, value / most / 1.18) for value in _speeds(remedy, low, high))
+    return (
+        f'<div class="remedy"><div><b>{escape(remedy.what)}</b><br><span class="gain">{remedy.gain:.2f}x</span> '
+        f'<span class="soft small">{number(low)} to {number(high)} img/s expected</span></div>'
+        f'<div><div class="track"><i class="now" style="width:{now:.1f}%"></i>'
+        f'<em style="left:calc({now:.1f}% + 8px)">{number(remedy.now_images_per_s)} now</em></div>'
+        f'<div class="track"><i class="then" style="width:{then:.1f}%"></i>'
+        f'<i class="range" style="left:{begin:.1f}%;width:{end - begin:.1f}%"></i>'
+        f'<em style="left:calc({end:.1f}% + 8px)">{number(remedy.images_per_s)} then</em></div>'
+        f"<code>{escape(remedy.change)}</code></div></div>"
+    )
+
+
+def _speeds(remedy: Remedy, low: float, high: float) -> tuple[float, float, float, float]:
+    return remedy.now_images_per_s, remedy.images_per_s, low, high
+
+
+def _limits(ledger: Ledger, measurement: Measurement) -> str:
+    limits = measurement.limits
+    rows = [
+        ("the network alone, on a batch that is already there", limits.compute_ms),
+        ("network and copy, on batches kept in host memory", limits.transfer_ms),
+        ("the input alone, nothing done with it", limits.input_ms),
+    ]
+    cells = "".join(
+        f"<tr><td>{name}</td><td>{ms:.1f} ms</td><td>{number(1e3 * ledger.images / ms)} img/s</td></tr>"
+        for name, ms in rows
+        if ms
+    )
+    if not cells:
+        return ""
+    speed = number(ledger.images_per_s)
+    real = f"<tr><td>the training as it is</td><td>{ledger.step_ms:.1f} ms</td><td>{speed} img/s</td></tr>"
+    return f"<section><h2>Limits: what each part could do by itself</h2><table>{cells}{real}</table></section>"
+
+
+def _ledger(ledger: Ledger) -> str:
+    lanes = "".join(_lane(place, shown_rows(ledger.lane(place))) for place in ledger.places)
+    return (
+        "<section><h2>Where a step goes: every place adds up to "
+        f"{number(ledger.step_ms)} ms of wall time</h2>{lanes}</section>"
+    )
+
+
+def _lane(place: str, rows: Sequence[Row]) -> str:
+    colors = colors_of([row.stage for row in rows])
+    bar = "".join(
+        f'<i title="{escape(row.label)}: {row.ms:.2f} ms" style="width:{100 * max(0.0, row.share):.2f}%;'
+        f'background:{_rgba(*colors[row.stage])}">{escape(row.label) if row.share > 0.09 else ""}</i>'
+        for row in rows
+    )
+    table = "".join(
+        f'<tr><td><span class="dot" style="background:{_rgba(*colors[row.stage])}"></span>{escape(row.label)}</td>'
+        f"<td>{row.ms:.2f}</td><td>{row.share:.1%}</td><td>{row.us_per_image:,.1f}</td>"
+        f"<td>{f'{row.runs:,.1f}' if row.runs else ''}</td></tr>"
+        for row in rows
+    )
+    head = "<tr><th></th><th>ms per step</th><th>share</th><th>us per image</th><th>runs</th></tr>"
+    return (
+        f'<div class="place">{escape(place_label(place))}</div><div class="bar">{bar}</div>'
+        f'<table class="even">{head}{table}</table>'
+    )
+
+
+def _rgba(color: str, opacity: float) -> str:
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{opacity})"
+
+
+def _timeline(timeline: Mapping[str, Sequence[Event]], ledger: Ledger) -> str:
+    svg = timeline_svg(timeline, int(STEPS_SHOWN * ledger.step_ms * 1e6))
+    return f"<section><h2>The last {STEPS_SHOWN} steps</h2>{svg}</section>" if svg else ""
+
+
+def _waits(measurement: Measurement) -> str:
+    if not measurement.waits:
+        return ""
+    kind = "Host-device waits" if measurement.has_device else "Numbers read out of tensors one at a time"
+    rows = "".join(
+        f'<tr><td class="mono code">{escape(site.where)}</td><td class="left mono code">{escape(site.text)}</td>'
+        f"<td>{site.per_step:,.1f}</td></tr>"
+        for site in list(measurement.waits)[:12]
+    )
+    head = '<tr><th>line</th><th class="left">code</th><th>times</th></tr>'
+    return f"<section><h2>{kind}, per step</h2><table>{head}{rows}</table></section>"
+
+
+def _lines(measurement: Measurement) -> str:
+    lines = sorted(measurement.lines, key=lambda line: -line.ms)[:12]
+    if not lines:
+        return ""
+    rows = "".join(
+        f'<tr><td class="mono code">{escape(line.where)}</td><td class="left mono code">{escape(line.text)}</td>'
+        f"<td>{_where_it_runs(line)}</td><td>{line.ms:.1f}</td></tr>"
+        for line in lines
+    )
+    head = '<tr><th>line</th><th class="left">code</th><th>in</th><th>ms per step</th></tr>'
+    return f"<section><h2>Hottest lines, sampled</h2><table>{head}{rows}</table></section>"
+
+
+def _where_it_runs(line: HotLine) -> str:
+    if line.in_worker:
+        return "worker"
+    return escape(label_of(line.stage)) if line.stage else "main"
+
+
+def _foot(measurement: Measurement) -> str:
+    facts = " &middot; ".join(f"{escape(name)} {escape(value)}" for name, value in measurement.machine.items())
+    return f'<p class="soft small">{facts}</p>'

@@ -1,0 +1,59 @@
+"""Write a profile down: profile.json (numbers), profile.html (a page), trace.json (a timeline for Perfetto)."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from flatout.errors import ConfigError
+from flatout.profiler.ledger import make_ledger
+from flatout.profiler.measurement import HotLine, Lane, Limits, Measurement, WaitSite
+from flatout.profiler.recorder import Event
+from flatout.profiler.report.page import page
+from flatout.profiler.report.trace import chrome_trace
+from flatout.profiler.verdict import Verdict
+
+Timeline = Mapping[str, Sequence[Event]]
+FORMAT = 1
+
+
+def save_report(folder: Path, measurement: Measurement, verdict: Verdict, timeline: Timeline | None = None) -> Path:
+    """Write all three; the path of the page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    timeline = timeline or {}
+    content = {"format": FORMAT, "measurement": asdict(measurement), "verdict": verdict_dict(verdict)}
+    (folder / "profile.json").write_text(json.dumps(content, indent=1) + "\n")
+    (folder / "trace.json").write_text(json.dumps(chrome_trace(timeline)))
+    path = folder / "profile.html"
+    path.write_text(page(make_ledger(measurement), verdict, measurement, timeline), encoding="utf-8")
+    return path
+
+
+def verdict_dict(verdict: Verdict) -> dict[str, Any]:
+    """Plain containers; predicted speeds are spelled out for readers that do not compute."""
+    remedies = [
+        asdict(remedy) | {"images_per_s": remedy.images_per_s, "gain": remedy.gain} for remedy in verdict.remedies
+    ]
+    return {
+        "cause": verdict.cause,
+        "sentence": verdict.sentence,
+        "evidence": list(verdict.evidence),
+        "remedies": remedies,
+        "lesser": [finding.cause for finding in verdict.others],
+    }
+
+
+def load_measurement(path: Path) -> Measurement:
+    """The numbers of a profile.json, to be judged again."""
+    try:
+        content = json.loads(path.read_text())["measurement"]
+        parts: dict[str, Any] = {name: content[name] for name in content}
+        parts["lanes"] = [Lane(**lane) for lane in content["lanes"]]
+        parts["waits"] = [WaitSite(**site) for site in content["waits"]]
+        parts["lines"] = [HotLine(**line) for line in content["lines"]]
+        parts["limits"] = Limits(**content["limits"])
+        known = {field.name for field in fields(Measurement)}
+        return Measurement(**{name: value for name, value in parts.items() if name in known})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not a profile that this version can read: {error}.") from error

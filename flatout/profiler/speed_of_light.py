@@ -1,0 +1,110 @@
+"""How fast can this machine go at all? Copies, launches and decoding, measured in a second or two.
+
+A stage that is near one of these cannot be made faster by code, only by doing less.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+COPY_BYTES = 64 << 20
+LAUNCHES = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedOfLight:
+    """Rates of this machine; None: there is no such part, or it was not asked for."""
+
+    host_copy_gb_s: float
+    decode_mpx_s: float | None = None
+    """One core."""
+
+    to_device_gb_s: float | None = None
+    """From pinned host memory."""
+
+    device_copy_gb_s: float | None = None
+    """Bytes read plus bytes written."""
+
+    launch_us: float | None = None
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        rows = [
+            ("host memory, one core copies", self.host_copy_gb_s, "GB/s"),
+            ("decoding, one core", self.decode_mpx_s, "Mpx/s"),
+            ("host to device, pinned", self.to_device_gb_s, "GB/s"),
+            ("device memory", self.device_copy_gb_s, "GB/s"),
+            ("one kernel launch", self.launch_us, "us"),
+        ]
+        return [f"{name:<32}{value:10,.1f} {unit}" for name, value, unit in rows if value is not None]
+
+
+def measure_machine(decode: Callable[[Any], np.ndarray] | None = None, samples: Sequence[Any] = ()) -> SpeedOfLight:
+    """`decode` turns one of `samples` (file contents, say) into a picture [H, W, ...]."""
+    return SpeedOfLight(
+        host_copy_gb_s=host_copy_gb_s(),
+        decode_mpx_s=decode_mpx_s(decode, samples) if decode is not None and samples else None,
+        **_device_rates(),
+    )
+
+
+def host_copy_gb_s() -> float:
+    """Bytes copied per second by one core, large blocks."""
+    source = np.ones(COPY_BYTES, np.uint8)
+    target = np.empty_like(source)
+    return COPY_BYTES / 1e9 / _best_s(lambda: np.copyto(target, source))
+
+
+def decode_mpx_s(decode: Callable[[Any], np.ndarray], samples: Sequence[Any], seconds: float = 0.5) -> float:
+    """Million pixels per second of one core over the samples, in turn."""
+    decode(samples[0])
+    begin_s, pixels, number = time.perf_counter(), 0, 0
+    while time.perf_counter() - begin_s < seconds:
+        picture = decode(samples[number % len(samples)])
+        pixels += picture.shape[0] * picture.shape[1]
+        number += 1
+    return pixels / 1e6 / (time.perf_counter() - begin_s)
+
+
+def _device_rates() -> dict[str, float]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    pinned = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
+    there, other = (torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
+    small = torch.zeros(1, device="cuda")
+
+    def launches() -> None:
+        for _ in range(LAUNCHES):
+            small.add_(1)
+
+    return {
+        "to_device_gb_s": COPY_BYTES / 1e9 / _device_s(lambda: there.copy_(pinned, non_blocking=True)),
+        "device_copy_gb_s": 2 * COPY_BYTES / 1e9 / _device_s(lambda: other.copy_(there)),
+        "launch_us": 1e6 * _device_s(launches) / LAUNCHES,
+    }
+
+
+def _device_s(work: Callable[[], object]) -> float:
+    import torch
+
+    def drained() -> None:
+        work()
+        torch.cuda.synchronize()
+
+    return _best_s(drained)
+
+
+def _best_s(work: Callable[[], object], repeats: int = 5) -> float:
+    """The least of some times: what the machine can do when nobody disturbs it."""
+    work()
+    times = []
+    for _ in range(repeats):
+        begin_s = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin_s)
+    return min(times)

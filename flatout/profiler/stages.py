@@ -1,0 +1,94 @@
+"""What the stages are called for a person, and what kind of work they are.
+
+A stage that is not listed is shown under its own name and counts as "other": marks may be added anywhere without
+touching this table.
+"""
+
+from typing import NamedTuple
+
+
+class Stage(NamedTuple):
+    """How a stage is shown."""
+
+    label: str
+    kind: str
+    """wait, copy, input, compute, loss, update, after, pause, idle or other: its colour, and which rules look at it."""
+
+
+STAGES = {
+    "feed.wait": Stage("wait for data", "wait"),
+    "copy": Stage("copy to the device", "copy"),
+    "render": Stage("augment on the device", "input"),
+    "prepare": Stage("prepare the batch", "input"),
+    "forward": Stage("forward", "compute"),
+    "loss": Stage("loss", "loss"),
+    "assign": Stage("loss: assignment", "loss"),
+    "backward": Stage("backward", "compute"),
+    "optimizer": Stage("optimizer", "update"),
+    "ema": Stage("weight average (EMA)", "update"),
+    "schedule": Stage("schedule", "update"),
+    "log": Stage("logging", "after"),
+    "validate": Stage("validation", "after"),
+    "checkpoint": Stage("checkpoint", "after"),
+    "gc": Stage("Python's garbage collector", "pause"),
+    "graph": Stage("forward, loss and backward (CUDA graph)", "compute"),
+    "draw": Stage("draw random numbers", "input"),
+    "read": Stage("read: own work", "input"),
+    "fetch": Stage("dataset[i]", "input"),
+    "decode": Stage("decode", "input"),
+    "resize": Stage("resize", "input"),
+    "mosaic": Stage("mosaic", "input"),
+    "warp": Stage("warp", "input"),
+    "color": Stage("colour", "input"),
+    "labels": Stage("labels", "input"),
+    "augment": Stage("augment", "input"),
+    "collate": Stage("collate", "input"),
+    "hand over": Stage("hand over", "input"),
+    "store miss": Stage("decode (not in the store)", "input"),
+    "unexplained": Stage("unexplained", "other"),
+    "idle": Stage("idle", "idle"),
+}
+
+ENGINE = {
+    "train.wait": "feed.wait",
+    "train.inputs": "prepare",
+    "train.forward": "forward",
+    "train.loss": "loss",
+    "train.backward": "backward",
+    "train.graph": "graph",
+    "train.optimizer": "optimizer",
+    "train.average": "ema",
+    "train.log": "log",
+    "train.validate": "validate",
+    "train.save": "checkpoint",
+}
+"""The engine's marks -> the names above: a rule knows one name for one thing."""
+
+PLACES = {
+    "host": "main thread",
+    "device": "GPU, compute stream",
+    "copy": "GPU, copy stream",
+    "workers": "loader workers (one, on average)",
+}
+
+
+def canonical(stage: str) -> str:
+    """The one name of a stage that goes by several."""
+    return ENGINE.get(stage, stage)
+
+
+def label_of(stage: str) -> str:
+    """The stage in words."""
+    stage = canonical(stage)
+    return STAGES[stage].label if stage in STAGES else stage
+
+
+def kind_of(stage: str) -> str:
+    """What kind of work it is."""
+    stage = canonical(stage)
+    return STAGES[stage].kind if stage in STAGES else "other"
+
+
+def place_label(place: str) -> str:
+    """The place in words."""
+    return PLACES.get(place, place)

@@ -1,0 +1,142 @@
+"""From a measurement to a verdict: all findings, the costliest first, with what each remedy would be worth."""
+
+from collections.abc import Sequence
+
+from flatout.profiler.measurement import Measurement
+from flatout.profiler.verdict.numbers import Numbers
+from flatout.profiler.verdict.remedy import NOTHING, Finding, Remedy, Trial, Verdict, number
+from flatout.profiler.verdict.rules_device import device_findings
+from flatout.profiler.verdict.rules_host import host_findings
+from flatout.profiler.verdict.rules_input import input_findings
+from flatout.profiler.verdict.whatif import WhatIf
+
+WORTH_IT = 1.03
+"""A remedy that promises less than this is not offered."""
+
+UNEXPLAINED_TOO_MUCH = 0.25
+
+
+def judge(measurement: Measurement, trials: Sequence[Trial] = ()) -> Verdict:
+    """Cause, evidence, and remedies by predicted speed; says so when nothing is worth changing."""
+    n = Numbers(measurement)
+    findings = [*input_findings(n), *host_findings(n), *device_findings(n)]
+    findings = [_with_trials(finding, n, trials) for finding in findings]
+    findings += _findings_of_trials(n, trials)
+    worth = sorted((finding for finding in findings if _is_worth(finding)), key=lambda finding: -_saving(finding))
+    if not worth:
+        return _nothing(n)
+    first, *others = worth
+    return Verdict(
+        cause=first.cause,
+        sentence=first.sentence,
+        evidence=[*first.evidence, *_limits_line(n), *_others_line(n)],
+        remedies=sorted(
+            (remedy for finding in worth for remedy in finding.remedies if remedy.gain >= WORTH_IT),
+            key=lambda remedy: remedy.step_ms,
+        ),
+        others=others,
+    )
+
+
+def _with_trials(finding: Finding, n: Numbers, trials: Sequence[Trial]) -> Finding:
+    """A loss that was tried out replaces the estimate of what a better loss would take."""
+    if finding.cause != "assigner":
+        return finding
+    tried = [_remedy_of(trial, n) for trial in trials if set(trial.stage.split("+")) & {"loss", "assign"}]
+    return Finding(**{**vars(finding), "remedies": tried}) if tried else finding
+
+
+def _findings_of_trials(n: Numbers, trials: Sequence[Trial]) -> list[Finding]:
+    """Parts that were tried out and are faster, whatever else is found."""
+    return [
+        Finding(
+            cause=trial.what,
+            sentence=f"{trial.what.capitalize()}: tried out, {trial.stage} would take {trial.then_ms:.1f} ms.",
+            evidence=[f"{trial.stage} now {_stage_ms(trial, n):.1f} ms, {trial.then_ms:.1f} ms when tried alone"],
+            remedies=[_remedy_of(trial, n)],
+            cost_ms=max(0.0, _stage_ms(trial, n) - trial.then_ms),
+        )
+        for trial in trials
+        if not set(trial.stage.split("+")) & {"loss", "assign"}
+    ]
+
+
+def _remedy_of(trial: Trial, n: Numbers) -> Remedy:
+    saved_ms = _stage_ms(trial, n) - trial.then_ms
+    what_if = WhatIf(n)
+    step_ms = (
+        what_if.with_input(saved_ms)
+        if trial.in_workers
+        else what_if.with_consumer(saved_ms, device_saved_ms=saved_ms if n.m.device_busy_ms is not None else 0.0)
+    )
+    return Remedy(
+        what=trial.what,
+        change=trial.change,
+        step_ms=step_ms,
+        uncertainty=trial.uncertainty,
+        now_ms=n.step_ms,
+        images=n.images,
+        switch=trial.switch,
+    )
+
+
+def _stage_ms(trial: Trial, n: Numbers) -> float:
+    stages = trial.stage.split("+")
+    return sum(n.worker_ms.get(stage, 0.0) for stage in stages) if trial.in_workers else n.host_ms(*stages)
+
+
+def _is_worth(finding: Finding) -> bool:
+    return any(remedy.gain >= WORTH_IT for remedy in finding.remedies)
+
+
+def _saving(finding: Finding) -> float:
+    return max((remedy.now_ms - remedy.step_ms for remedy in finding.remedies), default=0.0)
+
+
+def _nothing(n: Numbers) -> Verdict:
+    """Why nothing is worth changing: the step is its network, or nobody knows what it is."""
+    unexplained_ms = n.unexplained_ms
+    if unexplained_ms > UNEXPLAINED_TOO_MUCH * n.step_ms:
+        lines = [line for line in n.hot_lines(in_worker=False) if line.stage is None][:3]
+        return Verdict(
+            cause="unexplained",
+            sentence=f"{n.percent(unexplained_ms)} of the step lies outside of every known stage, and no rule fits it.",
+            evidence=[f"{line.ms:.1f} ms per step at {line.where}  {line.text}".rstrip() for line in lines]
+            or ["mark the parts of your loop with flatout.profiler.clock.stage(name) to see more"],
+            remedies=[],
+        )
+    compute_ms = n.network_ms
+    return Verdict(
+        cause=NOTHING,
+        sentence=(
+            f"Nothing is worth changing: no remedy we know promises more than {100 * (WORTH_IT - 1):.0f} %. "
+            f"{number(1e3 * n.images / n.step_ms)} img/s is what this network takes here."
+        ),
+        evidence=[
+            f"waiting for data {n.percent(n.wait_ms)}, forward and backward {n.percent(compute_ms)} of the step",
+            *_limits_line(n),
+            *_others_line(n),
+        ],
+        remedies=[],
+    )
+
+
+def _others_line(n: Numbers) -> list[str]:
+    others = n.m.others_cores or 0.0
+    if others < 0.2:
+        return []
+    return [f"other processes keep {others:.1f} of {n.m.usable_cores:g} cores busy: all numbers are worse for it"]
+
+
+def _limits_line(n: Numbers) -> list[str]:
+    limits = n.m.limits
+    parts = [
+        f"{name} {1e3 * n.images / ms:,.0f} img/s"
+        for name, ms in (
+            ("compute", limits.compute_ms),
+            ("compute and copy", limits.transfer_ms),
+            ("input", limits.input_ms),
+        )
+        if ms
+    ]
+    return [f"limits: {', '.join(parts)}"] if parts else []

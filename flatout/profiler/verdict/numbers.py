@@ -1,0 +1,124 @@
+"""The few numbers that decide: sums over a measurement that several rules ask for."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from flatout.profiler.measurement import HotLine, Measurement
+from flatout.profiler.stages import kind_of
+
+WAIT_WORTH_A_LOOK = 0.03
+"""Share of the step; a feed that makes a step wait for less is not the cause of anything."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """All times are milliseconds per step."""
+
+    m: Measurement
+
+    @cached_property
+    def step_ms(self) -> float:
+        return float(np.mean(self.m.wall_ms))
+
+    @cached_property
+    def spread(self) -> float:
+        """Half of the range from p10 to p90 of the steps, relative."""
+        p10, p90 = np.quantile(self.m.wall_ms, (0.1, 0.9))
+        return float(p90 - p10) / 2 / self.step_ms
+
+    @property
+    def images(self) -> float:
+        return self.m.images
+
+    def host_ms(self, *stages: str) -> float:
+        """Time of some stages on the main thread."""
+        lane = self.m.lane("host")
+        return sum(lane.stage_ms.get(stage, 0.0) for stage in stages) if lane else 0.0
+
+    def kind_ms(self, kind: str) -> float:
+        """Time of all stages of one kind on the main thread."""
+        lane = self.m.lane("host")
+        return sum(ms for stage, ms in lane.stage_ms.items() if kind_of(stage) == kind) if lane else 0.0
+
+    @property
+    def network_ms(self) -> float:
+        """Forward and backward on the main thread, or the graph that stands for them."""
+        return self.host_ms("forward", "backward", "graph")
+
+    @property
+    def unexplained_ms(self) -> float:
+        lane = self.m.lane("host")
+        return self.step_ms - (sum(lane.stage_ms.values()) if lane else 0.0)
+
+    @property
+    def wait_ms(self) -> float:
+        """The main thread is blocked for want of a batch."""
+        return self.kind_ms("wait")
+
+    @property
+    def serial_input_ms(self) -> float:
+        """Input made by the main thread itself, as with no workers."""
+        return self.kind_ms("input") if self.m.num_workers == 0 else 0.0
+
+    @property
+    def consumer_ms(self) -> float:
+        """What the step takes when batches are always ready."""
+        return self.step_ms - self.wait_ms - self.serial_input_ms
+
+    @cached_property
+    def worker_ms(self) -> dict[str, float]:
+        """Time per stage of all workers together."""
+        lane = self.m.lane("workers")
+        return dict(lane.stage_ms) if lane else {}
+
+    @property
+    def input_ms(self) -> float:
+        """Time of one core that a batch costs, wherever it is made."""
+        return sum(self.worker_ms.values()) if self.m.num_workers else self.serial_input_ms + self.wait_ms
+
+    @property
+    def worker_busy(self) -> float:
+        """Share of the workers' time in which they work."""
+        return self.input_ms / (max(1, self.m.num_workers) * self.step_ms) if self.m.num_workers else 0.0
+
+    @property
+    def worker_blocked(self) -> float:
+        """Share of the workers' work that is waiting for a disk or a network."""
+        return (self.m.worker_blocked_ms or 0.0) / self.input_ms if self.m.num_workers and self.input_ms else 0.0
+
+    @property
+    def cpu_ms(self) -> float:
+        """CPU time of a step: main process and workers."""
+        workers_ms = self.m.worker_cpu_ms if self.m.worker_cpu_ms is not None else sum(self.worker_ms.values())
+        return self.m.main_cpu_ms + workers_ms
+
+    @property
+    def free_cores(self) -> float:
+        """Cores that other processes leave to this training: at least what it had, never less than one."""
+        had = min(self.m.usable_cores, self.cpu_ms / self.step_ms)
+        return max(1.0, had, self.m.usable_cores - (self.m.others_cores or 0.0))
+
+    @property
+    def main_cpu_percent(self) -> float:
+        return 100 * self.m.main_cpu_ms / self.step_ms
+
+    @property
+    def device_idle_ms(self) -> float:
+        """0 where there is no device, or no trace of it."""
+        busy = self.m.device_busy_ms
+        return max(0.0, self.step_ms - busy) if busy is not None else 0.0
+
+    @property
+    def num_waits(self) -> float:
+        """Host-device waits per step; without a device, numbers read out of tensors."""
+        return sum(site.per_step for site in self.m.waits)
+
+    def hot_lines(self, *, in_worker: bool) -> list[HotLine]:
+        """Lines of the main thread or of the workers, hottest first."""
+        return sorted((line for line in self.m.lines if line.in_worker == in_worker), key=lambda line: -line.ms)
+
+    def percent(self, ms: float) -> str:
+        """'41 %' of the step."""
+        return f"{100 * ms / self.step_ms:.0f} %"

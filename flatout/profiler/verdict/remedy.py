@@ -1,0 +1,116 @@
+"""The words of a verdict: findings, remedies with a predicted speed, and trials that make predictions sharper."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+NOTHING = "nothing"
+"""The cause of a verdict that sees nothing worth changing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """The changed part alone, measured: what a stage of the step would take with a remedy applied."""
+
+    what: str
+    """The remedy in words: "batched assignment"."""
+
+    change: str
+    """The flag or code line that applies it."""
+
+    stage: str
+    """The host stage that it replaces; several parted by "+", as in "forward+backward"."""
+
+    then_ms: float
+    """Time of the stage per step, with the remedy."""
+
+    uncertainty: float = 0.07
+    """Relative, of the predicted step."""
+
+    switch: Mapping[str, Any] = field(default_factory=dict)
+    """Options of a flatout training that apply it."""
+
+    in_workers: bool = False
+    """The stage runs in the workers; `then_ms` is then time of one core per step, all workers together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """Something to change, and the speed it should give."""
+
+    what: str
+    change: str
+    """The flag or code line to change."""
+
+    step_ms: float
+    """Predicted."""
+
+    uncertainty: float
+    """Relative: the step is expected between step_ms x (1 - u) and step_ms x (1 + u)."""
+
+    now_ms: float
+    images: float
+    switch: Mapping[str, Any] = field(default_factory=dict)
+    """Options of a flatout training that apply it; empty: a person has to."""
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast."""
+        return self.now_ms / self.step_ms
+
+    @property
+    def images_per_s(self) -> float:
+        return 1e3 * self.images / self.step_ms
+
+    @property
+    def now_images_per_s(self) -> float:
+        return 1e3 * self.images / self.now_ms
+
+    def line(self) -> str:
+        """'workers 1 -> 2: 120 -> 215 +- 20 img/s (1.8x). Change: --workers 2'."""
+        low, high = (self.images_per_s / (1 + sign * self.uncertainty) for sign in (1, -1))
+        return (
+            f"{self.what}: {number(self.now_images_per_s)} -> {number(self.images_per_s)} img/s "
+            f"(between {number(low)} and {number(high)}; {self.gain:.2f}x). Change: {self.change}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that costs time."""
+
+    cause: str
+    """A short name: "assigner", "decode", "too few workers", ..."""
+
+    sentence: str
+    evidence: Sequence[str]
+    remedies: Sequence[Remedy]
+    cost_ms: float
+    """What it costs per step, about."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The cause that costs most, why we think so, and what to do about it, best first."""
+
+    cause: str
+    sentence: str
+    evidence: Sequence[str]
+    remedies: Sequence[Remedy]
+    others: Sequence[Finding] = ()
+    """Lesser findings."""
+
+    @property
+    def best(self) -> Remedy | None:
+        return self.remedies[0] if self.remedies else None
+
+    @property
+    def is_worth_changing(self) -> bool:
+        return self.cause != NOTHING
+
+
+def number(value: float) -> str:
+    """Three digits that count: 0.53, 5.31, 53.1, 531, 5,310."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

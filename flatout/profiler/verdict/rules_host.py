@@ -1,0 +1,207 @@
+"""Findings about the main thread: the loss, Python loops, pauses, waits and whatever comes after a step."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from flatout.profiler.measurement import HotLine, WaitSite
+from flatout.profiler.stages import label_of
+from flatout.profiler.verdict.numbers import Numbers
+from flatout.profiler.verdict.remedy import Finding, Remedy
+from flatout.profiler.verdict.whatif import WhatIf
+
+LOOPED_READS = 8
+"""Reads per step from one line that can only come from a loop."""
+
+BATCHED_LOSS = 0.08
+"""A detection loss without loops takes about this share of forward + backward (bench/results/loss_h200_*.md)."""
+
+
+def host_findings(n: Numbers) -> Iterator[Finding]:
+    """Every kind of trouble the main thread may have."""
+    yield from _heavy_loss(n)
+    yield from _python_loop(n)
+    yield from _collector(n)
+    yield from _updates(n)
+    yield from _after_steps(n)
+
+
+def _heavy_loss(n: Numbers) -> Iterator[Finding]:
+    """The loss takes longer than the network: it loops over images on the host."""
+    loss_ms, network_ms = n.kind_ms("loss"), n.network_ms
+    if loss_ms < 0.15 * n.step_ms or loss_ms < 0.5 * network_ms:
+        return
+    then_ms = BATCHED_LOSS * network_ms
+    assign_ms = n.host_ms("assign")
+    evidence = [f"loss {loss_ms:.0f} of {n.step_ms:.0f} ms; forward and backward together {network_ms:.0f} ms"]
+    if assign_ms:
+        evidence.append(f"assignment alone {assign_ms:.0f} ms")
+    evidence += _who_works(n)
+    evidence += [f"{_times(site)} at {site.where}  {site.text}".rstrip() for site in _worst_sites(n, 3)]
+    yield Finding(
+        cause="assigner",
+        sentence=(
+            f"The loss takes {n.percent(loss_ms)} of the step, because it assigns targets image by image on the host: "
+            "the GPU waits for the main thread, not for data."
+        ),
+        evidence=evidence,
+        remedies=[
+            Remedy(
+                what="assign targets for the whole batch at once",
+                change="flatout's loss does (`flatout yolo train`); meanwhile: loss_ota: 0 in the hyp file",
+                # The small kernels of such a loss go with it: what the device does besides is the network.
+                step_ms=WhatIf(n).with_consumer(
+                    loss_ms - then_ms, device_saved_ms=max(0.0, (n.m.device_busy_ms or 0.0) - network_ms)
+                ),
+                uncertainty=0.1,
+                now_ms=n.step_ms,
+                images=n.images,
+            )
+        ],
+        cost_ms=loss_ms - then_ms,
+    )
+
+
+def _python_loop(n: Numbers) -> Iterator[Finding]:
+    """Lines that read numbers out of tensors one by one, and the time spent around them."""
+    for lines in _loops(n):
+        loop_ms = sum(line.ms for line in lines)
+        if loop_ms < 0.03 * n.step_ms:
+            continue
+        hottest = max(lines, key=lambda line: line.ms)
+        reads = sum(site.per_step for site in n.m.waits if any(_near(site.where, line.where) for line in lines))
+        yield Finding(
+            cause="python loop",
+            sentence=(
+                f"A Python loop in {hottest.function}() reads numbers out of tensors one at a time: "
+                f"{n.percent(loop_ms)} of the step."
+            ),
+            evidence=[
+                f"{reads:.0f} reads (.item() and the like) per step around {hottest.where}  {hottest.text}".rstrip(),
+                f"about {loop_ms:.1f} ms of {n.step_ms:.1f} ms per step in these lines",
+                *_who_works(n),
+            ],
+            remedies=[
+                Remedy(
+                    what="replace the loop by one tensor operation",
+                    change=f"{hottest.where}: keep the numbers on the device, sum there, read once per log interval",
+                    step_ms=WhatIf(n).with_consumer(0.97 * loop_ms),
+                    uncertainty=0.1,
+                    now_ms=n.step_ms,
+                    images=n.images,
+                )
+            ],
+            cost_ms=loop_ms,
+        )
+
+
+def _collector(n: Numbers) -> Iterator[Finding]:
+    gc_ms = n.host_ms("gc")
+    if gc_ms < 0.02 * n.step_ms:
+        return
+    yield Finding(
+        cause="garbage collector",
+        sentence=f"Python's garbage collector stops the step for {n.percent(gc_ms)} of the time.",
+        evidence=[f"{gc_ms:.1f} ms per step on average; a full collection looks at every object the program keeps"],
+        remedies=[
+            Remedy(
+                what="collect between epochs only",
+                change="before the loop gc.collect(); gc.freeze(); gc.disable(); then gc.collect() between epochs only",
+                step_ms=WhatIf(n).with_consumer(gc_ms),
+                uncertainty=0.06,
+                now_ms=n.step_ms,
+                images=n.images,
+            )
+        ],
+        cost_ms=gc_ms,
+    )
+
+
+def _updates(n: Numbers) -> Iterator[Finding]:
+    update_ms = n.kind_ms("update")
+    network_ms = n.network_ms
+    if update_ms < 0.2 * n.step_ms or update_ms < 0.5 * network_ms:
+        return
+    yield Finding(
+        cause="optimizer",
+        sentence=f"Updating the weights takes {n.percent(update_ms)} of the step.",
+        evidence=[f"optimizer and average {update_ms:.1f} ms, forward and backward {network_ms:.1f} ms"],
+        remedies=[
+            Remedy(
+                what="update all weights in a few kernels",
+                change="optimizer(..., fused=True), few parameter groups, EMA with torch._foreach_lerp_",
+                step_ms=WhatIf(n).with_consumer(0.6 * update_ms),
+                uncertainty=0.2,
+                now_ms=n.step_ms,
+                images=n.images,
+            )
+        ],
+        cost_ms=0.6 * update_ms,
+    )
+
+
+def _after_steps(n: Numbers) -> Iterator[Finding]:
+    """Logging, validation, checkpoints: fine now and then, a trouble when they eat a tenth of the run."""
+    lane = n.m.lane("host")
+    knobs = {
+        "log": ("log less often", "--log-every 100", 0.9),
+        "validate": ("validate less often", "--notest, or validate every few epochs", 0.75),
+        "checkpoint": ("save less often", "--save-every-minutes 30", 0.75),
+    }
+    for stage, ms in (lane.stage_ms if lane else {}).items():
+        if stage not in knobs or ms < 0.1 * n.step_ms:
+            continue
+        what, change, share = knobs[stage]
+        yield Finding(
+            cause=label_of(stage),
+            sentence=f"{label_of(stage).capitalize()} takes {n.percent(ms)} of the run.",
+            evidence=[f"{ms:.1f} ms per step on average"],
+            remedies=[
+                Remedy(
+                    what=what,
+                    change=change,
+                    step_ms=WhatIf(n).with_consumer(share * ms),
+                    uncertainty=0.1,
+                    now_ms=n.step_ms,
+                    images=n.images,
+                )
+            ],
+            cost_ms=ms,
+        )
+
+
+def _loops(n: Numbers) -> list[list[HotLine]]:
+    """Hot lines of the main thread beside a line that reads many numbers per step, one group per function."""
+    sites = [site for site in n.m.waits if site.per_step >= LOOPED_READS]
+    groups: dict[tuple[str, str], list[HotLine]] = defaultdict(list)
+    for line in n.hot_lines(in_worker=False):
+        # A loss that is marked is judged as a loss.
+        if line.stage not in ("loss", "assign") and any(_near(site.where, line.where) for site in sites):
+            groups[line.where.rpartition(":")[0], line.function].append(line)
+    return list(groups.values())
+
+
+def _near(where: str, other: str, lines: int = 3) -> bool:
+    """Two places of one file, a few lines apart."""
+    file, _, line = where.rpartition(":")
+    other_file, _, other_line = other.rpartition(":")
+    return file == other_file and abs(int(line) - int(other_line)) <= lines
+
+
+def _worst_sites(n: Numbers, num: int) -> list[WaitSite]:
+    return sorted(n.m.waits, key=lambda site: -site.per_step)[:num]
+
+
+def _times(site: WaitSite) -> str:
+    return f"{site.per_step:,.0f} host-device waits per step"
+
+
+def _who_works(n: Numbers) -> list[str]:
+    """Who is busy meanwhile: tells a pegged main thread from a starved one."""
+    lines = []
+    if n.m.main_cpu_ms:
+        lines.append(f"main process uses {n.main_cpu_percent:.0f} % of a core")
+    if n.m.num_workers and n.worker_ms:
+        lines.append(f"workers are busy {100 * n.worker_busy:.1f} % of the time: the input is not the limit")
+    if n.m.device_busy_ms is not None:
+        lines.append(f"the GPU is busy {100 * n.m.device_busy_ms / n.step_ms:.0f} % of the time")
+    return lines

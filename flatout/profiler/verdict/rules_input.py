@@ -1,0 +1,216 @@
+"""Findings about the input: batches come too late, and why."""
+
+import math
+import re
+from collections.abc import Iterator
+
+from flatout.profiler.measurement import WAIT
+from flatout.profiler.stages import label_of
+from flatout.profiler.verdict.numbers import WAIT_WORTH_A_LOOK, Numbers
+from flatout.profiler.verdict.remedy import Finding, Remedy
+from flatout.profiler.verdict.whatif import WhatIf
+
+DECODING = re.compile(r"decode|imread|image\.open|read_image|load_image|open_image|jpeg|np\.load|tifffile", re.I)
+"""What a source line that decodes a picture looks like."""
+
+DECODE_STAGES = ("decode", "store miss")
+KEPT_DECODED = 0.06
+"""Reading a decoded picture from a store costs about this share of decoding it (bench/results/store_*.md)."""
+
+WAITING_FOR_DISK = 0.5
+"""Share of a worker's work above which it mostly waits for files."""
+
+
+def input_findings(n: Numbers) -> Iterator[Finding]:
+    """At most one finding: the input has one main trouble at a time."""
+    lost_ms = n.wait_ms + n.serial_input_ms
+    if lost_ms < WAIT_WORTH_A_LOOK * n.step_ms:
+        return
+    if n.m.num_workers == 0:
+        yield _no_workers(n, lost_ms)
+    elif n.worker_busy < 0.6 and _worker_numbers_are_known(n):
+        yield _idle_workers(n, lost_ms)
+    elif n.m.num_workers > 1.25 * n.m.usable_cores and n.cpu_ms > 0.8 * n.m.usable_cores * n.step_ms:
+        yield _too_many_workers(n, lost_ms)
+    else:
+        yield _busy_workers(n, lost_ms)
+
+
+def _no_workers(n: Numbers, lost_ms: float) -> Finding:
+    wanted = workers_needed(n)
+    stage, decode_ms = dominant_stage(n), decode_time_ms(n)
+    remedies = [_more_workers(n, wanted)] if wanted else []
+    if decode_ms > 0.1 * lost_ms:
+        remedies.append(_keep_decoded(n, decode_ms))
+    decodes = decode_ms > 0.5 * lost_ms
+    return Finding(
+        cause="decode" if decodes else "no workers",
+        sentence=(
+            f"The main thread makes every batch itself ({n.percent(lost_ms)} of the step)"
+            f"{', and most of that is decoding pictures' if decodes else ' while nothing else runs'}."
+        ),
+        evidence=_evidence(n, lost_ms, stage),
+        remedies=remedies,
+        cost_ms=lost_ms,
+    )
+
+
+def _busy_workers(n: Numbers, lost_ms: float) -> Finding:
+    """The workers cannot keep up: too few of them, or each sample costs too much."""
+    wanted, decode_ms = workers_needed(n), decode_time_ms(n)
+    remedies = [_more_workers(n, wanted)] if wanted else []
+    disk_bound = n.worker_blocked > WAITING_FOR_DISK
+    if decode_ms > 0.1 * n.input_ms:
+        remedies.append(_keep_decoded(n, decode_ms))
+    if n.m.has_device and n.m.num_workers >= n.m.usable_cores * 0.9:
+        remedies.append(_render_on_device(n))
+    stage = dominant_stage(n)
+    room = n.m.usable_cores - n.m.num_workers
+    if disk_bound:
+        cause, why = "storage", "and they mostly wait for files"
+    elif decode_ms > 0.5 * n.input_ms:
+        cause, why = "decode", "and most of their time is decoding pictures"
+    elif wanted and room >= 1:
+        cause, why = "too few workers", f"and there are only {n.m.num_workers} of them for {n.m.usable_cores:g} cores"
+    else:
+        cause, why = "input", f"and most of their time is {label_of(stage)}" if stage else "with every core in use"
+    return Finding(
+        cause=cause,
+        sentence=f"The step waits for batches ({n.percent(lost_ms)} of it): the workers are busy all the time, {why}.",
+        evidence=_evidence(n, lost_ms, stage),
+        remedies=remedies,
+        cost_ms=lost_ms,
+    )
+
+
+def _idle_workers(n: Numbers, lost_ms: float) -> Finding:
+    now = n.m.num_workers
+    return Finding(
+        cause="hand-over",
+        sentence=(
+            f"The step waits for batches ({n.percent(lost_ms)} of it) although the workers are idle "
+            f"{100 * (1 - n.worker_busy):.0f} % of the time: batches are lost on the way, or too few are under way."
+        ),
+        evidence=_evidence(n, lost_ms, dominant_stage(n)),
+        remedies=[
+            Remedy(
+                what="more batches under way",
+                change="prefetch_factor=4 (feed: slots=8); pin_memory=False if the pinning thread is busy",
+                # Half of the wait: nothing measured says how much of it is hand-over and how much is bad luck.
+                step_ms=max(n.step_ms - 0.5 * lost_ms, n.consumer_ms),
+                uncertainty=0.25,
+                now_ms=n.step_ms,
+                images=n.images,
+            ),
+            *([_more_workers(n, now + 1)] if now < n.m.usable_cores - 1 else []),
+        ],
+        cost_ms=lost_ms,
+    )
+
+
+def _too_many_workers(n: Numbers, lost_ms: float) -> Finding:
+    fitting = max(1, int(n.m.usable_cores))
+    # Past the knee a step takes 15-29 % longer (measured by others, docs/profiler.md): the middle of it.
+    step_ms = max(n.step_ms / 1.2, n.cpu_ms / n.m.usable_cores * 0.9, n.consumer_ms)
+    remedy = Remedy(
+        what=f"workers {n.m.num_workers} -> {fitting}",
+        change=f"--workers {fitting} (num_workers={fitting})",
+        step_ms=step_ms,
+        uncertainty=0.15,
+        now_ms=n.step_ms,
+        images=n.images,
+        switch={"workers": fitting},
+    )
+    return Finding(
+        cause="too many workers",
+        sentence=f"{n.m.num_workers} workers share {n.m.usable_cores:g} cores and get in each other's way.",
+        evidence=_evidence(n, lost_ms, dominant_stage(n)),
+        remedies=[remedy, *([_render_on_device(n)] if n.m.has_device else [])],
+        cost_ms=lost_ms,
+    )
+
+
+def workers_needed(n: Numbers) -> int:
+    """Workers with which the step would wait no more, at most one per core; 0 if more would not help."""
+    enough = math.ceil(n.input_ms / max(n.consumer_ms, 1e-6) * 1.05)
+    wanted = min(enough, int(n.m.usable_cores))
+    return wanted if wanted > n.m.num_workers else 0
+
+
+def decode_time_ms(n: Numbers) -> float:
+    """Time of one core per step spent on decoding: by marks where there are some, else by sampled lines."""
+    marked = sum((n.worker_ms or {}).get(stage, 0.0) for stage in DECODE_STAGES) + n.host_ms(*DECODE_STAGES)
+    if marked:
+        return marked
+    lines = [line for line in n.m.lines if line.in_worker or n.m.num_workers == 0]
+    return sum(line.ms for line in lines if DECODING.search(f"{line.function} {line.text}"))
+
+
+def dominant_stage(n: Numbers) -> str | None:
+    """The input stage that takes most time."""
+    stages = n.worker_ms or {
+        stage: ms for lane in n.m.lanes if lane.place == "host" for stage, ms in lane.stage_ms.items()
+    }
+    inputs = {stage: ms for stage, ms in stages.items() if stage != WAIT}
+    return max(inputs, key=lambda stage: inputs[stage]) if inputs else None
+
+
+def _more_workers(n: Numbers, workers: int) -> Remedy:
+    return Remedy(
+        what=f"workers {n.m.num_workers} -> {workers}",
+        change=f"--workers {workers} (num_workers={workers})",
+        step_ms=WhatIf(n).with_workers(workers),
+        uncertainty=min(0.25, 0.08 + 0.02 * (workers - n.m.num_workers)),
+        now_ms=n.step_ms,
+        images=n.images,
+        switch={"workers": workers},
+    )
+
+
+def _keep_decoded(n: Numbers, decode_ms: float) -> Remedy:
+    return Remedy(
+        what="keep pictures decoded",
+        change="--cache-images (feed: Store(...))",
+        step_ms=WhatIf(n).with_input((1 - KEPT_DECODED) * decode_ms),
+        uncertainty=0.12,
+        now_ms=n.step_ms,
+        images=n.images,
+        switch={"cache_images": True},
+    )
+
+
+def _render_on_device(n: Numbers) -> Remedy:
+    # Workers keep drawing numbers and boxes; painting moves to the device, where it takes a few per cent of a step.
+    step_ms = max(WhatIf(n).with_input(0.9 * n.input_ms), 1.04 * n.consumer_ms)
+    return Remedy(
+        what="augment on the GPU",
+        change="--device-augment",
+        step_ms=step_ms,
+        uncertainty=0.15,
+        now_ms=n.step_ms,
+        images=n.images,
+        switch={"device_augment": True},
+    )
+
+
+def _worker_numbers_are_known(n: Numbers) -> bool:
+    return bool(n.worker_ms)
+
+
+def _evidence(n: Numbers, lost_ms: float, stage: str | None) -> list[str]:
+    lines = [
+        f"blocked {lost_ms:.1f} of {n.step_ms:.1f} ms per step; with batches ready it would take {n.consumer_ms:.1f} ms"
+    ]
+    if n.m.num_workers and n.worker_ms:
+        crew = "1 worker" if n.m.num_workers == 1 else f"{n.m.num_workers} workers"
+        lines.append(
+            f"{crew} on {n.m.usable_cores:g} usable cores, "
+            f"busy {100 * n.worker_busy:.0f} % of the time; one image costs {n.input_ms / n.images:.2f} ms of a core"
+        )
+    if stage and (ms := n.worker_ms.get(stage, n.host_ms(stage))):
+        lines.append(f"largest part of an image: {label_of(stage)}, {ms / n.images:.2f} ms")
+    hottest = n.hot_lines(in_worker=n.m.num_workers > 0)[:1]
+    lines += [f"hottest line: {line.where}  {line.text}".rstrip() for line in hottest]
+    if n.m.limits.input_ms is not None:
+        lines.append(f"the feed alone gives {1e3 * n.images / n.m.limits.input_ms:.0f} img/s")
+    return lines

@@ -1,0 +1,82 @@
+"""How long would a step take if one thing were different?
+
+The model: a step needs time of the main thread (the consumer), of the workers side by side, and of all cores
+together; the scarcest of them sets its length.
+
+    step = max(consumer, input / workers, cpu / cores)        with workers
+    step = consumer + input                                   without
+
+It is held against the measured step first: what the model cannot explain of today stays in every prediction.
+"""
+
+from dataclasses import dataclass, replace
+
+from flatout.profiler.verdict.numbers import Numbers
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What one step asks of each resource, in milliseconds."""
+
+    consumer_ms: float
+    input_ms: float
+    """Of one worker, if it made the whole batch."""
+
+    cpu_ms: float
+    workers: int
+    cores: float
+
+    @property
+    def step_ms(self) -> float:
+        if self.workers == 0:
+            return self.consumer_ms + self.input_ms
+        return max(self.consumer_ms, self.input_ms / self.workers, self.cpu_ms / self.cores)
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """Predicts the step of a changed training from the numbers of the present one."""
+
+    n: Numbers
+
+    @property
+    def now(self) -> Demands:
+        n = self.n
+        return Demands(n.consumer_ms, n.input_ms, n.cpu_ms, n.m.num_workers, n.free_cores)
+
+    @property
+    def bias(self) -> float:
+        """Measured step over modelled step; below 1 (work that overlaps better than modelled) it counts as 1."""
+        modelled = self.now.step_ms
+        # A step that waits although nothing is scarce: waits come in bursts, which no remedy of demand removes whole.
+        return min(1.5, max(1.0, self.n.step_ms / modelled)) if modelled > 0 else 1.0
+
+    def _step(self, then: Demands) -> float:
+        return max(then.step_ms * self.bias, self.floor_ms)
+
+    @property
+    def floor_ms(self) -> float:
+        """No remedy outside of the network gets below the device's own work."""
+        return self.n.m.device_busy_ms or 0.0
+
+    def with_workers(self, workers: int) -> float:
+        """Another number of workers."""
+        return self._step(replace(self.now, workers=workers))
+
+    def with_input(self, saved_ms: float, *, saved_consumer_ms: float = 0.0) -> float:
+        """Workers save this much time of a core per step."""
+        now = self.now
+        then = replace(
+            now,
+            input_ms=max(0.0, now.input_ms - saved_ms),
+            cpu_ms=max(0.0, now.cpu_ms - saved_ms),
+            consumer_ms=max(0.0, now.consumer_ms - saved_consumer_ms),
+        )
+        return self._step(then)
+
+    def with_consumer(self, saved_ms: float, *, device_saved_ms: float = 0.0) -> float:
+        """The main thread saves this much per step; waits for data may take its place."""
+        now = self.now
+        then = replace(now, consumer_ms=max(0.0, now.consumer_ms - saved_ms), cpu_ms=max(0.0, now.cpu_ms - saved_ms))
+        floor_ms = max(0.0, self.floor_ms - device_saved_ms)
+        return max(then.step_ms * self.bias, floor_ms)

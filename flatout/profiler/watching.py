@@ -1,0 +1,54 @@
+"""Watch any PyTorch training loop: where its time goes, what is to blame, what each remedy would be worth.
+
+    with flatout.profiler.watch(loader, model, optimizer, loss_fn=loss_fn) as watched:
+        for images, labels in loader:
+            ...                                     # any plain loop, unchanged
+    print(watched.text())
+
+The first steps warm up and are forgotten; in the next few the host's waits are counted, and on a GPU two are traced;
+all others are timed.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from flatout.profiler.hooks import code_of, stages_around
+from flatout.profiler.observation import Observation
+from flatout.profiler.outcome import Profile
+from flatout.profiler.verdict import Trial
+from flatout.profiler.watched_loader import Turnstile, watching
+from flatout.profiler.workers_seen import FeedWorkers, NoWorkers, ProbedWorkers, WorkerWatch
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def watch(
+    loader: Any, model: Any, optimizer: Any, *, loss_fn: Any = None, title: str = "", trials: Sequence[Trial] = ()
+) -> Iterator[Profile]:
+    """Watch the loop inside the block. `loss_fn`: a module or function, to tell the loss from the rest.
+
+    What it gives is complete when the block has ended.
+    """
+    code = code_of(loss_fn)
+    observation = Observation(NoWorkers(), functions={code: "loss"} if code else {}, title=title)
+    with ExitStack() as stack:
+        stack.enter_context(stages_around(model, optimizer, loss_fn))
+        tables = stack.enter_context(watching(loader, Turnstile(observation.after_step)))
+        num_workers = int(getattr(loader, "num_workers", 0))
+        observation.workers = _workers_of(loader, tables, num_workers)
+        observation.attach_device()
+        stack.enter_context(observation.observing())
+        yield Profile(observation, trials)
+
+
+def _workers_of(loader: Any, tables: Any, num_workers: int) -> WorkerWatch:
+    if tables is not None:
+        return ProbedWorkers(tables, num_workers)
+    if type(loader).__module__.startswith("flatout."):
+        return FeedWorkers()
+    if num_workers:
+        logger.warning("The workers ran before the watch began: what they do inside is not seen.")
+    return NoWorkers()

@@ -1,0 +1,31 @@
+"""Which renderer paints on a device: one Triton kernel where there is Triton and a GPU, else plain torch."""
+
+import functools
+import logging
+
+import torch
+
+from flatout.feed.device_feed import Render
+from flatout.yolo.augment.render_torch import TorchRender
+from flatout.yolo.launch import HAS_TRITON
+
+logger = logging.getLogger(__name__)
+
+
+def renderer_for(device: str | torch.device, *, mixup: bool, perspective: bool = False, recolor: bool = True) -> Render:
+    """A renderer of the parameters of `device_source`; all give the same bits."""
+    if torch.device(device).type == "cuda":
+        if HAS_TRITON:
+            from flatout.yolo.augment.render_triton import TritonRender
+
+            return TritonRender(perspective=perspective, recolor=recolor)
+        _say_what_is_missing()
+    return TorchRender(mixup=mixup, perspective=perspective, recolor=recolor)
+
+
+@functools.cache
+def _say_what_is_missing() -> None:
+    logger.warning(
+        "Triton is not installed: pictures are augmented on the GPU by some hundred torch operations instead of one "
+        "kernel, many times slower. `pip install triton` mends it."
+    )

@@ -1,0 +1,165 @@
+"""The Triton kernel of render_triton.py: a program paints a block of output pixels of one sample.
+
+    output pixel -> flip -> place on the canvas in 1/32 pixel -> tile there -> four pixels of its picture, weighted
+                 -> mixed with the second sheet, if there is one -> hue, saturation, value by tables -> RGB in out
+
+Everything between is in registers: twelve bytes are read and three values written per pixel and sheet. The rounding is
+that of render_torch.py, step by step, so the bits are the same; products must not be fused with sums
+(enable_fp_fusion=False), since torch rounds between them.
+
+Dimension key:  S sheets (2)   K tiles (9)   BY BX rows and columns of a block   V the 256 values of a byte
+"""
+
+import triton
+import triton.language as tl
+
+ROUNDER = tl.constexpr(1.5 * 2.0**52)
+"""Added to a double and subtracted again, it leaves the nearest whole number, halves to even."""
+FARTHEST = tl.constexpr(2.0**31 - 128)
+GREY = tl.constexpr(114)
+
+
+@triton.jit
+def _rounded(x):
+    return ((x + ROUNDER) - ROUNDER).to(tl.int32)
+
+
+@triton.jit
+def _place(inverse, x, y, PERSPECTIVE: tl.constexpr):
+    """Canvas x and y of output pixels (x [1, BX], y [BY, 1], float64), in 1/32 pixel, int32 [BY, BX]."""
+    a, b, c = tl.load(inverse), tl.load(inverse + 1), tl.load(inverse + 2)
+    d, e, f = tl.load(inverse + 3), tl.load(inverse + 4), tl.load(inverse + 5)
+    if PERSPECTIVE:
+        w = tl.load(inverse + 6) * x + tl.load(inverse + 7) * y + tl.load(inverse + 8)
+        scale = tl.where(w != 0, 32.0 / tl.where(w != 0, w, 1.0), 0.0)
+        across = tl.minimum(tl.maximum((a * x + b * y + c) * scale, -FARTHEST), FARTHEST)
+        down = tl.minimum(tl.maximum((d * x + e * y + f) * scale, -FARTHEST), FARTHEST)
+        return _rounded(across), _rounded(down)
+    # The parts of columns and rows are rounded on their own, to 1/1024, as OpenCV does.
+    across = (_rounded((b * y + c) * 1024) + 16) + _rounded(a * x * 1024)
+    down = (_rounded((e * y + f) * 1024) + 16) + _rounded(d * x * 1024)
+    return across >> 5, down >> 5
+
+
+@triton.jit
+def _find(offsets, shapes, tiles, canvas, num_tiles, x, y):
+    """Where in the data the canvas pixels (x, y), (x + 1, y), (x, y + 1) and (x + 1, y + 1) lie, int64; -1: no tile."""
+    width, height = tl.load(canvas), tl.load(canvas + 1)
+    at = tl.full(x.shape, -1, tl.int64)
+    at_right, at_below, at_both = at, at, at
+    for k in range(num_tiles):
+        tile_x, tile_y = tl.load(tiles + 4 * k), tl.load(tiles + 4 * k + 1)
+        # What of the tile is on the canvas; single numbers, so they cost next to nothing.
+        begin_x, end_x = tl.maximum(tile_x, 0), tl.minimum(tile_x + tl.load(tiles + 4 * k + 2), width)
+        begin_y, end_y = tl.maximum(tile_y, 0), tl.minimum(tile_y + tl.load(tiles + 4 * k + 3), height)
+        in_x, in_x1 = (x >= begin_x) & (x < end_x), (x >= begin_x - 1) & (x < end_x - 1)
+        in_y, in_y1 = (y >= begin_y) & (y < end_y), (y >= begin_y - 1) & (y < end_y - 1)
+        # A single picture may be planned one pixel larger than it is kept: its last row or column is then repeated.
+        kept_h, kept_w = tl.load(shapes + 3 * k).to(tl.int32), tl.load(shapes + 3 * k + 1).to(tl.int32)
+        row, row1 = tl.minimum(y - tile_y, kept_h - 1) * kept_w, tl.minimum(y - tile_y + 1, kept_h - 1) * kept_w
+        column, column1 = tl.minimum(x - tile_x, kept_w - 1), tl.minimum(x - tile_x + 1, kept_w - 1)
+        begin = tl.load(offsets + k)
+        at = tl.where(in_x & in_y, begin + (row + column) * 3, at)
+        at_right = tl.where(in_x1 & in_y, begin + (row + column1) * 3, at_right)
+        at_below = tl.where(in_x & in_y1, begin + (row1 + column) * 3, at_below)
+        at_both = tl.where(in_x1 & in_y1, begin + (row1 + column1) * 3, at_both)
+    return at, at_right, at_below, at_both
+
+
+@triton.jit
+def _add(data, at, weight, blue, green, red):
+    there = at >= 0
+    blue += tl.load(data + at, mask=there, other=GREY).to(tl.int32) * weight
+    green += tl.load(data + at + 1, mask=there, other=GREY).to(tl.int32) * weight
+    red += tl.load(data + at + 2, mask=there, other=GREY).to(tl.int32) * weight
+    return blue, green, red
+
+
+@triton.jit
+def _paint(data, offsets, shapes, tiles, canvas, inverse, num_tiles, x, y, PERSPECTIVE: tl.constexpr):
+    """Blue, green and red of one sheet, int32 [BY, BX] each."""
+    across, down = _place(inverse, x, y, PERSPECTIVE)
+    fx, fy = across & 31, down & 31
+    at, at_right, at_below, at_both = _find(offsets, shapes, tiles, canvas, num_tiles, across >> 5, down >> 5)
+    blue = tl.full(fx.shape, 512, tl.int32)
+    green, red = blue, blue
+    blue, green, red = _add(data, at, (32 - fx) * (32 - fy), blue, green, red)
+    blue, green, red = _add(data, at_right, fx * (32 - fy), blue, green, red)
+    blue, green, red = _add(data, at_below, (32 - fx) * fy, blue, green, red)
+    blue, green, red = _add(data, at_both, fx * fy, blue, green, red)
+    return blue >> 10, green >> 10, red >> 10
+
+
+@triton.jit
+def _mixed(own, other, share):
+    """own * share + other * (1 - share), truncated."""
+    return (own.to(tl.float64) * share + other.to(tl.float64) * (1 - share)).to(tl.int32)
+
+
+@triton.jit
+def _one_less(s, f):
+    """1 - s * f, rounded once."""
+    return (1 - s.to(tl.float64) * f.to(tl.float64)).to(tl.float32)
+
+
+@triton.jit
+def _recolored(blue, green, red, reciprocals, tables):
+    """OpenCV's 8-bit HSV, through the three tables, and back: hsv_torch.py in registers."""
+    value = tl.maximum(tl.maximum(blue, green), red)
+    span = value - tl.minimum(tl.minimum(blue, green), red)
+    saturation = (span * tl.load(reciprocals + value) + 2048) >> 12
+    hue = tl.where(value == green, blue - red + 2 * span, red - green + 4 * span)
+    hue = tl.where(value == red, green - blue, hue)
+    hue = (hue * tl.load(reciprocals + 256 + span) + 2048) >> 12
+    hue = tl.where(hue < 0, hue + 180, hue)
+    h = tl.load(tables + hue).to(tl.float32) * (6.0 / 180.0)
+    s = tl.load(tables + 256 + saturation).to(tl.float32) * (1 / 255.0)
+    v = tl.load(tables + 512 + value).to(tl.float32) * (1 / 255.0)
+    sector = h.to(tl.int32)
+    f = h - sector.to(tl.float32)
+    p, q, t = v * (1 - s), v * _one_less(s, f), v * _one_less(s, 1 - f)
+    r = tl.where((sector == 0) | (sector == 5), v, tl.where(sector == 1, q, tl.where(sector == 4, t, p)))
+    g = tl.where((sector == 1) | (sector == 2), v, tl.where(sector == 0, t, tl.where(sector == 3, q, p)))
+    b = tl.where((sector == 3) | (sector == 4), v, tl.where(sector == 2, t, tl.where(sector == 5, q, p)))
+    return (b * 255).to(tl.int32), (g * 255).to(tl.int32), (r * 255).to(tl.int32)
+
+
+@triton.jit
+def _store(out, value, inside, AS_FLOAT: tl.constexpr):
+    result = tl.div_rn(value.to(tl.float32), 255.0) if AS_FLOAT else value
+    tl.store(out, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def render(
+    data, offsets, shapes, tiles, canvas, num_tiles, inverse, mix, flip, reciprocals, tables,
+    out, stride_b, stride_c, stride_y, stride_x, height, width, blocks_x,
+    PERSPECTIVE: tl.constexpr, RECOLOR: tl.constexpr, AS_FLOAT: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr,
+):  # fmt: skip
+    """out [B, 3, height, width], RGB; program (block of pixels, sample)."""
+    block, sample = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    out_x = (block % blocks_x) * BX + tl.arange(0, BX)[None, :]
+    out_y = (block // blocks_x) * BY + tl.arange(0, BY)[:, None]
+    x = tl.where(tl.load(flip + sample * 2 + 1) != 0, width - 1 - out_x, out_x).to(tl.float64)
+    y = tl.where(tl.load(flip + sample * 2) != 0, height - 1 - out_y, out_y).to(tl.float64)
+    offsets += sample * 18
+    shapes += sample * 54
+    tiles += sample * 72
+    canvas += sample * 4
+    inverse += sample * 18
+    own_tiles = tl.load(num_tiles + sample * 2)
+    other_tiles = tl.load(num_tiles + sample * 2 + 1)
+    blue, green, red = _paint(data, offsets, shapes, tiles, canvas, inverse, own_tiles, x, y, PERSPECTIVE)
+    if other_tiles > 0:
+        share = tl.load(mix + sample)
+        b, g, r = _paint(
+            data, offsets + 9, shapes + 27, tiles + 36, canvas + 2, inverse + 9, other_tiles, x, y, PERSPECTIVE
+        )
+        blue, green, red = _mixed(blue, b, share), _mixed(green, g, share), _mixed(red, r, share)
+    if RECOLOR:
+        blue, green, red = _recolored(blue, green, red, reciprocals, tables + sample * 768)
+    out += sample * stride_b + out_y.to(tl.int64) * stride_y + out_x * stride_x
+    inside = (out_x < width) & (out_y < height)
+    _store(out, red, inside, AS_FLOAT)
+    _store(out + stride_c, green, inside, AS_FLOAT)
+    _store(out + 2 * stride_c, blue, inside, AS_FLOAT)

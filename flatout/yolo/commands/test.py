@@ -1,0 +1,19 @@
+"""flatout yolo test and test.py: evaluate weights."""
+
+import sys
+from pathlib import PurePath
+
+from flatout.yolo.commands.log_lines import show_log
+from flatout.yolo.compat.flags import test_options, test_parser
+
+
+def main(argv: list[str]) -> int:
+    """Evaluate; returns the exit code."""
+    parser = test_parser("test.py" if PurePath(sys.argv[0]).name == "test.py" else "flatout yolo test")
+    options = test_options(parser.parse_args(argv))
+    show_log()
+    # Now, because help and mistakes are answered without torch.
+    from flatout.yolo.evaluate import test
+
+    print(test(options))
+    return 0

@@ -1,0 +1,23 @@
+"""flatout yolo train, train.py and train_aux.py: train a detector."""
+
+import os
+import sys
+from pathlib import PurePath
+
+from flatout.yolo.commands.log_lines import show_log
+from flatout.yolo.compat.flags import train_options, train_parser
+from flatout.yolo.compat.not_built import refuse_what_is_not_built
+
+
+def main(argv: list[str]) -> int:
+    """Train; returns the exit code."""
+    called = PurePath(sys.argv[0]).name
+    parser = train_parser(called if called in ("train.py", "train_aux.py") else "flatout yolo train")
+    options = train_options(parser.parse_args(argv), os.environ)
+    refuse_what_is_not_built(options)
+    show_log()
+    # Now, because help and mistakes are answered without torch.
+    from flatout.yolo.train import train
+
+    train(options)
+    return 0

@@ -1,0 +1,104 @@
+"""Every flag of a training and what it does, for people who read `--help`."""
+
+from flatout.yolo.compat.flag import switch, value
+
+YOLOV7 = (
+    value("--weights", "start from these weights; '' starts from scratch, and so does the default, a file nobody has"),
+    value("--cfg", "config of the network: a file, or a name like yolov7-tiny; '' takes the one inside the weights"),
+    value("--data", "data YAML: where pictures are, what classes are called"),
+    value("--hyp", "hyper-parameters: learning rates, gains of the losses, augmentation"),
+    value("--epochs", "passes over the training pictures", type=int),
+    value("--batch-size", "pictures per step, over all GPUs together", type=int),
+    value("--img-size", "size in training, then in validation; one number is both", type=int, nargs="+", metavar="PX"),
+    switch("--rect", "batches of pictures with like proportions, little padding, no mosaic"),
+    value("--resume", "go on with this checkpoint, or with the newest run below this folder", nargs="?", const=True),
+    switch("--nosave", "save only after the last epoch"),
+    switch("--notest", "validate only after the last epoch"),
+    switch("--noautoanchor", "keep the anchors without asking whether they fit the data"),
+    switch("--evolve", "search for better hyper-parameters; not built yet, refused"),
+    value("--bucket", "Google bucket to copy results to; not built yet, refused"),
+    switch("--cache-images", "decode every picture once and keep it in memory"),
+    switch("--image-weights", "show pictures of badly recognised classes more often"),
+    value("--device", "cpu, or numbers of GPUs: 0 or 0,1,2,3; '' takes the first GPU, or the CPU if there is none"),
+    switch("--multi-scale", "another picture size for every batch, 0.5 to 1.5 times --img-size"),
+    switch("--single-cls", "treat all classes as one"),
+    switch("--adam", "Adam instead of SGD"),
+    switch("--sync-bn", "batch-norm statistics over all GPUs; not built yet, refused"),
+    value("--local_rank", "set by launchers, as is $LOCAL_RANK", type=int, also="--local-rank", metavar="N"),
+    value("--workers", "processes that read and augment, at most; fewer where CPUs or batches are few", type=int),
+    value("--project", "folder of the folders of runs", metavar="FOLDER"),
+    value("--entity", "Weights & Biases; not built yet, refused"),
+    value("--name", "name of the run; a number is added if that name is taken"),
+    switch("--exist-ok", "use the folder of that name even if it exists"),
+    switch("--quad", "a quarter of the batch: every four pictures become one, joined or enlarged"),
+    switch("--linear-lr", "let the learning rate fall along a line instead of a cosine"),
+    value("--label-smoothing", "how uncertain true classes are made, 0 to 1", type=float, metavar="EPS"),
+    switch("--upload_dataset", "Weights & Biases; not built yet, refused"),
+    value("--bbox_interval", "Weights & Biases; not built yet, refused", type=int, metavar="N"),
+    value("--save_period", "Weights & Biases; not built yet, refused", type=int, metavar="N"),
+    value("--artifact_alias", "Weights & Biases; not built yet, refused", metavar="ALIAS"),
+    value("--freeze", "N: leave layers 0 to N-1 as they are; several: exactly those", type=int, nargs="+", metavar="N"),
+    switch("--v5-metric", "average precision as YOLOv5 computes it, with recall going on to 1"),
+)
+
+FORK = (
+    value("--test-batch-size", "pictures per step of the validation (default: twice --batch-size)", type=int),
+    value("--heads", "number of heads, 4 for 1B4H networks; not built yet, refused", type=int, metavar="N"),
+    value("--head-config", "which head answers for which classes; not built yet, refused"),
+    switch("--transfer-weights", "take every tensor of --weights that fits by name and shape, and nothing else"),
+    switch("--auto-lr", "above 64 pictures per batch, learning rate times sqrt(batch / 64); from 128, longer warm-up"),
+    switch("--class-aware-aug", "augmentation by class, for networks with several heads; not built yet, refused"),
+    value("--head-params", "augmentation of each head's classes; not built yet, refused"),
+)
+
+SPEED = (
+    switch("--fast", "all of the below that pay on this machine; prints what it chose"),
+    switch("--fast-dataloader", "--persistent-workers --worker-tensor, and decode every picture only once"),
+    switch("--persistent-workers", "keep the workers from epoch to epoch"),
+    switch("--worker-tensor", "workers write straight into the batch, nothing is collated"),
+    switch("--device-augment", "keep the decoded pictures on the GPU and augment them there"),
+    value("--compile", "torch.compile; auto: if it pays within this run", choices=("on", "off", "auto")),
+    switch("--channels-last", "the memory layout that convolutions on GPUs prefer"),
+    value("--amp", "mixed precision (default: fp16 on a GPU, off on a CPU)", choices=("fp16", "bf16", "off")),
+)
+
+RECIPE = (
+    switch("--sequential", "visit the pictures in YOLOv7's order, which is not shuffled on one GPU"),
+    value("--ota-from", "use the plain loss before this epoch, OTA from it on", type=int, metavar="EPOCH"),
+    value("--patience", "end after this many epochs without a better fitness; 0: never", type=int, metavar="N"),
+    value("--seed", "of every random number (default: YOLOv7's, 1 on one GPU)", type=int, metavar="N"),
+    switch("--deterministic", "repeat a run bit by bit, at some cost in speed"),
+)
+
+FILES = (
+    switch("--fresh", "begin anew even if a run of that name could be continued"),
+    value("--save-every-minutes", "longest time between two checkpoints", type=float, metavar="MINUTES"),
+    value("--save-every-steps", "most steps between two checkpoints", type=int, metavar="STEPS"),
+    switch("--compat-pt", "also write checkpoints that old YOLOv7 tools can unpickle"),
+    switch("--allow-data-change", "continue a run although its data is not what it was"),
+    switch("--break-lock", "take over a run folder that another machine has locked; be sure that it is not at work"),
+    switch("--strict-labels", "obey all label rules of YOLOv7: one bad line drops the picture"),
+    switch("--verify-cache", "compare decoded pictures in caches with their checksums"),
+    value("--log-every", "steps between two lines of the log", type=int, metavar="STEPS"),
+)
+
+DESCRIPTION = """\
+Train a detector. Every flag of YOLOv7's train.py is here, means the same and may be shortened as there (--img,
+--batch); flags that are new are written in full. What is not built yet is refused, never ignored. The same command
+typed again continues a run that was interrupted.
+"""
+EPILOG = """\
+examples:
+  %(prog)s --data data/coco320.yaml --img 320 --cfg yolov7-tiny --batch 64 --epochs 100 --weights ''
+  %(prog)s --data my.yaml --cfg yolov7 --weights yolov7.pt --fast    from weights, as fast as this machine can
+  %(prog)s --resume                                                  the newest run goes on where it stopped
+  torchrun --nproc_per_node 4 train.py --batch 256 ...               four GPUs
+
+files: --data, --cfg and --hyp are taken as given; else looked for below this folder, where exactly one may match;
+else taken from those that come with flatout (data/*.yaml, cfg/training/*.yaml).
+
+environment: USE_COMPILE=1 is --compile on, DIAGNOSE_COMPILE=1 reports where the network cannot be compiled and trains
+nothing, FLATOUT_STOP_AFTER=N ends cleanly after N steps, to try a long command.
+
+Exit code: 0, 2 wrong options, 3 data, 4 weights, 5 no room, 75 interrupted and saved (type the same command again).
+"""

@@ -1,0 +1,134 @@
+"""The set on disk: pictures, labels, a data YAML, and a note by which a later call knows its own files.
+
+    FOLDER/demo.yaml                      what training is given; written last
+    FOLDER/drawn.json                     what was drawn; written first
+    FOLDER/images/{train,val}/0000.jpg    FOLDER/labels/{train,val}/0000.txt
+
+Files that are not in this list are never touched, and a folder with any of them is refused.
+"""
+
+import json
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from flatout.errors import ConfigError, ResourceError
+from flatout.feed.progress import progress
+from flatout.yolo.demo_data.scene import Scene, draw_scene
+from flatout.yolo.demo_data.shapes import SHAPES
+
+VERSION = 1
+"""Of the drawing: raised when the same numbers make other pictures, so that an old set is drawn anew."""
+QUALITY = 92
+NOTE, YAML = "drawn.json", "demo.yaml"
+OURS = re.compile(rf"{re.escape(NOTE)}|{re.escape(YAML)}|images/(train|val)/\d+\.jpg|labels/(train|val)/\d+\.txt")
+SPLITS = ("train", "val")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoDataConfig:
+    """What is drawn."""
+
+    images: int = 480
+    """For training."""
+    val: int = 120
+    """For validation; drawn from other random numbers."""
+    seed: int = 0
+    width: int = 320
+    height: int = 240
+
+    def __post_init__(self) -> None:
+        for name, least in (("images", 1), ("val", 1), ("seed", 0), ("width", 96), ("height", 96)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)} is too small: use {least} or more.")
+
+
+def write_demo_data(folder: Path, config: DemoDataConfig, *, show_progress: bool = False) -> Path:
+    """Draw the set, unless it is there already; returns the data YAML."""
+    yaml, note = folder / YAML, {"version": VERSION, **asdict(config)}
+    try:
+        if _note_in(folder) == note and yaml.exists():
+            _write_text(yaml, yaml_text(folder))  # the folder may have been moved
+            return yaml
+        _clear(folder)
+        _write_text(folder / NOTE, json.dumps(note, indent=2) + "\n")
+        with progress("drawing", config.images + config.val, shown=show_progress) as advance:
+            done, nbytes = 0, 0
+            for split, count in zip(SPLITS, (config.images, config.val), strict=True):
+                for number in range(count):
+                    nbytes += _write_picture(folder, split, number, draw_number(config, split, number))
+                    done += 1
+                    advance(done, nbytes)
+        _write_text(yaml, yaml_text(folder))
+    except OSError as error:
+        raise ResourceError(f"{folder}: the demo set cannot be written: {error.strerror}.") from None
+    return yaml
+
+
+def draw_number(config: DemoDataConfig, split: str, number: int) -> Scene:
+    """One picture of the set; depends on no other one."""
+    return draw_scene(config.width, config.height, np.random.default_rng([config.seed, SPLITS.index(split), number]))
+
+
+def label_text(scene: Scene) -> str:
+    """One line per object: class, centre and size relative to the picture's."""
+    height, width = scene.image.shape[:2]
+    lines = []
+    for name, (x1, y1, x2, y2), _ in scene.objects:
+        numbers = ((x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height)
+        lines.append(f"{list(SHAPES).index(name)} " + " ".join(f"{number:.6f}" for number in numbers) + "\n")
+    return "".join(lines)
+
+
+def yaml_text(folder: Path) -> str:
+    """The data YAML. Paths are whole, because relative ones start from the working directory."""
+    train, val = (json.dumps(str((folder / "images" / split).resolve())) for split in SPLITS)
+    return (
+        "# Drawn by `flatout yolo demo-data`.\n"
+        f"train: {train}\nval: {val}\nnc: {len(SHAPES)}\nnames: [{', '.join(SHAPES)}]\n"
+    )
+
+
+def _write_picture(folder: Path, split: str, number: int, scene: Scene) -> int:
+    """Returns the bytes written."""
+    content = cv2.imencode(".jpg", scene.image, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
+    image = folder / "images" / split / f"{number:04}.jpg"
+    image.parent.mkdir(parents=True, exist_ok=True)
+    image.write_bytes(content)
+    _write_text(folder / "labels" / split / f"{number:04}.txt", label_text(scene))
+    return len(content)
+
+
+def _note_in(folder: Path) -> Any:
+    try:
+        return json.loads((folder / NOTE).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _clear(folder: Path) -> None:
+    """Remove what an earlier call drew; ConfigError if anything else is there."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: is a file. Name a folder.")
+    files = [Path(parent, name) for parent, _, names in os.walk(folder) for name in names]
+    foreign = [file for file in files if not OURS.fullmatch(file.relative_to(folder).as_posix())]
+    # Without the note even files that are named like ours may be somebody's own.
+    if foreign or (files and not (folder / NOTE).exists()):
+        raise ConfigError(
+            f"{folder}: holds files that are not of a demo set, such as {(foreign or files)[0].relative_to(folder)}. "
+            "They are left alone: choose an empty or new folder."
+        )
+    # The YAML first: it says that a set is whole. The note stays: an interrupted call must still know its files.
+    for file in sorted(files, key=lambda file: file.name != YAML):
+        if file.name != NOTE:
+            file.unlink()
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")

@@ -1,0 +1,94 @@
+"""Which file a flag means: `--data`, `--cfg`, `--hyp` and `--weights`.
+
+    as given  ->  below the working directory, exactly one  ->  those that come with flatout
+
+The first two are YOLOv7's rule; the third lets its commands work in a folder that has neither cfg/ nor data/.
+"""
+
+import difflib
+import glob
+import logging
+from pathlib import Path, PurePath
+
+from flatout.errors import CheckpointError, ConfigError
+from flatout.yolo.model.configs import shipped_folder as cfg_folder
+from flatout.yolo.options import NEVER_RELEASED
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_NETWORK = "cfg/training/yolov7.yaml"
+_SHIPPED = {"data": ("", "data"), "cfg": ("", "cfg/training", "cfg/deploy", "training", "deploy")}
+"""Folders of ours, and how people write them in front of a file name."""
+
+
+def shipped_folder(name: str) -> Path:
+    """`cfg` or `data`: at the top of a checkout, or inside the installed package."""
+    return cfg_folder().parent / name
+
+
+def find_file(given: str, *, flag: str = "--data") -> Path:
+    """The file that `--data`, `--hyp` or `--cfg` means; ConfigError if there is none, or if several could be meant."""
+    path = Path(given)
+    if path.is_file():
+        return path
+    found = _below_here(path)
+    if len(found) > 1:
+        listed = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
+        raise ConfigError(f"{flag} {given}: {len(found)} files could be meant: {listed}. Give the whole path of one.")
+    shipped = "cfg" if flag == "--cfg" else "data"
+    found = found or _that_ship(path, shipped)
+    if not found:
+        raise ConfigError(f"{flag} {given}: no such file, nor one below this folder; {_nearest(path, shipped)}")
+    logger.info("%s %s: taking %s", flag, given, found[0])
+    return found[0]
+
+
+def find_weights(given: str) -> Path | None:
+    """The file that `--weights` means; None is a start from scratch, which is said where nobody asked for it."""
+    if given == "":
+        return None
+    path = Path(given)
+    if path.is_file():
+        return path
+    if given == NEVER_RELEASED:
+        logger.warning("--weights was not given, and there is no %s: training starts from scratch.", NEVER_RELEASED)
+        return None
+    raise CheckpointError(
+        f"--weights {given}: no such file. Check the path, or give --weights '' to start from scratch."
+    )
+
+
+def find_cfg(given: str, *, weights: Path | None) -> Path | None:
+    """The model config that `--cfg` means; None: the one inside the weights."""
+    if given:
+        return find_file(given, flag="--cfg")
+    if weights is not None:
+        return None
+    logger.warning("neither --cfg nor weights were given: the network is %s.", PurePath(DEFAULT_NETWORK).stem)
+    return find_file(DEFAULT_NETWORK, flag="--cfg")
+
+
+def _below_here(path: Path) -> list[Path]:
+    """Files below the working directory whose path ends in `path`, hidden folders and our own files left out."""
+    if path.is_absolute() or ".." in path.parts or not path.name:
+        return []
+    ours = [shipped_folder(name).resolve() for name in _SHIPPED]
+    found = (Path(match) for match in glob.iglob(f"**/{glob.escape(str(path))}", recursive=True))
+    return sorted(match for match in found if match.is_file() and not set(ours) & set(match.resolve().parents))
+
+
+def _that_ship(path: Path, shipped: str) -> list[Path]:
+    """Ours of that name; the ending may be missing. Empty for a path that cannot mean one of ours."""
+    folder = path.parent.as_posix()
+    if path.is_absolute() or (folder if folder != "." else "") not in _SHIPPED[shipped]:
+        return []
+    name = path.name if path.suffix in (".yaml", ".yml") else f"{path.name}.yaml"
+    kind = path.parent.name if path.parent.name in ("training", "deploy") else "training"
+    file = shipped_folder(shipped) / (kind if shipped == "cfg" else "") / name
+    return [file] if file.is_file() else []
+
+
+def _nearest(path: Path, shipped: str) -> str:
+    known = sorted({file.name for file in shipped_folder(shipped).rglob("*.yaml")})
+    close = difflib.get_close_matches(path.name, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"flatout has {', '.join(known)}."

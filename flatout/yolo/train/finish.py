@@ -1,0 +1,61 @@
+"""After the last epoch: curves, the final files, and COCO's own judgement where the data is COCO."""
+
+import logging
+from pathlib import Path
+
+from torch import nn
+
+from flatout.engine.run_folder import Run
+from flatout.errors import FlatoutError
+from flatout.yolo.evaluate import test
+from flatout.yolo.options import TestOptions, is_coco
+from flatout.yolo.train.setting import Setting
+from flatout.yolo.train.weight_files import WeightFiles
+
+logger = logging.getLogger(__name__)
+
+COCO_CLASSES = 80
+COCO_IOU = 0.7
+
+
+def finish(setting: Setting, run: Run, files: WeightFiles, average: nn.Module, fitness: float) -> None:
+    """What a finished training leaves; called once, by every rank."""
+    if not setting.world.is_first:
+        return
+    _draw_results(run.folder)
+    files.save_end(average, fitness=fitness)
+    run.finish()
+    logger.info("Results are in %s, the weights in %s.", run.folder, files.folder)
+    if is_coco(setting.written.data) and len(setting.data.names) == COCO_CLASSES:
+        _judge_as_coco(setting, files.folder)
+
+
+def _draw_results(folder: Path) -> None:
+    try:
+        from flatout.yolo.pictures.results import results_png
+
+        results_png(folder / "results.txt", folder / "results.png")
+    except (ImportError, OSError, ValueError) as error:
+        logger.warning("No picture of the results was drawn: %s.", error)
+
+
+def _judge_as_coco(setting: Setting, folder: Path) -> None:
+    for name in ("last.pt", "best.pt"):
+        if not (folder / name).exists():
+            continue
+        options = TestOptions(
+            weights=(str(folder / name),),
+            data=setting.written.data,
+            batch_size=2 * setting.written.batch_size,
+            img_size=setting.written.img_size[1],
+            iou_thres=COCO_IOU,
+            device=setting.written.device,
+            save_json=True,
+            project=str(folder.parent),
+            name=f"coco_{Path(name).stem}",
+            exist_ok=True,
+        )
+        try:
+            logger.info("%s", test(options))
+        except FlatoutError as error:
+            logger.warning("%s was not judged: %s", name, error)

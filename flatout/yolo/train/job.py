@@ -1,0 +1,133 @@
+"""The detection job, as the loop of flatout.engine sees it.
+
+Dimension key:  B pictures   T targets   H W input
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatout.engine.graphs import Filling
+from flatout.engine.job import EpochReport
+from flatout.feed.device import DeviceBatch
+from flatout.feed.philox import Purpose, keyed_uniform
+from flatout.profiler import clock
+from flatout.yolo.augment.quad import quad
+from flatout.yolo.multi_scale import draw_size, scaled_shape
+from flatout.yolo.train.batch_pictures import BatchPictures
+from flatout.yolo.train.epoch_end import EpochEnd
+from flatout.yolo.train.loss_choice import DetectionLoss
+
+QUAD_GAIN = 4.0
+CAPACITY_STEP = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepConfig:
+    """How a batch becomes a loss."""
+
+    dtype: torch.dtype
+    """Of the network's input."""
+    channels_last: bool
+    size: int
+    grid: int
+    seed: int
+    multi_scale: bool = False
+    quad: bool = False
+    capacity: int = 0
+    """Rows of targets that a CUDA graph has room for."""
+
+
+class LastBatch:
+    """What the results line says about an epoch's last batch."""
+
+    num_targets = 0
+    width_px = 0
+
+
+class DetectionJob:
+    """Boxes, objectness and classes of YOLOv7's networks."""
+
+    item_names = ("box", "obj", "cls", "total")
+
+    def __init__(self, config: StepConfig, loss: DetectionLoss, epoch_end: EpochEnd, pictures: BatchPictures) -> None:
+        self._config = config
+        self._loss = loss
+        self._kind = loss.kind(0)
+        self._epoch_end = epoch_end
+        self._pictures = pictures
+        self.last = LastBatch()
+        self.fillings: Mapping[str, Filling] = {"targets": Filling(config.capacity, -1.0)} if config.capacity else {}
+
+    def phase(self, epoch: int) -> object:
+        self._kind = self._loss.kind(epoch)
+        return self._kind
+
+    def inputs(self, batch: DeviceBatch, epoch: int, step: int) -> dict[str, Tensor]:
+        images, targets_T6 = batch["images"], batch["targets"]
+        self._pictures.keep(epoch, step, images, targets_T6)
+        if self._config.multi_scale:
+            images = self._rescaled(images, epoch, step)
+        if self._config.quad:
+            images, targets_T6 = self._in_fours(images, targets_T6, epoch, step)
+        self.last.num_targets, self.last.width_px = int(batch.counts["targets"].sum()), images.shape[3]
+        return {"images": images, "targets": targets_T6}
+
+    def step(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        with clock.stage("train.forward"):
+            maps = network(self._as_input(inputs["images"]))
+        with clock.stage("train.loss"):
+            parts = self._loss(self._kind, maps, inputs["targets"])
+        return parts.total * QUAD_GAIN if self._config.quad else parts.total, parts.items
+
+    def end_epoch(self, epoch: int, report: EpochReport) -> bool:
+        self._pictures.draw()
+        return self._epoch_end(epoch, report, self.last.num_targets, self.last.width_px)
+
+    def sections(self) -> dict[str, dict[str, object]]:
+        last = {"num_targets": self.last.num_targets, "width_px": self.last.width_px}
+        return self._epoch_end.sections() | {"job": self._epoch_end.state_dict() | {"last": last}}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._epoch_end.load_state_dict(state)
+        self.last.num_targets, self.last.width_px = state["last"]["num_targets"], state["last"]["width_px"]
+
+    def flush(self) -> None:
+        self._epoch_end.flush()
+
+    def _as_input(self, images_BCHW: Tensor) -> Tensor:
+        """0..1 in the dtype and memory format of the network's input; pictures made on the device already are that."""
+        if images_BCHW.dtype == torch.uint8:
+            # 0..255 are exact in every dtype, and the quotient is rounded once.
+            images_BCHW = images_BCHW.to(self._config.dtype) / 255
+        if self._config.channels_last:
+            images_BCHW = images_BCHW.contiguous(memory_format=torch.channels_last)
+        return images_BCHW
+
+    def _rescaled(self, images_BCHW: Tensor, epoch: int, step: int) -> Tensor:
+        config = self._config
+        size = draw_size(config.size, config.grid, seed=config.seed, epoch=epoch, step=step)
+        height, width = images_BCHW.shape[2:]
+        shape_hw = scaled_shape(height, width, size=size, grid=config.grid)
+        if shape_hw == (height, width):
+            return images_BCHW
+        return F.interpolate(self._as_input(images_BCHW).float(), shape_hw, mode="bilinear", align_corners=False)
+
+    def _in_fours(self, images_BCHW: Tensor, targets_T6: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
+        """Four pictures in one, made on the CPU: on a GPU this waits, which --quad has to pay for."""
+        uniform_G = keyed_uniform(
+            self._config.seed, epoch, np.array([step]), len(images_BCHW) // 4 or 1, purpose=Purpose.STEP
+        )[0]
+        joined, targets = quad(images_BCHW.cpu().numpy(), targets_T6.cpu().numpy(), uniform_G)
+        return torch.from_numpy(joined).to(images_BCHW.device), torch.from_numpy(targets).to(images_BCHW.device)
+
+
+def capacity_for(expected_per_picture: float, batch_size: int) -> int:
+    """Rows of targets for a graph: half as many again as expected; a batch with more runs without the graph."""
+    rows = int(1.5 * expected_per_picture * batch_size)
+    return -(-max(rows, 1) // CAPACITY_STEP) * CAPACITY_STEP

@@ -1,0 +1,50 @@
+"""What the terminal shows while training, and the decision about compiling that needs a measured step."""
+
+import logging
+
+import torch
+from torch import nn
+
+from flatout.engine.compiling import Compiled, compile_pays
+from flatout.engine.job import Tick
+from flatout.engine.loop import Loop
+from flatout.engine.progress import StepProgress
+
+logger = logging.getLogger(__name__)
+
+SETTLED_AFTER = 60
+"""Steps until a step's time is taken as typical."""
+
+
+class Teller:
+    """Called at every log interval."""
+
+    def __init__(self, loop: Loop, progress: StepProgress, *, compile_auto: bool) -> None:
+        self._loop = loop
+        self._progress = progress
+        self._is_undecided = compile_auto
+
+    def __call__(self, tick: Tick) -> None:
+        done = tick.epoch * self._loop.config.steps_per_epoch + tick.step
+        self._progress.advance(done, figures(tick))
+        if self._is_undecided and self._loop.steps_here >= SETTLED_AFTER:
+            self._is_undecided = False
+            self._decide(tick)
+
+    def _decide(self, tick: Tick) -> None:
+        network = self._loop.network
+        layers = sum(isinstance(module, nn.Conv2d) for module in network.modules())
+        decision = compile_pays(step_ms=tick.step_ms, steps_left=self._loop.steps_left, num_layers=layers)
+        logger.info("%s", decision.text)
+        if decision.pays:
+            self._loop.use_forward(Compiled(network))
+
+
+def figures(tick: Tick) -> dict[str, str]:
+    """Losses, speed and memory with their units, aligned from line to line."""
+    shown = {"epoch": str(tick.epoch)} | {name: f"{value:.4f}" for name, value in tick.items.items() if name != "total"}
+    shown |= {"lr": f"{tick.lr:.1e}", "": f"{tick.step_ms:.1f} ms/step (wait {tick.wait_ms:.1f})"}
+    shown |= {" ": f"{tick.samples_per_s:.0f} img/s"}
+    if torch.cuda.is_available():
+        shown |= {"  ": f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"}
+    return shown

@@ -1,0 +1,195 @@
+"""Pictures for validation: as they are, letterboxed, like shapes together, in the same order every time.
+
+    host:    store or files --resized--> worker: letterbox --> slot --> device, one batch ahead
+    device:  pictures kept there --letterboxed there--> batch
+
+A validation input stays open between the epochs of a training. When a pass ends, its workers fill the slots with the
+beginning of the next one, so that the next validation starts at once.
+
+Dimension key:  B images of a batch   T targets   N pictures   S batches
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatout.errors import ConfigError
+from flatout.feed import Feed, FeedConfig, Plan, Store
+from flatout.feed.device import DeviceBatches
+from flatout.feed.plan import Shapes
+from flatout.yolo.augment.pictures import ResizedPictures
+from flatout.yolo.data.image_set import ImageSet
+from flatout.yolo.data.rect import RectBatches, rect_batches
+from flatout.yolo.letterbox import Letterbox
+
+PAD = 0.5
+"""Of YOLOv7's validation, in strides: square pictures of 640 px are judged at 672."""
+
+
+class ValidationBatch(NamedTuple):
+    """Borrowed: the tensors are overwritten when the next batch is asked for."""
+
+    images: Tensor
+    """uint8 [B, 3, H, W], RGB."""
+
+    targets_T6: Tensor
+    """float32: number of the image, class, cx, cy, w, h normalised to the input; images ascending."""
+
+    letterbox: Letterbox
+    indices: np.ndarray
+    """int64 [B] on the host: which pictures of the image set these are."""
+
+    counts_B: np.ndarray
+    """int32 on the host: targets of each image."""
+
+    paths: tuple[str, ...]
+    """Of the files."""
+
+    @property
+    def input_hw(self) -> tuple[int, int]:
+        return self.images.shape[2], self.images.shape[3]
+
+
+class ValidationInput:
+    """Batches of an image set, again and again. Holds workers and slots: a context manager, `close()` twice is fine."""
+
+    def __init__(self, image_set: ImageSet, batches: DeviceBatches) -> None:
+        """Use `open_validation`."""
+        self.image_set = image_set
+        self._batches = batches
+        self._passes = 0
+
+    def __enter__(self) -> Self:
+        self._batches.feed.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        """Batches of a pass."""
+        return len(self._batches)
+
+    @property
+    def num_images(self) -> int:
+        return len(self.image_set)
+
+    def close(self) -> None:
+        self._batches.feed.close()
+
+    def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[ValidationBatch]:
+        """One pass over all pictures; the same for every epoch. Ends any other pass."""
+        # Numbered by itself: the feed reads ahead into its next epoch, and that is then the next pass.
+        number, self._passes = self._passes, self._passes + 1
+        for batch in self._batches.epoch(number, start):
+            yield ValidationBatch(
+                batch["images"],
+                batch["targets"],
+                _letterbox(batch["shapes"]),
+                batch.indices,
+                batch.counts["targets"],
+                tuple(self.image_set.paths[index] for index in batch.indices.tolist()),
+            )
+
+
+def open_validation(
+    image_set: ImageSet,
+    *,
+    size: int,
+    batch_size: int,
+    device: torch.device | str,
+    stride: int = 32,
+    pad: float = PAD,
+    rect: bool = True,
+    workers: int | str = "auto",
+    store: Store | None = None,
+    on_device: bool = False,
+    single_cls: bool = False,
+) -> ValidationInput:
+    """A validation input; workers start with the first pass, or in a `with` block.
+
+    `store` holds `ResizedPictures(image_set, size=size, augment=False)`; without one every pass decodes every picture.
+    `on_device` copies the pictures to the device now, where they stay. With `rect` every batch is as small as its
+    pictures allow, else all are square.
+    """
+    if store is not None and len(store) != len(image_set):
+        raise ConfigError(f"The store holds {len(store)} pictures, the image set {len(image_set)}: they differ.")
+    if single_cls:
+        image_set = _as_one_class(image_set)
+    batch_size = min(batch_size, len(image_set))
+    batches = _batches(image_set, size=size, batch_size=batch_size, stride=stride, pad=pad, rect=rect)
+    pictures = ResizedPictures(image_set, size=size, augment=False) if store is None else store
+    plan = Plan(num_samples=len(image_set), batch_size=batch_size, shuffle=False, last="short", order=batches.order_N)
+    open_input = _kept_on_device if on_device else _from_host
+    return ValidationInput(image_set, open_input(image_set, pictures, batches, plan, size, device, workers))
+
+
+Pictures = Store | ResizedPictures
+
+
+def _from_host(
+    image_set: ImageSet,
+    pictures: Pictures,
+    batches: RectBatches,
+    plan: Plan,
+    size: int,
+    device: torch.device | str,
+    workers: int | str,
+) -> DeviceBatches:
+    """A picture that cannot be read any more is replaced by another one, with a word in the log."""
+    from flatout.yolo.augment.source import ValidationSource  # imports OpenCV
+
+    largest_h, largest_w = batches.shape_hw_S2.max(0).tolist()
+    source = ValidationSource(image_set, pictures, size=size, largest_hw=(largest_h, largest_w))
+    plan = replace(plan, shapes=_StepShapes(batches.shape_hw_S2))
+    return Feed(source, plan, FeedConfig(workers=workers, on_error="substitute")).to_device(device)
+
+
+def _kept_on_device(
+    image_set: ImageSet,
+    pictures: Pictures,
+    batches: RectBatches,
+    plan: Plan,
+    size: int,
+    device: torch.device | str,
+    workers: int | str,
+) -> DeviceBatches:
+    from flatout.yolo.augment.device_input import DeviceInputConfig, validation_input
+
+    config = DeviceInputConfig(dtype=torch.uint8, workers=workers)
+    return validation_input(image_set, pictures, plan, size=size, device=device, config=config, rect=batches)
+
+
+def _batches(image_set: ImageSet, *, size: int, batch_size: int, stride: int, pad: float, rect: bool) -> RectBatches:
+    size_wh_N2 = image_set.size_wh_N2
+    if rect:
+        return rect_batches(size_wh_N2, batch_size=batch_size, img_size=size, stride=stride, pad=pad)
+    # As if all pictures were square; sorting those changes nothing.
+    square_N2 = np.ones_like(size_wh_N2)
+    return rect_batches(square_N2, batch_size=batch_size, img_size=size, stride=stride, pad=0.0)
+
+
+class _StepShapes:
+    """Shape of the images of each step; the same in every epoch."""
+
+    def __init__(self, shape_hw_S2: np.ndarray) -> None:
+        self._shapes = [(3, height, width) for height, width in shape_hw_S2.tolist()]
+
+    def __call__(self, epoch: int, step: int) -> Shapes:
+        return {"images": self._shapes[step]}
+
+
+def _as_one_class(image_set: ImageSet) -> ImageSet:
+    class_box_T5 = image_set.labels.class_box_T5.copy()
+    class_box_T5[:, 0] = 0
+    return replace(image_set, labels=replace(image_set.labels, class_box_T5=class_box_T5))
+
+
+def _letterbox(shapes_B6: Tensor) -> Letterbox:
+    """From h0, w0, ratio h, ratio w, pad x, pad y of each picture, on the device."""
+    numbers_B6 = shapes_B6.float()
+    return Letterbox(numbers_B6[:, :2].flip(1), numbers_B6[:, 2], numbers_B6[:, 4:])

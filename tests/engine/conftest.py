@@ -1,0 +1,31 @@
+"""Toy trainings for the tests of faults and guarantees."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine.toy_runs import Toys
+
+REPEATS = int(os.environ.get("FLATOUT_FAULT_REPEATS", "10"))
+"""Random moments at which a training is hit; 100 for a nightly run."""
+
+
+@pytest.fixture(scope="session")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toys]:
+    with Toys(tmp_path_factory.mktemp("toys")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def undisturbed(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a training that nothing happened to."""
+    run = toys.run(project := tmp_path_factory.mktemp("undisturbed"))
+    assert run.code == 0, run.said
+    return project / "toy"
+
+
+@pytest.fixture(scope="session")
+def repeats() -> int:
+    return REPEATS

@@ -1,0 +1,28 @@
+"""A GPU that is too small: the message says what would fit (F27)."""
+
+import pytest
+import torch
+
+from flatout.engine.out_of_memory import fitting_batch, no_room
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "used", "total", "fits"),
+    [(64, 40 * GIB, 20 * GIB, 28), (64, 20 * GIB, 20 * GIB, 57), (64, 0, 0, 32), (1, 0, 0, 1), (2, 900 * GIB, GIB, 1)],
+)
+def test_what_fits_is_in_proportion_with_a_tenth_left_free(batch_size: int, used: int, total: int, fits: int):
+    assert fitting_batch(batch_size, used=used, total=total) == fits
+
+
+def test_a_batch_that_did_not_fit_is_never_proposed_again():
+    assert all(fitting_batch(size, used=1, total=GIB) < size for size in range(2, 100))
+
+
+def test_the_message_names_the_batch_the_need_and_the_way_out():
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has ...")
+    told = no_room(error, batch_size=16, device=torch.device("cpu"))
+    assert told.exit_code == 5
+    for words in ("out of GPU memory with 16 ", "1536 MiB more", "--batch-size 8", "the last saved state is kept"):
+        assert words in str(told)

@@ -1,0 +1,246 @@
+"""The same command continues; another one never touches what was trained (G7)."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.engine.run_folder import (
+    changes,
+    choose_run,
+    new_run_folder,
+    newest_last,
+    numbered,
+    only_extends,
+    read_record,
+    run_of,
+)  # fmt: skip
+from flatout.errors import CheckpointError, ConfigError, ResourceError
+
+CONFIG = {"batch_size": 16, "img_size": (320, 320), "epochs": 3, "hyp": {"lr0": 0.01}}
+
+
+def choose(project: Path, name: str = "exp", **knobs: Any) -> Any:
+    return choose_run(project, name, **{"config": CONFIG, "exist_ok": False, "fresh": False, "resume": None, **knobs})
+
+
+def begun(project: Path, **knobs: Any) -> Path:
+    """A run that was started and then died."""
+    with choose(project, **knobs) as run:
+        return run.folder
+
+
+# Names.
+
+
+def test_numbers_follow_the_largest_one(tmp_path: Path):
+    assert new_run_folder(tmp_path / "runs", "exp", exist_ok=False) == tmp_path / "runs/exp"
+    assert new_run_folder(tmp_path / "runs", "exp", exist_ok=False) == tmp_path / "runs/exp2"
+    (tmp_path / "runs/exp7").mkdir()
+    (tmp_path / "runs/experiment9").mkdir()
+    (tmp_path / "runs/exp_12").mkdir()
+    assert new_run_folder(tmp_path / "runs", "exp", exist_ok=False) == tmp_path / "runs/exp8"
+    assert new_run_folder(tmp_path / "runs", "exp", exist_ok=True) == tmp_path / "runs/exp"
+    assert list(numbered(tmp_path / "runs", "exp")) == [1, 2, 7, 8]
+
+
+def test_a_name_that_ends_in_a_digit_keeps_its_digits(tmp_path: Path):
+    assert new_run_folder(tmp_path, "v7", exist_ok=False) == tmp_path / "v7"
+    assert new_run_folder(tmp_path, "v7", exist_ok=False) == tmp_path / "v72"
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path):
+    (tmp_path / "exp").write_text("")
+    with pytest.raises(ConfigError, match=r"exp is a file\. Choose another folder with --name"):
+        new_run_folder(tmp_path, "exp", exist_ok=True)
+
+
+def test_a_project_that_cannot_be_made_is_a_matter_of_the_machine():
+    """F19."""
+    with pytest.raises(ResourceError, match=r"cannot be made: .*Choose another place with --project"):
+        new_run_folder(Path("/proc/nowhere"), "exp", exist_ok=False)
+
+
+# Which run.
+
+
+def test_the_same_command_continues_an_unfinished_run(tmp_path: Path):
+    first = begun(tmp_path)
+    with choose(tmp_path) as run:
+        assert (run.folder, run.continues) == (first, True)
+
+
+def test_a_finished_run_is_followed_by_the_next_number(tmp_path: Path):
+    with choose(tmp_path) as run:
+        run.finish()
+    with choose(tmp_path) as run:
+        assert (run.folder.name, run.continues) == ("exp2", False)
+
+
+def test_a_run_in_use_is_followed_by_the_next_number(tmp_path: Path):
+    with choose(tmp_path), choose(tmp_path) as second:
+        assert (second.folder.name, second.continues) == ("exp2", False)
+
+
+def test_the_newest_of_several_unfinished_ones_is_continued(tmp_path: Path):
+    begun(tmp_path)
+    second = begun(tmp_path, fresh=True)
+    os.utime(second, (0, 0))
+    with choose(tmp_path) as run:
+        assert run.folder == second
+
+
+def test_another_config_begins_a_new_run_and_says_what_differs(tmp_path: Path, caplog):
+    caplog.set_level(logging.INFO)
+    begun(tmp_path)
+    with choose(tmp_path, config={**CONFIG, "batch_size": 32, "cache": True}) as run:
+        assert (run.folder.name, run.continues) == ("exp2", False)
+    assert (
+        "exp is unfinished, but its config differs: batch_size 16 -> 32, cache unset -> true. To continue it: --resume"
+        in caplog.text
+    )
+
+
+def test_an_older_run_is_continued_when_only_its_config_is_equal(tmp_path: Path):
+    first = begun(tmp_path)
+    begun(tmp_path, config={**CONFIG, "batch_size": 32})
+    with choose(tmp_path) as run:
+        assert (run.folder, run.continues) == (first, True)
+
+
+def test_fresh_begins_anew(tmp_path: Path):
+    begun(tmp_path)
+    with choose(tmp_path, fresh=True) as run:
+        assert (run.folder.name, run.continues) == ("exp2", False)
+
+
+def test_more_epochs_continue_and_the_rule_is_told(tmp_path: Path, caplog):
+    caplog.set_level(logging.INFO)
+    first = begun(tmp_path)
+    with choose(tmp_path, config={**CONFIG, "epochs": 5}) as run:
+        assert (run.folder, run.continues) == (first, True)
+    assert "epochs 3 -> 5. From here on the schedule is the one of the new length." in caplog.text
+    record = read_record(first)
+    assert record is not None
+    assert record["config"]["epochs"] == 5
+
+
+def test_fewer_epochs_do_not(tmp_path: Path):
+    begun(tmp_path)
+    with choose(tmp_path, config={**CONFIG, "epochs": 2}) as run:
+        assert run.folder.name == "exp2"
+
+
+# Exactly this folder.
+
+
+def test_exist_ok_continues_an_equal_run_and_refuses_another_one(tmp_path: Path):
+    first = begun(tmp_path, exist_ok=True)
+    with choose(tmp_path, exist_ok=True) as run:
+        assert (run.folder, run.continues) == (first, True)
+    with pytest.raises(ConfigError, match=r'hyp \{"lr0": 0.01\} -> \{"lr0": 0.1\}\. .*--resume .*--fresh.*--name'):
+        choose(tmp_path, exist_ok=True, config={**CONFIG, "hyp": {"lr0": 0.1}})
+    # Nothing stays locked after a refusal.
+    choose(tmp_path, exist_ok=True).close()
+
+
+def test_exist_ok_begins_anew_where_the_old_run_is_finished_or_not_wanted(tmp_path: Path):
+    begun(tmp_path, exist_ok=True)
+    with choose(tmp_path, exist_ok=True, fresh=True) as run:
+        assert (run.folder.name, run.continues) == ("exp", False)
+        run.finish()
+    with choose(tmp_path, exist_ok=True) as run:
+        assert (run.folder.name, run.continues) == ("exp", False)
+
+
+def test_exist_ok_and_resume_are_refused_while_the_run_is_in_use(tmp_path: Path):
+    with choose(tmp_path, exist_ok=True) as run:
+        for knobs in ({"exist_ok": True}, {"resume": run.folder}):
+            with pytest.raises(ConfigError, match="is in use by process"):
+                choose(tmp_path, **knobs)
+
+
+@pytest.mark.parametrize("place", ["", "weights", "weights/last.pt"])
+def test_resume_takes_a_checkpoint_or_its_folder(place: str, tmp_path: Path):
+    folder = begun(tmp_path)
+    (folder / "weights").mkdir()
+    (folder / "weights/last.pt").touch()
+    with choose(tmp_path, name="other", resume=folder / place, config={"anything": 1}) as run:
+        assert (run.folder, run.continues) == (folder, True)
+
+
+def test_resume_of_what_belongs_to_no_run_says_so(tmp_path: Path):
+    (tmp_path / "yolov7.pt").touch()
+    with pytest.raises(CheckpointError, match=r"yolov7\.pt: belongs to no run that can be continued.*--weights"):
+        run_of(tmp_path / "yolov7.pt")
+
+
+# Bare --resume.
+
+
+def test_the_newest_last_is_found_by_the_time_it_changed(tmp_path: Path):
+    for name in ("exp", "exp2"):
+        (tmp_path / name / "weights").mkdir(parents=True)
+        (tmp_path / name / "weights/last.pt").touch()
+    # File times move in steps of a few milliseconds.
+    time.sleep(0.02)
+    (tmp_path / "exp/weights/last.pt").chmod(0o600)
+    # Renamed after the newest one appeared, as a save does.
+    (tmp_path / "exp/weights/last.prev.pt").touch()
+    assert newest_last(tmp_path) == tmp_path / "exp/weights/last.pt"
+
+
+def test_a_run_whose_newest_file_is_gone_is_found_by_the_one_before(tmp_path: Path):
+    (tmp_path / "last.prev.pt").touch()
+    assert newest_last(tmp_path) == tmp_path / "last.pt"
+
+
+def test_where_there_is_nothing_to_resume_that_is_said(tmp_path: Path):
+    with pytest.raises(CheckpointError, match=r"no last\*\.pt lies below this folder\. Say which one: --resume FILE"):
+        newest_last(tmp_path)
+
+
+# Comparing configs.
+
+
+def test_a_config_equals_itself_after_a_trip_through_the_file():
+    assert changes(json.loads(json.dumps(CONFIG)), CONFIG) == []
+    assert only_extends(CONFIG, CONFIG)
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"config": 3}'])
+def test_a_record_that_cannot_be_read_is_no_run(damage: str, tmp_path: Path):
+    folder = begun(tmp_path)
+    (folder / "run.json").write_text(damage)
+    with choose(tmp_path) as run:
+        assert run.folder.name == "exp2"
+
+
+def test_two_commands_at_once_get_two_folders(tmp_path: Path):
+    program = (
+        "import sys; from pathlib import Path; from flatout.engine.run_folder import choose_run\n"
+        "sys.stdin.readline()\n"
+        "run = choose_run(Path(sys.argv[1]), 'exp', config={}, exist_ok=False, fresh=False, resume=None)\n"
+        "print(run.folder.name, flush=True); sys.stdin.readline()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    together = [
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        )
+        for _ in range(2)
+    ]
+    for process in together:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    names = {process.stdout.readline().strip() for process in together if process.stdout}
+    for process in together:
+        process.communicate("end\n")
+    assert names == {"exp", "exp2"}

@@ -1,0 +1,124 @@
+"""A recorder tells steps apart, charges nothing twice, and leaves out what lies between epochs."""
+
+import gc
+import time
+
+import numpy as np
+import pytest
+
+from flatout.profiler import clock
+from flatout.profiler.device_clock import self_times
+from flatout.profiler.device_trace import TraceEvent, covered, sum_up
+from flatout.profiler.recorder import StepRecorder
+
+
+def run_steps(recorder, num_steps):
+    for _ in range(num_steps):
+        with clock.stage("outer"), clock.stage("inner"):
+            time.sleep(0.002)
+        with clock.stage("after"):
+            pass
+        clock.step_ended(4)
+
+
+def test_self_times_add_up_to_what_is_covered():
+    recorder = StepRecorder()
+    with recorder.recording():
+        run_steps(recorder, 3)
+    steps = recorder.steps()
+    assert steps.names == ("inner", "outer", "after")
+    assert steps.runs.tolist() == [[1, 1, 1]] * 3
+    assert steps.images.tolist() == [4, 4, 4]
+    assert (steps.self_ns >= 0).all()
+    assert (steps.self_ns.sum(1) <= steps.wall_ns).all()
+    inner, outer, _ = steps.self_ns.sum(0)
+    assert inner > 6e6 > outer
+
+
+def test_time_between_epochs_belongs_to_no_step():
+    recorder = StepRecorder()
+    with recorder.recording():
+        run_steps(recorder, 2)
+        with clock.stage("validate"):
+            time.sleep(0.02)
+        clock.step_ended(0)
+        run_steps(recorder, 2)
+    steps = recorder.steps()
+    assert recorder.num_steps == len(steps.images) == 4
+    assert steps.wall_ns.max() < 20e6
+    assert steps.self_ns[:, steps.names.index("validate")].sum() == 0
+
+
+def test_a_collection_is_taken_off_the_stage_it_interrupts():
+    recorder = StepRecorder()
+    with recorder.recording():
+        with clock.stage("work"):
+            gc.collect()
+        clock.step_ended(1)
+    steps = recorder.steps()
+    times = dict(zip(steps.names, steps.self_ns[0], strict=True))
+    assert times["gc"] > times["work"]
+    assert recorder._on_collection not in gc.callbacks
+
+
+def test_only_the_last_steps_are_kept():
+    recorder = StepRecorder(max_steps=3, timeline_events=5)
+    with recorder.recording():
+        run_steps(recorder, 6)
+    assert len(recorder.steps().images) == 3
+    assert len(recorder.timeline) == 5
+
+
+def test_a_new_stage_in_a_late_step_counts_from_zero():
+    recorder = StepRecorder()
+    with recorder.recording():
+        clock.step_ended(1)
+        with clock.stage("late"):
+            pass
+        clock.step_ended(1)
+    assert recorder.steps().runs.tolist() == [[0], [1]]
+
+
+def test_self_ns_of_a_shared_table():
+    totals = clock.Totals()
+    totals.add("read", 100, 70)
+    totals.add("decode", 70)
+    assert clock.read_self_ns(totals.table) == {"read": 30, "decode": 70}
+
+
+def test_device_times_do_not_count_the_stages_inside_twice():
+    marks = [("assign", 1.0, 3.0, 1), ("loss", 0.0, 4.0, 0), ("backward", 4.0, 9.0, 0), ("loss", 9.0, 10.0, 0)]
+    assert self_times(marks) == {"assign": 2.0, "loss": 3.0, "backward": 5.0}
+    assert sum(self_times(marks).values()) == 10.0
+
+
+def test_device_times_of_random_nesting_sum_to_the_outermost():
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        marks, clock_now = [], 0.0
+
+        def grow(depth, marks=marks):
+            nonlocal clock_now
+            begin = clock_now
+            clock_now += rng.random()
+            for _ in range(rng.integers(0, 3) if depth < 3 else 0):
+                grow(depth + 1)
+            clock_now += rng.random()
+            marks.append((f"s{rng.integers(3)}", begin, clock_now, depth))
+
+        grow(0)
+        grow(0)
+        assert sum(self_times(marks).values()) == pytest.approx(clock_now)
+
+
+def test_kernels_side_by_side_are_busy_once():
+    assert covered([(0, 4), (2, 5), (7, 8), (7.5, 7.6)]) == 6
+    events = [
+        TraceEvent("cudaLaunchKernel", 0, 5, False),
+        TraceEvent("cudaLaunchKernel", 6, 9, False),
+        TraceEvent("conv", 1000, 3000, True),
+        TraceEvent("relu", 2000, 4000, True),
+        TraceEvent("Memcpy HtoD (Pageable -> Device)", 5000, 6000, True),
+    ]
+    work = sum_up(events, num_steps=2)
+    assert (work.busy_ms, work.copy_ms, work.launches, work.pageable_copies) == (2.0, 0.5, 1.0, 0.5)

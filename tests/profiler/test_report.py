@@ -1,0 +1,108 @@
+"""A profile is written whole, can be read again, and its page needs nothing from outside."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from flatout.errors import ConfigError
+from flatout.profiler.ledger import make_ledger
+from flatout.profiler.measurement import Limits, WaitSite
+from flatout.profiler.recorder import Event
+from flatout.profiler.report.save import load_measurement, save_report
+from flatout.profiler.report.text import report_text
+from flatout.profiler.verdict import judge
+from tests.profiler.situations import RTX_5090, SITUATIONS, measured, network
+
+TIMELINE = {
+    "host": [Event("forward", 0, 40_000_000, 0), Event("backward", 40_000_000, 100_000_000, 0)],
+    "worker 0": [Event("decode", 1_000_000, 30_000_000, 1), Event("read", 0, 60_000_000, 0)],
+}
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_the_ledger_of_every_situation_sums_to_the_step(name):
+    ledger = make_ledger(SITUATIONS[name].measurement)
+    for place in ledger.places:
+        assert sum(row.ms for row in ledger.lane(place)) == pytest.approx(ledger.step_ms)
+        assert sum(row.share for row in ledger.lane(place)) == pytest.approx(1)
+
+
+def test_worker_stages_cost_the_same_per_image_however_many_work():
+    few = make_ledger(measured(100, network(), num_workers=2, workers={"decode": 180}))
+    many = make_ledger(measured(100, network(), num_workers=8, workers={"decode": 180}))
+    costs = [next(row for row in ledger.lane("workers") if row.stage == "decode") for ledger in (few, many)]
+    assert costs[0].us_per_image == costs[1].us_per_image == pytest.approx(1e3 * 180 / 64)
+    assert costs[0].ms == 4 * costs[1].ms
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_a_saved_measurement_gives_the_same_verdict(name, tmp_path):
+    situation = SITUATIONS[name]
+    save_report(tmp_path, situation.measurement, judge(situation.measurement), TIMELINE)
+    again = load_measurement(tmp_path / "profile.json")
+    assert judge(again) == judge(situation.measurement)
+    assert make_ledger(again).rows == make_ledger(situation.measurement).rows
+
+
+def test_a_file_that_is_no_profile_is_refused(tmp_path):
+    (tmp_path / "profile.json").write_text('{"measurement": {"lanes": 3}}')
+    with pytest.raises(ConfigError, match="is not a profile"):
+        load_measurement(tmp_path / "profile.json")
+
+
+def test_the_page_stands_alone_and_says_everything(tmp_path):
+    path = save_report(tmp_path, RTX_5090, judge(RTX_5090), TIMELINE)
+    html = path.read_text()
+    assert not re.search(r"(src|href)\s*=|@import|url\(|<script|https?://", html)
+    for text in ("assigner", "img/s", "loss.py:100", "unexplained", "main thread", "idle", "The last 3 steps"):
+        assert text in html
+
+
+def test_hostile_texts_are_escaped(tmp_path):
+    site = WaitSite(where="<script>.py:3", per_step=2, text="x = '<img onerror=1>'")
+    hostile = measured(100, network(), waits=(site,), title="<b>bold</b>", limits=Limits(compute_ms=90))
+    html = save_report(tmp_path, hostile, judge(hostile)).read_text()
+    assert "<script>" not in html and "<img" not in html and "<b>bold" not in html
+
+
+def test_the_trace_opens_in_perfetto(tmp_path):
+    save_report(tmp_path, RTX_5090, judge(RTX_5090), TIMELINE)
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    spans = [entry for entry in trace["traceEvents"] if entry["ph"] == "X"]
+    assert (spans[0]["name"], spans[0]["ts"], spans[0]["dur"]) == ("forward", 0, 40_000)
+    assert {entry["args"]["name"] for entry in trace["traceEvents"] if entry["ph"] == "M"} == {
+        "main thread",
+        "worker 0",
+    }
+
+
+def test_the_text_fits_a_terminal():
+    for situation in SITUATIONS.values():
+        text = report_text(make_ledger(situation.measurement), judge(situation.measurement), situation.measurement)
+        assert max(map(len, text.splitlines())) <= 110
+
+
+def browser():
+    named = os.environ.get("FLATOUT_BROWSER")
+    return named or next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.mark.skipif(browser() is None, reason="no Chromium here (set FLATOUT_BROWSER to one)")
+def test_a_real_browser_draws_the_page(tmp_path):
+    path = save_report(tmp_path, RTX_5090, judge(RTX_5090), TIMELINE)
+    picture = tmp_path / "page.png"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1100,1800"]
+    done = subprocess.run(
+        [browser(), *options, f"--user-data-dir={tmp_path / 'browser'}", "--dump-dom", path.as_uri()],
+        capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
+    assert "Verdict: assigner" in done.stdout
+    subprocess.run(
+        [browser(), *options, f"--user-data-dir={tmp_path / 'browser'}", f"--screenshot={picture}", path.as_uri()],
+        capture_output=True, timeout=90, check=True,
+    )  # fmt: skip
+    assert picture.stat().st_size > 30_000

@@ -1,0 +1,125 @@
+"""The verdict names the cause a good engineer would name, predicts measured gains, and knows when to stop."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flatout.profiler.measurement import Lane
+from flatout.profiler.verdict import Trial, judge
+from tests.profiler.situations import RTX_5090, SITUATIONS, input_bound, measured, network
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_the_cause_is_named(name):
+    situation = SITUATIONS[name]
+    verdict = judge(situation.measurement, situation.trials)
+    assert verdict.cause == situation.cause, (verdict.sentence, verdict.evidence)
+    assert verdict.sentence
+    if situation.change:
+        assert situation.change in verdict.remedies[0].change
+
+
+@pytest.mark.parametrize("name", [name for name, situation in SITUATIONS.items() if situation.gain])
+def test_the_gain_is_predicted_within_fifteen_per_cent(name):
+    situation = SITUATIONS[name]
+    best = judge(situation.measurement, situation.trials).best
+    assert best is not None
+    assert best.gain == pytest.approx(situation.gain, rel=0.15)
+
+
+def test_there_are_enough_situations():
+    assert len(SITUATIONS) >= 25
+
+
+def test_the_first_case_names_waits_line_and_who_is_idle():
+    verdict = judge(RTX_5090)
+    told = " ".join(verdict.evidence)
+    assert "loss.py:100" in told
+    assert "126 % of a core" in told
+    assert "workers are busy 3.6 %" in told
+    assert "GPU is busy 34 %" in told
+    assert "not for data" in verdict.sentence
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_no_remedy_promises_less_than_it_is_worth_or_more_than_the_device_can_do(name):
+    measurement, cause, _, trials, _ = SITUATIONS[name]
+    remedies = judge(measurement, trials).remedies
+    assert all(remedy.gain >= 1.03 for remedy in remedies)
+    assert [remedy.step_ms for remedy in remedies] == sorted(remedy.step_ms for remedy in remedies)
+    # A better loss takes its kernels off the device; nothing else here does.
+    if measurement.device_busy_ms and not trials and cause != "assigner":
+        assert all(remedy.step_ms >= 0.99 * measurement.device_busy_ms for remedy in remedies)
+    for remedy in remedies:
+        assert remedy.change in remedy.line() and "img/s" in remedy.line()
+
+
+def test_a_verdict_does_not_depend_on_the_unit_of_time():
+    """A machine that is twice as slow has the same trouble."""
+    for situation in SITUATIONS.values():
+        m = situation.measurement
+        lanes = [replace(lane, stage_ms={k: 2 * v for k, v in lane.stage_ms.items()}) for lane in m.lanes]
+        slow = replace(
+            m,
+            wall_ms=[2 * ms for ms in m.wall_ms],
+            lanes=lanes,
+            main_cpu_ms=2 * m.main_cpu_ms,
+            worker_cpu_ms=None if m.worker_cpu_ms is None else 2 * m.worker_cpu_ms,
+            worker_blocked_ms=None if m.worker_blocked_ms is None else 2 * m.worker_blocked_ms,
+            device_busy_ms=None if m.device_busy_ms is None else 2 * m.device_busy_ms,
+            launch_us=None if m.launch_us is None else 2 * m.launch_us,
+            lines=[replace(line, ms=2 * line.ms) for line in m.lines],
+        )
+        trials = [replace(trial, then_ms=2 * trial.then_ms) for trial in situation.trials]
+        assert judge(slow, trials).cause == situation.cause
+
+
+def test_workers_are_never_recommended_past_the_cores():
+    for cores in (2, 3, 5, 8, 64):
+        verdict = judge(input_bound(400, 1, {"warp": 390}, cores=cores))
+        best = next(remedy for remedy in verdict.remedies if remedy.what.startswith("workers"))
+        assert int(best.what.split()[-1]) <= cores
+
+
+def test_more_workers_do_not_help_when_every_core_is_busy():
+    """Two cores, both busy with training and one worker: a second worker brings nothing."""
+    busy = measured(
+        100,
+        {"feed.wait": 20, "forward": 35, "backward": 40},
+        num_workers=1,
+        workers={"augment": 98},
+        cores=2,
+        main_cpu=1.0,
+    )
+    more = [remedy for remedy in judge(busy).remedies if remedy.what.startswith("workers")]
+    assert more == [] or more[0].gain < 1.05
+
+
+def test_a_trial_in_the_workers_counts_only_as_far_as_the_step_waits():
+    healthy = measured(100, network(), num_workers=4, workers={"decode": 300})
+    faster = Trial(what="faster decode", change="x", stage="decode", then_ms=10, in_workers=True)
+    assert judge(healthy, [faster]).cause == "nothing"
+    starved = input_bound(400, 4, {"decode": 1590}, cores=4)
+    best = judge(starved, [faster]).best
+    assert best is not None and best.gain == pytest.approx(4, rel=0.1)
+
+
+def test_random_measurements_never_break_it():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        step = float(rng.uniform(1, 1000))
+        shares = rng.dirichlet(np.ones(7)) * rng.uniform(0.3, 1) * step
+        stages = ["feed.wait", "forward", "loss", "backward", "optimizer", "copy", "gc"]
+        num_workers = int(rng.integers(0, 20))
+        m = measured(
+            step,
+            dict(zip(stages, shares, strict=True)),
+            num_workers=num_workers,
+            workers={"decode": float(rng.uniform(0, num_workers * step))},
+            has_device=bool(rng.integers(2)),
+            device_busy_ms=float(rng.uniform(0, step)) if rng.integers(2) else None,
+        )
+        verdict = judge(m)
+        assert all(np.isfinite(remedy.step_ms) and remedy.step_ms > 0 for remedy in verdict.remedies)
+        assert isinstance(m.lane("host"), Lane)

@@ -1,0 +1,85 @@
+"""`flatout demo`: an ordinary training on pictures it draws, told in numbers that add up."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from flatout import demo
+from flatout.__main__ import main
+from flatout.yolo.demo_data import files
+from flatout.yolo.find_file import find_file
+from flatout.yolo.hyp import load_hyp
+from tests.test_cli import loaded_after
+
+ROOT = Path(__file__).parent.parent
+
+
+def result_in(folder: Path, *, epochs: int = 2) -> SimpleNamespace:
+    """What a training hands over, and the log it left."""
+    rows = [{"epoch": epoch, "seconds": 2.0, "images_per_s": 30.0 + epoch} for epoch in range(epochs)]
+    (folder / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    scores = SimpleNamespace(map50=0.7125, map50_95=0.4, num_images=120)
+    return SimpleNamespace(folder=folder, outcome=SimpleNamespace(evaluation=scores), finished=True)
+
+
+def test_help_imports_nothing_heavy():
+    statement = """
+import contextlib
+from flatout.__main__ import main
+with contextlib.suppress(SystemExit):
+    main(["demo", "--help"])
+"""
+    assert loaded_after(statement) == []
+
+
+def test_the_files_it_needs_come_with_flatout(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # nobody has them in the folder where the demo is called
+    assert load_hyp(find_file(demo.HYP, flag="--hyp")).warmup_iters
+    assert find_file(demo.CFG, flag="--cfg").is_file()
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_options_fit_the_machine(on_gpu):
+    options = demo.training_options(Path("out"), Path("data.yaml"), "", on_gpu=on_gpu, seed=5)
+    assert options.weights == "" and options.seed == 5
+    assert options.fast == on_gpu
+
+
+def test_the_report_says_how_good_how_fast_and_where_to_look(tmp_path):
+    result = result_in(tmp_path)
+    (tmp_path / "results.png").write_bytes(b"")
+    told = demo.report(result, {"train.forward": 3.0, "train.backward": 6.0, demo.REST: 1.0})
+    assert "mAP@.5 0.713" in told or "mAP@.5 0.712" in told
+    assert "after 4 s of training at 30 img/s" in told
+    assert str(tmp_path / "results.png") in told
+    assert "confusion_matrix" not in told  # a file that is not there
+
+
+def test_stages_are_told_by_size_and_add_up():
+    lines = demo.times({"train.forward": 3.0, "train.backward": 6.0, "odd": 0.9, demo.REST: 0.1, "tiny": 0.0})
+    shares = [float(share) for share in re.findall(r"([\d.]+)%", "\n".join(lines))]
+    assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(100, abs=0.2)
+    assert "backward" in lines[1] and not any("tiny" in line for line in lines)
+
+
+def test_every_stage_of_the_loop_has_a_name_for_people():
+    """A mark that is added to the loop is added here as well."""
+    sources = [*(ROOT / "flatout/engine").glob("*.py"), *(ROOT / "flatout/yolo/train").glob("*.py")]
+    marks = {mark for source in sources for mark in re.findall(r'stage\("(train\.\w+)"\)', source.read_text())}
+    assert marks == demo.STAGES.keys()
+
+
+@pytest.mark.slow
+def test_it_trains_reports_and_trains_anew(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(demo, "ON_CPU", demo.Pace(size_px=64, batch=4, epochs=1))
+    small = files.DemoDataConfig(images=8, val=4)
+    monkeypatch.setattr(files, "DemoDataConfig", lambda: small)
+    for run in ("train", "train2"):
+        assert main(["demo", "--out", str(tmp_path), "--device", "cpu"]) == 0
+        told = capsys.readouterr().out
+        assert "mAP@.5 " in told and "Where the time went" in told
+        assert (tmp_path / run / "weights/last.pt").exists()
+        assert str(tmp_path / run / "test_batch0_pred.jpg") in told

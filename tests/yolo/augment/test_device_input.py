@@ -1,0 +1,177 @@
+"""The whole input on a device gives the batches of the host: training, rectangles, validation, weights, heads."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flatout.errors import ConfigError
+from flatout.feed import Batch, Feed, FeedConfig, Plan, Source
+from flatout.yolo.augment.class_aware import ClassAware
+from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.device_input import DeviceInputConfig, training_input, validation_input
+from flatout.yolo.augment.memory_plan import plan_memory
+from flatout.yolo.data.image_set import ImageSet
+from flatout.yolo.data.rect import RectBatches, rect_batches
+from flatout.yolo.data.resize import resize_long_side
+from tests.feed.test_device import DEVICES, needs_gpu
+from tests.yolo.augment.scenes import busy_set, image_set_of
+
+cv2 = pytest.importorskip("cv2", reason="the host's side needs OpenCV")
+
+from flatout.yolo.augment.source import TrainingSource, ValidationSource  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SIZE = 64
+AUGMENT = AugmentConfig(mixup=0.4, degrees=10, scale=0.6, flipud=0.5, paste_in=0)
+CALM = AugmentConfig(mosaic=0, mixup=0, paste_in=0, degrees=5)
+AS_BYTES = DeviceInputConfig(dtype=torch.uint8, channels_last=False, workers=0)
+IS_CV4 = cv2.__version__.startswith("4.")
+
+
+def pictures_of(seed: int, *, augment: bool, num: int = 14, **more: Any) -> tuple[ImageSet, list[np.ndarray]]:
+    images, labels = busy_set(num, seed=seed, **more)
+    return image_set_of(images, labels), [resize_long_side(each, SIZE, augment=augment).image for each in images]
+
+
+def plan_of(image_set: ImageSet, **more: Any) -> Plan:
+    return Plan(**{"num_samples": len(image_set), "batch_size": 5, "seed": 3, "last": "short"} | more)
+
+
+def host_batches(source: Source, plan: Plan) -> list[Batch]:
+    with Feed(source, plan, FeedConfig(workers=0)) as feed:
+        return [batch.copy() for batch in feed]
+
+
+def assert_same(batches: Any, expected: list[Batch], *, differing: float = 0.0) -> None:
+    """Up to `differing`, the share of bytes that may differ (single pictures kept one pixel short)."""
+    count = 0
+    for mine, theirs in zip(batches, expected, strict=True):
+        np.testing.assert_allclose(mine["targets"].cpu(), theirs["targets"], rtol=0, atol=1e-4 / SIZE)
+        np.testing.assert_array_equal(mine.counts["targets"], theirs.counts["targets"])
+        np.testing.assert_array_equal(mine.indices, theirs.indices)
+        assert mine["images"].shape == theirs["images"].shape
+        if IS_CV4:
+            assert (mine["images"].cpu().numpy() != theirs["images"]).mean() <= differing
+        count += 1
+    assert count > 1
+
+
+def rect_plan(rect: RectBatches, image_set: ImageSet) -> tuple[Plan, Plan]:
+    """For the device, which knows the shapes by picture, and for the host, which knows them by step."""
+    shapes = {"shapes": lambda epoch, step: {"images": (3, *rect.shape_hw_S2[step].tolist())}}
+    return plan_of(image_set, order=rect.order_N), plan_of(image_set, order=rect.order_N, **shapes)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("polygons", ["none", "some"])
+def test_training_batches_are_those_of_the_host(device, polygons):
+    image_set, pictures = pictures_of(1, augment=True, polygons=polygons)
+    expected = host_batches(TrainingSource(image_set, pictures, AUGMENT, size=SIZE), plan_of(image_set))
+    with training_input(
+        image_set, pictures, AUGMENT, plan_of(image_set), size=SIZE, device=device, config=AS_BYTES
+    ) as batches:
+        assert_same(batches, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_images_come_in_the_dtype_and_layout_of_the_network(device):
+    image_set, pictures = pictures_of(1, augment=True)
+    plain, wanted = AS_BYTES, DeviceInputConfig(workers=0)
+    results = []
+    for config in (plain, wanted):
+        with training_input(
+            image_set, pictures, AUGMENT, plan_of(image_set), size=SIZE, device=device, config=config
+        ) as batches:
+            results.append([batch["images"].clone() for batch in batches])
+    for as_bytes, images in zip(*results, strict=True):
+        assert images.dtype == torch.bfloat16 and images.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(images, (as_bytes / 255).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_padded_targets_have_few_shapes_and_marked_rows(device):
+    image_set, pictures = pictures_of(1, augment=True)
+    config = DeviceInputConfig(dtype=torch.uint8, workers=0, target_bucket=16)
+    plan = plan_of(image_set, batch_size=3)
+    expected = host_batches(TrainingSource(image_set, pictures, AUGMENT, size=SIZE), plan)
+    with training_input(image_set, pictures, AUGMENT, plan, size=SIZE, device=device, config=config) as batches:
+        for mine, theirs in zip(batches, expected, strict=True):
+            targets, num = mine["targets"].cpu().numpy(), len(theirs["targets"])
+            assert len(targets) % 16 == 0 and num <= len(targets) < num + 16 + 16 * (num == 0)
+            np.testing.assert_allclose(targets[:num], theirs["targets"], rtol=0, atol=1e-4 / SIZE)
+            assert (targets[num:, 0] == -1).all() and (targets[num:, 1:] == 0).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rectangular_training_batches_are_those_of_the_host(device):
+    image_set, pictures = pictures_of(5, augment=True, largest=60)
+    rect = rect_batches(image_set.size_wh_N2, batch_size=5, img_size=SIZE)
+    plan, host_plan = rect_plan(rect, image_set)
+    expected = host_batches(TrainingSource(image_set, pictures, CALM, size=SIZE), host_plan)
+    assert len({batch["images"].shape for batch in expected}) > 1
+    with training_input(
+        image_set, pictures, CALM, plan, size=SIZE, device=device, config=AS_BYTES, rect=rect
+    ) as batches:
+        assert_same(batches, expected, differing=0.05)
+    with pytest.raises(ConfigError, match="use mosaic=0 with rectangular batches"):
+        training_input(image_set, pictures, AUGMENT, plan, size=SIZE, device=device, config=AS_BYTES, rect=rect)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("is_rect", [True, False])
+def test_validation_batches_are_those_of_the_host(device, is_rect):
+    image_set, pictures = pictures_of(4, augment=False)
+    rect = rect_batches(image_set.size_wh_N2, batch_size=5, img_size=SIZE, pad=0.5) if is_rect else None
+    plan, host_plan = rect_plan(rect, image_set) if rect else (plan_of(image_set, shuffle=False),) * 2
+    largest_hw = tuple(rect.shape_hw_S2.max(0).tolist()) if rect else None
+    expected = host_batches(ValidationSource(image_set, pictures, size=SIZE, largest_hw=largest_hw), host_plan)
+    with validation_input(image_set, pictures, plan, size=SIZE, device=device, config=AS_BYTES, rect=rect) as batches:
+        assert_same(batches, expected)
+        for mine, theirs in zip(batches, expected, strict=True):
+            np.testing.assert_array_equal(mine["shapes"].cpu(), theirs["shapes"])
+
+
+def test_weights_and_heads_work_as_on_the_host():
+    image_set, pictures = pictures_of(1, augment=True)
+    heads = ClassAware.of(image_set.labels, np.array([0, 1]), np.array([0.0, 40.0]), np.array([0.0, 10.0]))
+    plan = plan_of(image_set, weights=np.arange(len(image_set)))
+    expected = host_batches(TrainingSource(image_set, pictures, AUGMENT, size=SIZE, class_aware=heads), plan)
+    with training_input(
+        image_set, pictures, AUGMENT, plan, size=SIZE, device="cpu", config=AS_BYTES, class_aware=heads
+    ) as batches:
+        assert_same(batches, expected)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("budget_bytes", [None, 3_000_000], ids=["resident", "staged"])
+def test_the_host_never_waits_for_the_gpu(budget_bytes):
+    image_set, pictures = pictures_of(1, augment=True, num=40)
+    config = DeviceInputConfig(workers=2, budget_bytes=budget_bytes, target_bucket=64)
+    plan = plan_of(image_set, order=np.arange(40).repeat(5), last="drop")
+    with training_input(image_set, pictures, AUGMENT, plan, size=SIZE, device="cuda", config=config) as batches:
+        steps = iter(batches)
+        for _ in range(4):
+            next(steps)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            total = sum(next(steps)["images"].float().sum() for _ in range(20))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert float(total) > 0
+
+
+def test_the_memory_plan_says_where_pictures_will_lie():
+    sizes = np.tile([640, 480], (1000, 1))
+    text = str(plan_memory(sizes, size=320, budget_bytes=10**9, batch_items=100))
+    assert text == "1000 pictures at 320 px, 230,400 bytes each: 1000 in device memory (0.23 GB)"
+    text = str(plan_memory(sizes, size=640, budget_bytes=5 * 10**8, batch_items=100))
+    assert text.endswith("921,600 bytes each: 442 in device memory (0.41 GB), 558 in pinned RAM (0.51 GB)")
+
+
+def test_a_bucket_of_no_rows_is_refused():
+    with pytest.raises(ConfigError, match="target_bucket=0 must be 1 or more"):
+        DeviceInputConfig(target_bucket=0)

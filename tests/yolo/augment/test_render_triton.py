@@ -1,0 +1,73 @@
+"""One kernel paints what torch paints, to the bit: in Triton's interpreter, and on a GPU."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from flatout.yolo.augment import choose_render
+from flatout.yolo.augment.choose_render import renderer_for
+from flatout.yolo.augment.render_torch import TorchRender
+from flatout.yolo.launch import HAS_TRITON
+from tests.feed.test_device import needs_gpu
+from tests.yolo.augment.two_renderers import CHANGES, by_both, by_torch
+
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+ROOT = Path(__file__).parents[3]
+
+
+@needs_triton
+def test_the_kernel_paints_the_bits_of_torch_in_the_interpreter():
+    # In a process of its own: Triton decides when it is imported whether it interprets.
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "tests.yolo.augment.two_renderers"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@needs_gpu
+@needs_triton
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_kernel_paints_the_bits_of_torch_on_a_gpu(name, dtype, channels_last):
+    mine, theirs = by_both(name, dtype, "cuda", num=16, channels_last=channels_last)
+    assert mine.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    assert torch.equal(mine, theirs)
+    assert mine.float().std() > 0
+
+
+@pytest.mark.gpu
+@needs_gpu
+@needs_triton
+def test_colours_stay_as_they_are_for_validation_on_a_gpu():
+    mine, theirs = by_both("single", torch.uint8, "cuda", num=8, recolor=False)
+    assert torch.equal(mine, theirs)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("name", CHANGES)
+def test_torch_paints_the_same_bits_on_the_gpu_as_on_the_cpu(name):
+    on_gpu, on_cpu = (by_torch(name, dtype=torch.float16, device=device, num=8) for device in ("cuda", "cpu"))
+    assert torch.equal(on_gpu.cpu(), on_cpu)
+
+
+def test_without_triton_torch_paints_on_a_gpu_and_says_what_that_costs(monkeypatch, caplog):
+    monkeypatch.setattr(choose_render, "HAS_TRITON", False)
+    choose_render._say_what_is_missing.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(renderer_for("cuda", mixup=True), TorchRender)
+        assert isinstance(renderer_for("cuda", mixup=True), TorchRender)
+    assert caplog.text.count("pip install triton") == 1
+
+
+def test_on_a_cpu_torch_paints_and_nothing_is_missed(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert isinstance(renderer_for("cpu", mixup=True), TorchRender)
+    assert not caplog.text

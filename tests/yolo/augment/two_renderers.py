@@ -1,0 +1,86 @@
+"""The same samples by the Triton kernel and by plain torch. Run as a program, it compares them in Triton's interpreter:
+
+TRITON_INTERPRET=1 python -m tests.yolo.augment.two_renderers
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatout.feed.device_feed import Render
+from flatout.feed.device_store import DeviceStore
+from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.device_source import ParameterSource
+from flatout.yolo.augment.layout import resized_wh
+from flatout.yolo.augment.render_torch import TorchRender
+from tests.yolo.augment.scenes import busy_set, image_set_of, parameters_of
+
+SIZE = 64
+CHANGES: dict[str, dict[str, Any]] = {
+    "mixed": {"mixup": 0.5, "degrees": 20, "shear": 5, "scale": 0.7, "flipud": 0.5},
+    "perspective": {"mixup": 0.5, "perspective": 0.001, "degrees": 9},
+    "single": {"mosaic": 0, "mixup": 0, "degrees": 5},
+}
+
+
+def rendered(
+    name: str,
+    render: Callable[..., Render],
+    dtype: torch.dtype,
+    device: str,
+    *,
+    num: int,
+    channels_last: bool = True,
+    recolor: bool = True,
+) -> Tensor:
+    """Pictures [num, 3, H, W] by a renderer; rectangular where there is no mosaic."""
+    config = AugmentConfig(**{"paste_in": 0} | CHANGES[name])
+    images, labels = busy_set(8, seed=2)
+    image_set = image_set_of(images, labels)
+    sizes = image_set.size_wh_N2
+    out_wh_N2 = None if config.mosaic else np.tile([SIZE, SIZE // 2], (len(images), 1))
+    params = parameters_of(ParameterSource(image_set, config, size=SIZE, out_wh_N2=out_wh_N2), np.arange(num))
+    # Not resized but cut out of noise: this runs where there is no OpenCV.
+    rng = np.random.default_rng(0)
+    kept = [rng.integers(0, 256, (height, width, 3), np.uint8) for width, height in resized_wh(sizes, SIZE).tolist()]
+    store = DeviceStore(kept, device)
+    tensors = {name: torch.from_numpy(array).to(device) for name, array in params.items()}
+    shape = (num, 3, SIZE if out_wh_N2 is None else SIZE // 2, SIZE)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    out = torch.zeros(shape, dtype=dtype, device=device).to(memory_format=layout)
+    renderer = render(perspective=config.perspective > 0, recolor=recolor)
+    renderer(store.sources_of(params["items"]), tensors, {"images": out})
+    return out
+
+
+by_torch = partial(rendered, render=partial(TorchRender, mixup=True))
+
+
+def by_both(name: str, dtype: torch.dtype, device: str, **more: Any) -> tuple[Tensor, Tensor]:
+    """By the kernel, then by torch."""
+    from flatout.yolo.augment.render_triton import TritonRender
+
+    return (
+        rendered(name, TritonRender, dtype, device, **more),
+        by_torch(name, dtype=dtype, device=device, **more),
+    )
+
+
+def main() -> None:
+    from flatout.yolo.augment import render_triton
+
+    # One program per sample: the interpreter's time is per operation, not per pixel.
+    render_triton.BLOCK_ROWS = render_triton.BLOCK_COLUMNS = SIZE
+    for name in CHANGES:
+        mine, theirs = by_both(name, torch.uint8, "cpu", num=3)
+        assert torch.equal(mine, theirs), name
+    mine, theirs = by_both("mixed", torch.float32, "cpu", num=1, channels_last=False, recolor=False)
+    assert torch.equal(mine, theirs), "float32"
+
+
+if __name__ == "__main__":
+    main()

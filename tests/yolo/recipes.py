@@ -1,0 +1,12 @@
+"""Hyper-parameters for tests: those of a shipped file, with some changed."""
+
+from dataclasses import replace
+from typing import Any
+
+from flatout.yolo.find_file import shipped_folder
+from flatout.yolo.hyp import Hyp, load_hyp
+
+
+def recipe(file: str = "hyp.scratch.tiny.yaml", **changed: Any) -> Hyp:
+    """The shipped hyp file of that name, with `changed` values."""
+    return replace(load_hyp(shipped_folder("data") / file), **changed)

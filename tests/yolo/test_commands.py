@@ -1,0 +1,136 @@
+"""Every command that YOLOv7's users are known to type means what it meant, and finds its files from anywhere."""
+
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.__main__ import main
+from flatout.yolo.compat import flags
+from flatout.yolo.compat.not_built import refuse_what_is_not_built
+from flatout.yolo.find_file import find_cfg, find_file
+from flatout.yolo.options import TestOptions, TrainOptions
+from tests.golden_cases import golden_cases, golden_root
+from tests.yolo.typed_commands import BUILT, Typed, commands, typed_values
+
+
+def new_flags(path: Path):
+    return [(record["flag"], record) for record in json.loads(path.read_text()).get("seed_new_flags", [])]
+
+
+def variables(path: Path):
+    return [(name, name) for name in json.loads(path.read_text()).get("seed_env", {})]
+
+
+def known_flags(script: str) -> list[dict]:
+    """Flags by the golden tables: upstream's, the fork's and the new ones."""
+    file = golden_root() / "yolov7-data/cli.json"
+    tables = json.loads(file.read_text()) if file.exists() else {}
+    table = tables.get(f"fork/{script}", tables.get(script))
+    if table is None:
+        pytest.skip(f"cli.json does not list the flags of {script}")
+    new = json.loads((golden_root() / "yolov7-data/commands.json").read_text()).get("seed_new_flags", [])
+    added = [{"dest": flag["flag"].removeprefix("--").replace("-", "_"), **flag} for flag in new]
+    return [*table["flags"], *(added if script != "test.py" else [])]
+
+
+@pytest.fixture
+def no_files_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+COMMANDS = golden_cases("yolov7-data/commands.json", commands, also=("yolov7-data/cli.json",))
+
+
+@pytest.mark.parametrize("typed", COMMANDS)
+def test_a_command_sets_what_it_says_and_nothing_else(typed: Typed, no_files_here):
+    if typed.script == "":
+        return check_shortcut(typed)
+    if "--help" in typed.words:
+        return check_help(typed)
+    if typed.script not in BUILT:
+        pytest.skip(typed.why_not())
+    if BUILT[typed.script] == "train":
+        return check_training(typed)
+    return check_test(typed)
+
+
+def check_training(typed: Typed) -> None:
+    values = typed_values(typed.words, known_flags(typed.script))
+    sizes = values.pop("img_size", [640])
+    expected = TrainOptions(
+        **(values | {"freeze": tuple(values.get("freeze", [0]))}),
+        img_size=(sizes[0], sizes[-1]),
+        use_compile=typed.env.get("USE_COMPILE") == "1",
+        diagnose_compile=typed.env.get("DIAGNOSE_COMPILE") == "1",
+    )
+    got = flags.train_options(flags.train_parser().parse_args(typed.words), typed.env)
+    assert got == expected
+    check_files(typed, got)
+
+
+def check_test(typed: Typed) -> None:
+    values = typed_values(typed.words, known_flags(typed.script))
+    expected = TestOptions(**(values | {"weights": tuple(values["weights"])}))
+    assert flags.test_options(flags.test_parser().parse_args(typed.words)) == expected
+    assert find_file(expected.data).is_file()
+
+
+def check_files(typed: Typed, options: TrainOptions) -> None:
+    """All of its YAML files come with flatout, and it is not refused, unless it needs what is not built."""
+    assert find_file(options.data).is_file()
+    assert find_file(options.hyp, flag="--hyp").is_file()
+    if reason := typed.why_not():
+        pytest.skip(reason)
+    refuse_what_is_not_built(options)
+    assert find_cfg(options.cfg, weights=None)
+
+
+def check_shortcut(typed: Typed) -> None:
+    """The one command that runs the text of train.py: what it shows is parsed the same way by the parser."""
+    assert typed.must == "prints: True False False", f"unknown command {typed.text}"
+    args = flags.train_parser().parse_args(["--fast-dataloader", "--workers", "8"])
+    assert [args.fast_dataloader, args.persistent_workers, args.worker_tensor] == [True, False, False]
+
+
+def check_help(typed: Typed) -> None:
+    """The flag that is looked for is there, with words behind it."""
+    wanted = typed.text.rpartition("grep")[2].split()[-1].strip("\"'")
+    with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit):
+        main(["yolo", BUILT[typed.script], *typed.words])
+    (line,) = [line for line in out.getvalue().splitlines() if line.strip().startswith(f"--{wanted}")]
+    assert len(line.split()) > 3
+
+
+@pytest.mark.parametrize("record", golden_cases("yolov7-data/commands.json", new_flags))
+def test_the_flags_of_the_plan_exist_with_their_defaults(record):
+    dest = record["flag"].removeprefix("--").replace("-", "_")
+    assert record["kind"] == "switch"
+    assert getattr(flags.train_parser().parse_args([]), dest) is record["default"]
+    assert getattr(flags.train_parser().parse_args([record["flag"]]), dest) is True
+
+
+@pytest.mark.parametrize("variable", golden_cases("yolov7-data/commands.json", variables))
+def test_the_variables_of_the_plan_are_off_by_default_and_obeyed(variable):
+    args = flags.train_parser().parse_args([])
+    assert flags.train_options(args, {variable: "0"}) == flags.train_options(args, {}) == TrainOptions()
+    field = variable.lower()
+    assert getattr(flags.train_options(args, {variable: "1"}), field) is True
+
+
+@pytest.mark.parametrize("script", BUILT)
+def test_the_script_at_the_root_answers_like_the_command(script):
+    """Five lines each, and nothing in them that a caller of `flatout` could not do."""
+    source = (Path(__file__).parents[2] / script).read_text()
+    assert f'main(["yolo", "{BUILT[script]}", *sys.argv[1:]])' in source
+    assert len([line for line in source.splitlines() if line.strip()]) <= 6
+
+
+def test_help_names_the_script_that_was_typed(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/train_aux.py"])
+    with pytest.raises(SystemExit):
+        main(["yolo", "train", "--help"])
+    assert capsys.readouterr().out.startswith("usage: train_aux.py [-h]")

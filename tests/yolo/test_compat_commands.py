@@ -1,0 +1,137 @@
+"""The commands that YOLOv7's users type, run: real processes, a stand-in for COCO at the same paths, few steps."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flatout.yolo.compat import flags
+from tests.golden_cases import golden_cases
+from tests.yolo.script_runs import Ended, Scripts
+from tests.yolo.stand_in import draw_coco
+from tests.yolo.typed_commands import BUILT, Typed, commands
+
+LAST_EPOCH = 3
+"""Trainings of small networks that are asked for no more run to their end; others are stopped after a step."""
+SMALL_NETWORK = "tiny"
+HAS_GPU = torch.cuda.is_available()
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory) -> Iterator[Scripts]:
+    folder = tmp_path_factory.mktemp("checkout")
+    draw_coco(folder / "coco320", size=320, num_pictures={"train2017": 4, "val2017": 2})
+    draw_coco(folder / "coco640", size=640, num_pictures={"train2017": 1, "val2017": 1})
+    draw_coco(folder / "coco", size=640, num_pictures={"train2017": 1, "val2017": 1}, lists=True)
+    with Scripts(folder) as scripts:
+        yield scripts
+
+
+COMMANDS = golden_cases("yolov7-data/commands.json", commands)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("typed", COMMANDS)
+def test_a_command_of_yolov7_runs(typed: Typed, scripts: Scripts):
+    if reason := typed.why_not():
+        pytest.skip(reason)
+    if not typed.script:
+        pytest.skip(f"{typed.id}: runs the text of train.py; test_commands.py shows that the parser answers the same")
+    if "--help" in typed.words:
+        ended = scripts.run_text(typed.text)
+        assert ended.code == 0 and typed.words
+    elif BUILT[typed.script] == "train":
+        run_training(typed, scripts)
+    else:
+        run_test(typed, scripts)
+
+
+def run_training(typed: Typed, scripts: Scripts) -> None:
+    options = vars(flags.train_parser().parse_args(typed.words))
+    wants_gpu = options["device"] not in ("", "cpu")
+    small = SMALL_NETWORK in options["cfg"]
+    if not HAS_GPU and not wants_gpu and not small and not is_first_of_its_kind(typed, options):
+        pytest.skip(f"{typed.id}: a step takes long on a CPU, and a command like it has run")
+    whole = small and options["epochs"] <= LAST_EPOCH
+    ended = scripts.run(typed.script, typed.words, dict(typed.env) | ({} if whole else {"FLATOUT_STOP_AFTER": "1"}))
+    if wants_gpu and not HAS_GPU:
+        return check_refusal(ended)
+    assert ended.code == 0, ended.said
+    check_training(typed, scripts.folder / options["project"], options, ended, whole=whole)
+    return None
+
+
+def check_training(typed: Typed, project: Path, options: dict[str, Any], ended: Ended, *, whole: bool) -> None:
+    if "DIAGNOSE_COMPILE" in typed.env:
+        assert "DYNAMO EXPLANATION REPORT" in ended.said
+        return
+    if "USE_COMPILE" not in typed.env:
+        assert "compiled" not in ended.said
+    run = newest_run(project, options["name"])
+    assert (run / "weights/last.pt").is_file()
+    assert (run / "opt.yaml").is_file() and (run / "hyp.yaml").is_file()
+    if whole:
+        assert len((run / "results.txt").read_text().splitlines()) == options["epochs"]
+    else:
+        assert "Stopped after 1 step" in ended.said
+
+
+def run_test(typed: Typed, scripts: Scripts) -> None:
+    options = vars(flags.test_parser().parse_args(typed.words))
+    for weights in options["weights"]:
+        provide(scripts, Path(weights))
+    ended = scripts.run(typed.script, typed.words, typed.env)
+    if options["device"] not in ("", "cpu") and not HAS_GPU:
+        return check_refusal(ended)
+    assert ended.code == 0, ended.said
+    header = next(line for line in ended.said.splitlines() if "mAP@.5:.95" in line)
+    assert header.split()[-4:] == ["P", "R", "mAP@.5", "mAP@.5:.95"]
+    assert any(line.split()[:1] == ["all"] for line in ended.said.splitlines())
+    return None
+
+
+def provide(scripts: Scripts, weights: Path) -> None:
+    """Weights that a command expects, from whichever training has ended; else a training of an epoch comes first."""
+    wanted = scripts.folder / weights
+    if wanted.is_file():
+        return
+    trained = sorted((scripts.folder / "runs").glob("train/*/weights/best.pt"))
+    if not trained:
+        words = "--epochs 1 --batch 4 --workers 0 --data data/coco320.yaml --img 320 --cfg yolov7-tiny --name provided"
+        ended = scripts.run("train.py", words.split())
+        assert ended.code == 0, ended.said
+        trained = [scripts.folder / "runs/train/provided/weights/best.pt"]
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(trained[0], wanted)
+
+
+def check_refusal(ended: Ended) -> None:
+    """On a machine without a GPU, a command for one says so at once."""
+    assert ended.code == 5, ended.said
+    assert "GPU" in ended.said.splitlines()[-1]
+
+
+def newest_run(project: Path, name: str) -> Path:
+    return max((path for path in project.glob(f"{name}*") if path.is_dir()), key=lambda path: path.stat().st_mtime)
+
+
+_seen: set[tuple[str, ...]] = set()
+
+
+def is_first_of_its_kind(typed: Typed, options: dict[str, Any]) -> bool:
+    """Has no command for this script, network and size been met yet?"""
+    kind = (typed.script, options["cfg"], *map(str, options["img_size"]))
+    is_first = kind not in _seen
+    _seen.add(kind)
+    return is_first
+
+
+def test_where_the_compiler_is_broken_training_goes_on_without(scripts: Scripts, tmp_path: Path):
+    words = "--workers 0 --batch 2 --epochs 1 --data data/coco320.yaml --img 64 --cfg yolov7-tiny --name uncompiled"
+    broken = {"USE_COMPILE": "1", "CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    ended = scripts.run("train.py", words.split(), broken | {"FLATOUT_STOP_AFTER": "1"})
+    assert ended.code == 0, ended.said
+    assert "cannot be compiled" in ended.said or "Model compiled successfully" in ended.said

@@ -1,0 +1,255 @@
+"""The set that draws itself: labels fit the pictures, the same seed draws the same, other people's files are safe."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from flatout.__main__ import main
+from flatout.yolo.demo_data.files import DemoDataConfig, draw_number, label_text, write_demo_data
+from flatout.yolo.demo_data.scene import MOST_COVERED, SIDE_PX
+from flatout.yolo.demo_data.shapes import SHAPES, Points
+from flatout.yolo.demo_data.surfaces import SURFACES
+
+SMALL = DemoDataConfig(images=5, val=3, seed=4)
+
+
+def boxes_in(path: Path, width: int = 320, height: int = 240) -> np.ndarray:
+    """Class and corners in pixels of a label file, [n, 5]."""
+    class_n, cx, cy, w, h = np.loadtxt(path, ndmin=2).T
+    return np.stack(
+        [class_n, (cx - w / 2) * width, (cy - h / 2) * height, (cx + w / 2) * width, (cy + h / 2) * height], 1
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# -- the drawing ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scenes():
+    return [draw_number(DemoDataConfig(), "train", number) for number in range(120)]
+
+
+def test_every_kind_has_a_surface():
+    assert SURFACES.keys() == SHAPES.keys()
+    assert len(SHAPES) >= 4
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_fills_the_unit_circle_and_does_not_leave_it(name):
+    x, y = np.meshgrid(np.linspace(-1.5, 1.5, 301), np.linspace(-1.5, 1.5, 301))
+    reach = np.hypot(x, y)[SHAPES[name](Points(x, y)) <= 0].max()
+    assert reach == pytest.approx(1.0, abs=0.04)
+
+
+def test_boxes_in_label_files_are_tight_around_the_masks(tmp_path):
+    for number in range(20):
+        scene = draw_number(SMALL, "train", number)
+        (tmp_path / "label.txt").write_text(label_text(scene))
+        for row, placed in zip(boxes_in(tmp_path / "label.txt"), scene.objects, strict=True):
+            assert list(SHAPES)[int(row[0])] == placed.name
+            rows, columns = np.nonzero(placed.mask_HW)
+            tight = (columns.min(), rows.min(), columns.max() + 1, rows.max() + 1)
+            np.testing.assert_allclose(row[1:], tight, atol=0.01)
+
+
+def test_masks_are_where_the_paint_is(monkeypatch):
+    """Drawn again in one flat colour without shadow and grain, exactly the masks change."""
+    from flatout.yolo.demo_data import scene as scene_file
+    from flatout.yolo.demo_data import stamp
+
+    flat = np.full((1, 1, 3), 1000, np.float32)
+    monkeypatch.setattr(stamp, "SHADOW", 0.0)
+    monkeypatch.setattr(stamp, "paint", lambda *args: flat)
+    monkeypatch.setattr(scene_file, "draw_ground", lambda width, height, rng: np.zeros((height, width, 3), np.float32))
+    monkeypatch.setattr(scene_file, "add_grain", lambda image, rng: image)
+    for number in range(20):
+        drawn = draw_number(SMALL, "val", number)
+        masks = np.logical_or.reduce([placed.mask_HW for placed in drawn.objects])
+        half = drawn.image[..., 0] >= 500
+        # Where edges of two objects meet, halves may add up.
+        assert (half & ~masks).sum() <= 0.002 * masks.size
+        assert not (masks & ~half).any()
+
+
+def test_objects_have_the_promised_sizes(scenes):
+    sides = np.array([(x2 - x1, y2 - y1) for scene in scenes for _, (x1, y1, x2, y2), _ in scene.objects])
+    assert sides.min() >= SIDE_PX[0] and sides.max() <= SIDE_PX[1]
+    longer = sides.max(1)
+    assert (longer < 32).mean() > 0.1 and (longer > 96).mean() > 0.1
+
+
+def test_pictures_hold_several_objects_of_evenly_frequent_kinds(scenes):
+    counts = [len(scene.objects) for scene in scenes]
+    assert min(counts) >= 1 and 3 < np.mean(counts) < 6
+    kinds = Counter(placed.name for scene in scenes for placed in scene.objects)
+    assert kinds.keys() == SHAPES.keys()
+    assert max(kinds.values()) < 1.6 * min(kinds.values())
+
+
+def test_objects_hide_little_of_each_other(scenes):
+    hidden = []
+    for scene in scenes:
+        for place, placed in enumerate(scene.objects):
+            later = [other.mask_HW for other in scene.objects[place + 1 :]]
+            hidden.append(
+                (placed.mask_HW & np.logical_or.reduce([*later, placed.mask_HW & False])).sum() / placed.mask_HW.sum()
+            )
+    # A box of 20 % may hold much of a slim shape, and several neighbours may share in it.
+    assert max(hidden) < 3 * MOST_COVERED
+    assert 0.02 < np.mean(np.array(hidden) > 0) < 0.5
+
+
+def test_a_picture_depends_on_seed_split_and_number_alone():
+    def drawn(config: DemoDataConfig, split: str, number: int) -> bytes:
+        scene = draw_number(config, split, number)
+        return scene.image.tobytes() + label_text(scene).encode()
+
+    first = drawn(DemoDataConfig(seed=3), "train", 7)
+    assert drawn(DemoDataConfig(seed=3, images=8, val=1), "train", 7) == first
+    others = (
+        drawn(DemoDataConfig(seed=4), "train", 7),
+        drawn(DemoDataConfig(seed=3), "val", 7),
+        drawn(DemoDataConfig(seed=3), "train", 8),
+    )
+    assert len({first, *others}) == 4
+
+
+# -- the files -----------------------------------------------------------------------------------------------------
+
+
+def test_two_folders_drawn_alike_are_alike(tmp_path):
+    for name in ("one", "two"):
+        write_demo_data(tmp_path / name, SMALL)
+    one, two = contents(tmp_path / "one"), contents(tmp_path / "two")
+    del one["demo.yaml"], two["demo.yaml"]  # the YAML names its folder
+    assert one == two
+    assert len(one) == 2 * 8 + 1
+
+
+def test_the_check_finds_nothing_to_complain_about(tmp_path, capsys):
+    write_demo_data(tmp_path / "set", DemoDataConfig(images=60, val=20))
+    assert main(["yolo", "check", str(tmp_path / "set/demo.yaml"), "--img-size", "320", "--no-cache", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["findings"] == {}
+    assert report["splits"]["train"]["found"] == 60 and report["splits"]["val"]["found"] == 20
+
+
+def test_pictures_have_the_size_that_was_asked_for(tmp_path):
+    write_demo_data(tmp_path, DemoDataConfig(images=2, val=1, width=200, height=128))
+    assert cv2.imread(str(tmp_path / "images/train/0001.jpg")).shape == (128, 200, 3)
+
+
+def test_a_set_that_is_there_is_kept(tmp_path):
+    write_demo_data(tmp_path, SMALL)
+    picture = tmp_path / "images/train/0000.jpg"
+    before = picture.stat().st_mtime_ns
+    write_demo_data(tmp_path, SMALL)
+    assert picture.stat().st_mtime_ns == before
+
+
+def test_another_set_replaces_it_without_leftovers(tmp_path):
+    write_demo_data(tmp_path / "again", SMALL)
+    fewer = DemoDataConfig(images=2, val=1, seed=9)
+    write_demo_data(tmp_path / "again", fewer)
+    write_demo_data(tmp_path / "fresh", fewer)
+    again, fresh = contents(tmp_path / "again"), contents(tmp_path / "fresh")
+    assert again.keys() == fresh.keys()
+    assert all(again[name] == fresh[name] for name in fresh if name != "demo.yaml")
+
+
+def test_a_drawing_that_was_cut_off_is_finished(tmp_path, monkeypatch):
+    def cut_off(config, split, number):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("flatout.yolo.demo_data.files.draw_number", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            write_demo_data(tmp_path, SMALL)
+    assert not (tmp_path / "demo.yaml").exists()
+    assert write_demo_data(tmp_path, SMALL).exists()
+    assert len(contents(tmp_path)) == 2 * 8 + 2
+
+
+def test_a_moved_folder_is_named_anew(tmp_path):
+    write_demo_data(tmp_path / "old", SMALL)
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert str(tmp_path / "new/images/train") in write_demo_data(tmp_path / "new", SMALL).read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "drawn_before"),
+    [
+        ("mine.txt", False),
+        ("mine.txt", True),
+        ("images/train/0000.jpg", False),
+        ("images/train/holiday.jpg", False),
+        ("images/train/holiday.jpg", True),
+        ("demo.yaml", False),
+    ],
+)
+def test_files_of_others_are_left_alone(name, drawn_before, tmp_path, capsys):
+    if drawn_before:
+        write_demo_data(tmp_path, SMALL)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("precious")
+    before = contents(tmp_path)
+    assert main(["yolo", "demo-data", str(tmp_path), "--images", "2"]) == 2
+    assert contents(tmp_path) == before
+    complaint = capsys.readouterr().err
+    assert name in complaint and "choose an empty or new folder" in complaint
+
+
+def test_a_file_in_place_of_the_folder_is_left_alone(tmp_path, capsys):
+    (tmp_path / "set").write_text("precious")
+    assert main(["yolo", "demo-data", str(tmp_path / "set")]) == 2
+    assert (tmp_path / "set").read_text() == "precious"
+    assert "Name a folder" in capsys.readouterr().err
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_what_it_drew_and_where(tmp_path, capsys):
+    assert main(["yolo", "demo-data", str(tmp_path / "set"), "--images", "3", "--val", "2", "--size", "128x96"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/set/demo.yaml: 3 pictures for training, 2 for validation\n"
+
+
+def test_the_commands_defaults_are_those_of_the_library():
+    from flatout.yolo.commands.demo_data import _parser
+
+    args, config = _parser().parse_args([]), DemoDataConfig()
+    assert (args.images, args.val, args.seed, args.size) == (
+        config.images,
+        config.val,
+        config.seed,
+        (config.width, config.height),
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--images", "0"], "images=0 is too small: use 1 or more"),
+        (["--size", "64x240"], "width=64 is too small: use 96 or more"),
+        (["--seed", "-1"], "seed=-1 is too small"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(words, complaint, tmp_path, capsys):
+    assert main(["yolo", "demo-data", str(tmp_path / "set"), *words]) == 2
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_size_is_written_with_an_x(capsys):
+    with pytest.raises(SystemExit):
+        main(["yolo", "demo-data", "--size", "320"])
+    assert re.search("write WIDTHxHEIGHT, as in 320x240", capsys.readouterr().err)

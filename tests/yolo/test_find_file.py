@@ -1,0 +1,108 @@
+"""Which file a flag means: as given, else one below here, else one of ours; and never by guessing."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from flatout.errors import CheckpointError, ConfigError
+from flatout.yolo.find_file import find_cfg, find_file, find_weights, shipped_folder
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(path: str) -> Path:
+    file = Path(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("x")
+    return file
+
+
+def test_a_file_that_exists_is_taken_as_given():
+    write("other/data/coco320.yaml")
+    assert find_file("data/coco320.yaml") != Path("data/coco320.yaml")
+    assert find_file(str(write("data/coco320.yaml"))) == Path("data/coco320.yaml")
+
+
+def test_else_the_one_below_this_folder_is_taken():
+    mine = write("project/sets/bolts.yaml")
+    assert find_file("bolts.yaml") == mine
+    assert find_file("sets/bolts.yaml") == mine
+
+
+def test_several_below_this_folder_are_listed_and_none_is_taken():
+    write("a/bolts.yaml")
+    write("b/bolts.yaml")
+    with pytest.raises(ConfigError, match=r"--hyp bolts.yaml: 2 files could be meant: a/bolts.yaml, b/bolts.yaml\."):
+        find_file("bolts.yaml", flag="--hyp")
+
+
+def test_hidden_folders_and_names_with_wildcards_are_no_matches():
+    write(".venv/bolts.yaml")
+    write("b/bolts.yaml")
+    assert find_file("bolts.yaml") == Path("b/bolts.yaml")
+    with pytest.raises(ConfigError, match="no such file"):
+        find_file("*.yaml")
+
+
+@pytest.mark.parametrize("name", ["data/coco320.yaml", "coco320.yaml", "coco320"])
+def test_else_ours_is_taken_wherever_the_user_stands(name, caplog):
+    with caplog.at_level(logging.INFO, "flatout"):
+        assert find_file(name) == shipped_folder("data") / "coco320.yaml"
+    assert str(shipped_folder("data") / "coco320.yaml") in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("cfg/training/yolov7-tiny.yaml", "training/yolov7-tiny.yaml"),
+        ("yolov7-tiny.yaml", "training/yolov7-tiny.yaml"),
+        ("yolov7-tiny", "training/yolov7-tiny.yaml"),
+        ("cfg/deploy/yolov7.yaml", "deploy/yolov7.yaml"),
+    ],
+)
+def test_networks_of_ours_have_short_names(name, file):
+    assert find_cfg(name, weights=None) == shipped_folder("cfg") / file
+
+
+@pytest.mark.parametrize(
+    "name", ["mine/coco.yaml", "/nowhere/data/coco.yaml", "../data/coco.yaml", "data/coco_320.yaml"]
+)
+def test_a_path_that_cannot_mean_one_of_ours_is_an_error(name):
+    with pytest.raises(ConfigError, match=r"no such file, nor one below this folder; did you mean coco"):
+        find_file(name)
+
+
+def test_a_file_in_a_checkout_is_not_a_second_match_for_one_in_the_same_checkout(monkeypatch):
+    monkeypatch.chdir(shipped_folder("data").parent)
+    assert find_file("hyp.scratch.tiny.yaml", flag="--hyp") == shipped_folder("data") / "hyp.scratch.tiny.yaml"
+
+
+# -- weights and networks ------------------------------------------------------------------------------------------
+
+
+def test_the_default_weights_that_nobody_has_mean_a_start_from_scratch_and_it_is_said(caplog):
+    assert find_weights("yolo7.pt") is None
+    assert caplog.messages == ["--weights was not given, and there is no yolo7.pt: training starts from scratch."]
+    assert find_weights(str(write("yolo7.pt"))) == Path("yolo7.pt")
+
+
+def test_no_weights_on_purpose_is_not_worth_a_word(caplog):
+    assert find_weights("") is None
+    assert caplog.messages == []
+
+
+def test_weights_that_do_not_exist_are_an_error():
+    with pytest.raises(CheckpointError, match=r"--weights best.pt: no such file. Check the path, or give"):
+        find_weights("best.pt")
+
+
+def test_without_a_config_the_weights_decide_and_without_weights_it_is_yolov7(caplog):
+    assert find_cfg("", weights=Path("best.pt")) is None
+    assert caplog.messages == []
+    assert find_cfg("", weights=None) == shipped_folder("cfg") / "training/yolov7.yaml"
+    assert caplog.messages == ["neither --cfg nor weights were given: the network is yolov7."]

@@ -1,0 +1,89 @@
+"""A detection training without files: the real loop and job, a small network, batches from a test."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from flatout.engine.ema import MovingAverage
+from flatout.engine.job import Batches, EpochReport, Tick
+from flatout.engine.loop import Loop, LoopConfig
+from flatout.engine.precision import DTYPES, Amp
+from flatout.yolo.find_file import shipped_folder
+from flatout.yolo.hyp import Hyp, load_hyp
+from flatout.yolo.loss import LossConfig
+from flatout.yolo.model.configs import load_config
+from flatout.yolo.model.network import Network, build_network
+from flatout.yolo.schedule import YoloSchedule
+from flatout.yolo.train import prepare
+from flatout.yolo.train.batch_pictures import BatchPictures
+from flatout.yolo.train.job import DetectionJob, StepConfig, capacity_for
+from flatout.yolo.train.loss_choice import DetectionLoss
+
+
+class Silent:
+    """The end of an epoch of a training that is neither validated nor saved; keeps the reports."""
+
+    def __init__(self) -> None:
+        self.reports: list[EpochReport] = []
+
+    def __call__(self, epoch: int, report: EpochReport, num_targets: int, width_px: int) -> bool:
+        self.reports.append(report)
+        return False
+
+
+def tiny_hyp(**changes: Any) -> Hyp:
+    """hyp.scratch.tiny.yaml, with a warm-up that ends."""
+    return replace(load_hyp(shipped_folder("data") / "hyp.scratch.tiny.yaml"), **{"warmup_iters": 6, **changes})
+
+
+def narrow_network(num_classes: int = 3, *, seed: int = 0) -> Network:
+    """yolov7-tiny with an eighth of its channels."""
+    torch.manual_seed(seed)
+    config: Any = load_config("yolov7-tiny")
+    return build_network({**config, "nc": num_classes, "width_multiple": 0.125})
+
+
+def loss_config(network: Network, hyp: Hyp, size: int) -> LossConfig:
+    head = network.head
+    return hyp.loss().scaled(num_layers=head.nl, num_classes=head.nc, image_size_px=size)
+
+
+def make_loop(
+    network: Network,
+    hyp: Hyp,
+    batches: Batches,
+    *,
+    num_steps: int,
+    batch_size: int,
+    size: int,
+    amp: Amp = "off",
+    graphs: bool = False,
+    device: str = "cpu",
+    log_every: int = 4,
+    tell: Callable[[Tick], None] = lambda tick: None,
+) -> tuple[Loop, Silent]:
+    """One epoch of `num_steps`."""
+    end = Silent()
+    config = StepConfig(
+        dtype=DTYPES[amp],
+        channels_last=device != "cpu",
+        size=size,
+        grid=32,
+        seed=1,
+        capacity=capacity_for(8, batch_size),
+    )
+    loss = DetectionLoss(network.head, loss_config(network, hyp, size), ota=hyp.ota)
+    loop = Loop(
+        job=DetectionJob(config, loss, end, BatchPictures(None, ())),  # type: ignore[arg-type]
+        network=network,
+        optimizer=prepare.optimizer_for(network, hyp, total_batch=batch_size, adam=False),
+        schedule=YoloSchedule(hyp, epochs=100, steps_per_epoch=num_steps, total_batch=batch_size),
+        batches=batches,
+        config=LoopConfig(epochs=1, steps_per_epoch=num_steps, amp=amp, log_every=log_every, graphs=graphs),
+        device=torch.device(device),
+        average=MovingAverage(network),
+        tell=tell,
+    )
+    return loop, end

@@ -1,0 +1,78 @@
+"""Training on a GPU: the host never waits inside a step, and a CUDA graph changes nothing but the speed."""
+
+import copy
+
+import pytest
+import torch
+
+from tests.yolo.train.given_batches import GivenBatches, made_up_batch
+from tests.yolo.train.small_training import make_loop, narrow_network, tiny_hyp
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+SIZE, CLASSES, BATCH = 64, 3, 16
+
+
+def given(num_steps: int) -> GivenBatches:
+    return GivenBatches(
+        [made_up_batch(n, batch_size=BATCH, size=SIZE, num_classes=CLASSES, device="cuda") for n in range(num_steps)]
+    )
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("amp", ["bf16", "fp16", "off"])
+def test_the_host_never_waits_inside_a_step(amp: str, graphs: bool) -> None:
+    network = narrow_network(CLASSES).cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    ticks: list[int] = []
+
+    def tell(tick: object) -> None:
+        ticks.append(1)
+        if len(ticks) == 3:  # kernels are compiled and the graph is captured by now
+            torch.cuda.set_sync_debug_mode("error")
+
+    loop, _ = make_loop(
+        network, tiny_hyp(), given(40), num_steps=40, batch_size=BATCH, size=SIZE,
+        amp=amp, graphs=graphs, device="cuda", tell=tell,
+    )  # fmt: skip
+    try:
+        loop.run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(ticks) > 5
+    assert loop.epoch == 1
+
+
+def test_a_graph_trains_as_eager_steps_do() -> None:
+    states = []
+    first = narrow_network(CLASSES)
+    for graphs in (False, True):
+        network = copy.deepcopy(first).cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        loop, end = make_loop(
+            network, tiny_hyp(), given(12), num_steps=12, batch_size=BATCH, size=SIZE, graphs=graphs, device="cuda"
+        )
+        loop.run()
+        states.append((network.state_dict(), end.reports[0].items))
+    (eager, eager_items), (graphed, graphed_items) = states
+    for name, value in eager_items.items():
+        assert graphed_items[name] == pytest.approx(value, rel=1e-3)
+    for key, value in eager.items():
+        if value.is_floating_point():
+            torch.testing.assert_close(graphed[key], value, rtol=2e-2, atol=2e-3)
+
+
+def test_a_step_that_is_not_finite_changes_nothing_and_is_counted() -> None:
+    network = narrow_network(CLASSES).cuda()
+    batches = given(6)
+    loop, end = make_loop(network, tiny_hyp(), batches, num_steps=6, batch_size=BATCH, size=SIZE, device="cuda")
+    step = loop.job.step
+
+    def poisoned(network: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, items = step(network, inputs)
+        return (loss * float("nan"), items) if loop.step == 3 else (loss, items)
+
+    loop.job.step = poisoned  # type: ignore[method-assign, assignment]
+    loop.run()
+    assert end.reports[0].num_bad == 1
+    assert all(torch.isfinite(value).all() for value in network.state_dict().values())

@@ -1,0 +1,77 @@
+"""The commands that YOLOv7's users type, as the golden list has them, taken apart without our parser.
+
+Used for reading them (test_commands.py) and for running them (test_compat_commands.py).
+"""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+BUILT = {"train.py": "train", "train_aux.py": "train", "test.py": "test"}
+"""Script -> command of `flatout yolo`; one line per script that is built."""
+NOT_BUILT = ("detect.py", "export.py")
+SECTIONS = {"seed_commands", "other_commands", "seed_new_flags", "seed_env"}
+
+
+class Typed(NamedTuple):
+    """One command of the list."""
+
+    id: str
+    text: str
+    script: str
+    """Empty for `python -c`."""
+    words: list[str]
+    env: Mapping[str, str]
+    must: str
+
+    def why_not(self) -> str:
+        """Why it cannot be obeyed yet; empty if it can."""
+        if self.script in NOT_BUILT:
+            return f"{self.id}: {self.script} is not built yet"
+        if "--heads" in self.words:
+            return f"{self.id}: networks with several heads are not built yet"
+        return ""
+
+
+def take_apart(record: Mapping[str, Any]) -> Typed:
+    """Words of the script alone: without `time`, variables, the interpreter and what follows a pipe."""
+    words = shlex.split(record["cmd"])
+    words = words[: words.index("|")] if "|" in words else words
+    while words[0] == "time" or "=" in words[0]:
+        words.pop(0)
+    assert words[0] in ("python", "python3"), record["cmd"]
+    script = "" if words[1] == "-c" else words[1]
+    assert script in ("", *BUILT, *NOT_BUILT), f"unknown script in {record['cmd']}"
+    return Typed(record["id"], record["cmd"], script, words[2:], record.get("env", {}), record.get("must", ""))
+
+
+def commands(path: Path) -> Iterator[tuple[str, Typed]]:
+    """Every command of the golden file, under its name there."""
+    content = json.loads(path.read_text())
+    assert content.keys() <= SECTIONS, f"unknown sections {sorted(content.keys() - SECTIONS)} in {path}"
+    for section in ("seed_commands", "other_commands"):
+        for record in content.get(section, []):
+            yield record["id"], take_apart(record)
+
+
+def typed_values(words: Sequence[str], flags: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a command sets, by the golden table of flags: destination -> value."""
+    kinds = {"int": int, "float": float, "str": str}
+    values: dict[str, Any] = {}
+    for position, word in enumerate(words):
+        if not word.startswith("--"):
+            continue
+        meant = [flag for flag in flags if flag["flag"] == word] or [f for f in flags if f["flag"].startswith(word)]
+        assert len(meant) == 1, f"{word} could be {[flag['flag'] for flag in meant]}"
+        (flag,) = meant
+        rest = list(words[position + 1 :])
+        given = rest[: next((number for number, text in enumerate(rest) if text.startswith("--")), len(rest))]
+        if flag["kind"] == "switch":
+            values[flag["dest"]] = True
+        elif flag["nargs"] == "+":
+            values[flag["dest"]] = [kinds[flag["type"]](text) for text in given]
+        else:
+            values[flag["dest"]] = kinds[flag["type"]](given[0])
+    return values
