@@ -189,7 +189,7 @@ def make_loop(case: Case, hyp: Hyp, batches: DeviceBatches, tell: Callable[[Tick
         seed=1,
         capacity=capacity_for(24, case.batch),
     )
-    num_steps = LOG_EVERY * 12
+    num_steps = LOG_EVERY * 10
     return Loop(
         job=DetectionJob(step_config, DetectionLoss(head, config, ota=True), NoEpochEnd(), BatchPictures(None, ())),  # type: ignore[arg-type]
         network=network,

@@ -28,15 +28,16 @@ command then continues.
 PICTURES = {
     "test_batch0_pred.jpg": "what it finds in pictures it has not seen",
     "test_batch0_labels.jpg": "the truth about them",
-    "train_batch0.jpg": "what it learned from: mosaics of four or nine pictures",
+    "train_batch0.jpg": "what it learned from, after augmentation",
     "results.png": "losses and scores, epoch by epoch",
     "confusion_matrix.png": "what it takes for what",
 }
 STAGES = {
-    "train.wait": "waiting for the next batch",
-    "train.inputs": "batch to the device",
+    "feed.wait": "pictures: read, augmented, waited for",
+    "train.wait": "batch handed over",
+    "train.inputs": "batch made ready for the network",
     "train.forward": "network, forward",
-    "train.loss": "assignment (OTA) and loss",
+    "train.loss": "assignment and loss",
     "train.backward": "backward",
     "train.graph": "forward, loss and backward as one CUDA graph",
     "train.optimizer": "optimizer",
@@ -55,7 +56,7 @@ class Pace(NamedTuple):
     epochs: int
 
 
-ON_CPU = Pace(size_px=160, batch=16, epochs=12)
+ON_CPU = Pace(size_px=160, batch=8, epochs=6)
 ON_GPU = Pace(size_px=320, batch=64, epochs=60)
 
 

@@ -69,7 +69,7 @@ def test_every_stage_of_the_loop_has_a_name_for_people():
     """A mark that is added to the loop is added here as well."""
     sources = [*(ROOT / "flatout/engine").glob("*.py"), *(ROOT / "flatout/yolo/train").glob("*.py")]
     marks = {mark for source in sources for mark in re.findall(r'stage\("(train\.\w+)"\)', source.read_text())}
-    assert marks == demo.STAGES.keys()
+    assert marks == demo.STAGES.keys() - {"feed.wait"}
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,6 +42,14 @@ class World:
         told = torch.tensor([int(flag)])
         dist.all_reduce(told, op=dist.ReduceOp.MAX, group=_host_group())
         return bool(told.item())
+
+    def from_first(self, value: Any) -> Any:
+        """The first rank's value, on every rank; plain values only. All ranks ask at the same time."""
+        if self.size == 1:
+            return value
+        told = [value]
+        dist.broadcast_object_list(told, src=0, group=_host_group())
+        return told[0]
 
     def wait_for_all(self) -> None:
         if self.size > 1:

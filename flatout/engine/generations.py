@@ -164,12 +164,11 @@ class Generations:
 
 def describe_loss(newest: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
     """How far it is back from one position to another: '25 steps are lost (epoch 3 step 5 -> epoch 2 step 80)'."""
-    where = " -> ".join(" ".join(f"{name} {value}" for name, value in place.items()) for place in (newest, kept))
-    if not newest or newest.keys() != kept.keys():
+    if not {"epoch", "step", "steps_per_epoch"} <= newest.keys() & kept.keys():
         return "the steps since it was saved are lost"
-    if newest["epoch"] == kept["epoch"]:
-        return f"{newest['step'] - kept['step']} steps are lost ({where})"
-    return f"the steps between are lost ({where})"
+    ahead, behind = (place["epoch"] * place["steps_per_epoch"] + place["step"] for place in (newest, kept))
+    where = " -> ".join(f"epoch {place['epoch']} step {place['step']}" for place in (newest, kept))
+    return f"{ahead - behind} steps are lost ({where})"
 
 
 def _position_in(sections: Mapping[str, object]) -> dict[str, Any]:

@@ -171,7 +171,7 @@ class Loop:
         except torch.OutOfMemoryError as error:
             raise no_room(error, batch_size=len(batch), device=self.device) from error
         self._guard.remember(self.epoch, self.step, batch.indices)
-        self._meter.count(len(batch))
+        self._meter.count(len(batch) * self.world.size)
         self.step += 1
         self.steps_here += 1
         if self.step % self.config.log_every == 0:
@@ -307,11 +307,9 @@ class Loop:
 
     def _at_boundary(self) -> None:
         if (name := self._signal()) is not None:
-            self.save()
+            self._save_to_stop()
             raise Interrupted(f"{name}: saved at epoch {self.epoch}, step {self.step}. Run the same command again.")
-        if self.config.stop_after is not None and self.steps_here >= self.config.stop_after:
-            self.save()
-            raise StoppedAfter(self.steps_here)
+        self._stop_if_long_enough()
         if self._interrupts.save_requested:
             self._interrupts.save_requested = False
             self.save()
@@ -319,6 +317,11 @@ class Loop:
             self.config.save_every_s
         ):
             self.save()
+
+    def _stop_if_long_enough(self) -> None:
+        if self.config.stop_after is not None and self.steps_here >= self.config.stop_after:
+            self._save_to_stop()
+            raise StoppedAfter(self.steps_here)
 
     def _signal(self) -> str | None:
         """Name of a signal to obey now. All ranks stop after the same step, so they ask each other."""
@@ -341,13 +344,21 @@ class Loop:
                 )
             stop = self.job.end_epoch(self.epoch, self._meter.report())
         except Interrupted:
-            self.save()
+            self._save_to_stop()
             raise
+        stop = self.world.from_first(stop)
         self.epoch, self.step = self.epoch + 1, 0
         ends = stop or self.epoch == self.config.epochs
+        if not ends:
+            self._stop_if_long_enough()
         if ends or self._unsaved_s() >= self.config.save_apart_s:
             self.save()
         return ends
+
+    def _save_to_stop(self) -> None:
+        """A launcher ends all ranks as soon as one of them ends, so all wait for the one that saves."""
+        self.save()
+        self.world.wait_for_all()
 
     def save(self) -> None:
         """Write a generation, unless a weight is not finite: a broken state is never saved. Waits for the device."""
@@ -359,7 +370,6 @@ class Loop:
                     self._roll_back()
                 self.generations.save(self.sections())
                 self.job.flush()
-        self.world.wait_for_all()
         self._saved_at, self._saved_steps = time.monotonic(), self.steps_here
 
     def sections(self) -> dict[str, Any]:
@@ -369,7 +379,7 @@ class Loop:
         if self.average is not None:
             weights |= {"ema": self.average.network.state_dict(), "updates": self.average.updates}
         training = {
-            "position": {"epoch": self.epoch, "step": self.step},
+            "position": {"epoch": self.epoch, "step": self.step, "steps_per_epoch": self.config.steps_per_epoch},
             "optimizer": self.optimizer.state_dict(),
             "precision": self.precision.state_dict(),
             "random": random_state(self.device),

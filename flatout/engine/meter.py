@@ -15,6 +15,7 @@ class Meter:
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = names
         self.lrs: tuple[float, ...] = ()
+        self._speed = (0.0, 0.0, 0.0)
         self.begin_epoch()
         self.begin_interval()
 
@@ -48,21 +49,14 @@ class Meter:
         return dict(zip(self._names, (self._sum_K / max(1, self._num_good)).tolist(), strict=True))
 
     def tick(self, epoch: int, step: int) -> Tick:
-        """The interval since the last tick, which ends here."""
+        """The interval since the last tick, which ends here; one without steps has the speed of the one before."""
         seconds = max(time.perf_counter() - self._began, 1e-9)
         self._seconds += seconds
-        steps = max(1, self._steps)
-        tick = Tick(
-            epoch=epoch,
-            step=step,
-            items=self.means(),
-            lr=self.lrs[0] if self.lrs else 0.0,
-            step_ms=1e3 * seconds / steps,
-            wait_ms=1e3 * self._waited / steps,
-            samples_per_s=self._samples / seconds,
-        )
+        if self._steps:
+            per_step_ms = 1e3 / self._steps
+            self._speed = (seconds * per_step_ms, self._waited * per_step_ms, self._samples / seconds)
         self.begin_interval()
-        return tick
+        return Tick(epoch, step, self.means(), self.lrs[0] if self.lrs else 0.0, *self._speed)
 
     def report(self) -> EpochReport:
         return EpochReport(self.means(), self.lrs, self._seconds, self._num_samples, self._num_bad)

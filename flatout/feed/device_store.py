@@ -123,11 +123,11 @@ class DeviceStore:
         `items` holds item numbers in any shape; `device_items` the same ones on the device, where they are there
         already. What an earlier call staged is void.
         """
-        numbers = self._send(items) if device_items is None else device_items
+        numbers = self.send(items) if device_items is None else device_items
         if self.residence.num_resident == len(self):
             offsets = self._offset_N[numbers]
         else:
-            offsets = self._send(self._offsets_with_staging(items))
+            offsets = self.send(self._offsets_with_staging(items))
         data = self._memory.view(-1).view(torch.from_numpy(np.empty(0, self._dtype)).dtype)
         return Sources(data, offsets, self._shape_ND[numbers])
 
@@ -150,12 +150,17 @@ class DeviceStore:
                 f"{_size(room)}: give a larger batch_items."
             )
         begins = ends - counts
-        chunk_K = np.arange(ends[-1]) + np.repeat(self.residence.begin_N[unique] - begins, counts)
-        staged = self._memory[self.residence.device_chunks :][: len(chunk_K)]
-        torch.index_select(self._host_seen_by_device, 0, self._send(chunk_K.astype(np.int32)), out=staged)
+        # Ranges of chunks are listed on the device: there are hundreds for each item, and sending them would keep
+        # every core busy with copies to pinned memory.
+        total, away_by = int(ends[-1]), self.residence.begin_N[unique] - begins
+        shift_K = torch.repeat_interleave(self.send(away_by), self.send(counts), output_size=total)
+        chunk_K = torch.arange(total, device=self.device) + shift_K
+        staged = self._memory[self.residence.device_chunks :][:total]
+        torch.index_select(self._host_seen_by_device, 0, chunk_K, out=staged)
         return np.asarray(self.residence.device_chunks + begins[inverse])
 
-    def _send(self, array: np.ndarray) -> Tensor:
+    def send(self, array: np.ndarray) -> Tensor:
+        """A copy of a small array on the device, on the current stream; the host does not wait."""
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 

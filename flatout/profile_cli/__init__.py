@@ -31,6 +31,9 @@ def main(argv: list[str]) -> int:
 
     training = YoloTraining.from_flags(rest, num_steps=args.steps)
     profile = training.observe()
+    if not args.quick:
+        profile.limits = training.limits()
+        profile.trials += training.trials(profile.limits.compute_ms or profile.ledger.step_ms)
     show(profile)
     page = profile.save(args.out)
     print(f"\nThe same as a page: {page}")
@@ -42,7 +45,7 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flatout profile",
-        usage="flatout profile JOB [--steps N] [--apply] [--out FOLDER] [FLAG OF THE JOB'S TRAINING ...]",
+        usage="flatout profile JOB [--steps N] [--apply] [--quick] [--out FOLDER] [FLAG OF THE JOB'S TRAINING ...]",
         description=__doc__,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -51,5 +54,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("job", help="what is trained: yolo")
     parser.add_argument("--steps", type=int, default=20, help="steps to time (default: %(default)s)")
     parser.add_argument("--apply", action="store_true", help="switch the best remedy on, measure again, keep or revert")
+    parser.add_argument("--quick", action="store_true", help="leave out the short runs that tell limits and trials")
     parser.add_argument("--out", type=Path, default=Path("profile"), help="folder to write to (default: %(default)s)")
     return parser

@@ -43,8 +43,9 @@ class Applied:
             return "Nothing to apply: no remedy that a flag switches on promises more than 3 %."
         outcome = "kept" if self.is_kept else "reverted: it is not worth it here"
         return (
-            f"Applied {self.remedy.what}: predicted {number(self.remedy.images_per_s)}, measured {number(self.then)} "
-            f"img/s (before: {number(self.now)}; prediction off by {self.prediction_error:+.0%}). {outcome.capitalize()}."
+            f"Applied {self.remedy.what}: predicted {number(self.remedy.images_per_s)} img/s, "
+            f"measured {number(self.then)} (before: {number(self.now)}); "
+            f"the prediction was off by {self.prediction_error:+.0%}. {outcome.capitalize()}."
             + (f" Train with: {self.remedy.change}" if self.is_kept else "")
         )
 

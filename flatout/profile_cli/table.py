@@ -20,9 +20,7 @@ def show(profile: Profile, console: Console | None = None) -> None:
     console.print(ledger_table(profile.ledger))
     for line in wait_lines(profile.measurement):
         console.print(escape(line), highlight=False, soft_wrap=True)
-    first, *others = verdict_lines(profile.verdict)
-    console.print(f"[bold]{escape(first)}[/bold]", highlight=False)
-    for line in others:
+    for line in verdict_lines(profile.verdict, console.width):
         console.print(escape(line), highlight=False, soft_wrap=True)
 
 

@@ -7,10 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flatout.profile_cli.one_batch import one_batch
 from flatout.profiler.engine_steps import EngineObservation
+from flatout.profiler.measurement import Limits
 from flatout.profiler.outcome import Profile
+from flatout.profiler.verdict import Trial
 from flatout.yolo.compat.flags import train_options, train_parser
 from flatout.yolo.options import TrainOptions
+
+NETWORK = "prepare+forward+loss+backward+graph+optimizer+ema"
+"""Stages of a step that do not belong to its input."""
 
 MANY_EPOCHS = 10_000
 """So that a small data set does not end before enough steps were seen; speed does not depend on it."""
@@ -38,6 +44,29 @@ class YoloTraining:
         """The same training with a remedy applied."""
         return replace(self, options=replace(self.options, **switch))
 
+    def limits(self) -> Limits:
+        """What the network and the input could do, each by itself."""
+        with one_batch(max(4, self.num_steps // 2)) as source:
+            alone = replace(self, num_steps=max(4, self.num_steps // 2)).observe()
+        return Limits(compute_ms=alone.ledger.step_ms - _wait_ms(alone), input_ms=source.input_ms)
+
+    def trials(self, compute_ms: float) -> list[Trial]:
+        """Flags that change what the network costs, each tried on one batch; `compute_ms` is what it costs now."""
+        import torch
+
+        candidates: dict[str, tuple[str, dict[str, Any]]] = {}
+        if not self.options.channels_last:
+            candidates["channels_last"] = "--channels-last", {"channels_last": True}
+        if torch.cuda.is_available() and self.options.amp is None and torch.cuda.is_bf16_supported():
+            candidates["bf16"] = "--amp bf16", {"amp": "bf16"}
+        found = []
+        for what, (change, switch) in candidates.items():
+            then_ms = self.with_switch(switch).limits().compute_ms
+            assert then_ms is not None
+            share = then_ms / compute_ms
+            found.append(Trial(what=what, change=change, stage=NETWORK, then_ms=share, switch=switch, is_share=True))
+        return found
+
     def observe(self) -> Profile:
         """Train for a while and look."""
         from flatout.yolo.train import train
@@ -61,3 +90,7 @@ class YoloTraining:
                 )
             )
         return observation.profile
+
+
+def _wait_ms(profile: Profile) -> float:
+    return profile.ledger.ms("host", "feed.wait")

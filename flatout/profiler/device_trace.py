@@ -6,7 +6,8 @@ Tracing slows launching down, so these steps are not timed; what kernels take is
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-_LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaLaunchKernelExC", "cuLaunchKernelEx")
+_LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
+"""How the names of launching calls begin."""
 
 
 class DeviceWork(NamedTuple):
@@ -58,7 +59,7 @@ def sum_up(events: Sequence[TraceEvent], num_steps: int) -> DeviceWork:
     on_device = [event for event in events if event.on_device]
     copies = [event for event in on_device if event.name.startswith("Memcpy")]
     host_copies = [event for event in copies if "HtoD" in event.name or "DtoH" in event.name]
-    launches = sum(event.name in _LAUNCHES for event in events)
+    launches = sum(event.name.startswith(_LAUNCHES) for event in events if not event.on_device)
     return DeviceWork(
         busy_ms=covered((event.begin_us, event.end_us) for event in on_device) / 1e3 / num_steps,
         copy_ms=sum(event.end_us - event.begin_us for event in host_copies) / 1e3 / num_steps,
@@ -80,4 +81,6 @@ def _entries(events: Any) -> list[TraceEvent]:
     return [
         TraceEvent(event.name, event.time_range.start, event.time_range.end, "CUDA" in str(event.device_type))
         for event in events or ()
+        # Ranges that somebody named (an optimizer's step) are drawn on the device too, but nothing runs for them.
+        if not getattr(event, "is_user_annotation", False)
     ]

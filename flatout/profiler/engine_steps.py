@@ -22,9 +22,9 @@ class _EngineRecorder(StepRecorder):
 
 
 class EngineObservation(Observation):
-    """A look at `num_steps` steps of the loop that runs in this thread while `observing()`."""
+    """A look at `num_steps` steps (None: all) of the loop that runs in this thread while `observing()`."""
 
-    def __init__(self, *, images_per_step: int, num_steps: int, warm_up: int = WARM_UP, title: str = "") -> None:
+    def __init__(self, *, images_per_step: int, num_steps: int | None, warm_up: int = WARM_UP, title: str = "") -> None:
         self._images_per_step = images_per_step
         self._has_begun = False
         super().__init__(FeedWorkers(), num_steps=num_steps, warm_up=warm_up, title=title)

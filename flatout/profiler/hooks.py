@@ -3,7 +3,7 @@
 Everything is taken off again when the block ends; the loop itself is not touched.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import CodeType
 from typing import Any
@@ -47,6 +47,22 @@ class _Bracket:
 
 
 @contextmanager
+def replaced(owner: type, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """A class with other methods inside the block; what it inherits it inherits again afterwards."""
+    own = {name: vars(owner)[name] for name in methods if name in vars(owner)}
+    for name, method in methods.items():
+        setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        for name in methods:
+            if name in own:
+                setattr(owner, name, own[name])
+            else:
+                delattr(owner, name)
+
+
+@contextmanager
 def _module_stage(module: Any, name: str) -> Iterator[None]:
     bracket = _Bracket(name)
     handles = [
@@ -83,12 +99,8 @@ def _backward_stage() -> Iterator[None]:
 
         return backward
 
-    original = torch.Tensor.backward
-    torch.Tensor.backward = marked(original)  # type: ignore[method-assign]
-    try:
+    with replaced(torch.Tensor, {"backward": marked(torch.Tensor.backward)}):
         yield
-    finally:
-        torch.Tensor.backward = original  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -100,20 +112,21 @@ def _copy_stage() -> Iterator[None]:
         yield
         return
 
-    def marked(original: Callable[..., Any]) -> Callable[..., Any]:
+    def marked(original: Callable[..., Any], *, always: bool) -> Callable[..., Any]:
         def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.is_cuda:
+            if self.is_cuda or not (always or _names_gpu(args, kwargs)):
                 return original(self, *args, **kwargs)
             with clock.stage("copy"):
                 return original(self, *args, **kwargs)
 
         return copy
 
-    originals = {name: getattr(torch.Tensor, name) for name in ("to", "cuda")}
-    for name, original in originals.items():
-        setattr(torch.Tensor, name, marked(original))
-    try:
+    with (
+        replaced(torch.Tensor, {"to": marked(torch.Tensor.to, always=False)}),
+        replaced(torch.Tensor, {"cuda": marked(torch.Tensor.cuda, always=True)}),
+    ):
         yield
-    finally:
-        for name in originals:
-            delattr(torch.Tensor, name)  # they are inherited: without ours the original is found again
+
+
+def _names_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(str(getattr(word, "device", word)).startswith("cuda") for word in (*args, *kwargs.values()))

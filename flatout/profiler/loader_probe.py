@@ -30,7 +30,6 @@ WORKER_DTYPE = np.dtype(
     ]
 )
 """`cpu_ns`: CPU time of the process; `wanted_ns`: its main thread ran, or queued for a core."""
-SAMPLE_EVERY_S = 0.01
 
 
 class Tables:
@@ -71,7 +70,7 @@ class Desk:
             row = self.tables.rows()[info.id]
             self._totals = _Traced(row)
             lines = _Lines(row["lines"])
-            Sampler(interval_s=SAMPLE_EVERY_S, on_sample=lines.add, label=lambda: _working(self._totals))
+            Sampler(on_sample=lines.add, label=lambda: _working(self._totals))
             self._cpu = row
         return self._totals
 

@@ -20,6 +20,7 @@ from flatout.profiler.measurement import Lane, Limits, Measurement
 from flatout.profiler.others import Others
 from flatout.profiler.recorder import Event, StepRecorder, Steps
 from flatout.profiler.sampler import Sampler
+from flatout.profiler.speed_of_light import launch_us
 from flatout.profiler.summary import device_lane, host_lane, hot_lines, machine_facts, with_serial_input
 from flatout.profiler.waits import WaitCounter
 from flatout.profiler.workers_seen import WorkersSeen, WorkerWatch
@@ -101,7 +102,9 @@ class Observation:
                 self._work = self._trace.stop(TRACED)
                 self._trace = None
             self._begin_timing()
-        elif self._num_steps is not None and self.recorder.num_steps >= self._num_steps and self._sampler is not None:
+        elif self._sampler is not None:
+            self.workers.look(self._steps_timed)
+        if self._num_steps is not None and self._sampler is not None and self.recorder.num_steps >= self._num_steps:
             self.finish()
 
     def finish(self) -> None:
@@ -118,6 +121,10 @@ class Observation:
                 self._measurement = self._sum_up(self._sampler)
         clock.stop(self.recorder)
         self._on_end()
+
+    @property
+    def _steps_timed(self) -> int:
+        return self.steps_seen - self.steps_before_timing
 
     @property
     def measurement(self) -> Measurement:
@@ -152,7 +159,7 @@ class Observation:
 
     def _sum_up(self, sampler: Sampler) -> Measurement:
         steps = self.recorder.steps()
-        seen = self.workers.end(len(steps.images))
+        seen = self.workers.end(self._steps_timed)
         self._worker_timelines = self.workers.timelines()
         host = host_lane(steps, sampler.counts)
         if seen is not None and seen.num_workers == 0:
@@ -179,6 +186,7 @@ class Observation:
             has_device=self._device is not None,
             device_busy_ms=self._work.busy_ms if self._work else None,
             launches=self._work.launches if self._work else None,
+            launch_us=launch_us() if self._device else None,
             waits=self._waits.sites(),
             lines=lines,
             limits=Limits(),

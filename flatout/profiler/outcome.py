@@ -1,10 +1,11 @@
 """What an observation comes to: numbers, ledger, verdict, and the ways to show them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from flatout.profiler.ledger import Ledger, make_ledger
-from flatout.profiler.measurement import Measurement
+from flatout.profiler.measurement import Limits, Measurement
 from flatout.profiler.observation import Observation
 from flatout.profiler.report.save import save_report
 from flatout.profiler.report.text import report_text
@@ -18,10 +19,12 @@ class Profile:
         self._observation = observation
         self.trials = list(trials)
         """The changed part of a remedy alone, measured: sharpens what is predicted."""
+        self.limits = Limits()
+        """To be set by whoever can make the short runs that tell them."""
 
     @property
     def measurement(self) -> Measurement:
-        return self._observation.measurement
+        return replace(self._observation.measurement, limits=self.limits)
 
     @property
     def ledger(self) -> Ledger:

@@ -105,14 +105,14 @@ class StepRecorder(clock.Totals):
 
     def opened(self, name: str) -> None:
         self._depth += 1
-        if self.device is not None:
+        if self.device is not None and name != GC:  # a pause of the host is nothing on the device
             self.device.opened(name)
 
     def closed(self, name: str, begin_ns: int, end_ns: int, inside_ns: int) -> None:
         self._depth -= 1
         self.add(name, end_ns - begin_ns, inside_ns)
         self.timeline.append(Event(name, begin_ns, end_ns, self._depth))
-        if self.device is not None:
+        if self.device is not None and name != GC:
             self.device.closed(name)
 
     def step_ended(self, num_images: int) -> None:

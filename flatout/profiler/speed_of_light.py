@@ -76,17 +76,24 @@ def _device_rates() -> dict[str, float]:
         return {}
     pinned = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
     there, other = (torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
+    return {
+        "to_device_gb_s": COPY_BYTES / 1e9 / _device_s(lambda: there.copy_(pinned, non_blocking=True)),
+        "device_copy_gb_s": 2 * COPY_BYTES / 1e9 / _device_s(lambda: other.copy_(there)),
+        "launch_us": launch_us(),
+    }
+
+
+def launch_us() -> float:
+    """Host-device wait: what one kernel launch costs the host, from many tiny ones in a row."""
+    import torch
+
     small = torch.zeros(1, device="cuda")
 
     def launches() -> None:
         for _ in range(LAUNCHES):
             small.add_(1)
 
-    return {
-        "to_device_gb_s": COPY_BYTES / 1e9 / _device_s(lambda: there.copy_(pinned, non_blocking=True)),
-        "device_copy_gb_s": 2 * COPY_BYTES / 1e9 / _device_s(lambda: other.copy_(there)),
-        "launch_us": 1e6 * _device_s(launches) / LAUNCHES,
-    }
+    return 1e6 * _device_s(launches) / LAUNCHES
 
 
 def _device_s(work: Callable[[], object]) -> float:

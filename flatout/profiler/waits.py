@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from linecache import getline
 from typing import Any, TextIO
 
+from flatout.profiler.hooks import replaced
 from flatout.profiler.measurement import WaitSite
 from flatout.profiler.sampler import own_line, short_place
 
@@ -77,18 +78,8 @@ def _cuda_waits(counts: Counter[str]) -> Iterator[None]:
 def _scalar_reads(counts: Counter[str]) -> Iterator[None]:
     import torch
 
-    originals = {name: getattr(torch.Tensor, name) for name in _READS}
-    inherited = {name for name in _READS if name not in vars(torch.Tensor)}
-    for name, original in originals.items():
-        setattr(torch.Tensor, name, _counted(original, counts))
-    try:
+    with replaced(torch.Tensor, {name: _counted(getattr(torch.Tensor, name), counts) for name in _READS}):
         yield
-    finally:
-        for name, original in originals.items():
-            if name in inherited:
-                delattr(torch.Tensor, name)
-            else:
-                setattr(torch.Tensor, name, original)
 
 
 def _counted(original: Callable[..., Any], counts: Counter[str]) -> Callable[..., Any]:

@@ -1,5 +1,8 @@
 """What workers did between two moments, whoever they work for: a feed of ours, or a torch DataLoader with a probe."""
 
+import math
+import time
+from collections import Counter
 from typing import NamedTuple, Protocol
 
 from flatout.profiler import crews
@@ -7,6 +10,8 @@ from flatout.profiler.loader_probe import Tables, line_samples, stage_ns, worker
 from flatout.profiler.measurement import IDLE, HotLine, Lane
 from flatout.profiler.recorder import Event
 from flatout.profiler.summary import worker_lines
+
+LOOK_EVERY_S = 2.0
 
 
 class WorkersSeen(NamedTuple):
@@ -27,6 +32,9 @@ class WorkerWatch(Protocol):
 
     def begin(self) -> None: ...
 
+    def look(self, num_steps: int) -> None:
+        """Between two steps; `num_steps` were timed so far."""
+
     def end(self, num_steps: int) -> WorkersSeen | None:
         """None: there are none, or they cannot be looked into."""
 
@@ -34,39 +42,74 @@ class WorkerWatch(Protocol):
 
 
 class FeedWorkers:
-    """Workers of every feed that is started in this process."""
+    """Workers of every feed that is started in this process.
+
+    The tables of a feed go with it, so they are looked at now and then: a training that ends before the looking does is
+    judged by the last look.
+    """
 
     def begin(self) -> None:
-        self._before = [(crew, crews.spent(crew)) for crew in crews.at_work()]
+        self._before = {id(crew): (crew, crews.spent(crew)) for crew in crews.at_work()}
+        self._latest: dict[int, tuple[crews.Spent, int]] = {}
+        self._looked_s = -math.inf
+
+    def look(self, num_steps: int) -> None:
+        if time.monotonic() - self._looked_s >= LOOK_EVERY_S:
+            self._look(num_steps)
 
     def end(self, num_steps: int) -> WorkersSeen | None:
         """Crews that did nothing meanwhile (those of a validation, say) do not count."""
-        # The tables of a feed that was closed meanwhile are gone with it.
-        alive = {id(crew) for crew in crews.at_work()}
-        changes = [(crew, before, crews.spent(crew)) for crew, before in self._before if id(crew) in alive]
-        busy = [change for change in changes if sum(change[2].runs.values()) > sum(change[1].runs.values())]
-        if not busy:
-            return None
-        self_ns, runs = busy[0][2].self_ns.copy(), busy[0][2].runs.copy()
-        for _, _, after in busy[1:]:
-            self_ns, runs = self_ns + after.self_ns, runs + after.runs
-        for _, before, _ in busy:
-            self_ns.subtract(before.self_ns)
-            runs.subtract(before.runs)
-        lane = Lane(
-            place="workers",
-            stage_ms={name: ns / 1e6 / num_steps for name, ns in self_ns.items()},
-            stage_runs={name: count / num_steps for name, count in runs.items()},
-            width=sum(crew.num_workers for crew, _, _ in busy),
-            rest=IDLE,
-        )
-        cpu_ms = sum(after.cpu_ns - before.cpu_ns for _, before, after in busy) / 1e6 / num_steps
-        wanted_ms = sum(after.wanted_ns - before.wanted_ns for _, before, after in busy) / 1e6 / num_steps
-        blocked_ms = max(0.0, sum(lane.stage_ms.values()) - wanted_ms) if wanted_ms else None
-        return WorkersSeen(lane, cpu_ms, blocked_ms, [])
+        self._look(num_steps)
+        seen = [
+            _growth(self._before[key][1], after, steps, self._before[key][0].num_workers)
+            for key, (after, steps) in self._latest.items()
+        ]
+        busy = [each for each in seen if sum(each.runs.values()) > 0]
+        return _together(busy) if busy else None
 
     def timelines(self) -> dict[str, list[Event]]:
         return {}
+
+    def _look(self, num_steps: int) -> None:
+        self._looked_s = time.monotonic()
+        for crew in crews.at_work():
+            if id(crew) in self._before:
+                self._latest[id(crew)] = crews.spent(crew), num_steps
+
+
+class _Growth(NamedTuple):
+    """What one crew spent per step."""
+
+    stage_ms: Counter[str]
+    runs: Counter[str]
+    cpu_ms: float
+    wanted_ms: float
+    num_workers: int
+
+
+def _growth(before: crews.Spent, after: crews.Spent, num_steps: int, num_workers: int) -> _Growth:
+    return _Growth(
+        Counter({name: (ns - before.self_ns[name]) / 1e6 / num_steps for name, ns in after.self_ns.items()}),
+        Counter({name: (count - before.runs[name]) / num_steps for name, count in after.runs.items()}),
+        (after.cpu_ns - before.cpu_ns) / 1e6 / num_steps,
+        (after.wanted_ns - before.wanted_ns) / 1e6 / num_steps,
+        num_workers,
+    )
+
+
+def _together(crews_busy: list[_Growth]) -> WorkersSeen:
+    stage_ms: Counter[str] = sum((each.stage_ms for each in crews_busy), Counter())
+    runs: Counter[str] = sum((each.runs for each in crews_busy), Counter())
+    wanted_ms = sum(each.wanted_ms for each in crews_busy)
+    lane = Lane(
+        place="workers",
+        stage_ms=dict(stage_ms),
+        stage_runs=dict(runs),
+        width=sum(each.num_workers for each in crews_busy),
+        rest=IDLE,
+    )
+    blocked_ms = max(0.0, sum(stage_ms.values()) - wanted_ms) if wanted_ms else None
+    return WorkersSeen(lane, sum(each.cpu_ms for each in crews_busy), blocked_ms, [])
 
 
 class ProbedWorkers:
@@ -78,6 +121,9 @@ class ProbedWorkers:
 
     def begin(self) -> None:
         self._before = self._tables.snapshot()
+
+    def look(self, num_steps: int) -> None:
+        """Its tables stay."""
 
     def end(self, num_steps: int) -> WorkersSeen | None:
         if not self._num_workers:
@@ -106,6 +152,9 @@ class NoWorkers:
     """Nothing can be seen of the workers, if there are any."""
 
     def begin(self) -> None:
+        pass
+
+    def look(self, num_steps: int) -> None:
         pass
 
     def end(self, num_steps: int) -> WorkersSeen | None:

@@ -1,15 +1,11 @@
 """Toy trainings for the tests of faults and guarantees."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.engine.toy_runs import Toys
-
-REPEATS = int(os.environ.get("FLATOUT_FAULT_REPEATS", "10"))
-"""Random moments at which a training is hit; 100 for a nightly run."""
+from tests.engine.toy_runs import REPEATS, Toys
 
 
 @pytest.fixture(scope="session")

@@ -59,7 +59,7 @@ def test_a_disk_that_holds_one_state_ends_the_training_and_keeps_it(toys: Toys, 
         assert "bytes are needed" in last
         assert "are free. What was there before is untouched. Free some space or choose another folder." in last
         assert "Trying once more." in run.said
-        saved: dict = read_container(disk / "toy/weights/last.pt")["training"]  # type: ignore[assignment,type-arg]
+        saved: dict = read_container(disk / "toy/weights/last.pt")["training"]  # type: ignore[assignment]
         assert saved["position"]["epoch"] == 0
         _mount("-o", "remount,size=1m", str(disk))
         assert toys.run(disk).code == 0

@@ -14,10 +14,10 @@ import pytest
 
 from flatout.engine.checkpoint.container import read_container
 from tests.engine.comparing_states import differences_between
-from tests.engine.toy_runs import ToyRun, Toys
+from tests.engine.toy_runs import REPEATS, ToyRun, Toys
 from tests.feed.injections import open_files
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(120 + 12 * REPEATS)]
 
 SLOWLY = ("--delay-ms", 10)
 TO_THE_END_S = 1.0

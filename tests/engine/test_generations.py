@@ -18,8 +18,12 @@ from flatout.errors import CheckpointError, ResourceError
 pytestmark = pytest.mark.fault
 
 
+def at(epoch: int, step: int) -> dict[str, int]:
+    return {"epoch": epoch, "step": step, "steps_per_epoch": 50}
+
+
 def state(step: int, epoch: int = 2) -> dict[str, Any]:
-    return {"training": {"position": {"epoch": epoch, "step": step}}, "w": torch.full((50,), float(step))}
+    return {"training": {"position": at(epoch, step)}, "w": torch.full((50,), float(step))}
 
 
 def step_of(generations: Generations) -> int | None:
@@ -235,9 +239,10 @@ def test_a_fresh_start_keeps_the_old_state_under_another_name(three: Generations
     assert not three.previous.exists()
 
 
-def test_the_loss_is_told_in_steps_where_the_positions_allow_it():
-    assert describe_loss({"epoch": 1, "step": 9}, {"epoch": 1, "step": 4}).startswith(
-        "5 steps are lost (epoch 1 step 9"
-    )
-    assert "the steps between are lost" in describe_loss({"epoch": 2, "step": 0}, {"epoch": 1, "step": 4})
-    assert describe_loss({}, {"epoch": 1, "step": 4}) == "the steps since it was saved are lost"
+def test_the_loss_is_told_in_steps():
+    assert describe_loss(at(1, 9), at(1, 4)) == "5 steps are lost (epoch 1 step 9 -> epoch 1 step 4)"
+    assert describe_loss(at(2, 0), at(0, 40)) == "60 steps are lost (epoch 2 step 0 -> epoch 0 step 40)"
+
+
+def test_where_the_newest_position_is_unknown_that_is_said():
+    assert describe_loss({}, at(1, 4)) == "the steps since it was saved are lost"

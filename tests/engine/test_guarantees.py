@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from tests.engine.comparing_states import differences_between, state_of
-from tests.engine.toy_job import toy_network
-from tests.engine.toy_runs import Toys
+from tests.engine.toy_runs import REPEATS, Toys
+from tests.engine.toy_training import toy_network
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(120 + 12 * REPEATS)]
 
 EPOCHS, STEPS, WINDOW, VALIDATED = 4, 10, 2, 3
 PLACES = [f"{epoch}:{step}" for epoch in range(EPOCHS) for step in range(STEPS + VALIDATED)]
@@ -91,6 +91,12 @@ def test_the_number_of_workers_changes_nothing(workers: int, toys: Toys, undistu
     assert differences_between(undisturbed, tmp_path / "toy") == []
 
 
+def test_a_source_that_draws_its_own_numbers_is_found_out(toys: Toys, undisturbed: Path, tmp_path: Path):
+    """Negative control of G1."""
+    assert toys.run(tmp_path, "--workers", 1, "--unkeyed").code == 0
+    assert "weights.state.0.weight" in differences_between(undisturbed, tmp_path / "toy")
+
+
 def test_another_seed_is_another_stream_with_any_number_of_workers(toys: Toys, tmp_path: Path):
     """G9."""
     streams = {}
@@ -128,8 +134,9 @@ def free_port() -> int:
 
 def test_with_two_threads_a_resume_changes_nothing_either(toys: Toys, tmp_path: Path):
     """G4: the promise holds for equal numbers of threads."""
-    assert toys.run(tmp_path / "whole", "--threads", 2).code == 0
-    folder = interrupted_at(toys, tmp_path / "parts", "1:6", args=("--threads", 2))
+    args = ("--threads", 2, "--epochs", 2)
+    assert toys.run(tmp_path / "whole", *args).code == 0
+    folder = interrupted_at(toys, tmp_path / "parts", "1:6", args=args)
     assert differences_between(tmp_path / "whole/toy", folder) == []
 
 

@@ -2,27 +2,22 @@
 
     python -m tests.engine.toy_job --project FOLDER [--workers 2] ...
 
-A convolutional network with batch norm and dropout learns to tell four kinds of noise apart: 4 epochs of 10 steps,
-two of which make an optimizer step. It goes through flatout's own door, so that exit codes and messages are those of
-any command.
+A convolutional network learns to tell four kinds of noise apart in 4 epochs of 10 steps; every second step ends an
+accumulation window. It goes through flatout's own door, so that exit codes and messages are those of any command.
 """
 
 import argparse
 import hashlib
 import logging
 import os
-import signal
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from flatout import __main__ as door
 from flatout.door import Command
@@ -33,150 +28,17 @@ from flatout.engine.ema import MovingAverage
 from flatout.engine.environment import differences, environment
 from flatout.engine.generations import Generations
 from flatout.engine.interrupts import Interrupts
-from flatout.engine.job import EpochReport
 from flatout.engine.loop import Loop, LoopConfig, StoppedAfter
 from flatout.engine.optim import make_optimizer
 from flatout.engine.random_state import seed_all
 from flatout.engine.records import Records
 from flatout.engine.run_folder import Run, choose_run, newest_last
-from flatout.engine.schedule import Knobs
-from flatout.errors import DataError, Interrupted
+from flatout.errors import DataError
 from flatout.feed import Feed, FeedConfig, Plan
-from tests.engine.toy_data import NUM_KINDS, Noise
+from tests.engine.toy_data import Noise
+from tests.engine.toy_training import ToyJob, ToySchedule, toy_network
 
 logger = logging.getLogger(__name__)
-
-NUM_VALIDATED = 3
-WALL_CLOCK = time.time
-FIRST_LR, WARMUP = 0.02, 5
-
-
-def toy_network() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1),
-        nn.Conv2d(8, 16, 3, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, NUM_KINDS),
-    )  # fmt: skip
-
-
-class ToySchedule:
-    """A short warm-up, then a straight line to zero; an optimizer step at the end of every window."""
-
-    def __init__(self, epochs: int, steps: int, window: int) -> None:
-        self._steps, self._total, self._window = steps, epochs * steps, window
-
-    def __call__(self, epoch: int, step: int) -> Knobs:
-        done = epoch * self._steps + step
-        lr = FIRST_LR * min(1.0, (done + 1) / WARMUP) * (1 - done / self._total)
-        return Knobs(lrs=(lr,), momentum=0.9, steps=(step + 1) % self._window == 0)
-
-
-class ToyJob:
-    """The job, as the loop sees it."""
-
-    item_names = ("loss", "accuracy")
-    fillings: Mapping[str, Any] = {}
-
-    def __init__(
-        self,
-        options: argparse.Namespace,
-        network: nn.Module,
-        average: nn.Module,
-        records: Records,
-        interrupts: Interrupts,
-    ) -> None:
-        self._options, self._network, self._average = options, network, average
-        self._records, self._interrupts = records, interrupts
-        self._history: list[list[float]] = []
-        self._poisoned = False
-        self._visited: set[tuple[int, int]] = set()
-
-    def phase(self, epoch: int) -> object:
-        return None
-
-    def inputs(self, batch: Any, epoch: int, step: int) -> dict[str, Tensor]:
-        self._obey(epoch, step)
-        time.sleep(self._options.delay_ms / 1e3)
-        if self._options.clock_jump_s:
-            time.time = lambda: WALL_CLOCK() + self._options.clock_jump_s * (-1) ** step
-        logger.debug("epoch %d step %d samples %s", epoch, step, batch.indices.tolist())
-        image = torch.from_numpy(batch["image"].astype(np.float32) / 255)
-        if self._is_at(self._options.poison_input, epoch, step):
-            image[0, 0, 0, 0] = torch.nan
-        self._poisoned = self._is_at(self._options.poison_loss, epoch, step)
-        self._visited.add((epoch, step))
-        inputs = {"image": image, "label": torch.from_numpy(batch["label"].copy())}
-        return {name: tensor.to(self._options.device) for name, tensor in inputs.items()}
-
-    def _obey(self, epoch: int, step: int) -> None:
-        """Whatever a test has in store for this step; those of the validation follow those of the epoch."""
-        for order in filter(None, self._options.signal_at.split(",")):
-            place, _, name = order.rpartition(":")
-            if self._is_at(place, epoch, step):
-                os.kill(os.getpid(), getattr(signal, name))
-        if self._is_at(self._options.poison_weights, epoch, step):
-            with torch.no_grad():
-                next(self._network.parameters())[0] = torch.nan
-        if self._is_at(self._options.no_memory, epoch, step):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
-
-    def _is_at(self, places: str, epoch: int, step: int) -> bool:
-        once = self._options.transient and (epoch, step) in self._visited
-        return f"{epoch}:{step}" in places.split(",") and not once
-
-    def step(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        logits = network(inputs["image"])
-        loss = F.cross_entropy(logits, inputs["label"])
-        accuracy = (logits.argmax(1) == inputs["label"]).float().mean()
-        loss = loss * torch.nan if self._poisoned else loss
-        return loss, torch.stack((loss.detach(), accuracy))
-
-    def end_epoch(self, epoch: int, report: EpochReport) -> bool:
-        score = self._validate(epoch)
-        row = [epoch, report.items["loss"], report.items["accuracy"], score, report.num_bad]
-        self._history.append(row)
-        self._records.line("results.txt", " ".join(f"{value:.17g}" for value in row))
-        self._records.row("results.csv", dict(zip(("epoch", "loss", "accuracy", "val", "bad"), row, strict=True)))
-        self._records.event("log.jsonl", {"epoch": epoch, "val": score})
-        return False
-
-    def _validate(self, epoch: int) -> float:
-        right = 0.0
-        with Feed(Noise(8 * NUM_VALIDATED), Plan(num_samples=8 * NUM_VALIDATED, batch_size=8), NO_WORKERS) as feed:
-            for batch in feed.epoch(0):
-                self._obey(epoch, self._options.steps + batch.step)
-                if self._interrupts.requested is not None:
-                    raise Interrupted.by(self._interrupts.requested)
-                image = torch.from_numpy(batch["image"].astype(np.float32) / 255).to(self._options.device)
-                right += float((self._average(image).argmax(1).cpu().numpy() == batch["label"]).mean())
-        return right / NUM_VALIDATED
-
-    def sections(self) -> dict[str, dict[str, object]]:
-        return {
-            "weights": {"kind": "toy"},
-            "run": {"data": fingerprint(self._options), "environment": environment()},
-            "job": {"history": [list(row) for row in self._history], "records": self._records.state_dict()},
-        }
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        self._history = [list(row) for row in state["history"]]
-        self._records.load_state_dict(state["records"])
-
-    def flush(self) -> None:
-        """Nothing is written beside the generations."""
-
-
-NO_WORKERS = FeedConfig(workers=0)
-
-
-class ToyBatches:
-    """A feed of one epoch's length for every epoch."""
-
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
-
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        return self._feed.epoch(epoch, start=start)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -193,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--stop-after", type=int)
     made.add_argument("--delay-ms", type=float, default=0)
     made.add_argument("--clock-jump-s", type=float, default=0)
-    for name in ("exist-ok", "fresh", "break-lock", "allow-data-change", "transient", "deterministic"):
+    for name in ("exist-ok", "fresh", "break-lock", "allow-data-change", "transient", "deterministic", "unkeyed"):
         made.add_argument(f"--{name}", action="store_true")
     made.add_argument("--signal-at", default="", help="epoch:step:SIGNAL,...")
     for name in ("poison-loss", "poison-input", "poison-weights", "no-memory"):
@@ -249,15 +111,17 @@ def prepare(options: argparse.Namespace, run: Run, world: World, stack: ExitStac
     plan = Plan(
         num_samples=per_epoch, batch_size=8 // world.size, seed=options.seed, rank=world.rank, num_ranks=world.size
     )
-    feed = stack.enter_context(Feed(Noise(per_epoch), plan, FeedConfig(workers=options.workers)))
+    feed = stack.enter_context(
+        Feed(Noise(per_epoch, unkeyed=options.unkeyed), plan, FeedConfig(workers=options.workers))
+    )
     (run.folder / "weights").mkdir(exist_ok=True)
     generations = Generations(run.folder / "weights")
     loop = Loop(
-        job=ToyJob(options, network, average.network, records, interrupts),
+        job=ToyJob(options, network, average.network, records, interrupts, fingerprint(options)),
         network=network,
         optimizer=make_optimizer("sgd", [list(network.parameters())], lr=0.01, momentum=0.9, decays=[1e-4]),
         schedule=ToySchedule(options.epochs, options.steps, options.window),
-        batches=ToyBatches(feed),
+        batches=feed,
         config=LoopConfig(
             epochs=options.epochs, steps_per_epoch=options.steps, log_every=options.log_every,
             save_every_steps=options.save_every_steps, stop_after=options.stop_after,

@@ -16,6 +16,8 @@ from typing import Any
 from tests.feed.injections import CHECKOUT, MARK, is_gone, wait_until
 
 LIMIT_S = 60
+REPEATS = int(os.environ.get("FLATOUT_FAULT_REPEATS", "10"))
+"""Random moments at which a training is hit; 100 for a nightly run."""
 
 
 class Toys:
@@ -24,7 +26,7 @@ class Toys:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._count = 0
-        environ = os.environ | {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "2"}
+        environ = os.environ | {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
         self._mother = subprocess.Popen(
             [sys.executable, "-c", "from tests.engine.toy_runs import serve; serve()"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ, start_new_session=True,

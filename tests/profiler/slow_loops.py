@@ -75,11 +75,11 @@ def too_few_workers():
 def item_loop():
     def look_at_each(logits):
         total = 0.0
-        for _ in range(100):
+        for _ in range(300):
             for value in logits.flatten():
                 total += value.item()
 
-    return train(DataLoader(ready_samples(160), batch_size=8), look_at_each)
+    return train(DataLoader(ready_samples(320), batch_size=8), look_at_each)
 
 
 def gc_pauses():

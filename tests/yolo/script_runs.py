@@ -6,13 +6,16 @@ A fresh interpreter would spend most of its time importing. Fixture `scripts` in
 import json
 import os
 import runpy
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 CHECKOUT = Path(__file__).parents[2]
+LIMIT_S = 100.0
 SCRIPTS = ("train.py", "train_aux.py", "test.py")
 
 
@@ -78,7 +81,19 @@ def serve() -> None:
         pid = os.fork()
         if pid == 0:
             _run(order)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        print(_wait(pid), flush=True)
+
+
+def _wait(pid: int) -> int:
+    """Exit code of the process; one that takes too long is killed with everything it started."""
+    end = time.monotonic() + LIMIT_S
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end:
+            os.killpg(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def _run(order: dict[str, Any]) -> None:

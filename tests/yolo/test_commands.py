@@ -3,12 +3,15 @@
 import contextlib
 import io
 import json
+import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flatout.__main__ import main
+from flatout.yolo.commands.log_lines import show_log
 from flatout.yolo.compat import flags
 from flatout.yolo.compat.not_built import refuse_what_is_not_built
 from flatout.yolo.find_file import find_cfg, find_file
@@ -98,10 +101,9 @@ def check_shortcut(typed: Typed) -> None:
 
 def check_help(typed: Typed) -> None:
     """The flag that is looked for is there, with words behind it."""
-    wanted = typed.text.rpartition("grep")[2].split()[-1].strip("\"'")
     with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit):
         main(["yolo", BUILT[typed.script], *typed.words])
-    (line,) = [line for line in out.getvalue().splitlines() if line.strip().startswith(f"--{wanted}")]
+    (line,) = [line for line in out.getvalue().splitlines() if line.strip().startswith(f"--{typed.searched_for()}")]
     assert len(line.split()) > 3
 
 
@@ -127,6 +129,29 @@ def test_the_script_at_the_root_answers_like_the_command(script):
     source = (Path(__file__).parents[2] / script).read_text()
     assert f'main(["yolo", "{BUILT[script]}", *sys.argv[1:]])' in source
     assert len([line for line in source.splitlines() if line.strip()]) <= 6
+
+
+@pytest.fixture
+def silent_log(monkeypatch) -> Iterator[None]:
+    """As if no command had run yet."""
+    logger = logging.getLogger("flatout")
+    monkeypatch.setattr(logger, "handlers", [])
+    level = logger.level
+    yield
+    logger.setLevel(level)
+
+
+def test_a_command_prints_what_the_library_logs_and_marks_warnings(silent_log, capsys):
+    show_log()
+    show_log()
+    logging.getLogger("flatout.yolo.train").info("epoch %d", 1)
+    logging.getLogger("flatout.yolo.train").warning("no weights")
+    logging.getLogger("flatout.feed").debug("too much")
+    assert capsys.readouterr().out == "epoch 1\nwarning: no weights\n"
+    show_log(only_warnings=True)
+    logging.getLogger("flatout.yolo.train").info("epoch %d", 2)
+    logging.getLogger("flatout.yolo.train").error("lost")
+    assert capsys.readouterr().out == "error: lost\n"
 
 
 def test_help_names_the_script_that_was_typed(monkeypatch, capsys):

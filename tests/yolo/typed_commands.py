@@ -26,6 +26,10 @@ class Typed(NamedTuple):
     env: Mapping[str, str]
     must: str
 
+    def searched_for(self) -> str:
+        """What `... | grep WORD` looks for in the output."""
+        return shlex.split(self.text.rpartition("grep")[2])[-1]
+
     def why_not(self) -> str:
         """Why it cannot be obeyed yet; empty if it can."""
         if self.script in NOT_BUILT:

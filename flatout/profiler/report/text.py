@@ -55,25 +55,25 @@ def wait_lines(measurement: Measurement) -> list[str]:
     return [*lines, ""] if lines else []
 
 
-def verdict_lines(verdict: Verdict) -> list[str]:
+def verdict_lines(verdict: Verdict, width: int = WIDTH) -> list[str]:
     """Cause, evidence, and what each remedy would be worth."""
-    lines = wrapped(f"Verdict: {verdict.cause}. {verdict.sentence}")
-    lines += [part for text in verdict.evidence for part in wrapped(f"  - {text}", "    ")]
+    lines = wrapped(f"Verdict: {verdict.cause}. {verdict.sentence}", width=width)
+    lines += [part for text in verdict.evidence for part in wrapped(f"  - {text}", "    ", width)]
     if verdict.remedies:
         lines.append("If you do this:")
         lines += [
             part
             for number, remedy in enumerate(verdict.remedies, start=1)
-            for part in wrapped(f"  {number}. {remedy.line()}", "     ")
+            for part in wrapped(f"  {number}. {remedy.line()}", "     ", width)
         ]
     if verdict.others:
         lines.append(f"Lesser findings: {', '.join(finding.cause for finding in verdict.others)}.")
     return lines
 
 
-def wrapped(text: str, indent: str = "") -> list[str]:
-    """Lines of at most WIDTH characters."""
-    return textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+def wrapped(text: str, indent: str = "", width: int = WIDTH) -> list[str]:
+    """Lines of at most `width` characters."""
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _line(row: Row) -> str:

@@ -1,12 +1,13 @@
 """From a measurement to a verdict: all findings, the costliest first, with what each remedy would be worth."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flatout.profiler.measurement import Measurement
 from flatout.profiler.verdict.numbers import Numbers
 from flatout.profiler.verdict.remedy import NOTHING, Finding, Remedy, Trial, Verdict, number
 from flatout.profiler.verdict.rules_device import device_findings
-from flatout.profiler.verdict.rules_host import host_findings
+from flatout.profiler.verdict.rules_host import ASSIGNER, host_findings
 from flatout.profiler.verdict.rules_input import input_findings
 from flatout.profiler.verdict.whatif import WhatIf
 
@@ -19,9 +20,12 @@ UNEXPLAINED_TOO_MUCH = 0.25
 def judge(measurement: Measurement, trials: Sequence[Trial] = ()) -> Verdict:
     """Cause, evidence, and remedies by predicted speed; says so when nothing is worth changing."""
     n = Numbers(measurement)
+    trials = [_in_ms(trial, n) for trial in trials]
     findings = [*input_findings(n), *host_findings(n), *device_findings(n)]
     findings = [_with_trials(finding, n, trials) for finding in findings]
-    findings += _findings_of_trials(n, trials)
+    has_loss = any(finding.cause == ASSIGNER for finding in findings)
+    findings += _findings_of_trials(n, [trial for trial in trials if not (has_loss and _is_of_loss(trial))])
+    findings = [_less_sure(finding, n) for finding in findings]
     worth = sorted((finding for finding in findings if _is_worth(finding)), key=lambda finding: -_saving(finding))
     if not worth:
         return _nothing(n)
@@ -32,7 +36,7 @@ def judge(measurement: Measurement, trials: Sequence[Trial] = ()) -> Verdict:
         evidence=[*first.evidence, *_limits_line(n), *_others_line(n)],
         remedies=sorted(
             (remedy for finding in worth for remedy in finding.remedies if remedy.gain >= WORTH_IT),
-            key=lambda remedy: remedy.step_ms,
+            key=lambda remedy: -remedy.images_per_s,
         ),
         others=others,
     )
@@ -40,9 +44,9 @@ def judge(measurement: Measurement, trials: Sequence[Trial] = ()) -> Verdict:
 
 def _with_trials(finding: Finding, n: Numbers, trials: Sequence[Trial]) -> Finding:
     """A loss that was tried out replaces the estimate of what a better loss would take."""
-    if finding.cause != "assigner":
+    if finding.cause != ASSIGNER:
         return finding
-    tried = [_remedy_of(trial, n) for trial in trials if set(trial.stage.split("+")) & {"loss", "assign"}]
+    tried = [_remedy_of(trial, n) for trial in trials if _is_of_loss(trial)]
     return Finding(**{**vars(finding), "remedies": tried}) if tried else finding
 
 
@@ -57,27 +61,43 @@ def _findings_of_trials(n: Numbers, trials: Sequence[Trial]) -> list[Finding]:
             cost_ms=max(0.0, _stage_ms(trial, n) - trial.then_ms),
         )
         for trial in trials
-        if not set(trial.stage.split("+")) & {"loss", "assign"}
     ]
 
 
 def _remedy_of(trial: Trial, n: Numbers) -> Remedy:
-    saved_ms = _stage_ms(trial, n) - trial.then_ms
-    what_if = WhatIf(n)
-    step_ms = (
-        what_if.with_input(saved_ms)
-        if trial.in_workers
-        else what_if.with_consumer(saved_ms, device_saved_ms=saved_ms if n.m.device_busy_ms is not None else 0.0)
-    )
+    now_ms, what_if = _stage_ms(trial, n), WhatIf(n)
+    saved_ms = now_ms - trial.then_ms
+    if trial.images is not None:
+        step_ms = what_if.with_batch(trial.images, tried_now_ms=now_ms, tried_then_ms=trial.then_ms)
+    elif trial.in_workers:
+        step_ms = what_if.with_input(saved_ms)
+    else:
+        step_ms = what_if.with_consumer(saved_ms, device_saved_ms=saved_ms if n.m.device_busy_ms is not None else 0.0)
     return Remedy(
         what=trial.what,
         change=trial.change,
         step_ms=step_ms,
         uncertainty=trial.uncertainty,
         now_ms=n.step_ms,
-        images=n.images,
+        images=trial.images or n.images,
+        now_images=n.images,
         switch=trial.switch,
     )
+
+
+def _less_sure(finding: Finding, n: Numbers) -> Finding:
+    """Where other programs take the cores, nobody knows what this one would get of them after a change."""
+    doubt = 0.2 * min(1.0, (n.m.others_cores or 0.0) / n.m.usable_cores)
+    remedies = [replace(remedy, uncertainty=remedy.uncertainty + doubt) for remedy in finding.remedies]
+    return replace(finding, remedies=remedies)
+
+
+def _in_ms(trial: Trial, n: Numbers) -> Trial:
+    return replace(trial, then_ms=trial.then_ms * _stage_ms(trial, n), is_share=False) if trial.is_share else trial
+
+
+def _is_of_loss(trial: Trial) -> bool:
+    return set(trial.stage.split("+")) <= {"loss", "assign"}
 
 
 def _stage_ms(trial: Trial, n: Numbers) -> float:
@@ -90,7 +110,8 @@ def _is_worth(finding: Finding) -> bool:
 
 
 def _saving(finding: Finding) -> float:
-    return max((remedy.now_ms - remedy.step_ms for remedy in finding.remedies), default=0.0)
+    """How much faster its best remedy makes the training."""
+    return max((remedy.gain for remedy in finding.remedies), default=0.0)
 
 
 def _nothing(n: Numbers) -> Verdict:

@@ -24,8 +24,14 @@ class Trial:
     then_ms: float
     """Time of the stage per step, with the remedy."""
 
+    is_share: bool = False
+    """`then_ms` is not milliseconds but a share of what the stage takes now: what a trial elsewhere can tell."""
+
     uncertainty: float = 0.07
     """Relative, of the predicted step."""
+
+    images: float | None = None
+    """Images per step with the remedy, where that changes; all other stages then grow with them."""
 
     switch: Mapping[str, Any] = field(default_factory=dict)
     """Options of a flatout training that apply it."""
@@ -50,13 +56,18 @@ class Remedy:
 
     now_ms: float
     images: float
+    """Per step, with the remedy."""
+
+    now_images: float | None = None
+    """Per step now, where that differs."""
+
     switch: Mapping[str, Any] = field(default_factory=dict)
     """Options of a flatout training that apply it; empty: a person has to."""
 
     @property
     def gain(self) -> float:
         """How many times as fast."""
-        return self.now_ms / self.step_ms
+        return self.images_per_s / self.now_images_per_s
 
     @property
     def images_per_s(self) -> float:
@@ -64,7 +75,7 @@ class Remedy:
 
     @property
     def now_images_per_s(self) -> float:
-        return 1e3 * self.images / self.now_ms
+        return 1e3 * (self.now_images or self.images) / self.now_ms
 
     def line(self) -> str:
         """'workers 1 -> 2: 120 -> 215 +- 20 img/s (1.8x). Change: --workers 2'."""

@@ -9,6 +9,7 @@ from flatout.profiler.verdict.numbers import Numbers
 from flatout.profiler.verdict.remedy import Finding, Remedy
 from flatout.profiler.verdict.whatif import WhatIf
 
+ASSIGNER = "assigner"
 LOOPED_READS = 8
 """Reads per step from one line that can only come from a loop."""
 
@@ -38,7 +39,7 @@ def _heavy_loss(n: Numbers) -> Iterator[Finding]:
     evidence += _who_works(n)
     evidence += [f"{_times(site)} at {site.where}  {site.text}".rstrip() for site in _worst_sites(n, 3)]
     yield Finding(
-        cause="assigner",
+        cause=ASSIGNER,
         sentence=(
             f"The loss takes {n.percent(loss_ms)} of the step, because it assigns targets image by image on the host: "
             "the GPU waits for the main thread, not for data."

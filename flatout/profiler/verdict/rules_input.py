@@ -8,15 +8,12 @@ from flatout.profiler.measurement import WAIT
 from flatout.profiler.stages import label_of
 from flatout.profiler.verdict.numbers import WAIT_WORTH_A_LOOK, Numbers
 from flatout.profiler.verdict.remedy import Finding, Remedy
-from flatout.profiler.verdict.whatif import WhatIf
+from flatout.profiler.verdict.whatif import KEPT_DECODED, WhatIf
 
 DECODING = re.compile(r"decode|imread|image\.open|read_image|load_image|open_image|jpeg|np\.load|tifffile", re.I)
 """What a source line that decodes a picture looks like."""
 
 DECODE_STAGES = ("decode", "store miss")
-KEPT_DECODED = 0.06
-"""Reading a decoded picture from a store costs about this share of decoding it (bench/results/store_*.md)."""
-
 WAITING_FOR_DISK = 0.5
 """Share of a worker's work above which it mostly waits for files."""
 
@@ -28,8 +25,10 @@ def input_findings(n: Numbers) -> Iterator[Finding]:
         return
     if n.m.num_workers == 0:
         yield _no_workers(n, lost_ms)
-    elif n.worker_busy < 0.6 and _worker_numbers_are_known(n):
-        yield _idle_workers(n, lost_ms)
+    elif n.worker_busy < 0.6 and n.worker_ms:
+        # What more batches under way would bring is a guess: not worth making for a short wait.
+        if lost_ms > 0.1 * n.step_ms:
+            yield _idle_workers(n, lost_ms)
     elif n.m.num_workers > 1.25 * n.m.usable_cores and n.cpu_ms > 0.8 * n.m.usable_cores * n.step_ms:
         yield _too_many_workers(n, lost_ms)
     else:
@@ -191,10 +190,6 @@ def _render_on_device(n: Numbers) -> Remedy:
         images=n.images,
         switch={"device_augment": True},
     )
-
-
-def _worker_numbers_are_known(n: Numbers) -> bool:
-    return bool(n.worker_ms)
 
 
 def _evidence(n: Numbers, lost_ms: float, stage: str | None) -> list[str]:

@@ -14,6 +14,10 @@ from dataclasses import dataclass, replace
 from flatout.profiler.verdict.numbers import Numbers
 
 
+KEPT_DECODED = 0.06
+"""Reading a decoded picture from a store costs about this share of decoding it (bench/results/store_*.md)."""
+
+
 @dataclass(frozen=True)
 class Demands:
     """What one step asks of each resource, in milliseconds."""
@@ -73,6 +77,19 @@ class WhatIf:
             consumer_ms=max(0.0, now.consumer_ms - saved_consumer_ms),
         )
         return self._step(then)
+
+    def with_batch(self, images: float, *, tried_now_ms: float, tried_then_ms: float) -> float:
+        """Another batch size: the tried stages take what was tried, input grows with the images, the rest stays."""
+        now, factor = self.now, images / self.n.images
+        consumer_ms = now.consumer_ms - tried_now_ms + tried_then_ms
+        then = replace(
+            now,
+            consumer_ms=consumer_ms,
+            input_ms=now.input_ms * factor,
+            cpu_ms=self.n.m.main_cpu_ms * consumer_ms / max(now.consumer_ms, 1e-9)
+            + factor * (now.cpu_ms - self.n.m.main_cpu_ms),
+        )
+        return then.step_ms * self.bias
 
     def with_consumer(self, saved_ms: float, *, device_saved_ms: float = 0.0) -> float:
         """The main thread saves this much per step; waits for data may take its place."""

@@ -1,5 +1,5 @@
 """Augmentation: all random numbers of a batch are drawn, then pictures and labels follow. See docs/augment.md.
 
-`config.AugmentConfig` says how much, `source.TrainingSource` and `source.ValidationSource` give samples to a feed,
-`device_source.ParameterSource` and `render_torch.TorchRender` do it on a device. The last two need no OpenCV.
+`config.AugmentConfig` says how much; `source.TrainingSource` and `source.ValidationSource` give samples made by OpenCV
+to a feed; `device_input.training_input` and `device_input.validation_input` give batches made on a device, without it.
 """

@@ -28,6 +28,8 @@ class CanvasLabels(NamedTuple):
     """int64 [T + 1]: label t has the points first_point_T[t] to first_point_T[t + 1]."""
     has_polygons_Q: np.ndarray | None = None
     """bool: whether a sheet has any polygon, where some of its labels have been left out."""
+    tile_T: np.ndarray | None = None
+    """int64: which tile of its sheet a label is on, where that is known."""
 
     @property
     def num_points_T(self) -> np.ndarray:
@@ -48,15 +50,16 @@ def gather_labels(labels: Labels, sheets: Sheets, *, seen_in: tuple[int, int] | 
     begin_G = labels.first_N[picture_G]
     label_T, place_T = ranges(begin_G, labels.first_N[picture_G + 1] - begin_G)
     # float32 from here on, as in YOLOv7, so that boxes near a limit of the candidate filter fall on the same side.
-    to_canvas = _ToCanvas(
+    of_tile = _ToCanvas(
         sheets.label_size_Q92[sheet_G, tile_G].astype(np.float32),
         sheets.label_origin_Q92[sheet_G, tile_G].astype(np.float32),
         np.where(sheets.kind_Q == PLAIN, -np.inf, 0)[sheet_G, None].astype(np.float32),
         np.where(sheets.kind_Q[:, None] == PLAIN, np.inf, sheets.canvas_Q2)[sheet_G].astype(np.float32),
     )
+    to_canvas = of_tile.taken(place_T)
     sheet_T, class_box_T5 = sheet_G[place_T], labels.class_box_T5[label_T]
     centre_T2, half_T2 = class_box_T5[:, 1:3], class_box_T5[:, 3:5] / 2
-    box_T4 = np.concatenate((to_canvas(centre_T2 - half_T2, place_T), to_canvas(centre_T2 + half_T2, place_T)), axis=1)
+    box_T4 = np.concatenate((to_canvas(centre_T2 - half_T2), to_canvas(centre_T2 + half_T2)), axis=1)
     begin_T = labels.first_point_T[label_T]
     num_points_T = np.where(sheets.kind_Q[sheet_T] == PLAIN, 0, labels.first_point_T[label_T + 1] - begin_T)
     has_polygons_Q = None
@@ -64,16 +67,18 @@ def gather_labels(labels: Labels, sheets: Sheets, *, seen_in: tuple[int, int] | 
         outer_T4 = box_T4
         if len(labels.point_P2):
             low_T2, high_T2 = (labels.outline_T4[label_T, half : half + 2] for half in (0, 2))
-            outline_T4 = np.concatenate((to_canvas(low_T2, place_T), to_canvas(high_T2, place_T)), axis=1)
+            outline_T4 = np.concatenate((to_canvas(low_T2), to_canvas(high_T2)), axis=1)
             outer_T4 = np.where(num_points_T[:, None] > 0, outline_T4, box_T4)
             has_polygons_Q = np.zeros(len(sheets.kind_Q), bool)
             has_polygons_Q[sheet_T[(num_points_T > 0) & (outline_T4[:, 2:] > 0).any(1)]] = True
         seen = np.flatnonzero(are_seen(outer_T4, sheets.matrix_Q33, sheet_T, seen_in))
-        sheet_T, place_T, box_T4, class_box_T5 = sheet_T[seen], place_T[seen], box_T4[seen], class_box_T5[seen]
-        begin_T, num_points_T = begin_T[seen], num_points_T[seen]
+        sheet_T, box_T4, class_box_T5 = sheet_T[seen], box_T4[seen], class_box_T5[seen]
+        begin_T, num_points_T, to_canvas = begin_T[seen], num_points_T[seen], to_canvas.taken(seen)
+        place_T = place_T[seen]
     point_P, owner_P = ranges(begin_T, num_points_T)
-    point_P2 = to_canvas(labels.point_P2[point_P], place_T[owner_P])
-    return CanvasLabels(sheet_T, class_box_T5[:, 0], box_T4, point_P2, offsets(num_points_T), has_polygons_Q)
+    point_P2 = to_canvas.taken(owner_P)(labels.point_P2.take(point_P, axis=0))
+    first_point_T, tile_T = offsets(num_points_T), tile_G[place_T]
+    return CanvasLabels(sheet_T, class_box_T5[:, 0], box_T4, point_P2, first_point_T, has_polygons_Q, tile_T)
 
 
 class _ToCanvas(NamedTuple):
@@ -84,10 +89,15 @@ class _ToCanvas(NamedTuple):
     least_G1: np.ndarray
     most_G2: np.ndarray
 
-    def __call__(self, point_T2: np.ndarray, tile_T: np.ndarray) -> np.ndarray:
-        point_T2 = self.size_G2[tile_T] * point_T2 + self.origin_G2[tile_T]
-        np.maximum(point_T2, self.least_G1[tile_T], out=point_T2)
-        return np.minimum(point_T2, self.most_G2[tile_T], out=point_T2)
+    def taken(self, tile_T: np.ndarray) -> "_ToCanvas":
+        """For the tiles of these numbers."""
+        return _ToCanvas(*(array.take(tile_T, axis=0) for array in self))
+
+    def __call__(self, point_G2: np.ndarray) -> np.ndarray:
+        """One point of each tile."""
+        point_G2 = self.size_G2 * point_G2 + self.origin_G2
+        np.maximum(point_G2, self.least_G1, out=point_G2)
+        return np.asarray(np.minimum(point_G2, self.most_G2, out=point_G2))
 
 
 def ranges(begin_G: np.ndarray, count_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

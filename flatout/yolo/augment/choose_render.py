@@ -2,14 +2,23 @@
 
 import functools
 import logging
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from flatout.feed.device_feed import Render
+from flatout.yolo.augment.paste_torch import Pasting, TorchPaste
 from flatout.yolo.augment.render_torch import TorchRender
 from flatout.yolo.launch import HAS_TRITON
 
 logger = logging.getLogger(__name__)
+
+
+class Paste(Protocol):
+    """Pastes objects over images [B, 3, H, W] in place, on the current stream."""
+
+    def __call__(self, pasting: Pasting, images: Tensor) -> None: ...
 
 
 def renderer_for(device: str | torch.device, *, mixup: bool, perspective: bool = False, recolor: bool = True) -> Render:
@@ -21,6 +30,17 @@ def renderer_for(device: str | torch.device, *, mixup: bool, perspective: bool =
             return TritonRender(perspective=perspective, recolor=recolor)
         _say_what_is_missing()
     return TorchRender(mixup=mixup, perspective=perspective, recolor=recolor)
+
+
+def paster_for(device: str | torch.device) -> Paste:
+    """What pastes the objects of `device_paste` over finished pictures; all give the same bits."""
+    if torch.device(device).type == "cuda":
+        if HAS_TRITON:
+            from flatout.yolo.augment.paste_triton import TritonPaste
+
+            return TritonPaste()
+        _say_what_is_missing()
+    return TorchPaste()
 
 
 @functools.cache

@@ -26,8 +26,8 @@ class Color(NamedTuple):
 def colors(gain_M3: np.ndarray) -> Color:
     """Tables of M samples: products are truncated and cut off at 255; hue is multiplied too, and goes around."""
     product_M3V = np.arange(256) * gain_M3[..., None]
-    hue_M1V = product_M3V[:, :1] % HUES
-    table_M3V = np.concatenate((hue_M1V, product_M3V[:, 1:].clip(0, 255)), axis=1).astype(np.uint8)
+    table_M3V = np.minimum(product_M3V, 255).astype(np.uint8)
+    table_M3V[:, 0] = product_M3V[:, 0] % HUES
     return Color(gain_M3, table_M3V, _offsets(product_M3V))
 
 
@@ -38,7 +38,8 @@ def _offsets(product_M3V: np.ndarray) -> np.ndarray:
     """
     # Beyond 255 everything is cut off, so it does not matter where it falls; there is no hue above 179.
     matters_M3V = (product_M3V < 255) & (np.arange(256) < [[HUES], [256], [256]])
-    largest_M3 = np.where(matters_M3V, product_M3V % 1, 0).max(2)
+    fraction_M3V = product_M3V - np.floor(product_M3V)
+    largest_M3 = np.multiply(fraction_M3V, matters_M3V, out=fraction_M3V).max(2)
     usable_M3 = largest_M3 < 1 - 2 * LEAST_MARGIN
     usable_M3[:, 0] &= product_M3V[:, 0, HUES - 1] < 255
     return np.where(usable_M3, -largest_M3 / 2, np.nan)

@@ -9,19 +9,10 @@ import cv2
 import numpy as np
 
 from flatout.yolo.augment.canvas_labels import CanvasLabels, offsets
-
-MOST_COVERED = 0.30
-"""Of any label's area, by what is pasted over it."""
+from flatout.yolo.augment.paste_plan import MOST_COVERED, covered_share
 
 Pick = Callable[[int, int, int], np.ndarray]
 """(key, number of things, how many to pick) -> numbers of those picked, in order."""
-
-
-def covered_share(box_4: np.ndarray, label_box_T4: np.ndarray) -> np.ndarray:
-    """Share of each label's area that lies in the box, [T]."""
-    low, high = np.maximum(box_4[:2], label_box_T4[:, :2]), np.minimum(box_4[2:], label_box_T4[:, 2:])
-    area = (label_box_T4[:, 2:] - label_box_T4[:, :2]).prod(1) + 1e-16
-    return np.asarray((high - low).clip(0).prod(1) / area)
 
 
 def choose_copies(

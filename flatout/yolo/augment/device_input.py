@@ -7,7 +7,7 @@ Dimension key:  N pictures   B samples of a batch   T targets
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,11 +21,13 @@ from flatout.feed.feed import Feed
 from flatout.feed.knobs import FeedConfig
 from flatout.feed.plan import Plan
 from flatout.feed.upload import Arrays
-from flatout.yolo.augment.choose_render import renderer_for
+from flatout.yolo.augment.choose_render import paster_for, renderer_for
 from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.device_paste import PICTURE_COLUMN
 from flatout.yolo.augment.device_source import TILES, ParameterSource, ValidationParameters
 from flatout.yolo.augment.memory_plan import plan_memory
+from flatout.yolo.augment.paste_torch import Pasting
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.rect import RectBatches
 
@@ -45,6 +47,8 @@ class DeviceInputConfig:
     channels_last: bool = True
     workers: int | str = 2
     """Processes that draw and make labels; two are enough for 40,000 samples per second."""
+    epochs: int | None = None
+    """Epochs of the whole run, if known: nothing is drawn beyond the last."""
     budget_bytes: int | None = None
     """Of device memory for pictures; None: 80 % of what is free. What does not fit is kept in pinned RAM."""
     target_bucket: int | None = None
@@ -78,6 +82,7 @@ class DeviceInput(DeviceFeed):
         self._out_wh_N2 = out_wh_N2
         self._bucket = config.target_bucket
         self._padded: dict[tuple[int, int], Tensor] = {}
+        self._paste = paster_for(store.device)
 
     def __enter__(self) -> "DeviceInput":
         self.feed.start()
@@ -97,10 +102,29 @@ class DeviceInput(DeviceFeed):
 
     def _finish(self, turn: int, batch: Batch, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         fields = super()._finish(turn, batch, tensors)
+        if len(batch.fields.get("pasted", ())):
+            self._paste(self._pasting(batch, fields), fields["images"])
         kept: dict[str, Tensor] = {name: fields[name] for name in BATCH_FIELDS if name in fields}
         if self._bucket is not None:
             kept["targets"] = self._fill_up(turn, kept["targets"], self._bucket)
         return kept
+
+    def _pasting(self, batch: Batch, fields: dict[str, Tensor]) -> Pasting:
+        # The render before this has been queued: pictures of its own may be staged over by those of the objects.
+        sources = self._store.sources_of(batch["pasted"][:, PICTURE_COLUMN], fields["pasted"][:, PICTURE_COLUMN])
+        num_B, num_points_B = batch.counts["pasted"], batch.counts["outlines"]
+        samples = np.flatnonzero(num_B)
+        first_B, first_point_B = np.cumsum(num_B) - num_B, np.cumsum(num_points_B) - num_points_B
+        spans_S4 = np.stack((samples, first_B[samples], num_B[samples], first_point_B[samples]), 1).astype(np.int32)
+        return Pasting(
+            sources,
+            fields["pasted"],
+            fields["outlines"],
+            self._store.send(spans_S4),
+            batch["pasted"],
+            spans_S4,
+            fields["flip"],
+        )
 
     def _fill_up(self, turn: int, targets_T6: Tensor, bucket: int) -> Tensor:
         rows = max(1, -(-len(targets_T6) // bucket)) * bucket
@@ -130,14 +154,14 @@ def training_input(
     """Augmented batches on `device`, from `pictures` resized for training at `size` (a Store of ResizedPictures).
 
     Sampling weights and ranks are the plan's affair; so is the order of rectangular batches, whose shapes `rect` gives.
-    A `store` made by `picture_store` before is used again.
+    A `store` made by `picture_store` before is used again. Shapes in the plan are left out of account.
     """
     config = config or DeviceInputConfig()
     out_wh_N2 = None if rect is None else shapes_of_pictures(rect)
     source = ParameterSource(image_set, augment, size=size, class_aware=class_aware, out_wh_N2=out_wh_N2)
     store = store or picture_store(image_set, pictures, size=size, device=device, plan=plan, config=config)
     render = renderer_for(device, mixup=augment.mixup > 0, perspective=augment.perspective > 0)
-    feed = Feed(source, plan, _feed_config(config, plan))
+    feed = Feed(source, replace(plan, shapes=None), _feed_config(config, plan))
     largest_hw = (size, size) if rect is None else _largest_hw(rect)
     return DeviceInput(feed, store, render, config, largest_hw=largest_hw, out_wh_N2=out_wh_N2)
 
@@ -159,7 +183,7 @@ def validation_input(
     source = ValidationParameters(image_set, size=size, out_wh_N2=out_wh_N2)
     store = store or picture_store(image_set, pictures, size=size, device=device, plan=plan, config=config)
     render = renderer_for(device, mixup=False, recolor=False)
-    feed = Feed(source, plan, _feed_config(config, plan))
+    feed = Feed(source, replace(plan, shapes=None), _feed_config(config, plan))
     largest_hw = (size, size) if rect is None else _largest_hw(rect)
     return DeviceInput(feed, store, render, config, largest_hw=largest_hw, out_wh_N2=out_wh_N2)
 
@@ -195,4 +219,4 @@ def _largest_hw(rect: RectBatches) -> tuple[int, int]:
 def _feed_config(config: DeviceInputConfig, plan: Plan) -> FeedConfig:
     workers = FeedConfig(workers=config.workers).num_workers
     per_task = max(min(LEAST_TASK, plan.batch_size), -(-plan.batch_size // (2 * max(1, workers))))
-    return FeedConfig(workers=config.workers, micro_batch=per_task)
+    return FeedConfig(workers=config.workers, micro_batch=per_task, epochs=config.epochs)

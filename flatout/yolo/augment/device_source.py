@@ -15,6 +15,7 @@ from flatout.feed.source import Field, Fields, Out, Rows
 from flatout.yolo.augment.canvas_labels import gather_labels
 from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.device_paste import OBJECT_COLUMNS, DevicePaste
 from flatout.yolo.augment.draw import NINE, draw_training, undrawn
 from flatout.yolo.augment.layout import Sheets, lay_out, resized_wh
 from flatout.yolo.augment.shown import write_shown
@@ -40,6 +41,14 @@ def parameter_fields(*, expected_targets: float) -> Fields:
     }
 
 
+def paste_fields(share: float) -> Fields:
+    """The objects that are pasted into a share of the samples, and their polygons (see `device_paste`)."""
+    return {
+        "pasted": Rows(OBJECT_COLUMNS, np.int32, expected=1 + 8 * share),
+        "outlines": Rows(2, np.int32, expected=16 + 300 * share),
+    }
+
+
 class ParameterSource:
     """Parameters and targets of samples of `size` x `size` pixels, or of each picture's own shape without mosaics."""
 
@@ -54,12 +63,11 @@ class ParameterSource:
     ) -> None:
         """`out_wh_N2`: width and height of the batch that each picture is in, for rectangular batches."""
         has_polygons = len(image_set.labels.point_P2) > 0
-        for name in ("copy_paste", "paste_in"):
-            if getattr(config, name) and has_polygons:
-                raise ConfigError(
-                    f"{name}={getattr(config, name)} cannot be rendered on the device: it cuts objects out along their "
-                    f"polygons. Use {name}=0, or the CPU path."
-                )
+        if config.copy_paste and has_polygons:
+            raise ConfigError(
+                f"copy_paste={config.copy_paste} cannot be rendered on the device: it copies objects within a mosaic "
+                "that is never made there. Use copy_paste=0, or the CPU path."
+            )
         if size < 2 or size % 2:
             raise ConfigError(f"size={size} must be even: a mosaic is cut off by half of it on every side.")
         if out_wh_N2 is not None and config.mosaic:
@@ -73,7 +81,11 @@ class ParameterSource:
         image_set.labels.outline_T4  # noqa: B018 - worked out once, before workers get a copy
         per_picture = len(image_set.labels.class_box_T5) / max(1, len(image_set))
         # A mosaic shows about the area of two pictures of four or nine; a plan that is too small only grows.
-        self.fields = parameter_fields(expected_targets=2 + 3 * per_picture)
+        self.fields: Fields = parameter_fields(expected_targets=2 + 3 * per_picture)
+        self._paste: DevicePaste | None = None
+        if config.paste_in and has_polygons:
+            self._paste = DevicePaste(labels=image_set.labels, wh_N2=self._wh_N2, size=size)
+            self.fields = {**self.fields, **paste_fields(config.paste_in)}
 
     def __len__(self) -> int:
         return len(self._image_set)
@@ -100,9 +112,28 @@ class ParameterSource:
         labels = gather_labels(self._image_set.labels, sheets, seen_in=None if perspective else out_wh)
         warped = warp_labels(labels, sheets, out_wh=out_wh, perspective=perspective)
         label_T5 = np.concatenate((warped.class_T[:, None], warped.box_T4), axis=1)
-        targets_T6 = to_targets(warped.sample_T, label_T5, out_wh, draws["flip"], first_row=out.first_row)
-        out["targets"].put_all(targets_T6, np.bincount(warped.sample_T, minlength=len(indices)))
+        count_M = np.bincount(warped.sample_T, minlength=len(indices))
+        if self._paste is not None:
+            label_T5, count_M = self._write_pasted(self._paste, draws, label_T5, count_M, out_wh, out)
+        sample_T = np.repeat(np.arange(len(indices)), count_M)
+        targets_T6 = to_targets(sample_T, label_T5, out_wh, draws["flip"], first_row=out.first_row)
+        out["targets"].put_all(targets_T6, count_M)
         write_parameters(sheets, draws, out, perspective=perspective)
+
+    def _write_pasted(
+        self,
+        paste: DevicePaste,
+        draws: Mapping[str, np.ndarray],
+        label_T5: np.ndarray,
+        count_M: np.ndarray,
+        out_wh: tuple[int, int],
+        out: Out,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Write the objects that are pasted, and return the labels with theirs."""
+        pasted = paste.plan(draws, np.split(label_T5, np.cumsum(count_M)[:-1]), out_wh)
+        out["pasted"].put_all(pasted.object_KC, pasted.num_objects_M)
+        out["outlines"].put_all(pasted.point_P2, pasted.num_points_M)
+        return np.concatenate(pasted.label_T5), np.array(list(map(len, pasted.label_T5)))
 
 
 class ValidationParameters:

@@ -1,7 +1,7 @@
 """Pixels of a sample, the fast way: the same pictures as `paint.Classic`, in buffers that are used again.
 
 Where the time goes is measured in bench/augment_cpu.py. What is saved against the plain way: only the part of a canvas
-that the warp looks at is written, and grey only if tiles leave a gap; pixels have four bytes until their colours
+that the warp looks at is written, and grey only where tiles leave a gap; pixels have four bytes until their colours
 change, which OpenCV warps faster than three; colour tables that are a plain scaling are applied as one, with vector
 instructions; nothing is allocated, and the planes of the result are written straight into the batch.
 """
@@ -39,8 +39,8 @@ class Fast:
             else (0, 0, *placed.canvas_wh)
         )
         part = canvas[y1:y2, x1:x2]
-        if not covers(region, placed):
-            part.view(np.uint32)[:] = PADDING * 0x01010101
+        for gx1, gy1, gx2, gy2 in gaps(region, placed):
+            canvas.view(np.uint32)[gy1:gy2, gx1:gx2] = PADDING * 0x01010101
         for tile, (x, y) in zip(placed.tiles, placed.origin_K2.tolist(), strict=True):
             if (both := visible(tile, x - x1, y - y1, part)) is not None:
                 cv2.cvtColor(both[0], cv2.COLOR_BGR2BGRA, dst=both[1])
@@ -128,14 +128,26 @@ def region_seen(matrix_33: np.ndarray, canvas_wh: tuple[int, int], out_wh: tuple
     return x1, y1, x2, y2
 
 
-def covers(region: Region, placed: Placed) -> bool:
-    """Whether tiles surely hide the whole region: up to four never overlap, so their shares of it must add up."""
+def gaps(region: Region, placed: Placed) -> list[Region]:
+    """Parts of a region in which no tile lies, at least; of nine tiles, which overlap, the whole region."""
     if len(placed.tiles) > 4:
-        return False
+        return [region]
     x1, y1, x2, y2 = region
-    covered = 0
-    for tile, (x, y) in zip(placed.tiles, placed.origin_K2.tolist(), strict=True):
-        width = min(x + tile.shape[1], x2) - max(x, x1)
-        height = min(y + tile.shape[0], y2) - max(y, y1)
-        covered += max(width, 0) * max(height, 0)
-    return covered == (x2 - x1) * (y2 - y1)
+    # Four tiles meet where the last one begins, and none reaches beyond its quarter; a single one has all to itself.
+    middle_x, middle_y = placed.origin_K2[3].tolist() if len(placed.tiles) == 4 else (x2, y2)
+    across, down = (x1, min(max(middle_x, x1), x2), x2), (y1, min(max(middle_y, y1), y2), y2)
+    found: list[Region] = []
+    for number, (tile, (x, y)) in enumerate(zip(placed.tiles, placed.origin_K2.tolist(), strict=True)):
+        column, row = number % 2, number // 2
+        quarter = across[column], down[row], across[column + 1], down[row + 1]
+        found += around((x, y, x + tile.shape[1], y + tile.shape[0]), quarter)
+    return found
+
+
+def around(inner: Region, outer: Region) -> list[Region]:
+    """What of the outer rectangle is not in the inner one, as rectangles above, below, left and right of it."""
+    x1, y1, x2, y2 = outer
+    left, right = (min(max(x, x1), x2) for x in inner[::2])
+    top, bottom = (min(max(y, y1), y2) for y in inner[1::2])
+    strips = ((x1, y1, x2, top), (x1, bottom, x2, y2), (x1, top, left, bottom), (right, top, x2, bottom))
+    return [strip for strip in strips if strip[0] < strip[2] and strip[1] < strip[3]]

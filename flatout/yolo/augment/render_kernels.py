@@ -125,7 +125,7 @@ def _recolored(blue, green, red, reciprocals, tables):
 
 
 @triton.jit
-def _store(out, value, inside, AS_FLOAT: tl.constexpr):
+def store_value(out, value, inside, AS_FLOAT: tl.constexpr):
     result = tl.div_rn(value.to(tl.float32), 255.0) if AS_FLOAT else value
     tl.store(out, result.to(out.dtype.element_ty), mask=inside)
 
@@ -160,6 +160,6 @@ def render(
         blue, green, red = _recolored(blue, green, red, reciprocals, tables + sample * 768)
     out += sample * stride_b + out_y.to(tl.int64) * stride_y + out_x * stride_x
     inside = (out_x < width) & (out_y < height)
-    _store(out, red, inside, AS_FLOAT)
-    _store(out + stride_c, green, inside, AS_FLOAT)
-    _store(out + 2 * stride_c, blue, inside, AS_FLOAT)
+    store_value(out, red, inside, AS_FLOAT)
+    store_value(out + stride_c, green, inside, AS_FLOAT)
+    store_value(out + 2 * stride_c, blue, inside, AS_FLOAT)

@@ -15,7 +15,7 @@ def main(argv: list[str]) -> int:
     parser = train_parser(called if called in ("train.py", "train_aux.py") else "flatout yolo train")
     options = train_options(parser.parse_args(argv), os.environ)
     refuse_what_is_not_built(options)
-    show_log()
+    show_log(only_warnings=os.environ.get("RANK", "0") not in ("", "0"))
     # Now, because help and mistakes are answered without torch.
     from flatout.yolo.train import train
 

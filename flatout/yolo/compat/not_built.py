@@ -10,6 +10,7 @@ _WANDB = "flatout does not talk to Weights & Biases; results are in the run fold
 _REASONS = {
     "evolve": "the search for hyper-parameters is not built yet; train with several --hyp files and compare",
     "bucket": "copying to a bucket is not built yet; copy the run folder afterwards",
+    "compat_pt": "pickled files for old tools are not built yet; `flatout yolo convert` writes safetensors",
     "sync_bn": "batch-norm statistics over several GPUs are not built yet; each GPU uses those of its own pictures",
     "entity": _WANDB,
     "upload_dataset": _WANDB,

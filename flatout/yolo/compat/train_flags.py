@@ -74,7 +74,7 @@ FILES = (
     switch("--fresh", "begin anew even if a run of that name could be continued"),
     value("--save-every-minutes", "longest time between two checkpoints", type=float, metavar="MINUTES"),
     value("--save-every-steps", "most steps between two checkpoints", type=int, metavar="STEPS"),
-    switch("--compat-pt", "also write checkpoints that old YOLOv7 tools can unpickle"),
+    switch("--compat-pt", "also write checkpoints that old YOLOv7 tools can unpickle; not built yet, refused"),
     switch("--allow-data-change", "continue a run although its data is not what it was"),
     switch("--break-lock", "take over a run folder that another machine has locked; be sure that it is not at work"),
     switch("--strict-labels", "obey all label rules of YOLOv7: one bad line drops the picture"),

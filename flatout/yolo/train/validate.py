@@ -39,6 +39,10 @@ class ValidationConfig:
     amp: torch.dtype
     keeps_pictures: bool
     """Decode once, into memory; else in every epoch."""
+    on_device: bool = False
+    """Keep them in the memory of the GPU."""
+    interruptible: bool = True
+    """Stop for a signal. Not with several ranks, the others of which wait for the end."""
     verify: bool = False
     v5_metric: bool = False
     single_cls: bool = False
@@ -89,7 +93,7 @@ class Validation:
         return outcome
 
     def _stop_if_asked(self, batch: ValidationBatch, found: Detections, native: Detections) -> None:
-        if self._interrupts.requested is not None:
+        if self._config.interruptible and self._interrupts.requested is not None:
             raise Interrupted.by(self._interrupts.requested)
 
     def _opened(self) -> ValidationInput:
@@ -108,6 +112,7 @@ class Validation:
                     workers=config.workers,
                     device=config.device,
                     store=store,
+                    on_device=config.on_device,
                     single_cls=config.single_cls,
                 )
             )

@@ -25,7 +25,6 @@ from flatout.engine.precision import DTYPES
 from flatout.engine.progress import StepProgress
 from flatout.engine.random_state import seed_all
 from flatout.engine.records import Records
-from flatout.engine.run_folder import Run
 from flatout.errors import CheckpointError, DataError
 from flatout.yolo.compat.resume_options import config_of_run
 from flatout.yolo.data.image_set import ImageSet
@@ -103,16 +102,29 @@ def train(options: TrainOptions) -> TrainResult | None:
     distributed.join(setting.world, setting.device)
     try:
         with ExitStack() as stack:
-            run = stack.enter_context(setting.open_run())
-            return _Training(setting, run, stack).go()
+            run = stack.enter_context(setting.open_run()) if setting.world.is_first else None
+            # One rank holds the folder; the others only learn where it is.
+            place = Place(*setting.world.from_first((str(run.folder), run.continues) if run else None))
+            result = _Training(setting, place, stack).go()
+            if run is not None and result.finished:
+                run.finish()
+            return result
     finally:
         distributed.leave(setting.world)
+
+
+class Place:
+    """The run folder, as every rank knows it."""
+
+    def __init__(self, folder: str, continues: bool) -> None:
+        self.folder = Path(folder)
+        self.continues = continues
 
 
 class _Training:
     """The parts of one training, put together in the order in which YOLOv7 makes them."""
 
-    def __init__(self, setting: Setting, run: Run, stack: ExitStack) -> None:
+    def __init__(self, setting: Setting, run: Place, stack: ExitStack) -> None:
         self._setting, self._run, self._stack = setting, run, stack
         options = setting.options
         logger.info("%s", resolved_line(setting))
@@ -172,14 +184,14 @@ class _Training:
         except StoppedAfter as stopped:
             logger.info("Stopped after %s steps, as asked. The same command continues.", stopped)
             return TrainResult(folder, epoch_end.outcome, epoch_end.best_fitness, finished=False)
-        finish(setting, self._run, files, self._average.network, epoch_end.fitness)
+        finish(setting, folder, files, self._average.network, epoch_end.fitness)
         return TrainResult(folder, epoch_end.outcome, epoch_end.best_fitness, finished=True)
 
     def _saved_state(self) -> Generation | None:
         """What the run folder holds, if this command continues it."""
         folder = self._run.folder / "weights"
         if not self._run.continues:
-            if folder.is_dir():
+            if self._setting.world.is_first and folder.is_dir():
                 Generations(folder).forget()
             return None
         saved = Generations(folder).load()
@@ -240,6 +252,8 @@ class _Training:
             device=self._setting.device,
             amp=DTYPES[self._setting.amp],
             keeps_pictures=options.fast_dataloader or options.cache_images or options.device_augment,
+            on_device=options.device_augment,
+            interruptible=self._setting.world.size == 1,
             verify=options.verify_cache,
             v5_metric=options.v5_metric,
             single_cls=options.single_cls,

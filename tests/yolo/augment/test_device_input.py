@@ -111,10 +111,11 @@ def test_rectangular_training_batches_are_those_of_the_host(device):
     plan, host_plan = rect_plan(rect, image_set)
     expected = host_batches(TrainingSource(image_set, pictures, CALM, size=SIZE), host_plan)
     assert len({batch["images"].shape for batch in expected}) > 1
-    with training_input(
-        image_set, pictures, CALM, plan, size=SIZE, device=device, config=AS_BYTES, rect=rect
-    ) as batches:
-        assert_same(batches, expected, differing=0.05)
+    for either in (plan, host_plan):
+        with training_input(
+            image_set, pictures, CALM, either, size=SIZE, device=device, config=AS_BYTES, rect=rect
+        ) as batches:
+            assert_same(batches, expected, differing=0.05)
     with pytest.raises(ConfigError, match="use mosaic=0 with rectangular batches"):
         training_input(image_set, pictures, AUGMENT, plan, size=SIZE, device=device, config=AS_BYTES, rect=rect)
 
@@ -131,6 +132,29 @@ def test_validation_batches_are_those_of_the_host(device, is_rect):
         assert_same(batches, expected)
         for mine, theirs in zip(batches, expected, strict=True):
             np.testing.assert_array_equal(mine["shapes"].cpu(), theirs["shapes"])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_objects_are_pasted_on_the_device_where_they_are_on_the_host(device):
+    """Labels to the digit; pixels nearly, as a polygon is filled by a rule of our own there."""
+    size = 2 * SIZE
+    images, labels = busy_set(14, seed=1, polygons="all", largest=160)
+    image_set, pictures = image_set_of(images, labels), [resize_long_side(i, size, augment=True).image for i in images]
+    pasting, plain = (AugmentConfig(mixup=0, flipud=0.5, paste_in=share) for share in (0.8, 0.0))
+    plan = plan_of(image_set, batch_size=7)
+    expected, without = (
+        host_batches(TrainingSource(image_set, pictures, each, size=size), plan) for each in (pasting, plain)
+    )
+    with training_input(image_set, pictures, pasting, plan, size=size, device=device, config=AS_BYTES) as batches:
+        for mine, theirs, before in zip(batches, expected, without, strict=True):
+            np.testing.assert_allclose(mine["targets"].cpu(), theirs["targets"], rtol=0, atol=1e-4 / size)
+            assert len(theirs["targets"]) > len(before["targets"])
+            found, wanted = mine["images"].cpu().numpy().astype(int), theirs["images"].astype(int)
+            changed = theirs["images"] != before["images"]
+            if IS_CV4:
+                assert changed.mean() > 0.02
+                assert (np.abs(found - wanted)[changed] > 8).mean() < 0.03
+                assert (found != wanted)[~changed].mean() < 0.002
 
 
 def test_weights_and_heads_work_as_on_the_host():

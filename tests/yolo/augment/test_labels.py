@@ -7,10 +7,13 @@ from flatout.yolo.augment.canvas_labels import gather_labels, ranges
 from flatout.yolo.augment.color import Color, colors
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.copy_paste import choose_copies, paste_copies
-from flatout.yolo.augment.layout import lay_out
+from flatout.yolo.augment.draw import draw_training
+from flatout.yolo.augment.layout import lay_out, resized_wh
 from flatout.yolo.augment.paint import Classic, warp
 from flatout.yolo.augment.paint_fast import Fast, region_seen
-from flatout.yolo.augment.warp_labels import boxes_of_polygons, warp_labels
+from flatout.yolo.augment.polygons import boxes_of_polygons
+from flatout.yolo.augment.warp_boxes import warped_boxes
+from flatout.yolo.augment.warp_labels import boxes_of_corners, warp_labels
 from tests.yolo.augment.scenes import UNWARPED, busy_set, labels_of, one_draw, renderer_of
 from tests.yolo.pattern import pattern
 
@@ -141,3 +144,33 @@ def test_labels_do_not_depend_on_the_other_samples_of_a_micro_batch():
         boxes.append(warp_labels(gather_labels(labels, sheets), sheets, out_wh=(SIZE, SIZE), perspective=False))
     np.testing.assert_array_equal(np.concatenate((boxes[0].box_T4, boxes[1].box_T4)), boxes[2].box_T4)
     assert set(boxes[2].sample_T.tolist()) <= {0, 1}
+
+
+@pytest.mark.parametrize("polygons", ["none", "some", "all"])
+@pytest.mark.parametrize("change", [{"degrees": 25, "shear": 8}, {"mosaic": 0.0, "mixup": 0}, {"scale": 0.9}])
+def test_leaving_out_labels_that_are_not_seen_changes_nothing(polygons, change):
+    images, labels = busy_set(12, seed=6, polygons=polygons)
+    wh_N2 = resized_wh(np.array([image.shape[1::-1] for image in images]), SIZE)
+    index = np.arange(60)
+    config = AugmentConfig(**{"mixup": 0.5, "translate": 0.3, "paste_in": 0} | change)
+    draws = draw_training(
+        config, num_pictures=12, size=SIZE, seed=2, epoch=0, positions_M=index, indices_M=index % len(images)
+    )
+    sheets = lay_out(draws, wh_N2, size=SIZE, out_wh=(SIZE, SIZE))
+    everything, seen = gather_labels(labels, sheets), gather_labels(labels, sheets, seen_in=(SIZE, SIZE))
+    assert len(seen.sheet_T) < len(everything.sheet_T)
+    results = [warp_labels(each, sheets, out_wh=(SIZE, SIZE), perspective=False) for each in (seen, everything)]
+    for found, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert len(results[0].sample_T) > 20
+
+
+def test_boxes_warped_by_their_sides_are_those_of_their_corners():
+    rng = np.random.default_rng(3)
+    low = rng.uniform(-50, 150, (500, 2))
+    box_T4 = np.concatenate((low, low + rng.uniform(0, 90, (500, 2))), axis=1).astype(np.float32)
+    matrix_Q33 = np.tile(np.eye(3), (7, 1, 1))
+    matrix_Q33[:, :2] += rng.normal(0, 0.5, (7, 2, 3)) * [1, 1, 30]
+    sheet_T = np.sort(rng.integers(0, 7, 500))
+    expected = boxes_of_corners(box_T4, matrix_Q33, sheet_T, (100, 80))
+    np.testing.assert_array_equal(warped_boxes(box_T4, matrix_Q33, sheet_T).clip(0, (100, 80) * 2), expected)

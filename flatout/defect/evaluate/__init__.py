@@ -1,0 +1,1 @@
+"""How good is a network: heat maps of whole images, and numbers about them."""

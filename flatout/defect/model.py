@@ -1,0 +1,171 @@
+"""The segmentation networks: a U-Net over patches of target, ref1 and ref2, with two classes out.
+
+    encoder: six levels, each half the side of the one before      decoder: up again, beside the encoder's maps
+    v1: two convolutions per decoder level      v2: pooling at the bottom, channel weights and one convolution
+
+Names of tensors are those of published checkpoints of this kind, so that old ones load.
+
+Dimension key:  B samples   C channels   H W patch, multiples of 32
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatout.errors import ConfigError
+
+Version = Literal["v1", "v2"]
+GRID = 32
+"""Sides of the input are multiples of it."""
+CLASSES = 2
+"""0 background, 1 defect."""
+SQUEEZE = 16
+
+
+class DefectNet(nn.Module):
+    """Logits [B, 2, H, W] of canonical patches divided by 255, [B, 3, H, W]."""
+
+    def __init__(self, version: Version = "v1", base: int = 64) -> None:
+        super().__init__()
+        if version not in ("v1", "v2"):
+            raise ConfigError(f"network={version!r} is unknown: use 'v1' or 'v2'.")
+        if base < 1 or (version == "v2" and base % 8):
+            raise ConfigError(f"base_width={base} must be positive, and for v2 a multiple of 8.")
+        self.version, self.base = version, base
+        self.encoder = Encoder(base, pools=version == "v2")
+        self.decoder = DecoderV1(base) if version == "v1" else DecoderV2(base)
+        self.apply(_initialise)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.decoder(*self.encoder(x))
+        return logits
+
+
+class Encoder(nn.Module):
+    """Maps of all six levels, the finest first."""
+
+    def __init__(self, base: int, *, pools: bool) -> None:
+        super().__init__()
+        widths = [3, base, 2 * base, 4 * base, 8 * base, 8 * base, 8 * base]
+        for level, (inner, outer) in enumerate(zip(widths, widths[1:], strict=False), start=1):
+            setattr(self, f"block{level}", nn.Sequential(*_conv3(inner, outer), *_conv3(outer, outer)))
+        self.sppf = Sppf(8 * base) if pools else nn.Identity()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        maps = [self.block1(x)]
+        for block in (self.block2, self.block3, self.block4, self.block5, self.block6):
+            maps.append(block(F.max_pool2d(maps[-1], 2)))
+        maps[-1] = self.sppf(maps[-1])
+        return tuple(maps)
+
+
+class DecoderV1(nn.Module):
+    """Two convolutions per level."""
+
+    def __init__(self, base: int) -> None:
+        super().__init__()
+        for name, (inner, up, skip) in _levels(base).items():
+            setattr(self, f"up{name}", _up(inner, up))
+            setattr(self, f"db{name}", nn.Sequential(*_conv3(up + skip, up), *_conv3(up, up)))
+        self.fin_out = nn.Sequential(nn.Conv2d(base, CLASSES, 3, padding=1))
+
+    def forward(self, *maps: Tensor) -> Tensor:
+        x = maps[-1]
+        for name, skip in zip(_LEVELS, maps[-2::-1], strict=True):
+            up = getattr(self, f"up{name}")(x)
+            x = getattr(self, f"db{name}")(torch.cat((up, skip), 1))
+        logits: Tensor = self.fin_out(x)
+        return logits
+
+
+class DecoderV2(nn.Module):
+    """Channels weighted, then one convolution per level."""
+
+    def __init__(self, base: int) -> None:
+        super().__init__()
+        for name, (inner, up, skip) in _levels(base).items():
+            setattr(self, f"up{name}", _up(inner, up))
+            setattr(self, f"se{name}", SqueezeExcite(up + skip))
+            setattr(self, f"db{name}", nn.Sequential(*_conv3(up + skip, up)))
+        self.fin_out = nn.Conv2d(base, CLASSES, 3, padding=1)
+
+    def forward(self, *maps: Tensor) -> Tensor:
+        x = maps[-1]
+        for name, skip in zip(_LEVELS, maps[-2::-1], strict=True):
+            up = getattr(self, f"up{name}")(x)
+            weighted = getattr(self, f"se{name}")(torch.cat((up, skip), 1))
+            x = getattr(self, f"db{name}")(weighted)
+        logits: Tensor = self.fin_out(x)
+        return logits
+
+
+class SqueezeExcite(nn.Module):
+    """Every channel times a weight that follows from the means of all."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        inner = channels // SQUEEZE
+        self.fc = nn.Sequential(nn.Linear(channels, inner), nn.ReLU(inplace=True), nn.Linear(inner, channels), nn.Sigmoid())
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight_BC = self.fc(x.mean((2, 3)))
+        return x * weight_BC[..., None, None]
+
+
+class Sppf(nn.Module):
+    """What lies around each place, at three distances."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Sequential(*_conv1(channels, channels // 2))
+        self.conv2 = nn.Sequential(*_conv1(2 * channels, channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = [self.conv1(x)]
+        for _ in range(3):
+            maps.append(F.max_pool2d(maps[-1], 5, stride=1, padding=2))
+        merged: Tensor = self.conv2(torch.cat(maps, 1))
+        return merged
+
+
+_LEVELS = ("_b", "1", "2", "3", "4")
+
+
+def _levels(base: int) -> dict[str, tuple[int, int, int]]:
+    """Decoder levels from the coarsest on: channels in, after going up, and beside."""
+    return dict(
+        zip(
+            _LEVELS,
+            [
+                (8 * base, 8 * base, 8 * base),
+                (8 * base, 4 * base, 8 * base),
+                (4 * base, 2 * base, 4 * base),
+                (2 * base, base, 2 * base),
+                (base, base, base),
+            ],
+            strict=True,
+        )
+    )
+
+
+def _conv3(inner: int, outer: int) -> list[nn.Module]:
+    # The bias does nothing before a batch norm; published checkpoints have it.
+    return [nn.Conv2d(inner, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU(inplace=True)]
+
+
+def _conv1(inner: int, outer: int) -> list[nn.Module]:
+    return [nn.Conv2d(inner, outer, 1), nn.BatchNorm2d(outer), nn.ReLU(inplace=True)]
+
+
+def _up(inner: int, outer: int) -> nn.Sequential:
+    return nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), *_conv3(inner, outer))
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Conv2d):
+        nn.init.normal_(module.weight, 0, 0.02)
+    elif isinstance(module, nn.BatchNorm2d):
+        nn.init.normal_(module.weight, 1, 0.02)
+        nn.init.zeros_(module.bias)

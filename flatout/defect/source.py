@@ -1,0 +1,148 @@
+r"""Training samples: patches of kept images, with defects painted by a worker, or as parameters for a GPU.
+
+    draw (numbers) --> PatchSource: crop, paint --> finished patches and masks
+                   \-> ParameterSource ------------> numbers; `render_torch` crops and paints where the images are
+
+Both draw the same numbers, hence the same samples.
+
+Dimension key:  M samples   P patch side   K places for defects   C planes
+"""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from flatout.defect.patches import Grid
+from flatout.defect.strips.canonical import PLANES
+from flatout.defect.synth.config import SynthConfig
+from flatout.defect.synth.disturb import crop, crop_disturbed, noise_table
+from flatout.defect.synth.draw import DEFECTS, HARD_NEGATIVE, LINES, MOST_LINES, draw_samples, row_of
+from flatout.defect.synth.kernels import Kernels
+from flatout.defect.synth.lines import paint_lines
+from flatout.defect.synth.paint import paint
+from flatout.feed.source import Field, Fields, Out
+
+
+class Images(Protocol):
+    """Canonical images float32 [3, H, W] by number, read-only."""
+
+    def __getitem__(self, index: int, /) -> np.ndarray: ...
+
+    def where(self, index: int) -> str: ...
+
+
+class Recipe:
+    """What a run's samples are: which patches there are, and what is done to them. Pure; pickled for workers.
+
+    Images 0 .. num_images - 1 are cut up by the grid; `num_hard_negatives` more follow them.
+    """
+
+    def __init__(
+        self, grid: Grid, config: SynthConfig, kernels: Kernels, *, num_images: int, num_hard_negatives: int = 0
+    ) -> None:
+        self.grid, self.config, self.kernels = grid, config, kernels
+        self.num_images = num_images
+        self.num_hard_negatives = num_hard_negatives
+
+    def __len__(self) -> int:
+        return self.num_images * self.grid.per_image
+
+    def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Parameters of samples as `draw_samples` gives them, and where to cut: `item` int32 [M], `corner` int32
+        [M, 2] (y, x)."""
+        patch_hw = self.grid.patch_hw
+        draws = draw_samples(
+            self.config, self.kernels, patch_hw=patch_hw, seed=seed, epoch=epoch, positions_M=positions
+        )
+        image_M, y_M, x_M = self.grid.locate(indices)
+        corner_M2 = np.stack((y_M, x_M), axis=1)
+        if self.num_hard_negatives:
+            is_hard_M = draws["kind"] == HARD_NEGATIVE
+            room_2 = np.asarray(self.grid.shape_hw) - patch_hw + 1
+            corner_M2 = np.where(is_hard_M[:, None], (draws["crop"] * room_2).astype(np.int64), corner_M2)
+            hard_M = self.num_images + np.asarray(indices) % self.num_hard_negatives
+            image_M = np.where(is_hard_M, hard_M, image_M)
+        return draws | {"item": image_M.astype(np.int32), "corner": corner_M2.astype(np.int32)}
+
+
+class PatchSource:
+    """Finished samples: `images` float32 [3, P, P] in 0..255, `masks` uint8 [1, P, P] of 0 and 1."""
+
+    def __init__(self, recipe: Recipe, images: Images) -> None:
+        self._recipe, self._images = recipe, images
+        height, width = recipe.grid.patch_hw
+        self.fields: Fields = {
+            "images": Field((PLANES, height, width), np.float32),
+            "masks": Field((1, height, width), np.uint8),
+        }
+        self._noise = noise_table(recipe.grid.patch_hw) if recipe.config.disturbs else np.empty((0, 0), np.float32)
+
+    def __len__(self) -> int:
+        return len(self._recipe)
+
+    def where(self, index: int) -> str:
+        return self._images.where(index // self._recipe.grid.per_image)
+
+    def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
+        return self._recipe.draw(seed, epoch, positions, indices)
+
+    def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
+        recipe = self._recipe
+        out["masks"].fill(0)
+        for i in range(len(indices)):
+            out.reading(i)
+            sample = row_of(draws, i)
+            planes_CHW = self._images[int(sample["item"])]
+            patch_CPP = out["images"][i]
+            corner_yx = int(sample["corner"][0]), int(sample["corner"][1])
+            if recipe.config.disturbs and sample["kind"] != HARD_NEGATIVE:
+                crop_disturbed(planes_CHW, corner_yx, sample, recipe.config, self._noise, patch_CPP)
+            else:
+                crop(planes_CHW, corner_yx, patch_CPP)
+            if sample["kind"] == DEFECTS:
+                mask_PP = out["masks"][i, 0].view(np.bool_)
+                paint(patch_CPP, mask_PP, sample, recipe.kernels, full_swing=recipe.config.reads_pixels)
+            elif sample["kind"] == LINES:
+                paint_lines(patch_CPP, sample)
+
+
+class ParameterSource:
+    """The same samples as numbers, for `render_torch`."""
+
+    def __init__(self, recipe: Recipe, images: Images) -> None:
+        self._recipe, self._images = recipe, images
+        config, places = recipe.config, recipe.config.num_defects[1]
+        fields: dict[str, Field] = {
+            "items": Field((), np.int32),
+            "corner": Field((2,), np.int32),
+            "kind": Field((), np.int8),
+            "num": Field((), np.int32),
+            "center": Field((places, 2), np.int32),
+            "kernel": Field((places,), np.int32),
+            "amplitude": Field((places, PLANES), np.float32),
+            "labelled": Field((places,), np.bool_),
+        }
+        if config.line_ratio:
+            fields |= {"num_lines": Field((), np.int32), "lines": Field((MOST_LINES, 5), np.float32)}
+        if config.disturbs:
+            fields |= {
+                "shift": Field((PLANES, 2), np.float32),
+                "gain": Field((PLANES,), np.float32),
+                "offset": Field((PLANES,), np.float32),
+                "noise_at": Field((PLANES, 2), np.int32),
+            }
+        self.fields: Fields = fields
+
+    def __len__(self) -> int:
+        return len(self._recipe)
+
+    def where(self, index: int) -> str:
+        return self._images.where(index // self._recipe.grid.per_image)
+
+    def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
+        return self._recipe.draw(seed, epoch, positions, indices)
+
+    def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
+        for name in self.fields:
+            out[name][...] = draws["item" if name == "items" else name]

@@ -1,0 +1,1 @@
+"""From files to canonical images: three aligned pictures of one pattern, target, ref1 and ref2."""

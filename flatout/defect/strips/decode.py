@@ -1,0 +1,85 @@
+"""A file's bytes to the array that was stored in it, with its planes in the order target, ref1, ref2.
+
+TIFF keeps the stored order. PNG and JPEG are taken in the order blue, green, red, because that is how the pictures of
+this kind have always been written and read: blue is target.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from flatout.feed.source import DecodeError
+
+_TIFF_HEADS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+MOST_BYTES = 1 << 30
+"""Of a file, and of what it says it decodes to: a hostile header can promise anything."""
+
+
+def read_stored(path: str | Path) -> np.ndarray:
+    """The array in a file; OSError if it cannot be read, DecodeError if it makes no sense."""
+    with open(path, "rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if not content:
+        raise DecodeError("it is empty.")
+    if len(content) > MOST_BYTES:
+        raise DecodeError(f"it is larger than {MOST_BYTES >> 20} MiB.")
+    return decode(content)
+
+
+def decode(content: bytes) -> np.ndarray:
+    """As `read_stored`, from bytes; the kind is told by the first of them."""
+    return _decode_tiff(content) if content[:4] in _TIFF_HEADS else _decode_picture(content)
+
+
+def _decode_picture(content: bytes) -> np.ndarray:
+    """[H, W, 3] in the order B, G, R; grey becomes three equal planes, alpha is dropped."""
+    import cv2
+
+    try:
+        picture = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
+    except cv2.error as error:
+        raise DecodeError(f"it cannot be decoded: {error.err}.") from None
+    if picture is None:
+        raise DecodeError("it is no TIFF, PNG or JPEG file, or a damaged one.")
+    return np.asarray(picture)
+
+
+def _decode_tiff(content: bytes) -> np.ndarray:
+    """As stored; a file of several pages has its planes first."""
+    import io
+
+    import tifffile
+
+    try:
+        with tifffile.TiffFile(io.BytesIO(content)) as file:
+            series = file.series[0]
+            if series.nbytes > MOST_BYTES:
+                raise DecodeError(f"it says it holds {series.nbytes >> 20} MiB.")
+            return np.asarray(series.asarray())
+    except DecodeError:
+        raise
+    except Exception as error:  # whatever a parser may raise for bytes that anybody made
+        array = _decode_tiff_with_opencv(content)
+        if array is None:
+            raise DecodeError(f"it cannot be decoded as TIFF: {' '.join(str(error).split())[:200]}") from None
+        return array
+
+
+def _decode_tiff_with_opencv(content: bytes) -> np.ndarray | None:
+    """LZW and other codecs that tifffile needs an extra package for; None if OpenCV cannot either."""
+    import cv2
+
+    try:
+        found, pages = cv2.imdecodemulti(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
+    except cv2.error:
+        return None
+    if not found or not pages:
+        return None
+    if len(pages) > 1:
+        return np.stack(pages)
+    page = np.asarray(pages[0])
+    if page.ndim == 3 and page.shape[2] >= 3:
+        # OpenCV hands colours out reversed; without this, target and ref2 would change places.
+        page = page.copy()
+        page[:, :, :3] = page[:, :, 2::-1]
+    return page

@@ -1,0 +1,173 @@
+"""Every random number of a micro-batch, drawn before a pixel is touched; each row follows from its position alone.
+
+What comes out are explicit parameters, the same for painting on the CPU and on a GPU.
+
+Dimension key:  M samples   K places for defects   C planes   L lines
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from flatout.defect.synth.allocate import IN_PLANE_GC, T, groups_by_rank, num_target_only, ranks
+from flatout.defect.synth.config import SynthConfig
+from flatout.defect.synth.kernels import Kernels
+from flatout.feed.philox import keyed_uniform
+
+MOST_LINES = 3
+PLAIN, DEFECTS, LINES, HARD_NEGATIVE = range(4)
+"""Kinds of samples."""
+
+_BASE, _PER_PLACE, _PER_LEAK, _PER_LINE, _PER_PLANE = 6, 6, 3, 5, 6
+_BOX_MARGIN = 2
+"""Around the box of kernels that are larger than the standard ones."""
+
+
+def draw_samples(
+    config: SynthConfig,
+    kernels: Kernels,
+    *,
+    patch_hw: tuple[int, int],
+    seed: int,
+    epoch: int,
+    positions_M: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Parameters of M samples, by name; see `_defects`, `_lines` and `_disturbances` for what they are."""
+    places = config.num_defects[1]
+    # What a recipe does not use is not drawn; and it stands last, so that switching it on changes nothing before it.
+    leaks = _PER_LEAK * places if config.partial_leak_prob else 0
+    lines = 1 + _PER_LINE * MOST_LINES if config.line_ratio else 0
+    planes = _PER_PLANE * 3 if config.disturbs else 0
+    first_leak = _BASE + _PER_PLACE * places
+    uniform = keyed_uniform(seed, epoch, positions_M, first_leak + leaks + lines + planes)
+    base, per_place, leak, line, plane = np.split(
+        uniform, np.cumsum([_BASE, _PER_PLACE * places, leaks, lines]), axis=1
+    )
+    kind_M = _kinds(config, base[:, 0])
+    draws = {"kind": kind_M, "crop": base[:, 4:6]}
+    leak_MK3 = leak.reshape(len(base), places, _PER_LEAK) if leaks else None
+    draws |= _defects(config, kernels, patch_hw, kind_M, base, per_place.reshape(len(base), places, -1), leak_MK3)
+    if lines:
+        draws |= _lines(line)
+    if planes:
+        draws |= _disturbances(config, plane.reshape(len(base), 3, _PER_PLANE))
+    return draws
+
+
+def _kinds(config: SynthConfig, uniform_M: np.ndarray) -> np.ndarray:
+    """Kind of each sample, int8 [M]."""
+    lines_from = config.hard_negative_ratio
+    rest_from = lines_from + config.line_ratio
+    defects_to = rest_from + (1 - rest_from) * config.defect_share
+    kind_M = np.where(uniform_M < defects_to, DEFECTS, PLAIN)
+    kind_M = np.where(uniform_M < rest_from, LINES, kind_M)
+    return np.asarray(np.where(uniform_M < lines_from, HARD_NEGATIVE, kind_M), np.int8)
+
+
+def _defects(
+    config: SynthConfig,
+    kernels: Kernels,
+    patch_hw: tuple[int, int],
+    kind_M: np.ndarray,
+    base: np.ndarray,
+    place_MK6: np.ndarray,
+    leak_MK3: np.ndarray | None,
+) -> dict[str, np.ndarray]:
+    """`num` int32 [M]; `center` int32 [M, K, 2] (x, y); `kernel` int32 [M, K]; `amplitude` float32 [M, K, C], 0 where
+    a plane does not get it; `labelled` bool [M, K]."""
+    low, high = config.num_defects
+    num_M = low + (base[:, 1] * (high - low + 1)).astype(np.int64)
+    target_only_M = num_target_only(num_M, base[:, 2], least=config.min_target_only)
+    key_MK, x_MK, y_MK, shape_MK, pick_MK, value_MK = np.moveaxis(place_MK6, 2, 0)
+    group_MK = groups_by_rank(ranks(key_MK, num_M), num_M, target_only_M, base[:, 3] < 0.5)
+    kernel_MK = (shape_MK * len(kernels)).astype(np.int32)
+    amplitude_MK = _signed_amplitudes(config, pick_MK, value_MK)
+    in_plane_MKC = IN_PLANE_GC[group_MK].astype(np.float32)
+    if leak_MK3 is not None:
+        _add_leaks(config, in_plane_MKC, group_MK == T, leak_MK3)
+    used_MK = np.arange(place_MK6.shape[1]) < num_M[:, None]
+    return {
+        "num": np.where(kind_M == DEFECTS, num_M, 0).astype(np.int32),
+        "center": _centers(config, kernels, patch_hw, kernel_MK, x_MK, y_MK),
+        "kernel": kernel_MK,
+        "amplitude": amplitude_MK[:, :, None].astype(np.float32) * in_plane_MKC,
+        "labelled": (group_MK == T) & used_MK,
+    }
+
+
+def _signed_amplitudes(config: SynthConfig, pick_MK: np.ndarray, value_MK: np.ndarray) -> np.ndarray:
+    """One of the ranges and a sign, all as likely; then uniform inside the range."""
+    range_R2 = np.asarray(config.amplitudes)
+    choice_MK = (pick_MK * 2 * len(range_R2)).astype(np.int64)
+    low_MK, high_MK = np.moveaxis(range_R2[choice_MK // 2], 2, 0)
+    sign_MK = np.where(choice_MK % 2, -1.0, 1.0)
+    return np.asarray(sign_MK * (low_MK + value_MK * (high_MK - low_MK)))
+
+
+def _add_leaks(
+    config: SynthConfig, in_plane_MKC: np.ndarray, target_only_MK: np.ndarray, leak_MK3: np.ndarray
+) -> None:
+    """A weak copy of some target-only defects in one reference, as a share of the amplitude."""
+    low, high = config.partial_leak_scale
+    leaks_MK = target_only_MK & (leak_MK3[:, :, 0] < config.partial_leak_prob)
+    scale_MK = np.where(leaks_MK, low + leak_MK3[:, :, 2] * (high - low), 0)
+    in_ref2_MK = leak_MK3[:, :, 1] >= 0.5
+    in_plane_MKC[:, :, 1] += np.where(in_ref2_MK, 0, scale_MK)
+    in_plane_MKC[:, :, 2] += np.where(in_ref2_MK, scale_MK, 0)
+
+
+def _centers(
+    config: SynthConfig,
+    kernels: Kernels,
+    patch_hw: tuple[int, int],
+    kernel_MK: np.ndarray,
+    x_MK: np.ndarray,
+    y_MK: np.ndarray,
+) -> np.ndarray:
+    """Standard kernels keep their centre off the edge by the margin; others their whole box, by two pixels."""
+    centers = []
+    for uniform_MK, axis in ((x_MK, 1), (y_MK, 0)):
+        side = patch_hw[axis]
+        before_Q, after_Q = _keep_off(config, kernels.size_Q2[:, axis])
+        room_Q = np.maximum(side - before_Q - after_Q, 1)
+        centers.append(before_Q[kernel_MK] + (uniform_MK * room_Q[kernel_MK]).astype(np.int64))
+    return np.stack(centers, axis=2).astype(np.int32)
+
+
+def _keep_off(config: SynthConfig, length_Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels at the beginning and at the end of an axis where no centre lies, by kernel."""
+    if config.mode == "gaussian":
+        same = np.full(len(length_Q), config.margin)
+        return same, same
+    return length_Q // 2 + _BOX_MARGIN, length_Q - length_Q // 2 - 1 + _BOX_MARGIN
+
+
+def _lines(uniform: np.ndarray) -> dict[str, np.ndarray]:
+    """`num_lines` int32 [M]; `lines` float32 [M, L, 5]: horizontal?, width, place, dark?, strength, all but the width
+    as uniform numbers: what a line may be depends on the pixels under it."""
+    line_ML5 = uniform[:, 1:].reshape(len(uniform), MOST_LINES, _PER_LINE).astype(np.float32)
+    line_ML5[:, :, 1] = 1 + (line_ML5[:, :, 1] >= 0.5)
+    return {"num_lines": 1 + (uniform[:, 0] * MOST_LINES).astype(np.int32), "lines": line_ML5}
+
+
+def _disturbances(config: SynthConfig, uniform_MC6: np.ndarray) -> dict[str, np.ndarray]:
+    """`shift` float32 [M, C, 2] (x, y), zero for target; `gain` and `offset` float32 [M, C]; `noise_at` int32
+    [M, C, 2]: which part of the noise table a plane gets."""
+    centred = 2 * uniform_MC6 - 1
+    shift_MC2 = centred[:, :, :2] * config.shift_px
+    shift_MC2[:, 0] = 0
+    return {
+        "shift": shift_MC2.astype(np.float32),
+        "gain": (1 + centred[:, :, 2] * config.gain).astype(np.float32),
+        "offset": (centred[:, :, 3] * config.offset).astype(np.float32),
+        "noise_at": (uniform_MC6[:, :, 4:6] * NOISE_ROOM).astype(np.int32),
+    }
+
+
+NOISE_ROOM = 512
+"""Places along each axis of the noise table at which a plane's noise may begin."""
+
+
+def row_of(draws: Mapping[str, np.ndarray], sample: int) -> dict[str, np.ndarray]:
+    """The parameters of one sample."""
+    return {name: array[sample] for name, array in draws.items()}

@@ -1,0 +1,120 @@
+"""A U of gated blocks over each frame; spikes join where the feature map has their resolution.
+
+    blur --+--> level 0 --> level 1 (+ spikes at 1/2) --> ... --> middle --> ... --> level 0 --> + blur --> sharp
+
+The spike picture of GoPro-Spike is exactly half as large as the frame, so nothing is interpolated on the way.
+
+Dimension key:  N clips   L frames   C spike channels   H W frame   h w spike picture
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatout.spike.config import ModelConfig
+from flatout.spike.model.blocks import GatedBlock, TimeMix, padded
+
+
+class Clip(NamedTuple):
+    """What the network sees."""
+
+    blur: Tensor
+    """[N, L, 3, H, W] in 0..1."""
+    spikes: Tensor
+    """[N, L, C, h, w]."""
+
+
+class DeblurNet(nn.Module):
+    """Sharp frames [N, L, 3, H, W] for a clip; any size, any number of frames."""
+
+    def __init__(self, config: ModelConfig, *, channels: int, ratio: float = 2.0) -> None:
+        """`channels` of spikes; `ratio`: RGB pixels per spike pixel, which says where spikes join."""
+        super().__init__()
+        self.about: dict[str, Any] = {"channels": channels, "ratio": ratio, "model": _about(config)}
+        self._num_levels = len(config.ENC_BLOCKS)
+        self._join = _join_level(ratio, self._num_levels) if config.USE_SPIKE else -1
+        widths = [config.WIDTH * 2**level for level in range(self._num_levels + 1)]
+        self.intro = nn.Conv2d(3, widths[0], 3, padding=1)
+        self.down_blocks = nn.ModuleList(map(_blocks, widths, config.ENC_BLOCKS))
+        self.downs = nn.ModuleList(nn.Conv2d(width, 2 * width, 2, 2) for width in widths[:-1])
+        self.middle = _blocks(widths[-1], config.MIDDLE_BLOCKS)
+        self.ups = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(2 * width, 4 * width, 1, bias=False), nn.PixelShuffle(2))
+            for width in reversed(widths[:-1])
+        )
+        self.up_blocks = nn.ModuleList(map(_blocks, reversed(widths[:-1]), config.DEC_BLOCKS))
+        self.ending = nn.Conv2d(widths[0], 3, 3, padding=1)
+        nn.init.zeros_(self.ending.weight)  # the network begins as "leave the frame as it is"
+        nn.init.zeros_(self.ending.bias)  # type: ignore[arg-type]
+        if config.USE_SPIKE:
+            width = widths[self._join]
+            self.spike_branch = nn.Sequential(
+                nn.Conv2d(channels, width, 3, padding=1), *(GatedBlock(width) for _ in range(config.SPIKE_BLOCKS))
+            )
+            self.join = nn.Conv2d(2 * width, width, 1)
+        if config.TEMPORAL:
+            self.time_mixes = nn.ModuleDict({"1": TimeMix(widths[1]), str(self._num_levels): TimeMix(widths[-1])})
+
+    def forward(self, clip: Clip) -> Tensor:
+        blur, spikes = clip
+        num, length, _, height, width = blur.shape
+        grid = 2**self._num_levels
+        shape_hw = (-(-height // grid) * grid, -(-width // grid) * grid)
+        frames = padded(blur.flatten(0, 1), shape_hw)
+        x = self.intro(frames)
+        skips = []
+        for level, (blocks, down) in enumerate(zip(self.down_blocks, self.downs, strict=True)):
+            if level == self._join:
+                x = self._joined(x, spikes.flatten(0, 1), (height, width))
+            x = self._mixed(blocks(x), level, length)
+            skips.append(x)
+            x = down(x)
+        x = self._mixed(self.middle(x), self._num_levels, length)
+        for up, blocks, skip in zip(self.ups, self.up_blocks, reversed(skips), strict=True):
+            x = blocks(up(x) + skip)
+        sharp: Tensor = (self.ending(x) + frames)[..., :height, :width]
+        return sharp.reshape(num, length, *sharp.shape[1:])
+
+    def _joined(self, x: Tensor, spikes: Tensor, shape_hw: tuple[int, int]) -> Tensor:
+        """Features of the spikes beside those of the frames, as one."""
+        scale = 2**self._join
+        expected = (shape_hw[0] // scale, shape_hw[1] // scale)
+        if spikes.shape[2:] != expected:  # a ratio that no level has
+            spikes = F.interpolate(spikes, expected, mode="bilinear", align_corners=False)
+        features = self.spike_branch(padded(spikes, (x.shape[2], x.shape[3])))
+        return self.join(torch.cat((x, features), 1))  # type: ignore[no-any-return]
+
+    def _mixed(self, x: Tensor, level: int, length: int) -> Tensor:
+        if not hasattr(self, "time_mixes") or str(level) not in self.time_mixes:
+            return x
+        return self.time_mixes[str(level)](x, length)  # type: ignore[no-any-return]
+
+
+def network_from(about: Mapping[str, Any]) -> DeblurNet:
+    """The network that a file of weights describes."""
+    model: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in about["model"].items()
+    }
+    return DeblurNet(ModelConfig(**model), channels=about["channels"], ratio=about["ratio"])
+
+
+BUILT_FROM = ("USE_SPIKE", "WIDTH", "ENC_BLOCKS", "MIDDLE_BLOCKS", "DEC_BLOCKS", "SPIKE_BLOCKS", "TEMPORAL")
+
+
+def _about(config: ModelConfig) -> dict[str, Any]:
+    values = {key: getattr(config, key) for key in BUILT_FROM}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+
+def _blocks(width: int, count: int) -> nn.Sequential:
+    return nn.Sequential(*(GatedBlock(width) for _ in range(count)))
+
+
+def _join_level(ratio: float, num_levels: int) -> int:
+    """The level whose feature maps have the spikes' resolution; half resolution where there is none."""
+    level = math.log2(ratio) if ratio > 0 else -1.0
+    return int(level) if level.is_integer() and 0 <= level < num_levels else 1

@@ -1,0 +1,22 @@
+"""What a training's command says beside its YAML; nothing that is learned depends on it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """The flags of `flatout spike train`."""
+
+    device: str = ""
+    """cpu, or the number of a GPU; empty: a GPU if there is one."""
+    resume: str | None = None
+    """A checkpoint or run folder to continue, whatever its config."""
+    fresh: bool = False
+    """Begin anew even if an unfinished run of this config is there."""
+    deterministic: bool = False
+    allow_data_change: bool = False
+    break_lock: bool = False
+    save_every_minutes: float = 10.0
+    save_every_steps: int = 1000
+    stop_after: int | None = None
+    """FLATOUT_STOP_AFTER: end cleanly after this many micro-batches."""

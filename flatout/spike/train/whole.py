@@ -1,0 +1,337 @@
+"""The whole of `flatout spike train`: a config in; checkpoints, metrics and pictures in a run folder out."""
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from flatout.engine import distributed
+from flatout.engine.compiling import Compiled
+from flatout.engine.determinism import set_determinism
+from flatout.engine.distributed import World
+from flatout.engine.ema import MovingAverage
+from flatout.engine.environment import differences, environment
+from flatout.engine.generations import Generation, Generations
+from flatout.engine.interrupts import Interrupts
+from flatout.engine.loop import Loop, LoopConfig, StoppedAfter
+from flatout.engine.precision import DTYPES, Amp, default_fast_amp
+from flatout.engine.progress import StepProgress
+from flatout.engine.random_state import seed_all
+from flatout.engine.records import Records
+from flatout.engine.tensorboard import TensorBoard
+from flatout.errors import DataError
+from flatout.spike.clip_feed import (
+    ClipFeed,
+    FeedWishes,
+    open_scoring_feed,
+    open_store,
+    open_training_feed,
+    training_source,
+)
+from flatout.spike.config import SpikeConfig, plain
+from flatout.spike.data import ClipSet, open_training
+from flatout.spike.device_clip import ToClip
+from flatout.spike.evaluate import Evaluation
+from flatout.spike.loader_plan import GIB, LoaderPlan, block, check_memory, plan_loader
+from flatout.spike.loss import DeblurLoss
+from flatout.spike.model import DeblurNet
+from flatout.spike.schedule import SpikeSchedule, StepPlan, plan_steps
+from flatout.spike.train.epoch_end import EpochEnd, EpochEndConfig
+from flatout.spike.train.job import DeblurJob
+from flatout.spike.train.options import TrainOptions
+from flatout.spike.train.run import choose_device_of, config_of_run, open_run
+from flatout.spike.train.teller import Teller
+from flatout.spike.train.validate import Validation
+from flatout.spike.weight_files import WeightFiles
+
+logger = logging.getLogger(__name__)
+
+CKPTS = "ckpts"
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training left behind."""
+
+    folder: Path
+    evaluation: Evaluation | None
+    """Of the last validation; None if there was none."""
+    finished: bool
+    """False if it was asked to end early; the same command then continues."""
+
+
+def train(config: SpikeConfig, options: TrainOptions) -> TrainResult:
+    """Train as the config says.
+
+    Raises Interrupted once a signal was obeyed and everything is saved: the same call then continues.
+    """
+    world = distributed.read_world()
+    device = choose_device_of(options.device, world)
+    seed_all(config.SEED)
+    distributed.join(world, device)
+    try:
+        with ExitStack() as stack:
+            # Before the folder is made: a data set that cannot be used leaves nothing behind.
+            clips = open_training(config.DATA)
+            steps = plan_steps(
+                len(clips[0]),
+                world=world.size,
+                batch=config.TRAIN.BATCH_SIZE,
+                accumulation=config.TRAIN.GRADIENT_ACCUMULATION_STEPS,
+            )
+            epochs = config.TRAIN.EPOCHS or steps.epochs_for(config.TRAIN.TOTAL_STEPS or 1)
+            run = stack.enter_context(open_run(config, options, epochs)) if world.is_first else None
+            folder, continues = world.from_first((str(run.folder), run.continues) if run else None)
+            place = Place(Path(folder), continues)
+            result = _Training(config, options, clips, steps, epochs, world, device, place, stack).go()
+            if run is not None and result.finished:
+                run.finish()
+            return result
+    finally:
+        distributed.leave(world)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The run folder, as every rank knows it."""
+
+    folder: Path
+    continues: bool
+
+
+def amp_of(config: SpikeConfig, device: torch.device) -> Amp:
+    """The number format; half precision on a CPU would only be slow."""
+    return default_fast_amp(device) if config.TRAIN.AMP == "auto" else config.TRAIN.AMP
+
+
+def make_network(config: SpikeConfig, clips: ClipSet) -> DeblurNet:
+    """Fresh, on the CPU."""
+    facts = clips.sequences[0]
+    network = DeblurNet(config.MODEL, channels=config.DATA.channels, ratio=facts.rgb_hw[0] / facts.spike_hw[0])
+    count = sum(parameter.numel() for parameter in network.parameters())
+    kind = "RGB + spikes" if config.MODEL.USE_SPIKE else "RGB only"
+    logger.info("Network: %.2f M parameters, %s.", count / 1e6, kind)
+    return network
+
+
+class _Training:
+    """The parts of one training, put together."""
+
+    def __init__(
+        self,
+        config: SpikeConfig,
+        options: TrainOptions,
+        clips: tuple[ClipSet, ClipSet | None],
+        steps: StepPlan,
+        epochs: int,
+        world: World,
+        device: torch.device,
+        place: Place,
+        stack: ExitStack,
+    ) -> None:
+        self._config, self._options, self._steps, self._epochs = config, options, steps, epochs
+        self._train_clips, self._val_clips = clips
+        self._world, self._device, self._place, self._stack = world, device, place, stack
+        self._amp = amp_of(config, device)
+        set_determinism(options.deterministic)
+        self._loader = self._plan_loader()
+        self._saved = self._saved_state()
+        self._network = make_network(config, self._train_clips).to(device)
+        if config.MODEL.CHANNELS_LAST:
+            self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._average = MovingAverage(self._network, decay=config.TRAIN.EMA_DECAY)
+        self._to_clip = ToClip(config.DATA)
+
+    def go(self) -> TrainResult:
+        folder = self._place.folder
+        (folder / CKPTS).mkdir(exist_ok=True)
+        interrupts = self._stack.enter_context(Interrupts())
+        source = self._stack.enter_context(self._open_input())
+        epoch_end = self._epoch_end(source, interrupts)
+        loop = self._loop(source, epoch_end, interrupts)
+        self._begin(loop)
+        micro = self._steps.trained_micro_batches
+        try:
+            with StepProgress(self._epochs * micro, start=loop.epoch * micro + loop.step) as progress:
+                loop.tell = Teller(progress, micro)
+                loop.run()
+        except StoppedAfter as stopped:
+            logger.info("Stopped after %s micro-batches, as asked. The same command continues.", stopped)
+            return TrainResult(folder, epoch_end.evaluation, finished=False)
+        logger.info("Results are in %s, the best weights in %s.", folder, folder / CKPTS / "best.pt")
+        return TrainResult(folder, epoch_end.evaluation, finished=True)
+
+    def _plan_loader(self) -> LoaderPlan:
+        config = self._config
+        fields = training_source(self._train_clips, config.DATA).fields
+        plan = plan_loader(
+            config.loader,
+            gpus=self._world.size,
+            batch=config.TRAIN.BATCH_SIZE,
+            val_batch=config.TRAIN.VAL_BATCH_SIZE,
+            sample_bytes=sum(field.sample_bytes for field in fields.values()),
+            cache_bytes=int(config.DATA.CACHE_SIZE_GB * GIB) if config.DATA.USE_RAM_CACHE else 0,
+        )
+        if self._world.is_first:
+            for line in block(plan, config.LOG.LANG):
+                logger.info("%s", line)
+        check_memory(plan)
+        return plan
+
+    def _open_input(self) -> ClipFeed:
+        data, plan = self._config.DATA, self._loader
+        # The first rank decodes, the others attach to what it has made.
+        if not self._world.is_first:
+            self._world.wait_for_all()
+        store = open_store(self._train_clips, data, budget_bytes=plan.cache_bytes, workers=plan.workers.train)
+        if self._world.is_first:
+            self._world.wait_for_all()
+        wishes = FeedWishes(
+            batch=plan.batch,
+            workers=plan.workers.train,
+            slots=plan.slots,
+            persistent=plan.persistent,
+            device=self._device,
+        )
+        return open_training_feed(
+            self._train_clips,
+            data,
+            wishes,
+            steps=self._steps,
+            seed=self._config.SEED,
+            epochs=self._epochs,
+            world=self._world,
+            store=store,
+        )
+
+    def _epoch_end(self, source: ClipFeed, interrupts: Interrupts) -> EpochEnd:
+        config, folder, first = self._config, self._place.folder, self._world.is_first
+        validation = None
+        if first and self._val_clips is not None:
+            validation = self._validation(self._val_clips, source, interrupts)
+        every = config.LOG.VAL_EVERY_STEPS
+        board = TensorBoard(folder / "logs") if first and config.LOG.TENSORBOARD else None
+        if board is not None:
+            self._stack.callback(board.close)
+        return EpochEnd(
+            EpochEndConfig(
+                epochs=self._epochs,
+                steps_per_epoch=self._steps.steps_per_epoch,
+                validate_every=max(1, -(-every // self._steps.steps_per_epoch)) if every else 1,
+                folder=folder,
+            ),
+            average=self._average.network,
+            validate=validation,
+            records=self._stack.enter_context(Records(folder)) if first else None,
+            board=board,
+            files=WeightFiles(folder / CKPTS, self._about()),
+            run={
+                "config": config_of_run(config, self._epochs),
+                "data": self._train_clips.fingerprint(),
+                "environment": environment(),
+            },
+        )
+
+    def _validation(self, clips: ClipSet, source: ClipFeed, interrupts: Interrupts) -> Validation:
+        config, plan = self._config, self._loader
+        used = source.store.statistics().nbytes if source.store is not None else 0
+        store = open_store(clips, config.DATA, budget_bytes=plan.cache_bytes - used, workers=plan.workers.val)
+        wishes = FeedWishes(
+            batch=plan.val_batch,
+            workers=plan.workers.val,
+            slots=plan.val_slots,
+            persistent=False,  # idle for a whole epoch otherwise
+            device=self._device,
+        )
+        return Validation(
+            self._stack.enter_context(open_scoring_feed(clips, config.DATA, wishes, store)),
+            self._to_clip,
+            config.TEST,
+            amp=DTYPES[self._amp],
+            interrupts=interrupts if self._world.size == 1 else None,
+            folder=self._place.folder / "visuals",
+        )
+
+    def _loop(self, source: ClipFeed, epoch_end: EpochEnd, interrupts: Interrupts) -> Loop:
+        config, options, train = self._config, self._options, self._config.TRAIN
+        micro = self._steps.trained_micro_batches
+        share = 1 / (self._steps.accumulation * self._world.size)
+        return Loop(
+            job=DeblurJob(self._to_clip, DeblurLoss(config.LOSS).to(self._device), epoch_end, share=share),
+            network=self._network,
+            optimizer=optimizer_for(self._network, config),
+            schedule=SpikeSchedule(
+                train.OPTIM.LR, plan=self._steps, epochs=self._epochs, warmup=train.SCHED.WARMUP_STEPS
+            ),
+            batches=source.batches,
+            config=LoopConfig(
+                epochs=self._epochs,
+                steps_per_epoch=micro,
+                amp=self._amp,
+                clip_norm=train.MAX_GRAD_NORM,
+                log_every=min(config.LOG.PROGRESS_EVERY_STEPS, micro),
+                save_every_s=60 * options.save_every_minutes,
+                save_every_steps=options.save_every_steps,
+                stop_after=options.stop_after,
+                graphs=train.CUDA_GRAPHS,
+            ),
+            device=self._device,
+            average=self._average,
+            generations=Generations(self._place.folder / CKPTS),
+            interrupts=interrupts,
+            world=self._world,
+            forward=self._forward(),
+        )
+
+    def _forward(self) -> nn.Module:
+        if self._world.size > 1:
+            ids = [self._device.index] if self._device.type == "cuda" else None
+            return nn.parallel.DistributedDataParallel(self._network, device_ids=ids)
+        return Compiled(self._network) if self._config.TRAIN.COMPILE_MODEL else self._network
+
+    def _saved_state(self) -> Generation | None:
+        """What the run folder holds, if this command continues it."""
+        generations = Generations(self._place.folder / CKPTS)
+        if not self._place.continues:
+            if self._world.is_first and (self._place.folder / CKPTS).is_dir():
+                generations.forget()
+            return None
+        return generations.load()
+
+    def _begin(self, loop: Loop) -> None:
+        """Continue a saved training, or save the beginning of a new one."""
+        if self._saved is None:
+            loop.save()
+            return
+        self._check_data(self._saved)
+        for line in differences(self._saved.sections["run"]["environment"], environment()):  # type: ignore[index]
+            logger.info("%s", line)
+        loop.load_sections(self._saved.sections)
+        logger.info("Continuing %s at epoch %d, micro-batch %d.", self._place.folder, loop.epoch, loop.step)
+
+    def _check_data(self, saved: Generation) -> None:
+        if saved.sections["run"]["data"] == self._train_clips.fingerprint():  # type: ignore[index]
+            return
+        told = f"{self._train_clips.where}: frames or streams have changed since this run was saved"
+        if not self._options.allow_data_change:
+            raise DataError(
+                f"{told}. Start a new run with --fresh, or continue with the changed data with --allow-data-change."
+            )
+        logger.warning("%s; continuing with the changed ones, as asked.", told)
+
+    def _about(self) -> dict[str, Any]:
+        return {"network": self._network.about, "config": plain(self._config)}
+
+
+def optimizer_for(network: nn.Module, config: SpikeConfig) -> torch.optim.Optimizer:
+    """AdamW, fused; what is one number per channel does not shrink."""
+    optim = config.TRAIN.OPTIM
+    weights = [parameter for parameter in network.parameters() if parameter.dim() == 4 and parameter.shape[0] > 1]
+    known = {id(parameter) for parameter in weights}
+    others = [parameter for parameter in network.parameters() if id(parameter) not in known]
+    groups = [{"params": weights, "weight_decay": optim.WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=optim.LR, betas=optim.BETAS, fused=True)

@@ -1,0 +1,57 @@
+"""Files of weights: what each holds, and how a network comes out of one.
+
+ckpts/last.pt, last.prev.pt   everything, to continue from (flatout.engine.generations)
+ckpts/best.pt                 the best average so far, with the config it needs
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from flatout.engine.checkpoint.container import read_container, write_container
+from flatout.errors import CheckpointError
+from flatout.spike.model import DeblurNet
+from flatout.spike.model.network import network_from
+
+
+class WeightFiles:
+    """Writes the files of one run. `about` says how the network is built and what it was shown."""
+
+    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.about = dict(about)
+        self._best: dict[str, Any] | None = None
+
+    def keep_best(self, network: nn.Module, *, epoch: int, psnr: float | None) -> None:
+        """Remember the average as it is now; `flush` writes it."""
+        state = {key: tensor.detach().clone() for key, tensor in network.state_dict().items()}
+        self._best = self.about | {"kind": "stripped", "state": state, "epoch": epoch, "psnr": psnr}
+
+    def flush(self) -> None:
+        """Write the best weights, if there are new ones."""
+        if self._best is not None:
+            write_container(self.folder / "best.pt", {"weights": self._best})
+            self._best = None
+
+
+class Loaded(NamedTuple):
+    """A network out of a file, and what the file says about it."""
+
+    network: DeblurNet
+    about: dict[str, Any]
+
+
+def load_network(path: Path) -> Loaded:
+    """From best.pt or last.pt: of the latter its moving average."""
+    match read_container(path):
+        case {"weights": {"network": dict(about), "state": dict(state), **rest}}:
+            network = network_from(about)
+            try:
+                ema = rest.get("ema")
+                network.load_state_dict(ema if isinstance(ema, dict) else state)
+            except RuntimeError as error:
+                raise CheckpointError(f"{path}: its weights do not fit the network it describes: {error}") from None
+            return Loaded(network.eval(), {str(key): value for key, value in rest.items() if key != "ema"})
+    raise CheckpointError(f"{path}: holds no deblurring network. Name the best.pt or last.pt of a spike training.")

@@ -1,0 +1,115 @@
+"""The Triton kernel of paste_triton.py: a program goes over a block of pixels of one sample, object by object.
+
+An object is the inside of a polygon on a mosaic of four, scaled bilinearly. All arithmetic is in whole numbers, so
+plain torch gives the same bits (paste_torch.py).
+
+Dimension key:  BY BX rows and columns of a block
+"""
+
+import triton
+import triton.language as tl
+
+from flatout.yolo.augment.render_kernels import GREY, store_value
+
+COLUMNS = tl.constexpr(12)
+
+
+@triton.jit
+def _scaled(d, cut, pasted):
+    """First pixel of the cut-out for pasted pixel number d, and the share of the next one in 1/2048."""
+    doubled = tl.maximum((2 * d + 1) * cut - pasted, 0)
+    first = doubled // (2 * pasted)
+    return first, ((doubled - first * 2 * pasted) * 2048) // (2 * pasted)
+
+
+@triton.jit
+def _test_edge(u, v, ax, ay, bx, by, odd, on):
+    """`odd`: a ray from (u, v) to the right has crossed edges an odd number of times. `on`: (u, v) lies on an edge."""
+    dx, dy = bx - ax, by - ay
+    cross = dx * (v - ay) - (u - ax) * dy
+    odd = odd ^ (((ay > v) != (by > v)) & tl.where(dy > 0, cross > 0, cross <= 0))
+    near = 2 * tl.abs(cross) <= tl.maximum(tl.abs(dx), tl.abs(dy))
+    beside = (u >= tl.minimum(ax, bx)) & (u <= tl.maximum(ax, bx))
+    beside = beside & (v >= tl.minimum(ay, by)) & (v <= tl.maximum(ay, by))
+    return odd, on | (near & beside)
+
+
+@triton.jit
+def _inside_polygon(points, num_points, u0, u1, v0, v1):
+    """Whether (u0, v0), (u1, v0), (u0, v1) and (u1, v1) lie in the polygon or on an edge of it."""
+    odd00 = u0 < u0
+    odd10, odd01, odd11 = odd00, odd00, odd00
+    on00, on10, on01, on11 = odd00, odd00, odd00, odd00
+    for k in range(num_points):
+        after = tl.where(k + 1 < num_points, k + 1, 0)
+        ax, ay = tl.load(points + 2 * k), tl.load(points + 2 * k + 1)
+        bx, by = tl.load(points + 2 * after), tl.load(points + 2 * after + 1)
+        odd00, on00 = _test_edge(u0, v0, ax, ay, bx, by, odd00, on00)
+        odd10, on10 = _test_edge(u1, v0, ax, ay, bx, by, odd10, on10)
+        odd01, on01 = _test_edge(u0, v1, ax, ay, bx, by, odd01, on01)
+        odd11, on11 = _test_edge(u1, v1, ax, ay, bx, by, odd11, on11)
+    return odd00 | on00, odd10 | on10, odd01 | on01, odd11 | on11
+
+
+@triton.jit
+def _add(data, begin, kept_w, kept_h, column, row, in_polygon, weight, blue, green, red):
+    """Black inside of a polygon counts as white, so that it covers; outside of the picture the canvas is grey."""
+    in_picture = in_polygon & (column >= 0) & (column < kept_w) & (row >= 0) & (row < kept_h)
+    at = data + begin + (row * kept_w + column) * 3
+    b = tl.load(at, mask=in_picture, other=GREY).to(tl.int32)
+    g = tl.load(at + 1, mask=in_picture, other=GREY).to(tl.int32)
+    r = tl.load(at + 2, mask=in_picture, other=GREY).to(tl.int32)
+    blue += tl.where(in_polygon, tl.where(b == 0, 255, b), 0) * weight
+    green += tl.where(in_polygon, tl.where(g == 0, 255, g), 0) * weight
+    red += tl.where(in_polygon, tl.where(r == 0, 255, r), 0) * weight
+    return blue, green, red
+
+
+@triton.jit
+def paste(
+    data, offsets, shapes, objects, points, spans, flip,
+    out, stride_b, stride_c, stride_y, stride_x, height, width, blocks_x,
+    AS_FLOAT: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr,
+):  # fmt: skip
+    """Over out [B, 3, height, width], RGB; program (block of pixels, sample that is pasted into)."""
+    block, span = tl.program_id(0), spans + tl.program_id(1) * 4
+    sample, first, num = tl.load(span).to(tl.int64), tl.load(span + 1), tl.load(span + 2)
+    points += tl.load(span + 3) * 2
+    out_x = (block % blocks_x) * BX + tl.arange(0, BX)[None, :]
+    out_y = (block // blocks_x) * BY + tl.arange(0, BY)[:, None]
+    x = tl.where(tl.load(flip + sample * 2 + 1) != 0, width - 1 - out_x, out_x)
+    y = tl.where(tl.load(flip + sample * 2) != 0, height - 1 - out_y, out_y)
+    blue = tl.zeros((BY, BX), tl.int32)
+    green, red = blue, blue
+    for number in range(first, first + num):
+        row = objects + number * COLUMNS
+        px, py, pw, ph = tl.load(row), tl.load(row + 1), tl.load(row + 2), tl.load(row + 3)
+        num_points = tl.load(row + 11)
+        covered = (x >= px) & (x < px + pw) & (y >= py) & (y < py + ph)
+        if tl.max(tl.max(covered.to(tl.int32), 1), 0) > 0:
+            cut_x, cut_y, cut_w, cut_h = tl.load(row + 7), tl.load(row + 8), tl.load(row + 9), tl.load(row + 10)
+            u, fu = _scaled(x - px, cut_w, pw)
+            v, fv = _scaled(y - py, cut_h, ph)
+            u0, u1 = cut_x + u + 0 * v, cut_x + tl.minimum(u + 1, cut_w - 1) + 0 * v
+            v0, v1 = cut_y + v + 0 * u, cut_y + tl.minimum(v + 1, cut_h - 1) + 0 * u
+            in00, in10, in01, in11 = _inside_polygon(points, num_points, u0, u1, v0, v1)
+            in00, in10, in01, in11 = in00 & covered, in10 & covered, in01 & covered, in11 & covered
+            begin = tl.load(offsets + number)
+            kept_h, kept_w = tl.load(shapes + 3 * number).to(tl.int32), tl.load(shapes + 3 * number + 1).to(tl.int32)
+            u0, u1, v0, v1 = u0 - tl.load(row + 5), u1 - tl.load(row + 5), v0 - tl.load(row + 6), v1 - tl.load(row + 6)
+            b = tl.full((BY, BX), 1 << 21, tl.int32)
+            g, r = b, b
+            b, g, r = _add(data, begin, kept_w, kept_h, u0, v0, in00, (2048 - fu) * (2048 - fv), b, g, r)
+            b, g, r = _add(data, begin, kept_w, kept_h, u1, v0, in10, fu * (2048 - fv), b, g, r)
+            b, g, r = _add(data, begin, kept_w, kept_h, u0, v1, in01, (2048 - fu) * fv, b, g, r)
+            b, g, r = _add(data, begin, kept_w, kept_h, u1, v1, in11, fu * fv, b, g, r)
+            # Later objects over earlier ones, channel by channel, where they are not black.
+            blue = tl.where((b >> 22) > 0, b >> 22, blue)
+            green = tl.where((g >> 22) > 0, g >> 22, green)
+            red = tl.where((r >> 22) > 0, r >> 22, red)
+        points += num_points * 2
+    out += sample * stride_b + out_y.to(tl.int64) * stride_y + out_x * stride_x
+    inside = (out_x < width) & (out_y < height)
+    store_value(out, red, inside & (red > 0), AS_FLOAT)
+    store_value(out + stride_c, green, inside & (green > 0), AS_FLOAT)
+    store_value(out + 2 * stride_c, blue, inside & (blue > 0), AS_FLOAT)

@@ -1,0 +1,48 @@
+"""Small images and recipes for tests: the texture of the benchmark, in any size."""
+
+from typing import Any
+
+import numpy as np
+
+from flatout.defect.patches import Grid
+from flatout.defect.source import Recipe
+from flatout.defect.synth.config import SynthConfig
+from flatout.defect.synth.kernels import Kernels
+from flatout.defect.synth.pool import amplitudes_of, make_kernels
+
+
+def texture(number: int, shape_hw: tuple[int, int]) -> np.ndarray:
+    """Three noisy pictures of one sine grid, float32 [3, H, W]."""
+    rng = np.random.RandomState(20250803 + number)
+    phase_x, phase_y = rng.uniform(0, 2 * np.pi, 2)
+    y, x = np.meshgrid(*map(np.arange, shape_hw), indexing="ij")
+    base = 120 + 55 * np.sin(2 * np.pi * x / 16 + phase_x) * np.sin(2 * np.pi * y / 24 + phase_y)
+    return np.stack([np.clip(base + rng.normal(0, 3, shape_hw), 0, 255) for _ in range(3)]).astype(np.float32)
+
+
+class Textures:
+    """Images that are made when they are asked for."""
+
+    def __init__(self, num: int, shape_hw: tuple[int, int] = (96, 80)) -> None:
+        self.images = [texture(number, shape_hw) for number in range(num)]
+        for image in self.images:
+            image.flags.writeable = False
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.images[index]
+
+    def where(self, index: int) -> str:
+        return f"texture {index}"
+
+
+def recipe_for(images: Textures, *, patch: int = 48, hard: int = 0, **settings: Any) -> Recipe:
+    config = SynthConfig(**settings)
+    kernels = Kernels.standard()
+    if config.mode != "gaussian":
+        kernels = make_kernels(config.mode, psf_type="type1", pool_size=4, seed=0)
+        config = SynthConfig(**settings, amplitudes=amplitudes_of(config.mode, "type1", config.amplitudes))
+    grid = Grid.over(images[0].shape[1:], patch)
+    return Recipe(grid, config, kernels, num_images=len(images) - hard, num_hard_negatives=hard)

@@ -1,0 +1,152 @@
+"""Samples keep their promises, and a batch painted on a device equals the one painted by workers."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flatout.defect.patches import Grid
+from flatout.defect.render_torch import PatchRenderer
+from flatout.defect.source import ParameterSource, PatchSource
+from flatout.defect.synth.config import SynthConfig
+from flatout.defect.synth.draw import DEFECTS, LINES
+from flatout.defect.synth.kernels import Kernels, gaussian_kernel
+from flatout.feed import Plan
+from flatout.feed.device_store import Sources
+from tests.defect.golden_files import records
+from tests.defect.synthetic import Textures, recipe_for
+from tests.defect.test_synth import sample_of
+from tests.golden_cases import golden_cases
+from tests.reference.plain_feed import plain_batches
+
+CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
+
+
+def render(renderer: PatchRenderer, images: np.ndarray, params: dict[str, Any], device: str) -> dict[str, np.ndarray]:
+    """Batches of patches from images [N, 3, H, W] that lie one after the other."""
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in params.items()}
+    num, height, width = len(params["num"]), *renderer._patch_hw
+    out = {
+        "images": torch.empty(num, 3, height, width, device=device),
+        "masks": torch.empty(num, 1, height, width, dtype=torch.uint8, device=device),
+    }
+    begin = tensors["items"].long() * images[0].size
+    data = torch.from_numpy(images).reshape(-1).to(device)
+    renderer(Sources(data, begin, torch.empty(0)), tensors, out)
+    return {name: tensor.cpu().numpy() for name, tensor in out.items()}
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("case", golden_cases("defect/render.json", records("cases"), also=("defect/render.npz",)))
+def test_the_device_renderer_matches_the_golden_patches(case, device):
+    record, arrays = case
+    if record["dtype"] != "float32":
+        pytest.skip("painting in 8 bits is not offered")
+    name = record["name"]
+    patch_CHW = np.ascontiguousarray(arrays[f"{name}_patch"].transpose(2, 0, 1), np.float32)
+    kernel_ids = sorted({defect["kernel"] for defect in record["defects"]})
+    kernels = Kernels([gaussian_kernel(kernel_id) for kernel_id in kernel_ids])
+    shape_hw = patch_CHW.shape[1], patch_CHW.shape[2]
+    grid = Grid(shape_hw, shape_hw, (2, 2))
+    sample = {key: array[None] for key, array in sample_of(record["defects"], kernel_ids).items()}
+    sample |= {"kind": np.array([DEFECTS], np.int8), "corner": np.zeros((1, 2), np.int32), "items": np.zeros(1, np.int32)}
+    renderer = PatchRenderer(grid, SynthConfig(), kernels, torch.device(device))
+    found = render(renderer, patch_CHW[None], sample, device)
+    np.testing.assert_allclose(found["images"][0], arrays[f"{name}_out"], rtol=0, atol=2e-4)
+    np.testing.assert_array_equal(found["masks"][0, 0], arrays[f"{name}_mask"])
+
+
+RECIPES = {
+    "standard": {},
+    "crowded": {"num_defects": (20, 40), "defect_share": 1.0},
+    "leaks and lines": {"partial_leak_prob": 0.5, "line_ratio": 0.5},
+    "hard negatives": {"hard": 2, "hard_negative_ratio": 0.5},
+    "disturbed": {"shift_px": 2.5, "noise": 3.0, "edge_noise": 0.2, "gain": 0.1, "offset": 9.0},
+    "boards": {"mode": "board", "defect_share": 1.0},
+    "optics": {"mode": "psf", "defect_share": 1.0},
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", CUDA])
+@pytest.mark.parametrize("name", RECIPES)
+def test_painting_on_a_device_equals_painting_by_workers(name, device):
+    images = Textures(4)
+    recipe = recipe_for(images, **RECIPES[name])
+    plan = Plan(num_samples=len(recipe), batch_size=len(recipe), seed=5, shuffle=False)
+    (wanted,) = plain_batches(PatchSource(recipe, images), plan, 1)
+    (params,) = plain_batches(ParameterSource(recipe, images), plan, 1)
+    renderer = PatchRenderer(recipe.grid, recipe.config, recipe.kernels, torch.device(device))
+    found = render(renderer, np.stack(images.images), dict(params.fields), device)
+    np.testing.assert_allclose(found["images"], wanted["images"], rtol=0, atol=2e-4)
+    np.testing.assert_array_equal(found["masks"], wanted["masks"])
+    assert wanted["masks"].any()
+
+
+def test_patches_without_defects_are_the_image_bit_for_bit_and_images_stay_as_they_are():
+    images = Textures(3)
+    kept = [image.copy() for image in images.images]
+    recipe = recipe_for(images)
+    source = PatchSource(recipe, images)
+    plan = Plan(num_samples=len(source), batch_size=len(source), shuffle=False)
+    (batch,) = plain_batches(source, plan, 0)
+    draws = recipe.draw(plan.seed, 0, batch.positions, batch.indices)
+    image_M, y_M, x_M = recipe.grid.locate(batch.indices)
+    plain = draws["kind"] != DEFECTS
+    assert plain.any() and not plain.all()
+    for m in np.flatnonzero(plain):
+        cut = kept[image_M[m]][:, y_M[m] : y_M[m] + 48, x_M[m] : x_M[m] + 48]
+        np.testing.assert_array_equal(batch["images"][m], cut)
+        assert not batch["masks"][m].any()
+    for image, before in zip(images.images, kept, strict=True):
+        np.testing.assert_array_equal(image, before)
+
+
+def test_the_label_is_where_target_differs_from_both_references_and_nowhere_else():
+    images = Textures(2)
+    equal = np.full((3, 96, 80), 120, np.float32)
+    images.images = [equal, equal]
+    recipe = recipe_for(images, num_defects=(3, 3), defect_share=1.0, amplitudes=((60, 60),))
+    source = PatchSource(recipe, images)
+    (batch,) = plain_batches(source, Plan(num_samples=len(source), batch_size=len(source)), 0)
+    target, ref1, ref2 = np.moveaxis(batch["images"], 1, 0)
+    only_target = (np.abs(target - ref1) > 1e-3) & (np.abs(target - ref2) > 1e-3)
+    # Where defects overlap a difference may vanish or come from saturation; these do neither.
+    assert (only_target == batch["masks"][:, 0].astype(bool)).mean() > 0.999
+    np.testing.assert_array_equal(ref1, ref2)  # three defects: one in target, two in all planes
+
+
+def test_painting_the_whole_image_then_cropping_equals_cropping_then_painting():
+    images = Textures(1, (96, 96))
+    kernels = Kernels.standard()
+    rng = np.random.default_rng(3)
+    sample = {
+        "num": np.array(40),
+        "center": rng.integers(0, 96, (40, 2)),
+        "kernel": rng.integers(0, 2, 40),
+        "amplitude": rng.choice([-80, 80], (40, 3)).astype(np.float32),
+        "labelled": rng.random(40) < 0.5,
+    }
+    from flatout.defect.synth.paint import paint
+
+    whole, mask = images[0].copy(), np.zeros((96, 96), np.bool_)
+    paint(whole, mask, sample, kernels, full_swing=False)
+    part, part_mask = images[0][:, 20:68, 30:78].copy(), np.zeros((48, 48), np.bool_)
+    paint(part, part_mask, sample | {"center": sample["center"] - [30, 20]}, kernels, full_swing=False)
+    np.testing.assert_array_equal(part, whole[:, 20:68, 30:78])
+    np.testing.assert_array_equal(part_mask, mask[20:68, 30:78])
+
+
+def test_lines_have_an_empty_label_and_more_of_them_in_target():
+    images = Textures(6)
+    recipe = recipe_for(images, line_ratio=1.0)
+    source = PatchSource(recipe, images)
+    (batch,) = plain_batches(source, Plan(num_samples=len(source), batch_size=len(source), shuffle=False), 0)
+    draws = recipe.draw(0, 0, batch.positions, batch.indices)
+    assert (draws["kind"] == LINES).all()
+    assert not batch["masks"].any()
+    image_M, y_M, x_M = recipe.grid.locate(batch.indices)
+    before = np.stack([images[i][:, y : y + 48, x : x + 48] for i, y, x in zip(image_M, y_M, x_M, strict=True)])
+    change = np.abs(batch["images"] - before).sum((2, 3))
+    assert (change[:, 0] > 1.3 * change[:, 1]).mean() > 0.9
+    np.testing.assert_allclose(change[:, 1], change[:, 2], rtol=1e-3)

@@ -1,0 +1,126 @@
+"""Defects are painted as specified, whatever they overlap and wherever they lie."""
+
+import numpy as np
+import pytest
+
+from flatout.defect.synth.allocate import IN_PLANE_GC, groups_by_rank
+from flatout.defect.synth.kernels import Kernels, gaussian_kernel, label_of
+from flatout.defect.synth.lines import Line, add_line, room_of
+from flatout.defect.synth.paint import paint
+from flatout.defect.synth.psf import Psf, camera_crop, cut_out
+from flatout.errors import ConfigError
+from flatout.feed.lru import Lru
+from tests.defect.golden_files import arrays_split, records
+from tests.golden_cases import golden_cases
+from tests.reference.plain_defects import GROUPS, paint_plain
+
+
+@pytest.mark.parametrize("case", golden_cases("defect/kernels.npz", arrays_split))
+def test_kernels_are_built_from_their_ids(case):
+    name, arrays = case
+    kernel = gaussian_kernel(name.removeprefix("mask_"))
+    if name.startswith("mask_"):
+        np.testing.assert_array_equal(label_of(kernel), arrays[name].astype(bool))
+        return
+    np.testing.assert_allclose(kernel, arrays[name], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(Kernels([kernel]).values[0], arrays[name], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("kernel_id", ["3x3", "3x3_s0", "0x3_s1", "3x3_s1.0_", "axb_s1"])
+def test_other_kernel_ids_are_refused(kernel_id):
+    with pytest.raises(ConfigError, match="kernel"):
+        gaussian_kernel(kernel_id)
+
+
+def sample_of(defects: list[dict], kernel_ids: list[str]) -> dict[str, np.ndarray]:
+    """A golden list of defects as `draw` would have drawn it."""
+    amplitude = np.zeros((len(defects), 3), np.float32)
+    for place, defect in enumerate(defects):
+        amplitude[place] = defect["amp"] * IN_PLANE_GC[GROUPS.index(defect["group"])]
+        if "leak_ref" in defect:
+            amplitude[place, defect["leak_ref"]] = defect["amp"] * defect["leak_scale"]
+    return {
+        "num": np.array(len(defects)),
+        "center": np.array([[defect["cx"], defect["cy"]] for defect in defects]),
+        "kernel": np.array([kernel_ids.index(defect["kernel"]) for defect in defects]),
+        "amplitude": amplitude,
+        "labelled": np.array([defect["group"] == "T" for defect in defects]),
+    }
+
+
+@pytest.mark.parametrize("case", golden_cases("defect/render.json", records("cases"), also=("defect/render.npz",)))
+def test_painting_matches_the_golden_patches(case):
+    record, arrays = case
+    name = record["name"]
+    patch_HWC, expected_CHW = arrays[f"{name}_patch"], arrays[f"{name}_out"]
+    plain_CHW, plain_mask = paint_plain(patch_HWC.transpose(2, 0, 1), record["defects"])
+    np.testing.assert_array_equal(plain_mask, arrays[f"{name}_mask"])
+    if record["dtype"] == "uint8":
+        # The old way of painting, which truncates: kept in the plain twin only, to compare old results with.
+        np.testing.assert_array_equal(plain_CHW, expected_CHW)
+        return
+    np.testing.assert_allclose(plain_CHW, expected_CHW, rtol=0, atol=2e-4)
+    kernel_ids = sorted({defect["kernel"] for defect in record["defects"]})
+    patch_CHW = np.ascontiguousarray(patch_HWC.transpose(2, 0, 1), np.float32)
+    mask_HW = np.zeros(patch_CHW.shape[1:], np.bool_)
+    kernels = Kernels([gaussian_kernel(kernel_id) for kernel_id in kernel_ids])
+    paint(patch_CHW, mask_HW, sample_of(record["defects"], kernel_ids), kernels, full_swing=False)
+    np.testing.assert_allclose(patch_CHW, expected_CHW, rtol=0, atol=2e-4)
+    np.testing.assert_array_equal(mask_HW, arrays[f"{name}_mask"].astype(bool))
+
+
+@pytest.mark.parametrize("case", golden_cases("defect/alloc.json", records("examples")))
+def test_groups_match_the_golden_examples(case):
+    record, _ = case
+    order = [*record["target_only"], *record["shuffled_rest"]]
+    rank_1K = np.argsort(order)[None]
+    num_1, target_only_1 = np.array([record["n"]]), np.array([len(record["target_only"])])
+    coin = np.array([bool(record["R2"])])  # decides only where a single defect is left
+    group_K = groups_by_rank(rank_1K, num_1, target_only_1, coin)[0]
+    assert sorted(np.flatnonzero(group_K == 0)) == sorted(record["target_only"])
+    for number, name in enumerate(GROUPS):
+        if name in record:
+            assert np.flatnonzero(group_K == number).tolist() == sorted(record[name])
+    for plane, name in enumerate(("in_target", "in_ref1", "in_ref2")):
+        assert np.flatnonzero(IN_PLANE_GC[group_K, plane]).tolist() == sorted(record[name])
+
+
+@pytest.mark.parametrize("case", golden_cases("defect/lines.json", records("cases"), also=("defect/lines.npz",)))
+def test_lines_match_the_golden_patches(case):
+    record, arrays = case
+    patch_CHW = np.ascontiguousarray(arrays[f"{record['name']}_patch"].transpose(2, 0, 1), np.float32)
+    line = Line(record["horizontal"], record["pos"], record["width"], record["amp"])
+    room = room_of(patch_CHW[line.area()])
+    assert room.up == pytest.approx(record["headroom_up"], abs=1e-3)
+    assert room.down == pytest.approx(record["headroom_down"], abs=1e-3)
+    assert (room.allows_bright, room.allows_dark) == (record["bright_allowed"], record["dark_allowed"])
+    add_line(patch_CHW, line, record["ref_scale"])
+    np.testing.assert_allclose(np.clip(patch_CHW, 0, 255), arrays[f"{record['name']}_out"], rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("case", golden_cases("defect/psf.json", records("cases"), also=("defect/psf.npz",)))
+def test_optical_kernels_match_the_golden_ones(case):
+    record, arrays = case
+    optics = {key: value for key, value in record.items() if key not in ("name", "offset")}
+    crop = camera_crop(Psf(**optics), offset=tuple(record.get("offset", (0, 0))))
+    expected = arrays[f"{record['name']}_crop"]
+    np.testing.assert_allclose(crop, expected, rtol=0, atol=1e-5 * expected.max())
+    kernel = cut_out(crop, record["threshold_multiplier"])
+    assert kernel.shape == arrays[f"{record['name']}_kernel"].shape
+    np.testing.assert_allclose(kernel, arrays[f"{record['name']}_kernel"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", golden_cases("defect/lru.json", records("cases")))
+def test_the_feeds_lru_keeps_what_the_golden_one_keeps(case):
+    record, _ = case
+    cache: Lru[int, int] = Lru(record["capacity"])
+    hits, evicted = "", []
+    for key in record["sequence"]:
+        hit = cache.get(key) is not None
+        hits += "01"[hit]
+        if not hit:
+            evicted += cache.put(key, key)
+    assert hits == record["hits"]
+    assert cache.hits == record["n_hits"]
+    assert evicted == record["evicted"]
+    assert list(cache) == record["left_oldest_first"]

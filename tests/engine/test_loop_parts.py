@@ -1,0 +1,167 @@
+"""The small parts of the training loop, each alone."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from flatout.engine.compiling import Compiled, compile_pays
+from flatout.engine.distributed import World, read_world
+from flatout.engine.meter import Meter
+from flatout.engine.optim import apply_knobs, make_optimizer, step_unless
+from flatout.engine.precision import Precision
+from flatout.engine.random_state import random_state, seed_all, set_random_state
+from flatout.engine.schedule import Knobs
+from flatout.engine.step_log import StepLog
+from flatout.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+class TestOptimizer:
+    @pytest.mark.parametrize("kind", ["sgd", "adam"])
+    def test_a_bad_step_changes_nothing_not_even_as_the_first(self, kind: str) -> None:
+        parameter = nn.Parameter(torch.ones(5))
+        optimizer = make_optimizer(kind, [[parameter]], lr=0.1, momentum=0.9, decays=(0.0,))  # type: ignore[arg-type]
+        precision = Precision("off", CPU)
+        parameter.grad = torch.tensor([1.0, math.nan, 1, 1, 1])
+        step_unless(optimizer, precision.check([parameter.grad]))
+        assert torch.equal(parameter, torch.ones(5))
+        parameter.grad = torch.ones(5)
+        step_unless(optimizer, precision.check([parameter.grad]))
+        assert torch.isfinite(parameter).all()
+        assert (parameter < 1).all()
+
+    def test_sgd_is_nesterov_with_decay_by_group(self) -> None:
+        ours, plain = (nn.Parameter(torch.linspace(-1, 1, 7)) for _ in range(2))
+        optimizer = make_optimizer("sgd", [[ours]], lr=0.1, momentum=0.9, decays=(0.01,))
+        twin = torch.optim.SGD([plain], lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01, foreach=False)
+        for step in range(4):
+            for parameter in (ours, plain):
+                parameter.grad = torch.full((7,), 0.3 * (step + 1))
+            step_unless(optimizer, torch.zeros(()))
+            twin.step()
+        torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-7)
+
+    def test_knobs_reach_every_group(self) -> None:
+        groups = [[nn.Parameter(torch.ones(1))] for _ in range(3)]
+        optimizer = make_optimizer("sgd", groups, lr=1.0, momentum=0.5, decays=(0, 0, 0))
+        apply_knobs(optimizer, Knobs((0.1, 0.2, 0.3), 0.7, steps=True))
+        assert [(group["lr"], group["momentum"]) for group in optimizer.param_groups] == [
+            (0.1, 0.7), (0.2, 0.7), (0.3, 0.7),
+        ]  # fmt: skip
+
+
+class TestPrecision:
+    def test_unknown_and_impossible_formats_are_refused(self) -> None:
+        with pytest.raises(ConfigError, match="unknown"):
+            Precision("fp8", CPU)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="needs a GPU"):
+            Precision("fp16", CPU)
+
+    def test_its_state_comes_back(self) -> None:
+        first, second = Precision("bf16", CPU), Precision("bf16", CPU)
+        second.load_state_dict(first.state_dict())
+        assert second.state_dict() == first.state_dict()
+
+
+class TestLogAndMeter:
+    def test_rows_come_back_once_and_in_order(self) -> None:
+        log = StepLog(3, capacity=4, device=CPU)
+        seen: list[float] = []
+        for step in range(11):
+            log.put(torch.tensor([float(step), 10.0 * step]))
+            if step == 5:
+                log.mark(torch.tensor(1.0))
+            if (step + 1) % 4 == 0:
+                seen += log.turn()[:, 0].tolist()
+        rows = log.drain()
+        assert seen + rows[:, 0].tolist() == [float(step) for step in range(11)]
+
+    def test_a_mark_belongs_to_its_row(self) -> None:
+        log = StepLog(2, capacity=4, device=CPU)
+        for step in range(3):
+            log.put(torch.tensor([float(step)]))
+            if step == 1:
+                log.mark(torch.tensor(1.0))
+        assert log.drain()[:, 1].tolist() == [0.0, 1.0, 0.0]
+
+    @pytest.mark.parametrize("parts", [[7], [3, 4], [1] * 7])
+    def test_a_mean_does_not_depend_on_where_it_was_interrupted(self, parts: list[int]) -> None:
+        rows = np.random.default_rng(0).standard_normal((7, 2)) * 1e3
+        whole = Meter(("a", "b"))
+        whole.add(rows, np.zeros(7, bool))
+        meter, begin = Meter(("a", "b")), 0
+        for part in parts:
+            meter.add(rows[begin : begin + part], np.zeros(part, bool))
+            resumed = Meter(("a", "b"))
+            resumed.load_state_dict(meter.state_dict())
+            meter, begin = resumed, begin + part
+        assert meter.means() == whole.means()
+
+    def test_bad_steps_are_counted_and_not_averaged(self) -> None:
+        meter = Meter(("loss",))
+        meter.add(np.array([[1.0], [math.nan], [3.0]]), np.array([False, True, False]))
+        assert meter.report().items == {"loss": 2.0}
+        assert meter.report().num_bad == 1
+
+
+class TestCompiling:
+    def test_auto_compiles_only_when_the_run_is_long_enough(self) -> None:
+        short = compile_pays(step_ms=40, steps_left=1000, num_layers=58)
+        long = compile_pays(step_ms=40, steps_left=1_000_000, num_layers=58)
+        assert not short.pays
+        assert long.pays
+        assert "1000 steps of 40.0 ms" in short.text
+        assert "it does not pay" in short.text
+
+    def test_a_network_that_cannot_be_compiled_runs_as_it_is(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fails(network: nn.Module) -> object:
+            def call(x: torch.Tensor) -> torch.Tensor:
+                raise RuntimeError("no compiler here")
+
+            return call
+
+        monkeypatch.setattr(torch, "compile", fails)
+        network = nn.Linear(2, 2)
+        compiled = Compiled(network)
+        x = torch.ones(1, 2)
+        assert torch.equal(compiled(x), network(x))
+        assert torch.equal(compiled(x), network(x))
+        assert [record.message for record in caplog.records] == [
+            "The network cannot be compiled (RuntimeError: no compiler here): training goes on without."
+        ]
+        assert list(compiled.parameters()) == []
+
+
+class TestWorld:
+    def test_alone_without_a_launcher(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+            monkeypatch.delenv(name, raising=False)
+        assert read_world() == World(0, 1, 0)
+
+    def test_all_launcher_conventions_are_understood(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        monkeypatch.setenv("RANK", "3")
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        assert read_world() == World(3, 4, 1)
+        monkeypatch.delenv("LOCAL_RANK")
+        assert read_world(2) == World(3, 4, 2)
+        with pytest.raises(ConfigError, match="LOCAL_RANK"):
+            read_world()
+
+    def test_a_batch_that_ranks_cannot_share_is_refused_with_one_they_can(self) -> None:
+        with pytest.raises(ConfigError, match="use 15 or another multiple of 3"):
+            World(0, 3).share_of(16)
+
+
+def test_random_generators_continue_where_they_were() -> None:
+    seed_all(5)
+    state = random_state(CPU)
+    first = (torch.rand(3).tolist(), np.random.random(3).tolist())  # noqa: NPY002
+    set_random_state(state, CPU)
+    assert (torch.rand(3).tolist(), np.random.random(3).tolist()) == first  # noqa: NPY002

@@ -1,0 +1,141 @@
+"""The monitor shows the last consistent state of any run folder, to this machine and to whoever knows the token."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+from flatout.errors import ConfigError
+from flatout.monitor import find_run
+from flatout.monitor.run_state import read_csv, read_rows, run_state
+from flatout.monitor.server import make_server
+
+ROWS = [{"epoch": epoch, "box": 0.1 / (epoch + 1), "images_per_s": 50.0, "seconds": 4.0} for epoch in range(3)]
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "exp"
+    (folder / "weights").mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"config": {"epochs": 10, "data": "x.yaml"}, "finished": False}))
+    (folder / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    return folder
+
+
+def lock(folder, pid):
+    holder = {"pid": pid, "host": os.uname().nodename, "started": "2026-01-01 00:00:00"}
+    (folder / ".lock").write_text(json.dumps(holder))
+
+
+def test_a_running_run_has_curves_and_time_left(run):
+    lock(run, os.getpid())
+    state = run_state(run, price_per_hour=3.6)
+    assert (state["state"], state["epoch"], state["epochs"]) == ("running", 3, 10)
+    assert state["left_s"] == 7 * 4.0
+    assert state["series"]["box"] == [[row["epoch"], row["box"]] for row in ROWS]
+    assert state["cost"] == pytest.approx(0.012, abs=0.002)
+    assert json.dumps(state)
+
+
+def test_a_crashed_run_says_so_and_what_to_do(run):
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    lock(run, int(gone.stdout))
+    state = run_state(run)
+    assert state["state"] == "stopped"
+    assert "The same command continues it" in state["told"]
+    assert state["left_s"] is None
+
+
+def test_a_finished_run_is_finished(run):
+    (run / "run.json").write_text(json.dumps({"config": {"epochs": 3}, "finished": True}))
+    assert run_state(run)["state"] == "finished"
+
+
+def test_every_cut_through_the_log_shows_the_rows_before_it(run):
+    """F35: a reader may see the file at any byte."""
+    content = (run / "log.jsonl").read_bytes()
+    for length in range(len(content) + 1):
+        (run / "log.jsonl").write_bytes(content[:length])
+        assert read_rows(run / "log.jsonl") == ROWS[: content[:length].count(b"\n")]
+
+
+@pytest.mark.parametrize("name", ["run.json", "log.jsonl", ".lock", "results.csv"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe\x00", b"[1, 2]", b"null", b'{"config": 3}\n{"epoch": "x"}\n']
+)
+def test_damaged_files_break_nothing(run, name, content):
+    (run / name).write_bytes(content)
+    assert json.dumps(run_state(run))
+
+
+def test_numbers_that_are_not_finite_are_left_out(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"epoch": 1, "box": null, "obj": NaN, "ok": true, "name": "x"}\n')
+    assert read_rows(tmp_path / "log.jsonl") == [{"epoch": 1.0}]
+    (tmp_path / "results.csv").write_text("epoch,box\n0,0.5\n# 2 missing\n1,nan\n2")
+    assert read_csv(tmp_path / "results.csv") == [{"epoch": 0.0, "box": 0.5}, {"epoch": 1.0}]
+
+
+def test_the_newest_run_is_found_below_a_folder(run):
+    assert find_run(run) == find_run(run.parent) == run
+    with pytest.raises(ConfigError, match="no run is there"):
+        find_run(run.parent / "nothing")
+
+
+@pytest.fixture
+def address(run):
+    with make_server(run, "secret") as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server.server_address
+        server.shutdown()
+        thread.join()
+
+
+def get(address, path, host="127.0.0.1"):
+    connection = HTTPConnection(*address, timeout=10)
+    connection.request("GET", path, headers={"Host": f"{host}:{address[1]}"})
+    answer = connection.getresponse()
+    return answer, answer.read()
+
+
+def test_page_and_state_are_served_below_the_token(address):
+    page, content = get(address, "/secret/")
+    assert page.status == 200 and b"flatout monitor" in content
+    assert "default-src 'none'" in page.headers["Content-Security-Policy"]
+    state, content = get(address, "/secret/state.json")
+    assert state.status == 200
+    assert json.loads(content)["machine"]["cores"] >= 1
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/state.json", "/wrong/", "/secret", "/secret/../etc/passwd", "/secret/run.json"]
+)
+def test_nothing_else_is_served(address, path):
+    assert get(address, path)[0].status == 404
+
+
+def test_another_host_name_is_refused(address):
+    assert get(address, "/secret/", host="evil.example")[0].status == 404
+
+
+def test_it_listens_on_this_machine_only(address):
+    assert address[0] == "127.0.0.1"
+
+
+def test_other_methods_are_refused(address):
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"http://127.0.0.1:{address[1]}/secret/", data=b"x", timeout=10)
+    assert refused.value.code == 501
+
+
+def test_the_page_asks_nobody_else():
+    page = (Path(__file__).parents[2] / "flatout" / "monitor" / "page.html").read_text()
+    assert "src=" not in page and "href=" not in page
+    assert page.count("http") == page.count("http://www.w3.org/2000/svg")

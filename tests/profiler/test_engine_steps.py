@@ -1,0 +1,105 @@
+"""A loop with the engine's marks and a feed of ours is observed without being told apart, workers included."""
+
+import time
+
+import numpy as np
+import pytest
+
+from flatout import Feed, FeedConfig, Field, Plan, SampleSource
+from flatout.errors import ConfigError
+from flatout.profiler import clock, crews
+from flatout.profiler.engine_steps import EngineObservation
+
+
+class Numbers(SampleSource):
+    """Samples that take a millisecond, most of it in a stage of their own."""
+
+    fields = {"x": Field((8,), np.float32)}
+
+    def __len__(self):
+        return 64
+
+    def where(self, index):
+        return f"number {index}"
+
+    def sample(self, index, rng):
+        with clock.stage("decode"):
+            time.sleep(0.001)
+        return {"x": np.full(8, index, np.float32)}
+
+
+def train(feed, num_steps):
+    """The engine's marks, in its order."""
+    done = 0
+    for epoch in range(1000):
+        batches = iter(feed.epoch(epoch))
+        for _ in range(len(feed)):
+            if done == num_steps:
+                return
+            with clock.stage("train.wait"):
+                next(batches)
+            with clock.stage("train.forward"):
+                time.sleep(0.002)
+                with clock.stage("train.loss"):
+                    time.sleep(0.001)
+            with clock.stage("train.backward"):
+                time.sleep(0.003)
+            done += 1
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_ledger_holds_the_loop_and_what_makes_the_batches(workers):
+    observation = EngineObservation(images_per_step=8, num_steps=6)
+    plan = Plan(num_samples=64, batch_size=8)
+    with Feed(Numbers(), plan, FeedConfig(workers=workers)) as feed, observation.observing():
+        train(feed, observation.total_steps)
+    ledger, measurement = observation.profile.ledger, observation.profile.measurement
+    assert ledger.num_steps == 6 and ledger.images == 8
+    assert measurement.num_workers == workers
+    place = "workers" if workers else "host"
+    assert ledger.ms(place, "decode") >= 8 * 1.0
+    assert ledger.ms("host", "backward") >= 3 and ledger.ms("host", "loss") >= 1
+    for each in ledger.places:
+        assert sum(row.ms for row in ledger.lane(each)) == pytest.approx(ledger.step_ms)
+        assert all(row.ms > -0.01 * ledger.step_ms for row in ledger.lane(each))
+    assert observation.profile.text()
+
+
+def test_looking_ends_by_itself_and_the_loop_goes_on():
+    observation = EngineObservation(images_per_step=8, num_steps=4)
+    with Feed(Numbers(), Plan(num_samples=64, batch_size=8), FeedConfig(workers=0)) as feed, observation.observing():
+        train(feed, observation.total_steps + 5)
+        with clock.recording() as totals:
+            pass
+    assert observation.profile.ledger.num_steps == 4
+    assert totals.read() == {}
+
+
+def test_a_whole_training_is_seen_although_its_feed_is_closed_first():
+    observation = EngineObservation(images_per_step=8, num_steps=None)
+    plan = Plan(num_samples=64, batch_size=8)
+    with observation.observing(), Feed(Numbers(), plan, FeedConfig(workers=1)) as feed:
+        train(feed, 16)
+    ledger = observation.profile.ledger
+    assert ledger.num_steps == 16 - 1 - 4  # the last step's end was not seen; four warm up and are counted
+    assert observation.profile.measurement.num_workers == 1
+    assert ledger.ms("workers", "decode") > 1
+
+
+def test_a_training_that_ends_too_early_is_refused():
+    observation = EngineObservation(images_per_step=8, num_steps=4)
+    with Feed(Numbers(), Plan(num_samples=64, batch_size=8), FeedConfig(workers=0)) as feed, observation.observing():
+        train(feed, 3)
+    with pytest.raises(ConfigError, match="Only 2 steps were seen"):
+        observation.profile.text()
+
+
+def test_a_feed_is_known_for_as_long_as_it_is_open():
+    before = len(crews.at_work())
+    with Feed(Numbers(), Plan(num_samples=64, batch_size=8), FeedConfig(workers=1)) as feed:
+        next(iter(feed))
+        assert len(crews.at_work()) == before + 1
+        spent = crews.spent(crews.at_work()[-1])
+        assert spent.runs["decode"] >= 8
+        assert spent.self_ns["decode"] >= 8e6
+    assert len(crews.at_work()) == before

@@ -1,0 +1,93 @@
+"""The tuner takes what is fastest, no more of the machine than that needs, and remembers it for the same facts only."""
+
+from dataclasses import replace
+
+import pytest
+
+from flatout.profiler.tuning import Costs, Tunings, choose, fingerprint, measuring_budget_s
+
+GPU = Costs(
+    images=64,
+    step_ms=50,
+    main_cpu_ms=20,
+    decode_ms=2.0,
+    augment_ms=2.0,
+    draw_ms=0.05,
+    cores=16,
+    decoded_bytes=10 << 30,
+    ram_free_bytes=100 << 30,
+    device_free_bytes=60 << 30,
+    render_ms=1.0,
+    epochs=100,
+)
+
+
+def test_a_gpu_with_room_keeps_and_augments_the_pictures():
+    choice = choose(GPU)
+    assert (choice.keep, choice.augment_on_device) == ("device", True)
+    assert choice.workers <= 2
+    assert choice.step_ms == pytest.approx(51, rel=0.03)
+
+
+def test_without_a_renderer_workers_are_added_up_to_the_knee():
+    choice = choose(replace(GPU, render_ms=None))
+    # 64 images x (2 x 6 % + 2) ms = 136 ms of a core for a step of 50 ms.
+    assert (choice.keep, choice.workers) == ("ram", 3)
+    assert choice.step_ms == pytest.approx(50)
+
+
+def test_pictures_that_do_not_fit_are_decoded_each_time():
+    choice = choose(replace(GPU, render_ms=None, ram_free_bytes=1 << 30, device_free_bytes=0))
+    assert (choice.keep, choice.workers) == ("off", 6)
+
+
+def test_a_store_is_not_built_for_one_epoch():
+    assert choose(replace(GPU, epochs=1)).keep == "off"
+
+
+def test_two_cores_that_train_get_no_crowd_of_workers():
+    choice = choose(replace(GPU, step_ms=400, main_cpu_ms=780, cores=2, device_free_bytes=0, render_ms=None))
+    assert choice.workers <= 1
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4, 8, 64])
+def test_workers_never_exceed_the_cores(cores):
+    starved = replace(GPU, step_ms=1, cores=cores, device_free_bytes=0, render_ms=None)
+    assert choose(starved).workers <= cores
+
+
+def test_no_other_way_is_predicted_to_be_much_faster():
+    for step_ms in (1, 5, 20, 100):
+        for cores in (1, 2, 8):
+            costs = replace(GPU, step_ms=step_ms, cores=cores)
+            best = min(
+                choose(replace(costs, cores=fewer, render_ms=render, device_free_bytes=room)).step_ms
+                for fewer in range(1, cores + 1)
+                for render in (1.0, None)
+                for room in (0, 60 << 30)
+            )
+            assert choose(costs).step_ms <= 1.03 * best
+
+
+def test_measuring_takes_a_twentieth_of_the_run_and_never_over_a_minute():
+    assert measuring_budget_s(100) == 5
+    assert measuring_budget_s(1e6) == 60
+
+
+def test_a_choice_is_remembered_for_the_same_facts_only(tmp_path):
+    tunings, facts, choice = Tunings(tmp_path / "cache" / "tunings.json"), {"GPU": "H200", "data": "abc"}, choose(GPU)
+    assert tunings.recall(facts) is None
+    tunings.remember(facts, choice)
+    assert tunings.recall(facts) == choice
+    assert tunings.recall({**facts, "data": "abd"}) is None
+    assert fingerprint({"a": "1", "b": "2"}) == fingerprint({"b": "2", "a": "1"})
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"x": 3}'])
+def test_a_damaged_memory_is_no_memory(tmp_path, content):
+    facts = {"data": "x"}
+    (tmp_path / "t.json").write_text(content.replace("x", fingerprint(facts)))
+    tunings = Tunings(tmp_path / "t.json")
+    assert tunings.recall(facts) is None
+    tunings.remember(facts, choose(GPU))
+    assert tunings.recall(facts) == choose(GPU)

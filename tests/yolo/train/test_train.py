@@ -1,0 +1,249 @@
+"""`train()` as a whole, on a CPU: a small network on a small drawn data set, every switch once."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from flatout.errors import CheckpointError, ConfigError, DataError
+from flatout.yolo.demo_data.files import DemoDataConfig, write_demo_data
+from flatout.yolo.load import load_network
+from flatout.yolo.model.configs import load_config
+from flatout.yolo.options import TrainOptions
+from flatout.yolo.train import TrainResult, train
+from flatout.yolo.weights import read_weights
+from tests.yolo.train.small_training import tiny_hyp
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BATCH, TRAIN, VAL = 32, 70, 6
+STEPS = 3
+"""70 pictures in batches of 32: the last one is short. An optimizer step takes two batches."""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, a network with an eighth of yolov7-tiny's channels, and a hyp file with a short warm-up."""
+    folder = tmp_path_factory.mktemp("files")
+    write_demo_data(folder / "data", DemoDataConfig(images=TRAIN, val=VAL, seed=1))
+    config: Any = load_config("yolov7-tiny")
+    (folder / "narrow.yaml").write_text(yaml.safe_dump({**config, "nc": 6, "width_multiple": 0.125}))
+    hyp = {key: value for key, value in asdict(tiny_hyp(warmup_iters=2)).items() if value is not None}
+    (folder / "hyp.yaml").write_text(yaml.safe_dump(hyp))
+    return folder
+
+
+@pytest.fixture
+def options(files: Path, tmp_path: Path) -> TrainOptions:
+    return TrainOptions(
+        weights="",
+        cfg=str(files / "narrow.yaml"),
+        data=str(next((files / "data").glob("*.yaml"))),
+        hyp=str(files / "hyp.yaml"),
+        epochs=2,
+        batch_size=BATCH,
+        img_size=(64, 64),
+        device="cpu",
+        workers=0,
+        noautoanchor=True,
+        project=str(tmp_path / "runs"),
+        log_every=2,
+        save_every_steps=1,
+    )
+
+
+def trained(options: TrainOptions) -> TrainResult:
+    result = train(options)
+    assert result is not None
+    return result
+
+
+def weights_in(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    return read_weights(folder / "weights" / name).for_inference()
+
+
+def assert_same_end(one: Path, other: Path) -> None:
+    """Equal results and weights, to the bit."""
+    assert results_of(one) == results_of(other)
+    expected, found = weights_in(one, "last.pt"), weights_in(other, "last.pt")
+    assert [key for key, value in expected.items() if not torch.equal(value, found[key])] == []
+
+
+def results_of(folder: Path) -> list[list[str]]:
+    return [line.split() for line in (folder / "results.txt").read_text().splitlines()]
+
+
+def test_a_run_leaves_what_yolov7_leaves(options: TrainOptions) -> None:
+    result = trained(options)
+    assert result.finished
+    names = {path.name for path in result.folder.iterdir()}
+    assert {"opt.yaml", "hyp.yaml", "results.txt", "results.csv", "results.png", "labels.jpg", "weights"} <= names
+    assert {f"train_batch{step}.jpg" for step in range(STEPS)} <= names
+    assert {"test_batch0_labels.jpg", "test_batch0_pred.jpg", "confusion_matrix.png"} <= names
+    weights = {path.name for path in (result.folder / "weights").iterdir()}
+    assert weights == {"init.pt", "last.pt", "best.pt", "epoch_000.pt", "epoch_001.pt"}
+    rows = results_of(result.folder)
+    assert [row[0] for row in rows] == ["0/1", "1/1"]
+    assert all(len(row) == 15 for row in rows)
+    assert read_weights(result.folder / "weights/last.pt").kind == "stripped"
+    loaded = load_network(result.folder / "weights/best.pt").network
+    assert loaded.names[:2] == ["ring", "cross"]
+
+
+def test_seeded_runs_are_the_same_to_the_bit(options: TrainOptions) -> None:
+    first = trained(replace(options, name="a"))
+    second = trained(replace(options, name="b", workers=2))
+    other = trained(replace(options, name="c", seed=7))
+    assert_same_end(first.folder, second.folder)
+    assert results_of(first.folder) != results_of(other.folder)
+
+
+def test_fast_dataloader_trains_on_the_same_pixels(options: TrainOptions) -> None:
+    classic = trained(replace(options, name="a"))
+    fast = trained(replace(options, name="b", fast_dataloader=True))
+    assert results_of(classic.folder) == results_of(fast.folder)
+
+
+def test_the_same_command_continues_to_the_same_end(options: TrainOptions) -> None:
+    whole = trained(replace(options, name="whole"))
+    for stop_after in (1, 3, 5):
+        name = f"cut{stop_after}x"
+        stopped = trained(replace(options, name=name, stop_after=stop_after))
+        assert not stopped.finished
+        resumed = trained(replace(options, name=name))
+        assert resumed.finished
+        assert resumed.folder == stopped.folder
+        assert_same_end(resumed.folder, whole.folder)
+
+
+def test_a_finished_run_gets_a_neighbour_and_a_fresh_one_too(options: TrainOptions) -> None:
+    first = trained(replace(options, epochs=1))
+    second = trained(replace(options, epochs=1))
+    assert (first.folder.name, second.folder.name) == ("exp", "exp2")
+    stopped = trained(replace(options, stop_after=1))
+    fresh = trained(replace(options, epochs=2, fresh=True, stop_after=1))
+    assert (stopped.folder.name, fresh.folder.name) == ("exp3", "exp4")
+
+
+def test_resume_takes_everything_from_the_run(options: TrainOptions) -> None:
+    stopped = trained(replace(options, stop_after=2))
+    last = stopped.folder / "weights/last.pt"
+    resumed = trained(TrainOptions(resume=str(last)))
+    assert resumed.finished
+    assert resumed.folder == stopped.folder
+    assert len(results_of(resumed.folder)) == options.epochs
+    with pytest.raises(CheckpointError, match="nothing to resume"):
+        train(TrainOptions(resume=str(last)))
+
+
+def test_labels_that_changed_are_noticed(options: TrainOptions, files: Path) -> None:
+    stopped = trained(replace(options, stop_after=1))
+    label = next(path for path in sorted((files / "data/labels/train").iterdir()) if path.read_text().strip())
+    before = label.read_bytes()
+    try:
+        label.write_bytes(b"0 0.5 0.5 0.25 0.25\n")
+        with pytest.raises(DataError, match="--allow-data-change"):
+            train(options)
+        continued = trained(replace(options, allow_data_change=True))
+        assert continued.folder == stopped.folder
+    finally:
+        label.write_bytes(before)
+
+
+def test_nosave_writes_only_the_end(options: TrainOptions) -> None:
+    result = trained(replace(options, nosave=True))
+    assert {path.name for path in (result.folder / "weights").iterdir()} == {"last.pt", "best.pt"}
+
+
+def test_notest_validates_only_the_last_epoch(options: TrainOptions) -> None:
+    rows = results_of(trained(replace(options, notest=True)).folder)
+    assert rows[0][8:] == ["0"] * 7
+    assert rows[1][8:] != ["0"] * 7
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"multi_scale": True},
+        {"rect": True},
+        {"quad": True},
+        {"adam": True, "linear_lr": True},
+        {"image_weights": True},
+        {"single_cls": True},
+        {"freeze": (5,)},
+        {"ota_from": 1},
+        {"label_smoothing": 0.1, "cache_images": True},
+        {"sequential": True, "v5_metric": True},
+        {"amp": "bf16"},
+        {"channels_last": True},
+        {"device_augment": True},
+    ],
+    ids=lambda switches: "-".join(switches),
+)
+def test_every_switch_trains(options: TrainOptions, switches: dict[str, Any]) -> None:
+    result = trained(replace(options, **switches))
+    assert result.finished
+    assert len(results_of(result.folder)) == 2
+
+
+def test_frozen_layers_keep_their_weights(options: TrainOptions) -> None:
+    result = trained(replace(options, freeze=(5,)))
+    start, end = weights_in(result.folder, "init.pt"), weights_in(result.folder, "epoch_001.pt")
+    assert torch.equal(start["model.4.conv.weight"], end["model.4.conv.weight"])
+    assert not torch.equal(start["model.5.conv.weight"], end["model.5.conv.weight"])
+
+
+def test_training_goes_on_from_weights(options: TrainOptions) -> None:
+    first = trained(replace(options, epochs=1))
+    start = first.folder / "weights/last.pt"
+    second = trained(replace(options, epochs=1, weights=str(start)))
+    # Rounded to half precision once more, as the file already is.
+    given = read_weights(start).state
+    for key, value in weights_in(second.folder, "init.pt").items():
+        if "anchor" not in key and value.is_floating_point():
+            torch.testing.assert_close(value, given[key].float())
+
+
+def test_patience_ends_a_training_that_gets_no_better(options: TrainOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([0.5, 0.1, 0.1, 0.1, 0.1])
+    monkeypatch.setattr("flatout.yolo.metrics.evaluation.fitness", lambda **kw: next(scores))
+    result = trained(replace(options, epochs=5, patience=2))
+    assert len(results_of(result.folder)) == 3
+    assert result.finished
+
+
+def test_a_collapse_is_told(
+    options: TrainOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scores = iter([0.9, 0.05])
+    monkeypatch.setattr("flatout.yolo.metrics.evaluation.fitness", lambda **kw: next(scores))
+    result = trained(options)
+    assert "may have collapsed" in caplog.text
+    assert result.best_fitness == 0.9
+
+
+def test_the_log_holds_every_epoch(options: TrainOptions) -> None:
+    folder = trained(options).folder
+    events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert [event["epoch"] for event in events] == [0, 1]
+    assert all(event["images_per_s"] > 0 for event in events)
+
+
+def test_contradicting_switches_are_refused_before_a_folder_is_made(options: TrainOptions, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--rect"):
+        train(replace(options, image_weights=True, rect=True))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_diagnose_compile_explains_and_trains_nothing(
+    options: TrainOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        assert train(replace(options, diagnose_compile=True)) is None
+    assert "DYNAMO EXPLANATION REPORT" in caplog.text
+    assert "graph breaks: 0" in caplog.text
+    assert not (tmp_path / "runs").exists()
