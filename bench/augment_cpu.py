@@ -119,8 +119,9 @@ class FeedSide:
         self.store = Store.open(pictures, StoreConfig(place="ram", workers=WORKERS, progress=False))
         source = TrainingSource(image_set, self.store, CONFIG, size=size, painter=painter)
         plan = Plan(num_samples=len(source), batch_size=BATCH)
-        # epochs=1: a pass does not read ahead into the next one, which is the other side's time.
-        self._feed = Feed(source, plan, FeedConfig(workers=WORKERS, epochs=1))
+        # epochs=1: a pass does not read ahead into the next one, which is the other side's time. Tasks of half a batch:
+        # labels are worked out for all samples of a task at once.
+        self._feed = Feed(source, plan, FeedConfig(workers=WORKERS, epochs=1, micro_batch=BATCH // WORKERS))
         self._num_steps, self._epoch = len(source) // BATCH, 0
 
     def batches(self, num_batches: int) -> Iterator[Batch]:

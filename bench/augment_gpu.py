@@ -28,12 +28,12 @@ from bench.promises import Criterion
 from flatout.feed import Plan
 from flatout.feed.device_store import DeviceStore
 from flatout.feed.source import Out, Rows, RowsOut
+from flatout.yolo.augment.choose_render import renderer_for
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.device_input import DeviceInput, DeviceInputConfig, training_input
 from flatout.yolo.augment.device_source import TILES, ParameterSource
 from flatout.yolo.augment.memory_plan import plan_memory
 from flatout.yolo.augment.render_torch import TorchRender
-from flatout.yolo.augment.render_triton import TritonRender
 from flatout.yolo.data.image_set import ImageSet, Labels
 
 CONFIG = AugmentConfig(translate=0.1, scale=0.5, mixup=0.05, paste_in=0.0)
@@ -104,8 +104,8 @@ def render_rates(case: Case, image_set: ImageSet, store: DeviceStore) -> dict[st
     rates = {}
     mixed = AugmentConfig(translate=0.1, scale=0.5, mixup=1.0, degrees=10, paste_in=0.0)
     for name, config, render, repeats in (
-        ("kernel", CONFIG, TritonRender(), 30),
-        ("kernel, mixup always, turned", mixed, TritonRender(), 30),
+        ("kernel", CONFIG, renderer_for("cuda", mixup=True), 30),
+        ("kernel, mixup always, turned", mixed, renderer_for("cuda", mixup=True), 30),
         ("torch", CONFIG, TorchRender(mixup=True), 3),
     ):
         host, device = parameters(ParameterSource(image_set, config, size=case.size), case.batch_size)

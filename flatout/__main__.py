@@ -23,6 +23,7 @@ COMMANDS = {
     "doctor": Command("look at this machine and say what would slow training down", "flatout.doctor"),
     "monitor": Command("curves and state of a run in a browser, also after a crash", "flatout.monitor"),
     "profile": Command("where a training's time goes, and what each remedy is worth", "flatout.profile_cli"),
+    "spike": Command("video deblurring with a spike camera: prepare, check, train, test, predict", "flatout.spike.cli"),
     "yolo": Command("detection: look into networks and weights, convert them", "flatout.yolo.cli"),
 }
 

@@ -8,6 +8,7 @@ Names of tensors are those of published checkpoints of this kind, so that old on
 Dimension key:  B samples   C channels   H W patch, multiples of 32
 """
 
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -49,16 +50,16 @@ class Encoder(nn.Module):
     def __init__(self, base: int, *, pools: bool) -> None:
         super().__init__()
         widths = [3, base, 2 * base, 4 * base, 8 * base, 8 * base, 8 * base]
-        for level, (inner, outer) in enumerate(zip(widths, widths[1:], strict=False), start=1):
+        for level, (inner, outer) in enumerate(pairwise(widths), start=1):
             setattr(self, f"block{level}", nn.Sequential(*_conv3(inner, outer), *_conv3(outer, outer)))
         self.sppf = Sppf(8 * base) if pools else nn.Identity()
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        maps = [self.block1(x)]
-        for block in (self.block2, self.block3, self.block4, self.block5, self.block6):
-            maps.append(block(F.max_pool2d(maps[-1], 2)))
-        maps[-1] = self.sppf(maps[-1])
-        return tuple(maps)
+        maps: list[Tensor] = []
+        for level in range(1, 7):
+            finer = F.max_pool2d(maps[-1], 2) if maps else x
+            maps.append(getattr(self, f"block{level}")(finer))
+        return *maps[:-1], self.sppf(maps[-1])
 
 
 class DecoderV1(nn.Module):
@@ -107,10 +108,12 @@ class SqueezeExcite(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         inner = channels // SQUEEZE
-        self.fc = nn.Sequential(nn.Linear(channels, inner), nn.ReLU(inplace=True), nn.Linear(inner, channels), nn.Sigmoid())
+        self.fc = nn.Sequential(
+            nn.Linear(channels, inner), nn.ReLU(inplace=True), nn.Linear(inner, channels), nn.Sigmoid()
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        weight_BC = self.fc(x.mean((2, 3)))
+        weight_BC: Tensor = self.fc(x.mean((2, 3)))
         return x * weight_BC[..., None, None]
 
 

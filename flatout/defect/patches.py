@@ -7,6 +7,7 @@ Dimension key:  N images   M samples   P patch side   T tiles of an image (rows 
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -36,7 +37,7 @@ def patches_for_overlap(length: int, patch: int, overlap: int = LEAST_OVERLAP) -
 
 def cuts(starts: list[int], length: int, patch: int) -> list[int]:
     """Borders between the pixels that neighbouring patches own: patch k owns [cuts[k], cuts[k + 1])."""
-    between = [(left + right + patch) // 2 for left, right in zip(starts, starts[1:], strict=False)]
+    between = [(left + right + patch) // 2 for left, right in pairwise(starts)]
     return [0, *between, length]
 
 

@@ -97,9 +97,7 @@ class PatchRenderer:
         assert self._noise is not None
         patch_BCPP = patch_BCPP * params["gain"][..., None, None] + params["offset"][..., None, None]
         at_BC2 = params["noise_at"].long()
-        noise = self._noise[
-            (at_BC2[..., :1] + self._row_P)[..., None], (at_BC2[..., 1:] + self._column_P)[:, :, None]
-        ]
+        noise = self._noise[(at_BC2[..., :1] + self._row_P)[..., None], (at_BC2[..., 1:] + self._column_P)[:, :, None]]
         strength: Tensor | float = self._config.noise
         if self._config.edge_noise:
             strength = self._config.noise + self._config.edge_noise * _steepness(patch_BCPP)

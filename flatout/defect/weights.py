@@ -1,13 +1,13 @@
 """Networks in files: of ours, and of the trainers that came before. Nothing in a file is ever run.
 
-    {"model_state_dict": tensors, "img_height": ..., "img_width": ...}     older trainings
-    {"weights": {"state": tensors, "version": ..., "base": ..., ...}}      ours
+{"model_state_dict": tensors, "img_height": ..., "img_width": ...}     older trainings
+{"weights": {"state": tensors, "version": ..., "base": ..., ...}}      ours
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -90,7 +90,7 @@ def _checked(state: Mapping[Any, object], *, patch: object, threshold: object = 
         raise Refusal(f"its state has no tensor {FIRST}, or values that are none: it is of another network.")
     return Weights(
         state=tensors,
-        version=cast(Version, "v2" if OF_V2 in tensors else "v1"),
+        version="v2" if OF_V2 in tensors else "v1",
         base=int(first.shape[0]),
         patch=patch if type(patch) is int and patch > 0 else None,
         threshold=threshold if isinstance(threshold, float) else None,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -35,13 +36,17 @@ class World:
             )
         return total_batch // self.size
 
-    def any_of(self, flag: bool) -> bool:
-        """Has any rank raised its flag? All ranks ask at the same step; over the host, so no GPU waits."""
-        if self.size == 1:
-            return flag
-        told = torch.tensor([int(flag)])
+    def largest(self, numbers: np.ndarray) -> np.ndarray:
+        """Entry by entry, the largest of all ranks. All ask at the same step; over the host, so no GPU waits."""
+        if self.size == 1 or not numbers.size:
+            return numbers
+        told = torch.from_numpy(numbers.astype(np.int64))
         dist.all_reduce(told, op=dist.ReduceOp.MAX, group=_host_group())
-        return bool(told.item())
+        return told.numpy()
+
+    def any_of(self, flag: bool) -> bool:
+        """Has any rank raised its flag?"""
+        return bool(self.largest(np.array([flag]))[0])
 
     def from_first(self, value: Any) -> Any:
         """The first rank's value, on every rank; plain values only. All ranks ask at the same time."""

@@ -278,7 +278,7 @@ class Loop:
 
     def _look(self, rows_NK: np.ndarray) -> None:
         """Numbers of N steps have arrived: sum up, tell, and act if they are not finite."""
-        bad_loss_N, bad_gradient_N = rows_NK[:, -2] > 0, rows_NK[:, -1] > 0
+        bad_loss_N, bad_gradient_N = self.world.largest(rows_NK[:, -2:] > 0).astype(bool).T
         self._meter.add(rows_NK[:, :-2], bad_loss_N | bad_gradient_N)
         if len(rows_NK):
             self.tell(self._meter.tick(self.epoch, self.step))
@@ -306,16 +306,19 @@ class Loop:
     # Saving and stopping
 
     def _at_boundary(self) -> None:
-        if (name := self._signal()) is not None:
+        """Stop or save if that is due. Ranks do both after the same step, so they ask each other now and then."""
+        if self.world.size > 1 and self.steps_here % ASK_RANKS_EVERY:
+            return
+        name = self._interrupts.requested
+        if self.world.any_of(name is not None):
             self._save_to_stop()
-            raise Interrupted(f"{name}: saved at epoch {self.epoch}, step {self.step}. Run the same command again.")
+            raise Interrupted(
+                f"{name or 'a signal to another rank'}: saved at epoch {self.epoch}, step {self.step}. "
+                "Run the same command again."
+            )
         self._stop_if_long_enough()
-        if self._interrupts.save_requested:
-            self._interrupts.save_requested = False
-            self.save()
-        elif self.steps_here - self._saved_steps >= self.config.save_every_steps or self._unsaved_s() >= (
-            self.config.save_every_s
-        ):
+        wished, self._interrupts.save_requested = self._interrupts.save_requested, False
+        if self.world.any_of(wished or self._save_is_due()):
             self.save()
 
     def _stop_if_long_enough(self) -> None:
@@ -323,14 +326,9 @@ class Loop:
             self._save_to_stop()
             raise StoppedAfter(self.steps_here)
 
-    def _signal(self) -> str | None:
-        """Name of a signal to obey now. All ranks stop after the same step, so they ask each other."""
-        name = self._interrupts.requested
-        if self.world.size == 1:
-            return name
-        if self.steps_here % ASK_RANKS_EVERY or not self.world.any_of(name is not None):
-            return None
-        return name or "a signal to another rank"
+    def _save_is_due(self) -> bool:
+        unsaved_steps = self.steps_here - self._saved_steps
+        return unsaved_steps >= self.config.save_every_steps or self._unsaved_s() >= self.config.save_every_s
 
     def _unsaved_s(self) -> float:
         return time.monotonic() - self._saved_at
@@ -351,7 +349,7 @@ class Loop:
         ends = stop or self.epoch == self.config.epochs
         if not ends:
             self._stop_if_long_enough()
-        if ends or self._unsaved_s() >= self.config.save_apart_s:
+        if self.world.any_of(ends or self._unsaved_s() >= self.config.save_apart_s):
             self.save()
         return ends
 
@@ -364,10 +362,10 @@ class Loop:
         """Write a generation, unless a weight is not finite: a broken state is never saved. Waits for the device."""
         if self.step > 0:
             self._look(self._log.drain())
-        if self.generations is not None and self.world.is_first:
-            with clock.stage("train.save"):
-                if not self._is_sound():
-                    self._roll_back()
+        with clock.stage("train.save"):
+            if self.generations is not None and self.world.any_of(not self._is_sound()):
+                self._roll_back()
+            if self.generations is not None and self.world.is_first:
                 self.generations.save(self.sections())
                 self.job.flush()
         self._saved_at, self._saved_steps = time.monotonic(), self.steps_here

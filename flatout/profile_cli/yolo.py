@@ -13,6 +13,7 @@ from flatout.profiler.measurement import Limits
 from flatout.profiler.outcome import Profile
 from flatout.profiler.verdict import Trial
 from flatout.yolo.compat.flags import train_options, train_parser
+from flatout.yolo.compat.not_built import refuse_what_is_not_built
 from flatout.yolo.options import TrainOptions
 
 NETWORK = "prepare+forward+loss+backward+graph+optimizer+ema"
@@ -33,7 +34,9 @@ class YoloTraining:
     def from_flags(cls, flags: list[str], *, num_steps: int) -> "YoloTraining":
         """Flags as `flatout yolo train` takes them."""
         parser = train_parser("flatout profile yolo")
-        return cls(train_options(parser.parse_args(flags), os.environ), num_steps)
+        options = train_options(parser.parse_args(flags), os.environ)
+        refuse_what_is_not_built(options)
+        return cls(options, num_steps)
 
     @property
     def title(self) -> str:

@@ -123,6 +123,11 @@ class Observation:
         self._on_end()
 
     @property
+    def is_complete(self) -> bool:
+        """Whether enough steps were timed to say anything."""
+        return self._measurement is not None
+
+    @property
     def _steps_timed(self) -> int:
         return self.steps_seen - self.steps_before_timing
 

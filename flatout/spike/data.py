@@ -111,7 +111,11 @@ def open_clips(config: DataConfig, split: str, *, scored: bool, without: Sequenc
     root = Path(config.ROOT) / split
     if not root.is_dir():
         raise NoSamples(f"{root}: no such split (DATA.ROOT={config.ROOT}). {HINT}")
-    sequences = [each for each in sequence_files(config, split) if each.name not in without]
+    return clips_of(config, root, [each for each in sequence_files(config, split) if each.name not in without], scored)
+
+
+def clips_of(config: DataConfig, root: Path, sequences: Sequence[SequenceFiles], scored: bool) -> ClipSet:
+    """The clips of these sequences; NoSamples if there is none."""
     windows = {each.name: list(_windows(each, config, scored)) for each in sequences}
     for name in (name for name, found in windows.items() if not found):
         logger.warning("%s/%s: no %d neighbouring whole frames, so no clip.", root, name, config.CLIP_LEN)

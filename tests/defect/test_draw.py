@@ -19,9 +19,7 @@ PATCHES = 20_000
 
 def drawn(num: int = PATCHES, **settings):
     config = SynthConfig(**settings)
-    return draw_samples(
-        config, Kernels.standard(), patch_hw=(128, 128), seed=7, epoch=3, positions_M=np.arange(num)
-    )
+    return draw_samples(config, Kernels.standard(), patch_hw=(128, 128), seed=7, epoch=3, positions_M=np.arange(num))
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +131,5 @@ def test_batches_do_not_depend_on_workers_or_batch_size(workers):
             for name in ("images", "masks"):
                 np.testing.assert_array_equal(batch[name], wanted[name])
     other = Plan(num_samples=len(source), batch_size=7, seed=11, last="short")
-    together = [
-        np.concatenate([batch["images"] for batch in plain_batches(source, each, 2)]) for each in (plan, other)
-    ]
+    together = [np.concatenate([batch["images"] for batch in plain_batches(source, each, 2)]) for each in (plan, other)]
     np.testing.assert_array_equal(*together)

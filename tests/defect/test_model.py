@@ -127,9 +127,7 @@ def test_rates_and_gammas_follow_the_golden_schedule(case):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-2)])
-@pytest.mark.parametrize(
-    "case", golden_cases("defect/train_step.json", entries)
-)
+@pytest.mark.parametrize("case", golden_cases("defect/train_step.json", entries))
 def test_three_adam_steps_give_the_golden_losses(case, dtype, tolerance):
     name, record = case
     version, alpha = re.fullmatch(r"(v\d)_alpha(.+)", name).groups()  # type: ignore[union-attr]
@@ -191,5 +189,3 @@ def test_networks_that_do_not_exist_are_refused():
         DefectNet("v3")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="multiple of 8"):
         DefectNet("v2", 12)
-
-

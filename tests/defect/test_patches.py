@@ -30,9 +30,7 @@ def test_positions_and_cuts_match_the_table(case):
 @pytest.mark.parametrize("case", golden_cases("defect/grid.json", records("index")))
 def test_indices_match_the_table(case):
     record, _ = case
-    grid = Grid(
-        (record["H"], record["W"]), (record["patch_h"], record["patch_w"]), (record["min_y"], record["min_x"])
-    )
+    grid = Grid((record["H"], record["W"]), (record["patch_h"], record["patch_w"]), (record["min_y"], record["min_x"]))
     assert grid.per_image == record["per_image"]
     assert grid.per_image * record["images"] == record["total"]
     columns = dict(zip(record["columns"], np.array(record["rows"]).T, strict=True))
@@ -47,9 +45,7 @@ def test_indices_match_the_table(case):
 @pytest.mark.parametrize("case", golden_cases("defect/stitch.json", records("cases"), also=("defect/stitch.npz",)))
 def test_stitching_matches_the_golden_maps(case):
     record, arrays = case
-    grid = Grid(
-        (record["H"], record["W"]), (record["patch"], record["patch"]), (len(record["ys"]), len(record["xs"]))
-    )
+    grid = Grid((record["H"], record["W"]), (record["patch"], record["patch"]), (len(record["ys"]), len(record["xs"])))
     assert (grid.ys, grid.xs) == (record["ys"], record["xs"])
     assert (grid.y_cuts, grid.x_cuts) == (record["ycuts"], record["xcuts"])
     tiles = arrays[f"{record['name']}_tiles"]

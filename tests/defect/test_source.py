@@ -50,7 +50,11 @@ def test_the_device_renderer_matches_the_golden_patches(case, device):
     shape_hw = patch_CHW.shape[1], patch_CHW.shape[2]
     grid = Grid(shape_hw, shape_hw, (2, 2))
     sample = {key: array[None] for key, array in sample_of(record["defects"], kernel_ids).items()}
-    sample |= {"kind": np.array([DEFECTS], np.int8), "corner": np.zeros((1, 2), np.int32), "items": np.zeros(1, np.int32)}
+    sample |= {
+        "kind": np.array([DEFECTS], np.int8),
+        "corner": np.zeros((1, 2), np.int32),
+        "items": np.zeros(1, np.int32),
+    }
     renderer = PatchRenderer(grid, SynthConfig(), kernels, torch.device(device))
     found = render(renderer, patch_CHW[None], sample, device)
     np.testing.assert_allclose(found["images"][0], arrays[f"{name}_out"], rtol=0, atol=2e-4)

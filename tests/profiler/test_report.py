@@ -15,7 +15,7 @@ from flatout.profiler.recorder import Event
 from flatout.profiler.report.save import load_measurement, save_report
 from flatout.profiler.report.text import report_text
 from flatout.profiler.verdict import judge
-from tests.profiler.situations import RTX_5090, SITUATIONS, measured, network
+from tests.profiler.situations import RTX_5090, RTX_5090_WITH_WAITS, SITUATIONS, measured, network
 
 TIMELINE = {
     "host": [Event("forward", 0, 40_000_000, 0), Event("backward", 40_000_000, 100_000_000, 0)],
@@ -55,7 +55,7 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path):
 
 
 def test_the_page_stands_alone_and_says_everything(tmp_path):
-    path = save_report(tmp_path, RTX_5090, judge(RTX_5090), TIMELINE)
+    path = save_report(tmp_path, RTX_5090_WITH_WAITS, judge(RTX_5090_WITH_WAITS), TIMELINE)
     html = path.read_text()
     assert not re.search(r"(src|href)\s*=|@import|url\(|<script|https?://", html)
     for text in ("assigner", "img/s", "loss.py:100", "unexplained", "main thread", "idle", "The last 3 steps"):

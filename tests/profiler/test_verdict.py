@@ -7,7 +7,7 @@ import pytest
 
 from flatout.profiler.measurement import Lane
 from flatout.profiler.verdict import Trial, judge
-from tests.profiler.situations import RTX_5090, SITUATIONS, input_bound, measured, network
+from tests.profiler.situations import RTX_5090_WITH_WAITS, SITUATIONS, input_bound, measured, network
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
@@ -33,7 +33,7 @@ def test_there_are_enough_situations():
 
 
 def test_the_first_case_names_waits_line_and_who_is_idle():
-    verdict = judge(RTX_5090)
+    verdict = judge(RTX_5090_WITH_WAITS)
     told = " ".join(verdict.evidence)
     assert "loss.py:100" in told
     assert "126 % of a core" in told

@@ -33,8 +33,9 @@ class DetectConfig(NamedTuple):
 DEAD_BEFORE, DEAD_AFTER = 5, 5
 
 
-def detect(heat_HW: np.ndarray, config: DetectConfig = DetectConfig()) -> list[Detection]:
+def detect(heat_HW: np.ndarray, config: DetectConfig | None = None) -> list[Detection]:
     """The highest places one after the other, each away from those before it; the first in rows wins a tie."""
+    config = config or DetectConfig()
     allowed_HW = heat_HW >= np.percentile(heat_HW, 100 * (1 - config.top_pct))
     y_H, x_W = np.ogrid[: heat_HW.shape[0], : heat_HW.shape[1]]
     found: list[Detection] = []
@@ -64,7 +65,11 @@ def recall_at(images: Sequence[Located], nums: Sequence[int], *, match_radius: f
     num_known = sum(image.truth_xy is not None for image in images)
     if not num_known:
         return {}
-    pooled = [(found.score, number, _hits(image, found, match_radius)) for number, image in enumerate(images) for found in image.detections]
+    pooled = [
+        (found.score, number, _hits(image, found, match_radius))
+        for number, image in enumerate(images)
+        for found in image.detections
+    ]
     pooled.sort(key=lambda entry: -entry[0])  # stable: equal scores stay in the order of the images
     return {num: len({number for _, number, hit in pooled[:num] if hit}) / num_known for num in nums}
 

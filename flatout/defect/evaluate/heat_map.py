@@ -27,11 +27,10 @@ class HeatMapper:
     ) -> None:
         """`network` in evaluation mode on `device`; `dtype` it computes in. `untiled`: one pass over the image."""
         self._network, self._device, self._dtype, self._untiled = network, device, dtype, untiled
-        height, width = grid.shape_hw
         self._shape_hw = grid.shape_hw
         row_TP = (torch.tensor(grid.ys)[:, None] + torch.arange(grid.patch_hw[0])).to(device)
         column_TP = (torch.tensor(grid.xs)[:, None] + torch.arange(grid.patch_hw[1])).to(device)
-        place = row_TP[:, None, :, None] * width + column_TP[None, :, None, :]
+        place = row_TP[:, None, :, None] * grid.shape_hw[1] + column_TP[None, :, None, :]
         self._tile_pixels_TPP = place.reshape(grid.per_image, *grid.patch_hw)
         self._owner_HW = torch.from_numpy(grid.owners()).to(device)
 

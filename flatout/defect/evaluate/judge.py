@@ -25,6 +25,8 @@ from flatout.defect.strips.items import read_canonical, read_mask
 from flatout.errors import DataError
 from flatout.feed.source import DecodeError
 
+FINE = DetectConfig(mask_radius=6, max_per_image=50)
+"""For recall of defects that may lie side by side; recall@K has its own, coarser rule."""
 MATCH_RADIUS = 3
 """Pixels by which a detection may miss a defect."""
 
@@ -53,7 +55,6 @@ def judge(
     dead_xy_K2: np.ndarray | None = None,
     threshold: float | None = None,
     watchers: Iterable[Watcher] = (),
-    detecting: DetectConfig = DetectConfig(),
 ) -> Outcome:
     """Run every image through `make_map` and count. DataError names an image or mask that cannot be used."""
     pixels, tally = PixelCounts(), _Tally()
@@ -63,7 +64,7 @@ def judge(
         heat_HW = make_map(planes_CHW)
         if dead_xy_K2 is not None:
             silence_dead_pixels(heat_HW, dead_xy_K2)
-        found = detect(heat_HW, detecting)
+        found = detect(heat_HW, FINE)
         if mask_HW is not None:
             pixels.add(mask_HW, heat_HW)
         tally.add(judged, heat_HW, mask_HW, found)
@@ -100,7 +101,8 @@ class _Tally:
                 for each, defect in zip(found, on, strict=True)
             ]
         self._num_defects += num_defects
-        self.located.append(Located(found, truth_in_name(judged.path.stem)))
+        if (truth_xy := truth_in_name(judged.path.stem)) is not None or judged.is_good:
+            self.located.append(Located(detect(heat_HW), truth_xy))
         self.rows.append(
             ImageRow(
                 name=judged.path.name,
@@ -141,7 +143,7 @@ def _read(judged: Judged, read: Read, *, use_masks: bool) -> tuple[np.ndarray, n
         raise DataError(str(error)) from None
     if mask_HW is not None and mask_HW.shape != planes_CHW.shape[1:]:
         raise DataError(
-            f"{judged.mask}: it measures {mask_HW.shape[0]} x {mask_HW.shape[1]}, its image "
-            f"{planes_CHW.shape[1]} x {planes_CHW.shape[2]}."
+            f"{judged.mask}: it measures {' x '.join(map(str, mask_HW.shape))}, its image "
+            f"{' x '.join(map(str, planes_CHW.shape[1:]))}."
         )
     return planes_CHW, mask_HW

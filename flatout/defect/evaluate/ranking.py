@@ -72,8 +72,9 @@ def rank(labels_N: np.ndarray, scores_N: np.ndarray) -> Ranking:
     """Exact: every distinct score is a bin."""
     score_V, bin_N = np.unique(np.asarray(scores_N), return_inverse=True)
     is_positive_N = np.asarray(labels_N, np.bool_).reshape(-1)
-    counts = [np.bincount(bin_N.reshape(-1)[chosen], minlength=len(score_V)) for chosen in (is_positive_N, ~is_positive_N)]
-    return Ranking(*counts, score_V)
+    positive_V = np.bincount(bin_N.reshape(-1)[is_positive_N], minlength=len(score_V))
+    negative_V = np.bincount(bin_N.reshape(-1)[~is_positive_N], minlength=len(score_V))
+    return Ranking(positive_V, negative_V, score_V)
 
 
 class PixelCounts:

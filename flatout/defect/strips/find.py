@@ -1,10 +1,10 @@
 """Which files belong to a data set, in an order that is the same on every machine.
 
-    R/train/good/*                       defect-free images, for training
-    R/train/hard_negative_samples/*      optional: real images that must not fire
-    R/valid/{good,bright_spots}/*        optional: validation after every epoch
-    R/ground_truth_valid/bright_spots/<stem>_mask.*
-    R/test/{good,bright_spots}/*         and R/ground_truth/bright_spots/<stem>_mask.*
+R/train/good/*                       defect-free images, for training
+R/train/hard_negative_samples/*      optional: real images that must not fire
+R/valid/{good,bright_spots}/*        optional: validation after every epoch
+R/ground_truth_valid/bright_spots/<stem>_mask.*
+R/test/{good,bright_spots}/*         and R/ground_truth/bright_spots/<stem>_mask.*
 """
 
 from dataclasses import dataclass

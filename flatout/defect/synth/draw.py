@@ -104,9 +104,7 @@ def _signed_amplitudes(config: SynthConfig, pick_MK: np.ndarray, value_MK: np.nd
     return np.asarray(sign_MK * (low_MK + value_MK * (high_MK - low_MK)))
 
 
-def _add_leaks(
-    config: SynthConfig, in_plane_MKC: np.ndarray, target_only_MK: np.ndarray, leak_MK3: np.ndarray
-) -> None:
+def _add_leaks(config: SynthConfig, in_plane_MKC: np.ndarray, target_only_MK: np.ndarray, leak_MK3: np.ndarray) -> None:
     """A weak copy of some target-only defects in one reference, as a share of the amplitude."""
     low, high = config.partial_leak_scale
     leaks_MK = target_only_MK & (leak_MK3[:, :, 0] < config.partial_leak_prob)

@@ -66,7 +66,9 @@ class EpochEnd:
         self._record(epoch, report, found)
         self._judge(epoch, found)
         if found is not None and self._config.patience and epoch - self.best_epoch >= self._config.patience:
-            logger.info("No epoch was better than %d for %d epochs: training ends.", self.best_epoch, epoch - self.best_epoch)
+            logger.info(
+                "No epoch was better than %d for %d epochs: training ends.", self.best_epoch, epoch - self.best_epoch
+            )
             return True
         return False
 
@@ -111,15 +113,19 @@ class EpochEnd:
     def _record(self, epoch: int, report: EpochReport, found: Outcome | None) -> None:
         assert self._records is not None
         speed = report.num_samples / max(report.seconds, 1e-9)
-        row = {"epoch": epoch, "loss": report.items["loss"], "lr": report.lrs[0] if report.lrs else 0.0}
-        row |= found.scores() if found is not None else {}
-        self._records.row("results.csv", row)
-        timing = {"seconds": round(report.seconds, 3), "images_per_s": speed, "bad_steps": report.num_bad}
-        self._records.event("log.jsonl", row | timing)
+        scores = found.scores() if found is not None else {}
+        row: dict[str, float | None] = {"epoch": epoch, "loss": report.items["loss"], "lr": report.lrs[0]}
+        self._records.row("results.csv", row | scores)
+        timing: dict[str, float | None] = {
+            "seconds": round(report.seconds, 3),
+            "images_per_s": speed,
+            "bad_steps": report.num_bad,
+        }
+        self._records.event("log.jsonl", row | scores | timing)
         if self._board is not None:
-            scalars = {f"val/{name}": value for name, value in found.scores().items()} if found is not None else {}
-            losses = {"train/loss": row["loss"], "train/lr": row["lr"], "train/samples_per_s": speed}
-            self._board.write(epoch, losses | {name: value for name, value in scalars.items() if value is not None})
+            known = {f"val/{name}": value for name, value in scores.items() if value is not None}
+            losses = {"train/loss": report.items["loss"], "train/lr": report.lrs[0], "train/samples_per_s": speed}
+            self._board.write(epoch, losses | known)
 
     def _draw_examples(self) -> None:
         """examples.png: what the network learned from; look at it first. Waits for the device."""

@@ -1,7 +1,7 @@
 """Where training batches come from: patches painted by workers, or numbers drawn by workers and patches on the GPU.
 
-    host     files --decode once--> store, shared by all workers --> worker: crop, paint --> slot --> device
-    device   files --decode once--> GPU memory;  worker: numbers only --> slot --> device: crop and paint there
+host     files --decode once--> store, shared by all workers --> worker: crop, paint --> slot --> device
+device   files --decode once--> GPU memory;  worker: numbers only --> slot --> device: crop and paint there
 """
 
 import logging
@@ -151,13 +151,13 @@ def open_store(strips: Strips, options: TrainOptions, world: World) -> Store:
     return store
 
 
-def _on_device(
-    store: Store, recipe: Recipe, options: TrainOptions, plan: Plan, device: torch.device
-) -> DeviceFeed:
+def _on_device(store: Store, recipe: Recipe, options: TrainOptions, plan: Plan, device: torch.device) -> DeviceFeed:
     try:
         kept = DeviceStore(store, device, batch_items=plan.batch_size)
     except (DecodeError, OSError) as error:
-        raise DataError(f"{error} Find all such files with: flatout defect check {options.training_dataset_path}") from None
+        raise DataError(
+            f"{error} Find all such files with: flatout defect check {options.training_dataset_path}"
+        ) from None
     workers = DEVICE_WORKERS if isinstance(options.num_workers, str) else min(DEVICE_WORKERS, options.num_workers)
     # Images are named in errors by the files, which stay where they are when the store is closed.
     source = ParameterSource(recipe, _Named([store.where(index) for index in range(len(store))]))

@@ -96,9 +96,9 @@ class Numbers:
 
     @property
     def free_cores(self) -> float:
-        """Cores that other processes leave to this training: at least what it had, never less than one."""
+        """Cores that other processes leave to this training: what it had, and those that were idle."""
         had = min(self.m.usable_cores, self.cpu_ms / self.step_ms)
-        return max(1.0, had, self.m.usable_cores - (self.m.others_cores or 0.0))
+        return max(had, self.m.usable_cores - (self.m.others_cores or 0.0), 0.1)
 
     @property
     def main_cpu_percent(self) -> float:

@@ -53,8 +53,8 @@ def _waits(n: Numbers) -> Iterator[Finding]:
     yield Finding(
         cause="logging sync" if all(_logs(site.text) for site in sites) else "host-device waits",
         sentence=(
-            f"The host waits for the GPU {num:.0f} times per step, so the GPU idles {n.percent(n.device_idle_ms)} "
-            "of the step until new work is launched."
+            f"The host waits for the GPU in every step ({num:.1f} times), "
+            f"so the GPU idles {n.percent(n.device_idle_ms)} of the step until new work is launched."
         ),
         evidence=[f"{site.per_step:.0f} per step at {site.where}  {site.text}".rstrip() for site in sites[:5]]
         + [f"GPU busy {busy_ms:.1f} of {n.step_ms:.1f} ms per step"],

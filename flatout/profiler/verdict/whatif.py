@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from flatout.profiler.verdict.numbers import Numbers
 
-
 KEPT_DECODED = 0.06
 """Reading a decoded picture from a store costs about this share of decoding it (bench/results/store_*.md)."""
 

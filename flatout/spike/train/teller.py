@@ -1,4 +1,4 @@
-"""What the terminal shows while training, with an honest `data_time`: how long the step was blocked for want of data."""
+"""What the terminal shows while training, with an honest `data_time`: how long the step was blocked for data."""
 
 import logging
 

@@ -78,7 +78,6 @@ class ParameterSource:
         self._size = size
         self._wh_N2 = resized_wh(image_set.size_wh_N2, size)
         self._out_wh_N2 = out_wh_N2
-        image_set.labels.outline_T4  # noqa: B018 - worked out once, before workers get a copy
         per_picture = len(image_set.labels.class_box_T5) / max(1, len(image_set))
         # A mosaic shows about the area of two pictures of four or nine; a plan that is too small only grows.
         self.fields: Fields = parameter_fields(expected_targets=2 + 3 * per_picture)

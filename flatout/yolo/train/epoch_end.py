@@ -10,6 +10,7 @@ from torch import nn
 
 from flatout.engine.job import EpochReport
 from flatout.engine.records import Records
+from flatout.errors import ResourceError
 from flatout.yolo.evaluate import Outcome
 from flatout.yolo.results_line import EpochResult, results_line
 from flatout.yolo.train.weight_files import WeightFiles, is_kept
@@ -78,7 +79,7 @@ class EpochEnd:
         self._after(epoch, outcome, self._scalars(report, scores))
         self.epoch, self.outcome = epoch, outcome or self.outcome
         if not self._config.nosave and is_kept(epoch, self._config.epochs) and self._validate is not None:
-            self._files.save_epoch(epoch, self.whole_state())
+            self._written(self._files.save_epoch, epoch, self.whole_state())
         return stops
 
     def sections(self) -> dict[str, dict[str, object]]:
@@ -100,7 +101,14 @@ class EpochEnd:
         self._records.load_state_dict(state["records"])
 
     def flush(self) -> None:
-        self._files.flush()
+        self._written(self._files.flush)
+
+    def _written(self, write: Callable[..., None], *arguments: Any) -> None:
+        """A disk that is too full for an extra file costs that file; what continues the training is saved elsewhere."""
+        try:
+            write(*arguments)
+        except ResourceError as error:
+            logger.warning("%s Training goes on.", error)
 
     def _validated(self, last: bool) -> Outcome | None:
         if self._validate is None or (self._config.notest and not last):

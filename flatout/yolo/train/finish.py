@@ -5,6 +5,7 @@ from pathlib import Path
 
 from torch import nn
 
+from flatout.engine.run_folder import Run
 from flatout.errors import FlatoutError
 from flatout.yolo.evaluate import test
 from flatout.yolo.options import TestOptions, is_coco
@@ -17,13 +18,13 @@ COCO_CLASSES = 80
 COCO_IOU = 0.7
 
 
-def finish(setting: Setting, folder: Path, files: WeightFiles, average: nn.Module, fitness: float) -> None:
-    """What a finished training leaves; called once, by every rank."""
-    if not setting.world.is_first:
-        return
-    _draw_results(folder)
+def finish(setting: Setting, run: Run, files: WeightFiles, average: nn.Module, fitness: float) -> None:
+    """What a finished training leaves; called once, by the first rank."""
+    _draw_results(run.folder)
+    # Before last.pt loses what a training continues from: killed in between, the run still counts as finished.
+    run.finish()
     files.save_end(average, fitness=fitness)
-    logger.info("Results are in %s, the weights in %s.", folder, files.folder)
+    logger.info("Results are in %s, the weights in %s.", run.folder, files.folder)
     if is_coco(setting.written.data) and len(setting.data.names) == COCO_CLASSES:
         _judge_as_coco(setting, files.folder)
 

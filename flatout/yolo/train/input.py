@@ -29,6 +29,7 @@ from flatout.yolo.options import TrainOptions
 
 logger = logging.getLogger(__name__)
 
+MOST_PER_TASK = 32
 DEVICE_WORKERS = 2
 """They only draw numbers and move boxes: two are enough for any GPU."""
 
@@ -94,7 +95,11 @@ def open_input(images: ImageSet, config: InputConfig, options: TrainOptions) -> 
                 painter="fast" if options.fast_dataloader else "classic",
             )
             workers = num_workers(options.workers, config.batch_size, config.world)
-            feed = Feed(source, plan, FeedConfig(workers=workers, epochs=config.epochs, on_error="substitute"))
+            micro_batch = pictures_per_task(config.batch_size, workers)
+            feed_config = FeedConfig(
+                workers=workers, micro_batch=micro_batch, epochs=config.epochs, on_error="substitute"
+            )
+            feed = Feed(source, plan, feed_config)
             batches = DeviceBatches(feed, config.device)
         return TrainingInput(batches, stack.pop_all())
     raise AssertionError
@@ -114,6 +119,7 @@ def _on_device(
         dtype=config.dtype,
         channels_last=options.channels_last,
         workers=min(DEVICE_WORKERS, num_workers(options.workers, config.batch_size, config.world)),
+        epochs=config.epochs,
     )
     try:
         return training_input(
@@ -130,6 +136,11 @@ def num_workers(asked: int, batch_size: int, world: World) -> int:
     """YOLOv7's rule: no more than cores per rank, pictures per batch, or were asked for; one picture needs none."""
     cores = max(1, machine.cores().usable // world.size)
     return min(cores, batch_size if batch_size > 1 else 0, asked)
+
+
+def pictures_per_task(batch_size: int, workers: int) -> int:
+    """One task per worker and batch, unless that is many: draws and labels of few pictures cost as much as of many."""
+    return max(1, min(MOST_PER_TASK, -(-batch_size // max(1, workers))))
 
 
 def _pictures(

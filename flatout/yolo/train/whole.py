@@ -25,6 +25,7 @@ from flatout.engine.precision import DTYPES
 from flatout.engine.progress import StepProgress
 from flatout.engine.random_state import seed_all
 from flatout.engine.records import Records
+from flatout.engine.run_folder import Run
 from flatout.errors import CheckpointError, DataError
 from flatout.yolo.compat.resume_options import config_of_run
 from flatout.yolo.data.image_set import ImageSet
@@ -105,9 +106,10 @@ def train(options: TrainOptions) -> TrainResult | None:
             run = stack.enter_context(setting.open_run()) if setting.world.is_first else None
             # One rank holds the folder; the others only learn where it is.
             place = Place(*setting.world.from_first((str(run.folder), run.continues) if run else None))
-            result = _Training(setting, place, stack).go()
+            training = _Training(setting, place, stack)
+            result = training.go()
             if run is not None and result.finished:
-                run.finish()
+                training.finish(run)
             return result
     finally:
         distributed.leave(setting.world)
@@ -153,20 +155,21 @@ class _Training:
 
     def go(self) -> TrainResult:
         setting, options, folder = self._setting, self._setting.options, self._run.folder
-        files = WeightFiles(folder / "weights", self._about())
+        files = self._files = WeightFiles(folder / "weights", self._about())
         files.folder.mkdir(exist_ok=True)
         self._draw_labels()
         interrupts = self._stack.enter_context(Interrupts())
         source = self._stack.enter_context(self._open_input())
         loss = self._loss()
         validation = self._stack.enter_context(self._validation(loss, interrupts))
-        epoch_end = EpochEnd(
+        records = self._stack.enter_context(Records(folder))
+        epoch_end = self._epoch_end = EpochEnd(
             EpochEndConfig(
                 epochs=self._epochs, notest=options.notest, nosave=options.nosave, patience=options.patience
             ),
             average=self._average.network,
             validate=validation if setting.world.is_first else None,
-            records=self._stack.enter_context(Records(folder)),
+            records=records,
             files=files,
             about=self._about(),
             run=self._run_section(),
@@ -174,18 +177,23 @@ class _Training:
         )
         loop = self._loop(source, loss, epoch_end, interrupts)
         epoch_end.whole_state = loop.sections
+        if self._saved is None:
+            records.clear()
         self._begin(loop, files)
         total = self._epochs * source.steps_per_epoch
         done = loop.epoch * source.steps_per_epoch + loop.step
         try:
             with StepProgress(total, start=done) as progress:
-                loop.tell = Teller(loop, progress, compile_auto=options.compile == "auto")
+                loop.tell = Teller(loop, progress, compile_auto=options.compile == "auto" and setting.world.size == 1)
                 loop.run()
         except StoppedAfter as stopped:
             logger.info("Stopped after %s steps, as asked. The same command continues.", stopped)
             return TrainResult(folder, epoch_end.outcome, epoch_end.best_fitness, finished=False)
-        finish(setting, folder, files, self._average.network, epoch_end.fitness)
         return TrainResult(folder, epoch_end.outcome, epoch_end.best_fitness, finished=True)
+
+    def finish(self, run: Run) -> None:
+        """Pictures and final files of a training that has come to its end; by the first rank."""
+        finish(self._setting, run, self._files, self._average.network, self._epoch_end.fitness)
 
     def _saved_state(self) -> Generation | None:
         """What the run folder holds, if this command continues it."""
@@ -309,19 +317,21 @@ class _Training:
     def _forward(self) -> nn.Module:
         """The network as it is called: compiled if asked for, with gradients summed over ranks if there are several."""
         setting = self._setting
-        forward: nn.Module = Compiled(self._network) if setting.options.compile == "on" else self._network
-        if setting.world.size > 1:
-            ids = [setting.device.index] if setting.device.type == "cuda" else None
-            forward = nn.parallel.DistributedDataParallel(self._network, device_ids=ids)
-        return forward
+        if setting.world.size == 1:
+            return Compiled(self._network) if setting.options.compile == "on" else self._network
+        if setting.options.compile == "on":
+            logger.warning("With several ranks the network is not compiled.")
+        ids = [setting.device.index] if setting.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(self._network, device_ids=ids)
 
     def _begin(self, loop: Loop, files: WeightFiles) -> None:
         """Continue a saved training, or save the beginning of a new one."""
         if self._saved is None:
             loop.epoch = self._first_epoch
             prepare.take_over(self._start, self._optimizer, self._average)
-            if self._setting.world.is_first and not self._setting.options.nosave:
-                files.save_start(self._network)
+            if not self._setting.options.nosave:
+                if self._setting.world.is_first:
+                    files.save_start(self._network)
                 loop.save()
             return
         self._check_data(self._saved)

@@ -1,59 +1,23 @@
 """`train()` as a whole, on a CPU: a small network on a small drawn data set, every switch once."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from flatout.errors import CheckpointError, ConfigError, DataError
-from flatout.yolo.demo_data.files import DemoDataConfig, write_demo_data
 from flatout.yolo.load import load_network
-from flatout.yolo.model.configs import load_config
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import TrainResult, train
 from flatout.yolo.weights import read_weights
-from tests.yolo.train.small_training import tiny_hyp
+from tests.yolo.train.conftest import BATCH, TRAIN
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-BATCH, TRAIN, VAL = 32, 70, 6
-STEPS = 3
-"""70 pictures in batches of 32: the last one is short. An optimizer step takes two batches."""
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data, a network with an eighth of yolov7-tiny's channels, and a hyp file with a short warm-up."""
-    folder = tmp_path_factory.mktemp("files")
-    write_demo_data(folder / "data", DemoDataConfig(images=TRAIN, val=VAL, seed=1))
-    config: Any = load_config("yolov7-tiny")
-    (folder / "narrow.yaml").write_text(yaml.safe_dump({**config, "nc": 6, "width_multiple": 0.125}))
-    hyp = {key: value for key, value in asdict(tiny_hyp(warmup_iters=2)).items() if value is not None}
-    (folder / "hyp.yaml").write_text(yaml.safe_dump(hyp))
-    return folder
-
-
-@pytest.fixture
-def options(files: Path, tmp_path: Path) -> TrainOptions:
-    return TrainOptions(
-        weights="",
-        cfg=str(files / "narrow.yaml"),
-        data=str(next((files / "data").glob("*.yaml"))),
-        hyp=str(files / "hyp.yaml"),
-        epochs=2,
-        batch_size=BATCH,
-        img_size=(64, 64),
-        device="cpu",
-        workers=0,
-        noautoanchor=True,
-        project=str(tmp_path / "runs"),
-        log_every=2,
-        save_every_steps=1,
-    )
+STEPS = -(-TRAIN // BATCH)
 
 
 def trained(options: TrainOptions) -> TrainResult:

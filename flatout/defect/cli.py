@@ -1,0 +1,31 @@
+"""flatout defect: finds the command and hands over to it."""
+
+import argparse
+
+from flatout.door import Command, answer, listing
+
+COMMANDS = {
+    "train": Command("train a network on defect-free images", "flatout.defect.commands.train"),
+    "test": Command("heat maps of test images, and how good they are", "flatout.defect.commands.test"),
+    "predict": Command("heat maps and detections of any images", "flatout.defect.commands.predict"),
+    "export": Command("a network for whole images as an ONNX file", "flatout.defect.commands.export"),
+    "check": Command("what would spoil a training, in every file of a data set", "flatout.defect.commands.check"),
+    "demo-data": Command("draw a small data set to try things on", "flatout.defect.commands.demo_data"),
+}
+
+
+def main(argv: list[str]) -> int:
+    """Run one command of the defect job; returns its exit code."""
+    if argv and not argv[0].startswith("-"):
+        return answer(argv, COMMANDS, door="flatout defect")
+    parser = argparse.ArgumentParser(
+        prog="flatout defect",
+        usage="flatout defect [-h] COMMAND [ARGUMENT ...]",
+        description="Defects between dies: what is in target and in neither reference.",
+        epilog=f"{listing(COMMANDS)}\n\n`flatout defect COMMAND --help` explains one of them.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.parse_args(argv)
+    parser.print_help()
+    return 0

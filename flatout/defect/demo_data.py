@@ -1,0 +1,112 @@
+"""A data set to try things on: strips with a sine texture, seen three times with noise, and defects where they belong.
+
+The same number draws the same strip anywhere; benchmarks use these strips too.
+
+Dimension key:  C planes   H W pixels
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flatout.defect.strips.canonical import TOP
+from flatout.defect.strips.find import DEFECTIVE, GOOD
+from flatout.defect.synth.allocate import IN_PLANE_GC, R1, R2, B, T
+from flatout.defect.synth.kernels import Kernels
+from flatout.defect.synth.paint import paint
+from flatout.errors import ConfigError, ResourceError
+
+STRIP_HW = (976, 176)
+FIRST_SEED = 20250803
+FIRST_DEFECTIVE = 10_000
+"""Strips from this number on are for tests."""
+_GROUPS = (T, T, T, T, R1, R1, R2, R2, B, B)
+_MARGIN = 5
+MARK = "flatout defect demo data"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoDataConfig:
+    """How much is drawn."""
+
+    images: int = 24
+    valid: int = 4
+    """Of each kind, good and defective."""
+    test: int = 4
+    shape_hw: tuple[int, int] = STRIP_HW
+
+    def __post_init__(self) -> None:
+        if min(self.images, self.valid, self.test) < 1 or min(self.shape_hw) < 32:
+            raise ConfigError("Draw at least one image of each kind, of 32 pixels or more in height and width.")
+
+
+def draw_strip(number: int, shape_hw: tuple[int, int] = STRIP_HW) -> np.ndarray:
+    """A defect-free strip, float32 [C, H, W] in 0..255."""
+    rng = np.random.RandomState(FIRST_SEED + number)
+    phase_x, phase_y = rng.uniform(0, 2 * np.pi, 2)
+    y_H, x_W = np.arange(shape_hw[0])[:, None], np.arange(shape_hw[1])
+    base = 120 + 55 * np.sin(2 * np.pi * x_W / 16 + phase_x) * np.sin(2 * np.pi * y_H / 24 + phase_y)
+    return np.stack([np.clip(base + rng.normal(0, 3, shape_hw), 0, TOP) for _ in range(3)]).astype(np.float32)
+
+
+def draw_defective(number: int, shape_hw: tuple[int, int] = STRIP_HW) -> tuple[np.ndarray, np.ndarray]:
+    """A strip with four defects in target alone and six that are in references too; and its mask, bool [H, W]."""
+    planes_CHW, mask_HW = draw_strip(FIRST_DEFECTIVE + number, shape_hw), np.zeros(shape_hw, np.bool_)
+    rng = np.random.default_rng((FIRST_SEED, FIRST_DEFECTIVE + number))
+    group_K = np.array(_GROUPS)
+    height, width = shape_hw
+    amplitude_K1 = rng.choice([-80, -60, 60, 80], len(group_K)).astype(np.float32)[:, None]
+    sample = {
+        "num": np.array(len(group_K)),
+        "center": rng.integers(_MARGIN, [width - _MARGIN, height - _MARGIN], (len(group_K), 2)),
+        "kernel": rng.integers(0, 2, len(group_K)),
+        "amplitude": amplitude_K1 * IN_PLANE_GC[group_K],
+        "labelled": group_K == T,
+    }
+    paint(planes_CHW, mask_HW, sample, Kernels.standard(), full_swing=False)
+    return planes_CHW, mask_HW
+
+
+def write_demo_data(root: Path, config: DemoDataConfig) -> Path:
+    """Draw a data set below `root`, unless the same one is there already; returns R/train/good."""
+    mark = root / "demo.txt"
+    text = f"{MARK}: {config}\n"
+    if root.is_dir() and any(root.iterdir()):
+        if not mark.is_file() or not mark.read_text().startswith(MARK):
+            raise ConfigError(f"{root} holds other files. Choose an empty folder.")
+        if mark.read_text() == text:
+            return root / "train" / GOOD
+    try:
+        _write_all(root, config)
+        mark.write_text(text)
+    except OSError as error:
+        raise ResourceError(f"{root}: cannot be written: {error.strerror}. Choose another place.") from None
+    return root / "train" / GOOD
+
+
+def _write_all(root: Path, config: DemoDataConfig) -> None:
+    for number in range(config.images):
+        write_strip(root / "train" / GOOD / f"{number:04}.tiff", draw_strip(number, config.shape_hw))
+    first = 0
+    for split, truth, count in (("valid", "ground_truth_valid", config.valid), ("test", "ground_truth", config.test)):
+        for number in range(first, first + count):
+            good = draw_strip(2 * FIRST_DEFECTIVE + number, config.shape_hw)
+            write_strip(root / split / GOOD / f"{number:04}.tiff", good)
+            planes_CHW, mask_HW = draw_defective(number, config.shape_hw)
+            write_strip(root / split / DEFECTIVE / f"{number:04}.tiff", planes_CHW)
+            write_tiff(root / truth / DEFECTIVE / f"{number:04}_mask.tiff", mask_HW.astype(np.uint8) * 255)
+        first += count
+
+
+def write_strip(path: Path, planes_CHW: np.ndarray) -> None:
+    """An uncompressed TIFF of three planes."""
+    write_tiff(path, planes_CHW, photometric="minisblack", planarconfig="separate")
+
+
+def write_tiff(path: Path, array: np.ndarray, **layout: Any) -> None:
+    import tifffile
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tifffile.imwrite(path, array, **layout)

@@ -1,0 +1,62 @@
+"""How sure is a network of made-up defects, by strength and by the planes they are in?
+
+A good one is sure of target-only defects and of nothing else, at every strength that occurs. One that was trained on a
+narrow range fires on every strong difference outside of it: this table shows that before production does.
+"""
+
+import numpy as np
+
+from flatout.defect.evaluate.heat_map import HeatMapper
+from flatout.defect.options import TestOptions
+from flatout.defect.predict import grid_for, images_of
+from flatout.defect.strips.items import read_canonical
+from flatout.defect.synth.allocate import IN_PLANE_GC
+from flatout.defect.synth.kernels import Kernels
+from flatout.defect.synth.paint import paint
+from flatout.defect.weights import load_network
+from flatout.engine.device_choice import choose_device
+
+STRENGTHS = (10, 20, 40, 80)
+NAMES = ("T", "R1", "R2", "B")
+APART_PX = 24
+
+
+def sweep(mapper: HeatMapper, planes_CHW: np.ndarray) -> dict[str, list[float]]:
+    """Mean probability on the pixels of defects, by group, for every strength; half of them bright, half dark."""
+    kernels = Kernels.standard()
+    return {
+        name: [_mean_probability(mapper, planes_CHW, kernels, group, strength) for strength in STRENGTHS]
+        for group, name in enumerate(NAMES)
+    }
+
+
+def sweep_table(options: TestOptions) -> str:
+    """The table for the first image of a test."""
+    network, weights = load_network(options.model_path)
+    device = choose_device(options.device)
+    first = images_of(options)[0].path
+    mapper = HeatMapper(network.to(device), grid_for(options, weights, first), device, untiled=options.untiled)
+    found = sweep(mapper, read_canonical(first))
+    lines = ["mean probability   " + "".join(f"{f'+-{strength}':>8}" for strength in STRENGTHS)]
+    return "\n".join(
+        lines + [f"  {name:<17}" + "".join(f"{value:8.3f}" for value in row) for name, row in found.items()]
+    )
+
+
+def _mean_probability(
+    mapper: HeatMapper, planes_CHW: np.ndarray, kernels: Kernels, group: int, strength: float
+) -> float:
+    height, width = planes_CHW.shape[1:]
+    y, x = np.meshgrid(*(np.arange(APART_PX // 2, side, APART_PX) for side in (height, width)), indexing="ij")
+    num = y.size
+    sign_K = np.where(np.arange(num) % 2, -1.0, 1.0)
+    painted, mask_HW = planes_CHW.copy(), np.zeros((height, width), np.bool_)
+    sample = {
+        "num": np.array(num),
+        "center": np.stack((x.reshape(-1), y.reshape(-1)), axis=1),
+        "kernel": np.arange(num) // 2 % len(kernels),
+        "amplitude": ((sign_K * strength)[:, None] * IN_PLANE_GC[group]).astype(np.float32),
+        "labelled": np.ones(num, np.bool_),
+    }
+    paint(painted, mask_HW, sample, kernels, full_swing=False)
+    return float(mapper(painted)[mask_HW].mean())

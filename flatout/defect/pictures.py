@@ -1,0 +1,87 @@
+"""Pictures for people: what a network learned from, and what it sees in an image.
+
+Dimension key:  B samples   C planes   H W pixels
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from flatout.defect.strips.canonical import TOP
+from flatout.errors import ResourceError
+
+GAP = 4
+GREY = 90
+_RED = (40, 40, 230)
+
+
+def examples_png(images_BCHW: np.ndarray, masks_BHW: np.ndarray, path: Path) -> None:
+    """A row per sample: target, ref1, ref2, what target has alone, and the label."""
+    rows = []
+    for planes_CHW, mask_HW in zip(images_BCHW, masks_BHW, strict=True):
+        target, ref1, ref2 = planes_CHW
+        panels = [*map(_grey, planes_CHW), _signed(both_differences(target, ref1, ref2)), _grey(mask_HW * TOP)]
+        rows.append(_beside(panels))
+    _write(path, _below(rows))
+
+
+def result_png(planes_CHW: np.ndarray, heat_HW: np.ndarray, mask_HW: np.ndarray | None, path: Path) -> None:
+    """Target, ref1, ref2, target - ref1, target - ref2, the smaller of both, and the heat map over target."""
+    target, ref1, ref2 = planes_CHW
+    panels = [
+        *map(_grey, planes_CHW),
+        _signed(target - ref1),
+        _signed(target - ref2),
+        _signed(both_differences(target, ref1, ref2)),
+        overlay(target, heat_HW, mask_HW),
+    ]
+    _write(path, _beside(panels) if target.shape[0] >= target.shape[1] else _below(panels))
+
+
+def both_differences(target_HW: np.ndarray, ref1_HW: np.ndarray, ref2_HW: np.ndarray) -> np.ndarray:
+    """Whichever difference to a reference is smaller: the classical way to find what target has alone."""
+    first, second = target_HW - ref1_HW, target_HW - ref2_HW
+    return np.asarray(np.where(np.abs(first) <= np.abs(second), first, second))
+
+
+def overlay(target_HW: np.ndarray, heat_HW: np.ndarray, mask_HW: np.ndarray | None) -> np.ndarray:
+    """Target in grey, probability in colour over it, the outline of the truth in red; uint8 BGR [H, W, 3]."""
+    import cv2
+
+    heat = np.clip(heat_HW * TOP, 0, TOP).astype(np.uint8)
+    colour = cv2.applyColorMap(heat, cv2.COLORMAP_INFERNO).astype(np.float32)
+    share = np.clip(heat_HW * 2, 0, 1)[..., None]
+    mixed = np.ascontiguousarray((_grey(target_HW) * (1 - share) + colour * share).astype(np.uint8))
+    if mask_HW is not None and mask_HW.any():
+        outlines, _ = cv2.findContours(mask_HW.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
+        cv2.drawContours(mixed, outlines, -1, _RED, 1)
+    return mixed
+
+
+def _grey(plane_HW: np.ndarray) -> np.ndarray:
+    return np.repeat(np.clip(plane_HW, 0, TOP).astype(np.uint8)[..., None], 3, axis=2)
+
+
+def _signed(difference_HW: np.ndarray) -> np.ndarray:
+    return _grey(difference_HW / 2 + (TOP + 1) / 2)
+
+
+def _beside(panels: Sequence[np.ndarray]) -> np.ndarray:
+    gap = np.full((panels[0].shape[0], GAP, 3), GREY, np.uint8)
+    return np.concatenate([part for panel in panels for part in (panel, gap)][:-1], axis=1)
+
+
+def _below(rows: Sequence[np.ndarray]) -> np.ndarray:
+    gap = np.full((GAP, rows[0].shape[1], 3), GREY, np.uint8)
+    return np.concatenate([part for row in rows for part in (row, gap)][:-1], axis=0)
+
+
+def _write(path: Path, picture: np.ndarray) -> None:
+    import cv2
+
+    content = cv2.imencode(".png", picture)[1].tobytes()
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ResourceError(f"{path}: cannot be written: {error.strerror}.") from None

@@ -1,0 +1,307 @@
+"""The whole of `flatout defect train`: options in; weights, results and pictures in a run folder out."""
+
+import hashlib
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from flatout.config import read_config
+from flatout.defect.evaluate.outcome import Outcome
+from flatout.defect.model import DefectNet
+from flatout.defect.options import TrainOptions, config_of_run, of_this_call, plain
+from flatout.defect.schedule import StepwiseSchedule
+from flatout.defect.source import Recipe
+from flatout.defect.strips.find import list_judged, root_of
+from flatout.defect.train.epoch_end import EpochEnd, EpochEndConfig
+from flatout.defect.train.input import TrainingImages, TrainingInput, find_images, make_recipe, open_input
+from flatout.defect.train.job import DefectJob, StepConfig
+from flatout.defect.train.validate import Validation
+from flatout.defect.train.weight_files import BEST, WeightFiles
+from flatout.defect.weights import about, load_network
+from flatout.engine import distributed
+from flatout.engine.checkpoint.atomic import replacing
+from flatout.engine.compiling import Compiled
+from flatout.engine.determinism import set_determinism
+from flatout.engine.device_choice import choose_devices
+from flatout.engine.distributed import World
+from flatout.engine.environment import differences, environment
+from flatout.engine.generations import Generation, Generations
+from flatout.engine.interrupts import Interrupts
+from flatout.engine.job import Tick
+from flatout.engine.loop import Loop, LoopConfig, StoppedAfter
+from flatout.engine.optim import make_optimizer
+from flatout.engine.precision import DTYPES, Amp, default_fast_amp
+from flatout.engine.progress import StepProgress
+from flatout.engine.random_state import seed_all
+from flatout.engine.records import Records
+from flatout.engine.run_folder import Run, choose_run, run_of
+from flatout.engine.tensorboard import TensorBoard
+from flatout.errors import CheckpointError, ConfigError, DataError
+
+logger = logging.getLogger(__name__)
+
+CONFIG_NAME = "config.yaml"
+WEIGHTS = "weights"
+ADAM_BETA = 0.9
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training left behind."""
+
+    folder: Path
+    outcome: Outcome | None
+    """Of the last validation; None if there was none."""
+    last_loss: float
+    """Mean over the last epoch."""
+    finished: bool
+    """False if it was asked to end early; the same command then continues."""
+
+
+def train(options: TrainOptions) -> TrainResult:
+    """Train as the options say.
+
+    Raises Interrupted once a signal was obeyed and everything is saved: the same call then continues.
+    """
+    if options.resume:
+        options = replace(
+            read_config(run_of(Path(options.resume)) / CONFIG_NAME, TrainOptions), **of_this_call(options)
+        )
+    world = distributed.read_world()
+    device = device_for(options.device, world)
+    # Before the folder is made: data that cannot be used leaves nothing behind.
+    images = find_images(options)
+    recipe = make_recipe(options, images)
+    seed_all(options.seed)
+    distributed.join(world, device)
+    try:
+        with ExitStack() as stack:
+            run = stack.enter_context(_open_run(options)) if world.is_first else None
+            folder, continues = world.from_first((str(run.folder), run.continues) if run else None)
+            result = _Training(options, images, recipe, world, device, Path(folder), continues, stack).go()
+            if run is not None and result.finished:
+                run.finish()
+            return result
+    finally:
+        distributed.leave(world)
+
+
+def device_for(text: str, world: World) -> torch.device:
+    """The device of this rank."""
+    devices = choose_devices(text)
+    if devices[0].type == "cpu" or world.size == 1:
+        return devices[0]
+    if world.local_rank >= len(devices):
+        raise ConfigError(f"rank {world.local_rank} of this machine has no GPU: there are {len(devices)}.")
+    return devices[world.local_rank]
+
+
+def amp_of(options: TrainOptions, device: torch.device) -> Amp:
+    return default_fast_amp(device) if options.amp == "auto" else options.amp
+
+
+class _Training:
+    """The parts of one training, put together."""
+
+    def __init__(
+        self,
+        options: TrainOptions,
+        images: TrainingImages,
+        recipe: Recipe,
+        world: World,
+        device: torch.device,
+        folder: Path,
+        continues: bool,
+        stack: ExitStack,
+    ) -> None:
+        self._options, self._images, self._recipe = options, images, recipe
+        self._world, self._device, self._folder, self._stack = world, device, folder, stack
+        self._amp = amp_of(options, device)
+        self._saved = self._saved_state(continues)
+        set_determinism(options.deterministic)
+        self._network = self._make_network().to(device)
+        if options.channels_last:
+            self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def go(self) -> TrainResult:
+        folder = self._folder
+        (folder / WEIGHTS).mkdir(exist_ok=True)
+        interrupts = self._stack.enter_context(Interrupts())
+        source = self._stack.enter_context(
+            open_input(self._images, self._recipe, self._options, self._device, self._world)
+        )
+        epoch_end = self._epoch_end(interrupts)
+        loop = self._loop(source, epoch_end, interrupts)
+        self._begin(loop)
+        steps = source.steps_per_epoch
+        try:
+            with StepProgress(self._options.epochs * steps, start=loop.epoch * steps + loop.step) as progress:
+                loop.tell = lambda tick: progress.advance(tick.epoch * steps + tick.step, figures(tick))
+                loop.run()
+        except StoppedAfter as stopped:
+            logger.info("Stopped after %s steps, as asked. The same command continues.", stopped)
+            return TrainResult(folder, epoch_end.outcome, epoch_end.last_loss, finished=False)
+        logger.info("Results are in %s, the best network in %s.", folder, folder / WEIGHTS / BEST)
+        return TrainResult(folder, epoch_end.outcome, epoch_end.last_loss, finished=True)
+
+    def _make_network(self) -> DefectNet:
+        options = self._options
+        if not options.weights:
+            network = DefectNet(options.network, options.base_width)
+        else:
+            network, found = load_network(options.weights)
+            if (found.version, found.base) != (options.network, options.base_width):
+                raise CheckpointError(
+                    f"{options.weights} is a {found.version} of base width {found.base}, wanted is a {options.network} "
+                    f"of {options.base_width}. Say --network {found.version} --base_width {found.base}."
+                )
+        count = sum(parameter.numel() for parameter in network.parameters())
+        grid = self._recipe.grid
+        logger.info(
+            "Network %s, base width %d: %.2f M parameters. %d images of %d x %d, %d patches each of %d pixels; %s, %s.",
+            options.network, options.base_width, count / 1e6, self._images.num_images, *grid.shape_hw,
+            grid.per_image, options.patch, self._device, self._amp,
+        )  # fmt: skip
+        return network
+
+    def _epoch_end(self, interrupts: Interrupts) -> EpochEnd:
+        first = self._world.is_first
+        board = TensorBoard(self._folder) if first else None
+        if board is not None:
+            self._stack.callback(board.close)
+        return EpochEnd(
+            EpochEndConfig(folder=self._folder, patience=self._options.patience),
+            network=self._network,
+            validate=self._validation(interrupts) if first else None,
+            records=self._stack.enter_context(Records(self._folder)) if first else None,
+            board=board,
+            files=WeightFiles(self._folder / WEIGHTS, about(self._network, patch=self._options.patch)),
+            run={
+                "config": config_of_run(self._options),
+                "data": fingerprint(self._images),
+                "environment": environment(),
+            },
+        )
+
+    def _validation(self, interrupts: Interrupts) -> Validation | None:
+        options = self._options
+        judged = list_judged(root_of(options.training_dataset_path), "valid", options.img_format)
+        judged = [image for image in judged if image.is_known]
+        if not options.use_mask or not any(not image.is_good for image in judged):
+            return None
+        heard = interrupts if self._world.size == 1 else None
+        return self._stack.enter_context(Validation(judged, self._recipe.grid, self._device, DTYPES[self._amp], heard))
+
+    def _loop(self, source: TrainingInput, epoch_end: EpochEnd, interrupts: Interrupts) -> Loop:
+        options = self._options
+        step = StepConfig(
+            epochs=options.epochs,
+            gamma_start=options.gamma_start,
+            gamma_end=options.gamma_end,
+            alpha_background=options.alpha_background,
+            alpha_defect=options.alpha_defect,
+            channels_last=options.channels_last,
+        )
+        parameters = list(self._network.parameters())
+        return Loop(
+            job=DefectJob(step, epoch_end),
+            network=self._network,
+            optimizer=make_optimizer("adam", [parameters], lr=options.lr, momentum=ADAM_BETA, decays=[0.0]),
+            schedule=StepwiseSchedule(options.lr, options.epochs),
+            batches=source.batches,
+            config=LoopConfig(
+                epochs=options.epochs,
+                steps_per_epoch=source.steps_per_epoch,
+                amp=self._amp,
+                log_every=min(options.log_every, source.steps_per_epoch),
+                save_every_s=60 * options.save_every_minutes,
+                save_every_steps=options.save_every_steps,
+                stop_after=options.stop_after,
+                graphs=options.graphs,
+            ),
+            device=self._device,
+            generations=Generations(self._folder / WEIGHTS),
+            interrupts=interrupts,
+            world=self._world,
+            forward=self._forward(),
+        )
+
+    def _forward(self) -> nn.Module:
+        """The network as it is called."""
+        if self._world.size > 1:
+            ids = [self._device.index] if self._device.type == "cuda" else None
+            return nn.parallel.DistributedDataParallel(self._network, device_ids=ids)
+        return Compiled(self._network) if self._options.compile == "on" else self._network
+
+    def _saved_state(self, continues: bool) -> Generation | None:
+        """What the run folder holds, if this command continues it."""
+        generations = Generations(self._folder / WEIGHTS)
+        if continues:
+            return generations.load()
+        if self._world.is_first and (self._folder / WEIGHTS).is_dir():
+            generations.forget()
+        return None
+
+    def _begin(self, loop: Loop) -> None:
+        """Continue a saved training, or save the beginning of a new one."""
+        if self._saved is None:
+            loop.save()
+            return
+        self._check_data(self._saved)
+        for line in differences(self._saved.sections["run"]["environment"], environment()):  # type: ignore[index]
+            logger.info("%s", line)
+        loop.load_sections(self._saved.sections)
+        logger.info("Continuing %s at epoch %d, step %d.", self._folder, loop.epoch, loop.step)
+
+    def _check_data(self, saved: Generation) -> None:
+        if saved.sections["run"]["data"] == fingerprint(self._images):  # type: ignore[index]
+            return
+        told = f"{self._options.training_dataset_path}: images have changed since this run was saved"
+        if not self._options.allow_data_change:
+            raise DataError(
+                f"{told}. Start a new run with --fresh, or continue with the changed data with --allow_data_change."
+            )
+        logger.warning("%s; continuing with the changed ones, as asked.", told)
+
+
+def fingerprint(images: TrainingImages) -> str:
+    """Changes when an image comes, goes or changes its length."""
+    digest = hashlib.sha256(f"{images.num_images} {images.strips.shape_hw}".encode())
+    for index in range(len(images.strips)):
+        path = Path(images.strips.path(index))
+        size = path.stat().st_size if path.exists() else -1
+        digest.update(f"{path.name}\0{size}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def figures(tick: Tick) -> dict[str, str]:
+    """What the terminal shows of an interval, units included."""
+    shown: dict[str, str] = {"epoch": str(tick.epoch), "loss": f"{tick.items['loss']:.6f}", "lr": f"{tick.lr:.1e}"}
+    shown |= {"": f"{tick.step_ms:.1f} ms/step (wait {tick.wait_ms:.1f})", " ": f"{tick.samples_per_s:.0f} patches/s"}
+    if torch.cuda.is_available():
+        shown |= {"  ": f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"}
+    return shown
+
+
+def _open_run(options: TrainOptions) -> Run:
+    """The run folder, locked, with the options in it."""
+    run = choose_run(
+        Path(options.checkpoint_path),
+        options.name,
+        config=config_of_run(options),
+        exist_ok=options.exist_ok,
+        fresh=options.fresh,
+        resume=Path(options.resume) if options.resume else None,
+        break_lock=options.break_lock,
+    )
+    kept: dict[str, Any] = {key: value for key, value in plain(options).items() if value is not None}
+    content = yaml.safe_dump(kept | {"resume": ""}, sort_keys=False, allow_unicode=True).encode()
+    with replacing(run.folder / CONFIG_NAME, needed_bytes=len(content)) as sink:
+        sink.write(content)
+    return run

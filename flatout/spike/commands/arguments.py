@@ -1,0 +1,26 @@
+"""What the commands of `flatout spike` ask for alike."""
+
+import argparse
+
+
+def parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """Of `flatout spike <name>`."""
+    return argparse.ArgumentParser(
+        prog=f"flatout spike {name}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def add_config(to: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """--config and --set."""
+    to.add_argument("--config", metavar="YAML", required=required, help="docs/spike.md lists its keys")
+    to.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="overrule a key of the YAML: TRAIN.EPOCHS=3"
+    )
+
+
+def add_device(to: argparse.ArgumentParser) -> None:
+    to.add_argument("--device", default="", help="cpu, or the number of a GPU (default: a GPU if there is one)")

@@ -1,0 +1,83 @@
+"""flatout spike prepare: the unified tree."""
+
+import argparse
+from pathlib import Path
+
+from flatout.engine.log_lines import show_log
+from flatout.errors import ConfigError
+from flatout.spike.commands.arguments import parser
+
+DESCRIPTION = """\
+Put blur, sharp and spike folders of every sequence side by side, as copies or links. Reads GoPro-Spike's layout
+(train/<seq>/blur, sharp) and the regrouped one (train_GT_blurred/<seq>, train_GT/<seq>). Running it again is harmless.
+"""
+EPILOG = """\
+examples:
+  flatout spike prepare --use_symlinks
+  flatout spike prepare --spike_root spikes --blur_root GOPRO_Large --output unified --use_symlinks --check
+
+Exit code: 0, 2 wrong arguments, 3 a root is missing, nothing was found, or --check found a stream that does not fit.
+"""
+
+
+def main(argv: list[str]) -> int:
+    """Prepare; returns the exit code."""
+    args = _parser().parse_args(argv)
+    if args.val_ratio is not None and not 0 < args.val_ratio < 1:
+        raise ConfigError(f"--val_ratio {args.val_ratio} must lie between 0 and 1.")
+    show_log()
+    # Now, because help and mistakes are answered without NumPy.
+    from flatout.spike.prepare import PrepareConfig, make_validation, prepare
+
+    done = prepare(
+        PrepareConfig(
+            spike_root=args.spike_root,
+            blur_root=args.blur_root,
+            output=args.output,
+            use_symlinks=args.use_symlinks,
+            blur_dir=args.blur_dir,
+            splits=tuple(args.splits),
+        )
+    )
+    for split, sequences in done.created.items():
+        for name, frames in sequences.items():
+            print(f"{split}/{name}: {frames.frames} frames, {frames.usable} usable")
+    if args.val_ratio is not None:
+        print(f"val: {', '.join(make_validation(args.output, ratio=args.val_ratio, seed=args.seed))}")
+    if not done.created:
+        print("Nothing was found: check --spike_root and --blur_root.")
+        return 3
+    return _check(args.output, list(done.created)) if args.check else 0
+
+
+def _check(output: Path, splits: list[str]) -> int:
+    """Does one stream of every sequence look like its frame?"""
+    from flatout.spike.config import DataConfig
+    from flatout.spike.data import open_clips
+    from flatout.spike.examine import orientation_of
+
+    bad = 0
+    for split in splits:
+        clips = open_clips(DataConfig(ROOT=str(output), CLIP_LEN=1), split, scored=True)
+        for number, facts in enumerate(clips.sequences):
+            frame = next(index for index, each in enumerate(clips.frames) if each.sequence == number)
+            found = orientation_of(clips, frame)
+            bad += bool(found.problem)
+            said = found.problem or f"fits its frame (correlation {found.r['identity']:.2f}, gain {found.gain:.2f})"
+            print(f"{split}/{facts.name}: {said}")
+    return 3 if bad else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = parser("prepare", DESCRIPTION, EPILOG)
+    raw = "data/raw/gopro_spike"
+    made.add_argument("--spike_root", type=Path, default=Path(f"{raw}/GOPRO_Large_spike_seq"), metavar="DIR")
+    made.add_argument("--blur_root", type=Path, default=Path(f"{raw}/GOPRO_Large"), metavar="DIR")
+    made.add_argument("--output", type=Path, default=Path("data/processed/gopro_spike_unified"), metavar="DIR")
+    made.add_argument("--use_symlinks", action="store_true", help="link folders instead of copying them")
+    made.add_argument("--blur_dir", choices=("blur", "blur_gamma"), default="blur", help="published numbers use blur")
+    made.add_argument("--splits", nargs="+", default=["train", "test"], metavar="SPLIT")
+    made.add_argument("--check", action="store_true", help="compare one stream of every sequence with its frame")
+    made.add_argument("--val_ratio", type=float, metavar="R", help="also make a split `val` of this share of train")
+    made.add_argument("--seed", type=int, default=42, help="of that choice (default: %(default)s)")
+    return made

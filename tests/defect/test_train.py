@@ -1,0 +1,178 @@
+"""A training learns, can be stopped anywhere without a trace in its result, and leaves what it promises."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flatout.defect.demo_data import draw_strip, write_strip
+from flatout.defect.evaluate.ranking import rank
+from flatout.defect.options import TrainOptions
+from flatout.defect.source import PatchSource
+from flatout.defect.train import train
+from flatout.defect.train.grouped import GroupedOrder
+from flatout.defect.train.input import find_images, make_recipe
+from flatout.defect.weights import load_network
+from flatout.engine.checkpoint.container import read_container
+from flatout.errors import CheckpointError, ConfigError, DataError
+from flatout.feed import Plan
+from tests.defect.golden_files import records
+from tests.defect.small_runs import small_data, small_options
+from tests.golden_cases import golden_cases
+from tests.reference.plain_feed import plain_batches
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return small_data(tmp_path_factory.mktemp("strips"))
+
+
+@pytest.fixture(scope="module")
+def unbroken(data, tmp_path_factory):
+    torch.set_num_threads(1)
+    return train(small_options(data, tmp_path_factory.mktemp("unbroken")))
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    state = read_container(folder / "weights/last.pt")["weights"]["state"]  # type: ignore[index]
+    return state
+
+
+def test_a_training_leaves_weights_results_and_pictures(unbroken):
+    folder = unbroken.folder
+    assert unbroken.finished
+    for name in ("config.yaml", "results.csv", "log.jsonl", "examples.png", "weights/best.pt", "weights/last.pt"):
+        assert (folder / name).stat().st_size > 0, name
+    rows = list(csv.DictReader((folder / "results.csv").open()))
+    assert [row["epoch"] for row in rows] == ["0", "1", "2"]
+    assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
+    assert unbroken.outcome is not None and len(unbroken.outcome.rows) == 2
+    network, weights = load_network(folder / "weights/best.pt")
+    assert (weights.version, weights.base, weights.patch) == ("v1", 8, 32)
+    assert 0 <= weights.threshold <= 1
+
+
+@pytest.mark.parametrize("after", [1, 4, 7])
+def test_stopped_anywhere_and_continued_it_ends_with_the_same_weights(after, data, unbroken, tmp_path):
+    options = small_options(data, tmp_path)
+    first = train(replace(options, stop_after=after))
+    assert not first.finished
+    again = train(options)
+    assert again.finished and again.folder == first.folder
+    expected = tensors_of(unbroken.folder)
+    for name, tensor in tensors_of(again.folder).items():
+        assert torch.equal(tensor, expected[name]), name
+    assert (again.folder / "results.csv").read_text() == (unbroken.folder / "results.csv").read_text()
+
+
+def test_the_weights_do_not_depend_on_workers_nor_on_where_patches_are_painted(data, unbroken, tmp_path):
+    painted = train(small_options(data, tmp_path, device_strips="on", num_workers=0))
+    expected = tensors_of(unbroken.folder)
+    start = torch.cat([tensor.flatten().float() for tensor in expected.values()])
+    found = torch.cat([tensor.flatten().float() for tensor in tensors_of(painted.folder).values()])
+    torch.testing.assert_close(found, start, rtol=0.02, atol=2e-3)
+    with_workers = train(small_options(data, tmp_path, num_workers=2, name="workers"))
+    for name, tensor in tensors_of(with_workers.folder).items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_a_run_is_resumed_with_its_own_options_and_only_on_its_own_images(data, tmp_path):
+    options = small_options(data, tmp_path / "runs", epochs=1)
+    stopped = train(replace(options, stop_after=1))
+    with pytest.raises(DataError, match="no such folder|no .tiff"):
+        train(replace(options, training_dataset_path=str(tmp_path / "elsewhere")))
+    write_strip(data / "train/good/9999.tiff", draw_strip(7, (80, 64)))
+    try:
+        with pytest.raises(DataError, match=r"images have changed.*--fresh"):
+            train(TrainOptions(resume=str(stopped.folder), gpu_id=-1))
+    finally:
+        (data / "train/good/9999.tiff").unlink()
+    assert train(TrainOptions(resume=str(stopped.folder))).finished
+
+
+def test_training_starts_from_older_weights_that_fit(data, unbroken, tmp_path):
+    best = str(unbroken.folder / "weights/best.pt")
+    result = train(small_options(data, tmp_path, weights=best, epochs=1, lr=1e-9))
+    assert result.last_loss < 0.1
+    with pytest.raises(CheckpointError, match="--base_width 8"):
+        train(small_options(data, tmp_path, weights=best, base_width=16))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"patch_size": 48}, "multiple of 32"),
+        ({"bs": 0}, "bs=0"),
+        ({"lr": 0.0}, "above 0"),
+        ({"training_dataset_path": ""}, "training_dataset_path is missing"),
+        ({"patch_size": 96}, "smaller than the patch"),
+        ({"num_defects_range": (1, 4)}, "2 or more"),
+    ],
+)
+def test_settings_that_cannot_be_obeyed_are_refused_before_a_folder_is_made(changes, text, data, tmp_path):
+    with pytest.raises(ConfigError, match=text):
+        train(small_options(data, tmp_path / "runs", **changes))
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("case", golden_cases("defect/bench_data.json", records("images")))
+def test_strips_of_the_benchmark_have_the_golden_pixels(case):
+    record, _ = case
+    strip = draw_strip(record["i"])
+    assert strip.mean((1, 2), dtype=np.float64) == pytest.approx(record["mean"], abs=1e-4)
+    for (y, x), values in zip(record["points_yx"], record["values"], strict=True):
+        assert strip[:, y, x] == pytest.approx(values, abs=1e-4)
+
+
+@pytest.mark.parametrize("group", [1, 3, 100])
+def test_a_grouped_order_visits_every_patch_once_and_one_group_at_a_time(group):
+    order = GroupedOrder(10, 6, group, seed=3)(epoch=2)
+    assert sorted(order.tolist()) == list(range(60))
+    images = order // 6
+    for begin in range(0, 60, 6 * group):
+        assert len(set(images[begin : begin + 6 * group].tolist())) == min(group, 10 - begin // 6)
+    assert not np.array_equal(order, GroupedOrder(10, 6, group, seed=3)(epoch=3))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_hundred_steps_teach_what_is_in_target_alone(tmp_path):
+    """The anchor of the specification: base width 16, 64 x 64 texture, batch 16, Adam 1e-3, gamma 2."""
+    for number in range(160):
+        write_strip(tmp_path / f"train/good/{number:03}.tiff", draw_strip(number, (64, 64)))
+    options = TrainOptions(
+        training_dataset_path=str(tmp_path), checkpoint_path=str(tmp_path / "runs"), base_width=16, patch_size=64,
+        epochs=10, gpu_id=-1, num_workers=0, seed=0,
+    )  # fmt: skip
+    result = train(options)
+    rows = list(csv.DictReader((result.folder / "results.csv").open()))
+    assert np.mean([float(row["loss"]) for row in rows[5:]]) < 5e-3
+    network, _ = load_network(result.folder / "weights/best.pt")
+    for number in range(48):
+        write_strip(tmp_path / f"fresh/train/good/{number:03}.tiff", draw_strip(5000 + number, (64, 64)))
+    fresh = replace(options, training_dataset_path=str(tmp_path / "fresh"))
+    images = find_images(fresh)
+    recipe = make_recipe(fresh, images)
+    recipe.config = replace(recipe.config, defect_share=1.0)
+    (batch,) = plain_batches(PatchSource(recipe, images.strips), Plan(num_samples=48, batch_size=48, shuffle=False), 0)
+    with torch.inference_mode():
+        heat = torch.softmax(network(torch.from_numpy(batch["images"]) / 255), 1)[:, 1].numpy()
+    ranking = rank(batch["masks"][:, 0], heat)
+    assert ranking.auroc > 0.98
+    assert ranking.average_precision > 0.4
+    draws = recipe.draw(0, 0, batch.positions, batch.indices)
+    means = [mean_probability(heat, draws, group) for group in range(4)]
+    assert means[0] > max(means[1:])
+
+
+def mean_probability(heat_BHW, draws, group: int) -> float:
+    """At the centres of defects of a group: T, R1, R2 or B."""
+    in_refs = [(False, False), (True, False), (False, True), (True, True)][group]
+    used = np.arange(draws["kernel"].shape[1]) < draws["num"][:, None]
+    chosen = used & (draws["amplitude"][..., 1:] != 0).__eq__(np.array(in_refs)).all(-1)
+    sample, place = np.nonzero(chosen)
+    x, y = draws["center"][sample, place].T
+    return float(heat_BHW[sample, y, x].mean())

@@ -1,0 +1,147 @@
+"""A sample is the same crop of frames and spikes, turned together; and the stream of samples is one."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flatout.errors import ConfigError
+from flatout.feed import Feed, FeedConfig, Plan
+from flatout.spike.clip_feed import open_store, training_source
+from flatout.spike.config import AugmentConfig, DataConfig
+from flatout.spike.data import ClipSet, Frame, SequenceFacts, open_clips
+from flatout.spike.device_clip import pictures
+from flatout.spike.frames import Frames
+from flatout.spike.precompute import write_voxels
+from flatout.spike.source import ClipSource, Turn, shown_of, turned
+from flatout.spike.streams.layout import Layout
+from tests.golden_cases import golden_cases
+
+TURNS = {
+    "hflip": Turn(hflip=True),
+    "vflip": Turn(vflip=True),
+    "rot90": Turn(rot90=True),
+    "all3": Turn(hflip=True, vflip=True, rot90=True),
+    "reverse": Turn(reverse=True),
+}
+
+
+def samples(path: Path):
+    """One case per expected array."""
+    arrays = dict(np.load(path))
+    given = {"dims", "blur_u8", "sharp_u8", "dat_packed"}
+    yield from ((key, (key, arrays)) for key in arrays if key not in given)
+
+
+@pytest.mark.parametrize("case", golden_cases("spike/sample.npz", samples))
+def test_samples_match_the_golden_arrays(case, tmp_path):
+    import cv2
+
+    key, arrays = case
+    length, height, width, spike_h, spike_w, frames, bins, size, top, left = arrays["dims"].tolist()
+    listed = []
+    for number in range(length):
+        for part in ("blur", "sharp"):
+            cv2.imwrite(str(tmp_path / f"{part}{number}.png"), arrays[f"{part}_u8"][number][..., ::-1])
+        (tmp_path / f"{number}.dat").write_bytes(arrays["dat_packed"][number].tobytes())
+        paths = (str(tmp_path / name) for name in (f"blur{number}.png", f"sharp{number}.png", f"{number}.dat"))
+        listed.append(Frame(0, str(number), *paths, frames))
+    facts = SequenceFacts("a", (height, width), Layout("packed", frames, spike_h, spike_w, True))
+    clips = ClipSet("here", [facts], listed, np.arange(length)[None], np.ones((1, length), bool), False)
+    shown = shown_of(DataConfig(ROOT="", NUM_VOXEL_BINS=bins))
+    source = ClipSource(clips, Frames(clips, shown), shown, crop=size)
+    out = {name: np.zeros((1, *field.shape), field.dtype) for name, field in source.fields.items()}
+    *turn, name = key.split("/")
+    source._read_clip(0, [top, left], TURNS[turn[0]] if turn else Turn(), out, 0)  # type: ignore[arg-type]
+    if name == "spike_vox":
+        assert np.array_equal(out["spikes"][0], arrays[key])
+    else:
+        found = pictures(torch.from_numpy(out[name]))[0].numpy()
+        np.testing.assert_allclose(found, arrays[key], rtol=0, atol=1e-6)
+
+
+def config_of(demo: Path, **changes) -> DataConfig:
+    return DataConfig(ROOT=str(demo.parent), CROP_SIZE=16, CLIP_LEN=3, NUM_VOXEL_BINS=4, **changes)
+
+
+def digest(source: ClipSource, workers: int) -> str:
+    total = hashlib.sha256()
+    plan = Plan(num_samples=len(source), batch_size=2, seed=3)
+    with Feed(source, plan, FeedConfig(workers=workers, backend="thread")) as feed:
+        for epoch in range(2):
+            for batch in feed.epoch(epoch):
+                for name in sorted(batch.fields):
+                    total.update(np.ascontiguousarray(batch[name]).tobytes())
+    return total.hexdigest()
+
+
+def test_workers_cache_and_precomputed_voxels_do_not_change_the_stream(demo):
+    config = config_of(demo, AUGMENT=AugmentConfig(REVERSE=0.5))
+    clips = open_clips(config, "train", scored=False)
+    expected = digest(training_source(clips, config), 0)
+    assert digest(training_source(clips, config), 2) == expected
+    cached = replace(config, USE_RAM_CACHE=True)
+    for budget in (10**9, 60_000):  # everything, and a part
+        store = open_store(clips, cached, budget_bytes=budget, workers=0)
+        assert store is not None
+        with store:
+            assert digest(training_source(clips, cached, store), 0) == expected
+    list(write_voxels(config, "train"))
+    written = replace(config, USE_PRECOMPUTED_VOXELS=True)
+    again = training_source(open_clips(written, "train", scored=False), written)
+    assert again.fields["spikes"].dtype == np.float32
+    live, stored = (next(iter(Feed(each, Plan(num_samples=len(each), batch_size=2, seed=3), FeedConfig(workers=0))))
+                    for each in (training_source(clips, config), again))  # fmt: skip
+    for name in ("blur", "sharp", "spikes", "spike_frames"):
+        assert np.array_equal(live[name], stored[name])
+
+
+def test_a_quarter_turn_is_counter_clockwise():
+    square = np.arange(9).reshape(3, 3)
+    found = turned(square, Turn(rot90=True), rows=0)
+    assert all(found[y, x] == square[x, 2 - y] for y in range(3) for x in range(3))
+
+
+def test_voxels_of_another_number_of_bins_name_both_numbers(demo):
+    config = config_of(demo)
+    list(write_voxels(config, "test"))
+    with pytest.raises(ConfigError, match=r"holds 4 voxel bins.*NUM_VOXEL_BINS.*says 9"):
+        open_clips(replace(config, USE_PRECOMPUTED_VOXELS=True, NUM_VOXEL_BINS=9), "test", scored=True)
+
+
+def test_a_crop_that_does_not_fit_is_refused_with_the_sequence(demo):
+    config = replace(config_of(demo), CROP_SIZE=40)
+    with pytest.raises(ValueError, match=r"scene_00: CROP_SIZE=40 is larger than a frame of 32 px"):
+        training_source(open_clips(config, "train", scored=False), config)
+
+
+def test_a_spike_file_that_goes_missing_is_named(demo, tmp_path):
+    import shutil
+
+    shutil.copytree(demo.parent, tmp_path / "tree")
+    config = replace(config_of(demo), ROOT=str(tmp_path / "tree"))
+    source = training_source(open_clips(config, "train", scored=False), config)
+    for path in (tmp_path / "tree").glob("train/*/spike/*.dat"):
+        path.unlink()
+    out = {name: np.zeros((1, *field.shape), field.dtype) for name, field in source.fields.items()}
+    with pytest.raises(FileNotFoundError, match=r"sequence scene_00, frame 000001: its spike file is gone"):
+        source._read_clip(0, [0, 0], Turn(), out, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "one byte more", "wrong geometry"])
+def test_damaged_streams_are_found_before_training(demo, tmp_path, damage):
+    import shutil
+
+    shutil.copytree(demo.parent, tmp_path / "tree")
+    victim = tmp_path / "tree/train/scene_01/spike/000004.dat"
+    content = victim.read_bytes()
+    config = replace(config_of(demo), ROOT=str(tmp_path / "tree"))
+    if damage == "wrong geometry":
+        config = replace(config, SPIKE_H=17, SPIKE_W=32)
+    else:
+        victim.write_bytes({"empty": b"", "cut": content[:-5], "one byte more": content + b"x"}[damage])
+    with pytest.raises(ValueError, match=r"^Cannot reshape spike data: .*\.dat"):
+        open_clips(config, "train", scored=False)
