@@ -30,6 +30,8 @@ from flatout.yolo.augment.source import TrainingSource
 from flatout.yolo.data.image_set import ImageSet, Labels
 from tests.reference.plain_augment import PlainItems, collate
 
+ORIGINAL = {"DataLoader, files": 443.0, "DataLoader, RAM": 925.0}
+"""Images per second of YOLOv7's own loader at 320 px on such a machine, 2 workers; measured once, quoted."""
 CONFIG = AugmentConfig(translate=0.1, scale=0.5, mixup=0.05, paste_in=0.0)
 BATCH, WORKERS, BOXES = 64, 2, 8
 UNCACHED, CACHED, COLD, STORE, CLASSIC = (
@@ -171,14 +173,17 @@ def compare(size: int, *, num_files: int, passes: int) -> dict[str, list[float]]
 
 
 def judge(rates: dict[int, dict[str, list[float]]]) -> list[Criterion]:
-    """What is promised at 320 px."""
+    """What is promised at 320 px, against the twin and against the quoted rates of the original."""
     promises = [(STORE, CACHED, 2.0), (STORE, UNCACHED, 4.0), (COLD, UNCACHED, 1.3)]
-    return [
-        Criterion.of_median(f"{size} px: {ours} / {theirs}", _ratios(of_size, ours, theirs), limit, at_most=False)
-        for size, of_size in rates.items()
-        for ours, theirs, limit in promises
-        if size == 320
-    ]
+    of_size = rates[320]
+    found = []
+    for ours, theirs, limit in promises:
+        quoted = [rate / ORIGINAL[theirs] for rate in of_size[ours]]
+        found.append(Criterion.of_median(f"320 px: {ours} / original, quoted", quoted, limit, at_most=False))
+        found.append(
+            Criterion.of_median(f"320 px: {ours} / {theirs}", _ratios(of_size, ours, theirs), limit, at_most=False)
+        )
+    return found
 
 
 def _ratios(of_size: dict[str, list[float]], ours: str, theirs: str) -> list[float]:

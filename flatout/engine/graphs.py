@@ -5,6 +5,7 @@ are copied into buffers of its own; rows of a ragged input are filled up to a ca
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +13,11 @@ import torch
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
+
+EAGER_RUNS = 3
+"""Of every form before it is captured: kernels are chosen and compiled in them."""
+MOST_GRAPHS = 4
+"""Forms of inputs that get a graph of their own, such as an epoch's short last batch."""
 
 Inputs = Mapping[str, Tensor]
 Work = Callable[[Inputs], Tensor]
@@ -75,6 +81,51 @@ class GraphedWork:
             if filling is not None:
                 buffer[len(tensor) :].fill_(filling.value)
             buffer[: len(tensor)].copy_(tensor)
+
+
+class Graphs:
+    """Graphs of one piece of work, one per form of its inputs. They share their memory, as one runs at a time."""
+
+    def __init__(self, work: Work, fillings: Mapping[str, Filling], *, wanted: bool) -> None:
+        self.wanted = wanted
+        """Whether steps are captured; False for good once that has failed."""
+        self._work = work
+        self._fillings = fillings
+        self._graphs: list[GraphedWork] = []
+        self._num_runs: Counter[str] = Counter()
+
+    def find(self, inputs: Inputs) -> GraphedWork | None:
+        """The graph for inputs of this form, captured once the form has come up often enough; None: run it eagerly."""
+        if not self.wanted:
+            return None
+        for graph in self._graphs:
+            if graph.suits(inputs):
+                return graph
+        form = str(form_of(inputs, self._fillings))
+        self._num_runs[form] += 1
+        if self._num_runs[form] <= EAGER_RUNS or len(self._graphs) == MOST_GRAPHS:
+            return None
+        return self._capture(inputs)
+
+    def forget(self) -> None:
+        """The work is another one from now on."""
+        self._graphs.clear()
+        self._num_runs.clear()
+
+    def _capture(self, inputs: Inputs) -> GraphedWork | None:
+        pool = self._graphs[0].pool if self._graphs else None
+        try:
+            graph = GraphedWork(self._work, inputs, self._fillings, pool=pool)
+        except RuntimeError as error:
+            self.wanted = False
+            logger.warning(
+                "A step cannot be captured as a CUDA graph (%s): the host launches every kernel, which is slower for "
+                "small batches.",
+                str(error).splitlines()[0],
+            )
+            return None
+        self._graphs.append(graph)
+        return graph
 
 
 def form_of(inputs: Inputs, fillings: Mapping[str, Filling]) -> dict[str, tuple[object, ...]]:

@@ -10,10 +10,10 @@ accumulation window ends; there, and only there, a training is saved or stopped.
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from flatout.engine.distributed import World
 from flatout.engine.divergence import Guard
 from flatout.engine.ema import MovingAverage
 from flatout.engine.generations import Generations
-from flatout.engine.graphs import GraphedWork, form_of
+from flatout.engine.graphs import Graphs
 from flatout.engine.interrupts import Interrupts
 from flatout.engine.job import Batches, Job, Tick
 from flatout.engine.meter import Meter
@@ -40,10 +40,6 @@ from flatout.profiler import clock
 
 logger = logging.getLogger(__name__)
 
-EAGER_STEPS = 3
-"""Before a graph is captured: kernels are chosen and compiled in them."""
-MOST_GRAPHS = 4
-"""Forms of inputs that get a graph of their own, such as an epoch's short last batch."""
 ASK_RANKS_EVERY = 10
 """Steps between two questions to the other ranks whether a signal came."""
 
@@ -112,10 +108,12 @@ class Loop:
         self._log = StepLog(len(job.item_names) + 2, config.log_every, device)
         self._meter = Meter(job.item_names)
         self._guard = Guard()
-        self._captures = config.graphs and self.world.size == 1 and device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if self._captures else None
-        self._graphs: list[GraphedWork] = []
-        self._runs_of_form: Counter[object] = Counter()
+        self._graphs = Graphs(
+            partial(self._forward_backward, cached=False),
+            job.fillings,
+            wanted=config.graphs and self.world.size == 1 and device.type == "cuda",
+        )
+        self._stream = torch.cuda.Stream(device) if self._graphs.wanted else None
         self._phase: object = None
         self.steps_here = 0
         self._saved_steps = 0
@@ -147,7 +145,7 @@ class Loop:
             self._meter.begin_epoch()
         if (phase := self.job.phase(self.epoch)) != self._phase:
             self._phase = phase
-            self._forget_graphs()
+            self._graphs.forget()
         self._meter.begin_interval()
         batches = iter(self.batches.epoch(self.epoch, start=self.step))
         while self.step < self.config.steps_per_epoch:
@@ -181,7 +179,7 @@ class Loop:
 
     def _work(self, inputs: dict[str, Tensor], *, window_ends: bool) -> Tensor:
         """Forward and backward, as a graph where that is wanted and possible."""
-        if self._captures and (graph := self._graph_for(inputs)) is not None:
+        if (graph := self._graphs.find(inputs)) is not None:
             with clock.stage("train.graph"):
                 return graph(inputs)
         with self._apart_from_ranks(not window_ends):
@@ -215,7 +213,7 @@ class Loop:
 
     def _clear_gradients(self) -> None:
         """Zeros while a graph adds to them where they are; else they are dropped, which saves a pass."""
-        self.optimizer.zero_grad(set_to_none=not self._captures)
+        self.optimizer.zero_grad(set_to_none=not self._graphs.wanted)
 
     def _apart_from_ranks(self, inside_window: bool) -> AbstractContextManager[object]:
         """Ranks add up their gradients once per accumulation window."""
@@ -237,42 +235,10 @@ class Loop:
             yield
         torch.cuda.current_stream().wait_stream(self._stream)
 
-    def _graph_for(self, inputs: dict[str, Tensor]) -> GraphedWork | None:
-        """The graph for inputs of this form; captured once the form has come up often enough."""
-        for graph in self._graphs:
-            if graph.suits(inputs):
-                return graph
-        form = form_of(inputs, self.job.fillings)
-        self._runs_of_form[str(form)] += 1
-        if self._runs_of_form[str(form)] <= EAGER_STEPS or len(self._graphs) == MOST_GRAPHS:
-            return None
-        return self._capture(inputs)
-
-    def _capture(self, inputs: dict[str, Tensor]) -> GraphedWork | None:
-        pool = self._graphs[0].pool if self._graphs else None
-        try:
-            graph = GraphedWork(
-                lambda fixed: self._forward_backward(fixed, cached=False), inputs, self.job.fillings, pool=pool
-            )
-        except RuntimeError as error:
-            self._captures = False
-            logger.warning(
-                "A step cannot be captured as a CUDA graph (%s): the host launches every kernel, which is slower for "
-                "small batches.",
-                str(error).splitlines()[0],
-            )
-            return None
-        self._graphs.append(graph)
-        return graph
-
-    def _forget_graphs(self) -> None:
-        self._graphs.clear()
-        self._runs_of_form.clear()
-
     def use_forward(self, forward: nn.Module) -> None:
         """From the next step on, call the network through `forward`."""
         self._forward = forward
-        self._forget_graphs()
+        self._graphs.forget()
 
     # What the numbers say
 
@@ -399,7 +365,7 @@ class Loop:
         self._log.drain()
         self._meter.load_state_dict(training["meter"])
         self.job.load_state(training["job"])
-        self._forget_graphs()
+        self._graphs.forget()
         self.optimizer.zero_grad(set_to_none=True)
 
     def _is_sound(self) -> bool:

@@ -21,6 +21,7 @@ def small_options(data: Path, project: Path, **changes: Any) -> TrainOptions:
         checkpoint_path=str(project),
         base_width=8,
         patch_size=32,
+        min_patches=(2, 2),
         bs=8,
         epochs=3,
         gpu_id=-1,

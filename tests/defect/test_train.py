@@ -37,8 +37,7 @@ def unbroken(data, tmp_path_factory):
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
-    state = read_container(folder / "weights/last.pt")["weights"]["state"]  # type: ignore[index]
-    return state
+    return read_container(folder / "weights/last.pt")["weights"]["state"]  # type: ignore[index, return-value]
 
 
 def test_a_training_leaves_weights_results_and_pictures(unbroken):
@@ -50,7 +49,7 @@ def test_a_training_leaves_weights_results_and_pictures(unbroken):
     assert [row["epoch"] for row in rows] == ["0", "1", "2"]
     assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
     assert unbroken.outcome is not None and len(unbroken.outcome.rows) == 2
-    network, weights = load_network(folder / "weights/best.pt")
+    _, weights = load_network(folder / "weights/best.pt")
     assert (weights.version, weights.base, weights.patch) == ("v1", 8, 32)
     assert 0 <= weights.threshold <= 1
 
@@ -82,7 +81,7 @@ def test_the_weights_do_not_depend_on_workers_nor_on_where_patches_are_painted(d
 def test_a_run_is_resumed_with_its_own_options_and_only_on_its_own_images(data, tmp_path):
     options = small_options(data, tmp_path / "runs", epochs=1)
     stopped = train(replace(options, stop_after=1))
-    with pytest.raises(DataError, match="no such folder|no .tiff"):
+    with pytest.raises(DataError, match="no such folder"):
         train(replace(options, training_dataset_path=str(tmp_path / "elsewhere")))
     write_strip(data / "train/good/9999.tiff", draw_strip(7, (80, 64)))
     try:

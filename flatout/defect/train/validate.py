@@ -28,13 +28,15 @@ class Validation:
         device: torch.device,
         dtype: torch.dtype,
         interrupts: Interrupts | None,
+        *,
+        workers: int | str = "auto",
     ) -> None:
         """`interrupts` None: it is not stopped by a signal, because other ranks wait for its end."""
         self._judged, self._grid, self._device, self._dtype = judged, grid, device, dtype
         self._interrupts = interrupts
         strips = Strips([image.path for image in judged], shape_hw=grid.shape_hw)
         self._number = {image.path: number for number, image in enumerate(judged)}
-        self._store = Store.open(strips, StoreConfig(progress=False))
+        self._store = Store.open(strips, StoreConfig(progress=False, workers=workers))
 
     def __enter__(self) -> "Validation":
         return self

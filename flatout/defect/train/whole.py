@@ -196,7 +196,10 @@ class _Training:
         if not options.use_mask or not any(not image.is_good for image in judged):
             return None
         heard = interrupts if self._world.size == 1 else None
-        return self._stack.enter_context(Validation(judged, self._recipe.grid, self._device, DTYPES[self._amp], heard))
+        grid, dtype = self._recipe.grid, DTYPES[self._amp]
+        return self._stack.enter_context(
+            Validation(judged, grid, self._device, dtype, heard, workers=options.num_workers)
+        )
 
     def _loop(self, source: TrainingInput, epoch_end: EpochEnd, interrupts: Interrupts) -> Loop:
         options = self._options

@@ -1,0 +1,178 @@
+"""A training learns, can be stopped anywhere, and continues to the last bit; its files can be used."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flatout.__main__ import main
+from flatout.engine.checkpoint.container import read_container
+from flatout.errors import DataError
+from flatout.spike.config import ModelConfig, SpikeConfig, load_config
+from flatout.spike.model import Clip, DeblurNet
+from flatout.spike.predict import ready
+from flatout.spike.train import TrainOptions, train
+
+TINY = (
+    "DATA.CROP_SIZE=16", "DATA.NUM_VOXEL_BINS=4", "DATA.CLIP_LEN=2", "TRAIN.EPOCHS=4", "TRAIN.BATCH_SIZE=2",
+    "TRAIN.GRADIENT_ACCUMULATION_STEPS=2", "DATALOADER.TRAIN_WORKERS=0", "DATALOADER.VAL_WORKERS=0", "MODEL.WIDTH=4",
+    "TRAIN.OPTIM.LR=5e-3", "TRAIN.SCHED.WARMUP_STEPS=1", "DATA.USE_RAM_CACHE=false", "LOG.TENSORBOARD=false",
+    "TEST.NUM_WORKERS=0", "TRAIN.EMA_DECAY=0.5", "TEST.TILE_SIZE=0",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def config_for(demo: Path, folder: Path, *more: str) -> SpikeConfig:
+    return load_config(demo, [*TINY, f"LOG.SAVE_DIR={folder}", *more])
+
+
+def on_cpu(**keys) -> TrainOptions:
+    return TrainOptions(device="cpu", **keys)
+
+
+@pytest.fixture(scope="module")
+def trained(demo, tmp_path_factory) -> Path:
+    """The folder of an unbroken training."""
+    torch.set_num_threads(1)
+    result = train(config_for(demo, tmp_path_factory.mktemp("unbroken") / "run"), on_cpu())
+    assert result.finished and result.evaluation is not None
+    return result.folder
+
+
+def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
+    return read_container(folder / "ckpts/last.pt")["weights"]["state"]  # type: ignore[index]
+
+
+def test_it_learns(trained):
+    log = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
+    assert len(log) == 4
+    assert log[-1]["loss"] < 0.97 * log[0]["loss"]
+    assert log[-1]["psnr"] > log[-1]["blurry_psnr"]
+    assert log[-1]["num_frames"] == 6  # each frame of the test sequence, once
+
+
+def test_a_run_leaves_the_files_that_people_look_for(trained):
+    for name in ("config.yaml", "run.json", "log.jsonl", "ckpts/best.pt", "ckpts/last.pt", "metrics/epoch_000.json",
+                 "metrics/val_step_2.json", "visuals/val_0000_00.png"):  # fmt: skip
+        assert (trained / name).is_file(), name
+    assert json.loads((trained / "run.json").read_text())["finished"] is True
+
+
+@pytest.mark.parametrize("stops", [(2,), (3, 2), (1, 1, 1)])
+def test_a_training_that_was_stopped_ends_with_the_same_bits(demo, trained, tmp_path, stops):
+    """Stops fall inside accumulation windows too: the loop then finishes the window."""
+    config = config_for(demo, tmp_path / "run")
+    for stop in stops:
+        assert not train(config, on_cpu(stop_after=stop)).finished
+    result = train(config, on_cpu())
+    assert result.folder == tmp_path / "run"
+    ours, theirs = tensors_of(result.folder), tensors_of(trained)
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    rows = [[json.loads(line)["psnr"] for line in (each / "log.jsonl").read_text().splitlines()]
+            for each in (result.folder, trained)]  # fmt: skip
+    assert rows[0] == rows[1]
+
+
+def test_a_finished_run_is_not_overwritten(demo, trained):
+    config = config_for(demo, trained)
+    result = train(config, on_cpu(stop_after=1))
+    assert result.folder == trained.with_name("run2")
+
+
+def test_changed_data_is_refused_unless_allowed(demo, tmp_path):
+    import shutil
+
+    shutil.copytree(demo.parent, tmp_path / "tree")
+    config = config_for(demo, tmp_path / "run", f"DATA.ROOT={tmp_path / 'tree'}")
+    train(config, on_cpu(stop_after=1))
+    for part in ("blur", "sharp", "spike"):
+        next((tmp_path / "tree/train/scene_00" / part).glob("000006.*")).unlink()
+    with pytest.raises(DataError, match="--allow-data-change"):
+        train(config, on_cpu())
+
+
+def test_weights_score_and_deblur_through_the_commands(demo, trained, tmp_path, capsys):
+    weights = str(trained / "ckpts/best.pt")
+    assert main(["spike", "test", "--weights", weights, "--device", "cpu", "--output", str(tmp_path / "test")]) == 0
+    assert "PSNR" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "test/metrics/test_summary.json").read_text())
+    best = max(json.loads(line)["psnr"] for line in (trained / "log.jsonl").read_text().splitlines())
+    assert summary["psnr"] == pytest.approx(best, abs=1e-4)
+    scene = demo.parent / "test/scene_00"
+    words = [
+        "--input_blur",
+        str(scene / "blur"),
+        "--input_spike",
+        str(scene / "spike"),
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    assert main(["spike", "predict", "--weights", weights, "--device", "cpu", *words, "--video", "--side_by_side"]) == 0
+    assert sorted(path.name for path in (tmp_path / "out").glob("*.png")) == [f"{n:06d}.png" for n in range(1, 7)]
+    assert (tmp_path / "out/restored.avi").stat().st_size > 0
+    assert (tmp_path / "out/side_by_side/000001.png").is_file()
+
+
+def test_wrong_weights_are_exit_code_4(demo, tmp_path, capsys):
+    (tmp_path / "x.pt").write_bytes(b"nothing")
+    assert main(["spike", "test", "--weights", str(tmp_path / "x.pt"), "--device", "cpu"]) == 4
+    assert capsys.readouterr().err.startswith("flatout: ")
+
+
+def test_check_passes_on_sound_data_and_fails_on_a_flipped_stream(demo, capsys):
+    words = ["spike", "check", "--config", str(demo), *(word for each in TINY for word in ("--set", each))]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert out.count("[PASS]") == 7
+    assert "(1, 2, 3, 32, 64)" in out and "(1, 2, 4, 16, 32)" in out
+    assert main([*words, "--set", "DATA.SPIKE_FLIPUD=false"]) == 3
+    assert "flipud fits better" in capsys.readouterr().out
+
+
+def test_prepare_and_cache_answer_at_the_door(demo, tmp_path, capsys):
+    assert main(["spike", "prepare", "--spike_root", str(tmp_path / "none")]) == 3
+    assert "--spike_root" in capsys.readouterr().err
+    assert main(["spike", "cache", "--config", str(demo), "--set", "DATA.VOXEL_CACHE_DIRNAME=vox5"]) == 0
+    assert "train: 12 voxels" in capsys.readouterr().out
+    voxel = np.load(demo.parent / "train/scene_00/vox5/000001.npy")
+    assert (voxel.dtype, voxel.shape) == (np.uint8, (7, 16, 32))
+
+
+def test_the_network_begins_as_the_identity_and_takes_any_size():
+    for use_spike, temporal in ((True, False), (True, True), (False, True)):
+        config = ModelConfig(WIDTH=4, ENC_BLOCKS=(1, 1), DEC_BLOCKS=(1, 1), USE_SPIKE=use_spike, TEMPORAL=temporal)
+        network = DeblurNet(config, channels=5)
+        blur = torch.rand(2, 3, 3, 22, 30)
+        out = network(Clip(blur, torch.rand(2, 3, 5, 11, 15)))
+        assert torch.allclose(out, blur, atol=1e-6)
+
+
+@pytest.mark.parametrize(("ratio", "size"), [(1.0, 16), (2.0, 8), (4.0, 4), (3.0, 5)])
+def test_spikes_reach_the_output_at_any_ratio(ratio, size):
+    torch.manual_seed(1)
+    network = DeblurNet(ModelConfig(WIDTH=4, ENC_BLOCKS=(1, 1, 1), DEC_BLOCKS=(1, 1, 1)), channels=5, ratio=ratio)
+    torch.nn.init.normal_(network.ending.weight)
+    spikes = torch.rand(1, 2, 5, size, size, requires_grad=True)
+    network(Clip(torch.rand(1, 2, 3, 16, 16), spikes)).sum().backward()
+    assert spikes.grad is not None and float(spikes.grad.abs().sum()) > 0
+
+
+def test_the_wide_default_has_the_published_size():
+    """Width 32 of NAFNet has 17.1 M parameters; the spike branch adds a little."""
+    count = sum(p.numel() for p in DeblurNet(ModelConfig(USE_SPIKE=False), channels=5).parameters())
+    assert 16.9e6 < count < 17.3e6
+
+
+def test_ready_refuses_other_bins(demo, trained, tmp_path):
+    config = config_for(demo, tmp_path, "DATA.NUM_VOXEL_BINS=6")
+    with pytest.raises(ValueError, match=r"4 spike channels.*says 6"):
+        ready(trained / "ckpts/best.pt", "cpu", config)
