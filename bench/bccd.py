@@ -2,9 +2,9 @@
 
 yolov7-tiny from scratch on BCCD (blood cells; 292 pictures for training, 72 for validation, 320 px wide): size 320,
 batch 16, 100 epochs, hyp.scratch.tiny.yaml, no autoanchor. One training with `--fast` runs alone for the clock,
-start-up included; then all ways and seeds run side by side for their accuracy: classic (no new flag), --fast-dataloader,
---fast, and --fast with the plain loss (noota). The original reached mAP@.5 0.892 and mAP@.5:.95 0.546 in 6.8 minutes
-(one seed, same kind of machine; quoted).
+start-up included; then all ways and seeds run side by side for their accuracy: classic (no new flag),
+--fast-dataloader, --fast, and --fast with the plain loss (noota). The original reached mAP@.5 0.892 and mAP@.5:.95
+0.546 in 6.8 minutes (one seed, same kind of machine; quoted).
 Give the folder of the data set, with pictures already 320 px wide (INTER_AREA, JPEG quality 90), by --data.
 Answer: bench/results/bccd_<machine>_<yyyymm>.md and .json with every curve (rewrite them with --write).
 """
@@ -88,7 +88,7 @@ def _start(way: str, seed: int, data: Path, epochs: int, project: Path) -> "subp
 def _wait(process: "subprocess.Popen[bytes]") -> bool:
     """Whether it ended well; else the others still count."""
     if process.wait() != 0:
-        print(f"a training ended with exit code {process.returncode}: {process.args}", flush=True)
+        print(f"a training ended with exit code {process.returncode}: {process.args!r}", flush=True)
     return process.returncode == 0
 
 

@@ -40,7 +40,7 @@ def timed(matrix: torch.Tensor, num_steps: int) -> float:
 def observed(matrix: torch.Tensor, num_steps: int) -> float:
     recorder = StepRecorder()
     with recorder.recording():
-        sampler = Sampler(label=lambda: recorder.innermost and recorder.innermost.name)
+        sampler = Sampler(label=lambda: recorder.innermost.name if recorder.innermost else None)
         try:
             return timed(matrix, num_steps)
         finally:

@@ -19,6 +19,7 @@ from flatout.door import Command, answer, listing
 from flatout.errors import FlatoutError
 
 COMMANDS = {
+    "defect": Command("defects between dies: what is in target and in neither reference", "flatout.defect.cli"),
     "demo": Command("see flatout at work on a small made-up data set", "flatout.demo"),
     "doctor": Command("look at this machine and say what would slow training down", "flatout.doctor"),
     "monitor": Command("curves and state of a run in a browser, also after a crash", "flatout.monitor"),

@@ -21,7 +21,7 @@ def result_in(folder: Path, *, epochs: int = 2) -> SimpleNamespace:
     """What a training hands over, and the log it left."""
     rows = [{"epoch": epoch, "seconds": 2.0, "images_per_s": 30.0 + epoch} for epoch in range(epochs)]
     (folder / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    scores = SimpleNamespace(map50=0.7125, map50_95=0.4, num_images=120)
+    scores = SimpleNamespace(map50=0.7124, map50_95=0.4, num_images=120)
     return SimpleNamespace(folder=folder, outcome=SimpleNamespace(evaluation=scores), finished=True)
 
 
@@ -52,7 +52,7 @@ def test_the_report_says_how_good_how_fast_and_where_to_look(tmp_path):
     result = result_in(tmp_path)
     (tmp_path / "results.png").write_bytes(b"")
     told = demo.report(result, {"train.forward": 3.0, "train.backward": 6.0, demo.REST: 1.0})
-    assert "mAP@.5 0.713" in told or "mAP@.5 0.712" in told
+    assert "mAP@.5 0.712" in told
     assert "after 4 s of training at 30 img/s" in told
     assert str(tmp_path / "results.png") in told
     assert "confusion_matrix" not in told  # a file that is not there
@@ -74,6 +74,7 @@ def test_every_stage_of_the_loop_has_a_name_for_people():
 
 @pytest.mark.slow
 def test_it_trains_reports_and_trains_anew(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # the demo would set it, and leave it to the tests that follow
     monkeypatch.setattr(demo, "ON_CPU", demo.Pace(size_px=64, batch=4, epochs=1))
     small = files.DemoDataConfig(images=8, val=4)
     monkeypatch.setattr(files, "DemoDataConfig", lambda: small)

@@ -10,6 +10,7 @@ COMMANDS = {
     "predict": Command("heat maps and detections of any images", "flatout.defect.commands.predict"),
     "export": Command("a network for whole images as an ONNX file", "flatout.defect.commands.export"),
     "check": Command("what would spoil a training, in every file of a data set", "flatout.defect.commands.check"),
+    "demo": Command("see it at work on strips that it draws itself", "flatout.defect.commands.demo"),
     "demo-data": Command("draw a small data set to try things on", "flatout.defect.commands.demo_data"),
 }
 

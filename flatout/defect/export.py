@@ -9,10 +9,11 @@ Dimension key:  B images   C planes   H W image   T tiles   P patch side
 """
 
 import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 OPSET = 17
 TOLERANCE = 1e-4
 INPUT_RANGE = "0..255"
+
+
+Precision = Literal["float32", "float16", "int8"]
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,41 @@ def export_onnx(network: DefectNet, grid: Grid, path: Path, *, opset: int = OPSE
     finally:
         part.unlink(missing_ok=True)
     return Exported(path, _difference(whole, path, grid))
+
+
+def reduce_precision(path: Path, out: Path, precision: Precision, images: Sequence[np.ndarray]) -> None:
+    """A smaller file from one that `export_onnx` wrote; it is as good as a measurement says, so measure it.
+
+    float16: weights and activations, input and output stay float32. int8: convolutions, with ranges taken from
+    `images` [3, H, W] in 0..255; the first and the last convolution stay as they are, as their errors go straight to
+    the heat map.
+    """
+    onnx = _import_onnx()
+    if precision == "float16":
+        float16 = import_module("onnxruntime.transformers.float16")
+        onnx.save(float16.convert_float_to_float16(onnx.load(str(path)), keep_io_types=True), str(out))
+        return
+    quantization = import_module("onnxruntime.quantization")
+    convolutions = [node.name for node in onnx.load(str(path)).graph.node if node.op_type == "Conv"]
+    quantization.quantize_static(
+        str(path),
+        str(out),
+        _Calibration(images),
+        quant_format=quantization.QuantFormat.QDQ,
+        op_types_to_quantize=["Conv"],
+        nodes_to_exclude=[convolutions[0], convolutions[-1]],
+        per_channel=True,
+    )
+
+
+class _Calibration:
+    """Images one at a time, as ONNX Runtime asks for them."""
+
+    def __init__(self, images: Sequence[np.ndarray]) -> None:
+        self._batches: Iterator[dict[str, np.ndarray]] = ({"input": image[None]} for image in images)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self._batches, None)
 
 
 def _import_onnx() -> Any:

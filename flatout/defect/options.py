@@ -61,6 +61,8 @@ class TrainOptions:
     """Rows and columns of the grid at least; None: neighbours share 16 pixels."""
     amplitudes: tuple[Range, ...] = ((60.0, 60.0), (80.0, 80.0))
     min_target_only: int = 1
+    defect_share: float = 0.5
+    """Of patches that are neither hard negatives nor get lines."""
     alpha_background: float = 1.0
     alpha_defect: float = 1.0
     hard_negative_dir: str = ""
@@ -128,6 +130,7 @@ class TrainOptions:
     def synth(self, amplitudes: tuple[Range, ...]) -> SynthConfig:
         """The recipe of samples; `amplitudes` are those of the mode."""
         return SynthConfig(
+            defect_share=self.defect_share,
             num_defects=self.num_defects_range,
             amplitudes=amplitudes,
             min_target_only=self.min_target_only,

@@ -13,6 +13,8 @@ from flatout.errors import ResourceError
 
 GAP = 4
 GREY = 90
+AWAY = 4
+"""Pixels between a defect and the line drawn around it."""
 _RED = (40, 40, 230)
 
 
@@ -54,7 +56,9 @@ def overlay(target_HW: np.ndarray, heat_HW: np.ndarray, mask_HW: np.ndarray | No
     share = np.clip(heat_HW * 2, 0, 1)[..., None]
     mixed = np.ascontiguousarray((_grey(target_HW) * (1 - share) + colour * share).astype(np.uint8))
     if mask_HW is not None and mask_HW.any():
-        outlines, _ = cv2.findContours(mask_HW.astype(np.uint8), cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
+        # Around it, not on it: a defect of nine pixels would be nothing but outline.
+        around = cv2.dilate(mask_HW.astype(np.uint8), np.ones((2 * AWAY + 1, 2 * AWAY + 1), np.uint8))
+        outlines, _ = cv2.findContours(around, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
         cv2.drawContours(mixed, outlines, -1, _RED, 1)
     return mixed
 

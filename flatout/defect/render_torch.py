@@ -32,9 +32,8 @@ class PatchRenderer:
         self._reach = kernels.reach
         # A centre is moved to at most reach + 1 outside: its square then ends reach farther out.
         self._rim = 2 * kernels.reach + 1
-        value_QSS, label_QSS = kernels.squares()
-        self._value_QSS = torch.from_numpy(value_QSS).to(device)
-        self._label_QSS = torch.from_numpy(label_QSS).to(device)
+        self._value_QSS = torch.from_numpy(kernels.value_QSS).to(device)
+        self._label_QSS = torch.from_numpy(kernels.label_QSS).to(device)
         self._noise = torch.from_numpy(noise_table(grid.patch_hw)).to(device) if config.disturbs else None
         self._line_scale_C = torch.tensor([1.0, REF_SCALE, REF_SCALE], device=device)
         self._row_P = torch.arange(grid.patch_hw[0], device=device)

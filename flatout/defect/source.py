@@ -88,23 +88,21 @@ class PatchSource:
         return self._recipe.draw(seed, epoch, positions, indices)
 
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
-        recipe = self._recipe
+        recipe, patches_MCPP = self._recipe, out["images"]
         out["masks"].fill(0)
-        for i in range(len(indices)):
+        mask_MPP = out["masks"][:, 0].view(np.bool_)
+        places = zip(draws["item"].tolist(), draws["corner"].tolist(), draws["kind"].tolist(), strict=True)
+        for i, (item, (y, x), kind) in enumerate(places):
             out.reading(i)
-            sample = row_of(draws, i)
-            planes_CHW = self._images[int(sample["item"])]
-            patch_CPP = out["images"][i]
-            corner_yx = int(sample["corner"][0]), int(sample["corner"][1])
-            if recipe.config.disturbs and sample["kind"] != HARD_NEGATIVE:
-                crop_disturbed(planes_CHW, corner_yx, sample, recipe.config, self._noise, patch_CPP)
+            planes_CHW, patch_CPP = self._images[item], patches_MCPP[i]
+            if recipe.config.disturbs and kind != HARD_NEGATIVE:
+                crop_disturbed(planes_CHW, (y, x), row_of(draws, i), recipe.config, self._noise, patch_CPP)
             else:
-                crop(planes_CHW, corner_yx, patch_CPP)
-            if sample["kind"] == DEFECTS:
-                mask_PP = out["masks"][i, 0].view(np.bool_)
-                paint(patch_CPP, mask_PP, sample, recipe.kernels, full_swing=recipe.config.reads_pixels)
-            elif sample["kind"] == LINES:
-                paint_lines(patch_CPP, sample)
+                crop(planes_CHW, (y, x), patch_CPP)
+            if kind == DEFECTS:
+                paint(patch_CPP, mask_MPP[i], row_of(draws, i), recipe.kernels, full_swing=recipe.config.reads_pixels)
+            elif kind == LINES:
+                paint_lines(patch_CPP, row_of(draws, i))
 
 
 class ParameterSource:

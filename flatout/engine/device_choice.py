@@ -36,6 +36,13 @@ def choose_device(text: str) -> torch.device:
     return first
 
 
+def make_current(device: torch.device) -> None:
+    """Let this process mean `device` where none is named: events, streams and kernels of Triton would else be those of
+    GPU 0."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def _number(part: str, text: str) -> int:
     digits = part.strip().removeprefix("cuda:")
     if not digits.isdecimal():

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from flatout.engine.device_choice import make_current
 from flatout.errors import ConfigError
 
 TIMEOUT_S = 120
@@ -75,7 +76,8 @@ def read_world(local_rank: int = -1) -> World:
 
 
 def join(world: World, device: torch.device) -> None:
-    """Meet the other ranks; blocks until all are there."""
+    """Make `device` this process's own, and meet the other ranks; blocks until all are there."""
+    make_current(device)
     if world.size > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=TIMEOUT_S))
 

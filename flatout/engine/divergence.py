@@ -23,6 +23,8 @@ class TrainedStep(NamedTuple):
     epoch: int
     step: int
     indices: np.ndarray
+    ends_window: bool
+    """Whether the optimizer stepped after it, and so looked at the gradients."""
 
 
 class Guard:
@@ -35,10 +37,10 @@ class Guard:
         self._bad_gradients = 0
         self._rollbacks = 0
 
-    def remember(self, epoch: int, step: int, indices: np.ndarray) -> None:
+    def remember(self, epoch: int, step: int, indices: np.ndarray, *, ends_window: bool = True) -> None:
         """A step was queued; its flags come later."""
         # A batch is a borrowed view: by then it would show other samples.
-        self._pending.append(TrainedStep(epoch, step, indices.copy()))
+        self._pending.append(TrainedStep(epoch, step, indices.copy(), ends_window))
 
     def is_lost(self, bad_loss_N: np.ndarray, bad_gradient_N: np.ndarray, *, scaled: bool) -> bool:
         """Take the flags of the next N steps; True if a run of bad ones is too long."""
@@ -48,7 +50,9 @@ class Guard:
             if bad_loss or bad_gradient:
                 self._bad.append(trained)
             self._bad_losses = self._bad_losses + 1 if bad_loss else 0
-            self._bad_gradients = self._bad_gradients + 1 if bad_gradient else 0
+            # Inside an accumulation window nobody has looked, which does not mean that gradients are fine.
+            if trained.ends_window:
+                self._bad_gradients = self._bad_gradients + 1 if bad_gradient else 0
             patience = PATIENCE_WITH_SCALE if scaled else PATIENCE
             lost = lost or self._bad_losses >= PATIENCE or self._bad_gradients >= patience
         return lost

@@ -65,9 +65,8 @@ class GraphedWork:
         return self._graph.pool()
 
     def suits(self, inputs: Inputs) -> bool:
-        """Have these inputs the form that was captured, and room in it?"""
-        fits = all(len(inputs[name]) <= filling.capacity for name, filling in self._fillings.items())
-        return fits and form_of(inputs, self._fillings) == self._form
+        """Have these inputs the form that was captured? Whether there is room in it says `has_room`."""
+        return form_of(inputs, self._fillings) == self._form
 
     def __call__(self, inputs: Inputs) -> Tensor:
         self._load(inputs)
@@ -96,7 +95,7 @@ class Graphs:
 
     def find(self, inputs: Inputs) -> GraphedWork | None:
         """The graph for inputs of this form, captured once the form has come up often enough; None: run it eagerly."""
-        if not self.wanted:
+        if not self.wanted or not has_room(inputs, self._fillings):
             return None
         for graph in self._graphs:
             if graph.suits(inputs):
@@ -118,6 +117,7 @@ class Graphs:
             graph = GraphedWork(self._work, inputs, self._fillings, pool=pool)
         except RuntimeError as error:
             self.wanted = False
+            self.forget()  # and with them their memory
             logger.warning(
                 "A step cannot be captured as a CUDA graph (%s): the host launches every kernel, which is slower for "
                 "small batches.",
@@ -126,6 +126,11 @@ class Graphs:
             return None
         self._graphs.append(graph)
         return graph
+
+
+def has_room(inputs: Inputs, fillings: Mapping[str, Filling]) -> bool:
+    """Do the rows of all ragged inputs fit? A step with more is no reason to capture anything."""
+    return all(len(inputs[name]) <= filling.capacity for name, filling in fillings.items())
 
 
 def form_of(inputs: Inputs, fillings: Mapping[str, Filling]) -> dict[str, tuple[object, ...]]:

@@ -33,11 +33,6 @@ class Interrupts:
         self._num_ctrl_c = 0
         self._before: dict[signal.Signals, Any] = {}
 
-    @classmethod
-    def none(cls) -> Self:
-        """One that is never entered, and so hears nothing."""
-        return cls()
-
     def take_save_request(self) -> bool:
         """Whether a save was asked for since the last call. Ask before saving: a signal during the save then counts."""
         wanted, self.save_requested = self.save_requested, False

@@ -28,7 +28,7 @@ from flatout.engine.graphs import Graphs
 from flatout.engine.interrupts import Interrupts
 from flatout.engine.job import Batches, Job, Tick
 from flatout.engine.meter import Meter
-from flatout.engine.optim import apply_knobs, parameters_of, step_unless
+from flatout.engine.optim import apply_knobs, load_optimizer, parameters_of, step_unless
 from flatout.engine.out_of_memory import no_room
 from flatout.engine.precision import Amp, Precision
 from flatout.engine.random_state import random_state, set_random_state
@@ -41,7 +41,7 @@ from flatout.profiler import clock
 logger = logging.getLogger(__name__)
 
 ASK_RANKS_EVERY = 10
-"""Steps between two questions to the other ranks whether a signal came."""
+"""Least steps between two questions to the other ranks whether a signal came."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,7 @@ class Loop:
         self._stream = torch.cuda.Stream(device) if self._graphs.wanted else None
         self._phase: object = None
         self.steps_here = 0
-        self._saved_steps = 0
+        self._asked_steps = self._saved_steps = 0
         self._saved_at = time.monotonic()
 
     def run(self) -> None:
@@ -167,8 +167,8 @@ class Loop:
             if knobs.steps:
                 self._optimizer_step()
         except torch.OutOfMemoryError as error:
-            raise no_room(error, batch_size=len(batch), device=self.device) from error
-        self._guard.remember(self.epoch, self.step, batch.indices)
+            raise no_room(error, batch_size=len(batch) * self.world.size, device=self.device) from error
+        self._guard.remember(self.epoch, self.step, batch.indices, ends_window=knobs.steps)
         self._meter.count(len(batch) * self.world.size)
         self.step += 1
         self.steps_here += 1
@@ -255,9 +255,14 @@ class Loop:
         """Set everything back to the last good generation, or give up."""
         saved = self.generations.load() if self.generations is not None else None
         if not self._guard.roll_back() or saved is None:
+            tried = (
+                "There is no saved state to go back to."
+                if saved is None
+                else ("Going back to a saved state did not help; the last good one is kept.")
+            )
             raise DivergedError(
-                f"{self._guard.complaint()} Going back to a saved state did not help. Look at these samples"
-                f"{self._listed_samples()}, or use a smaller lr0; the last good state is kept."
+                f"{self._guard.complaint()} {tried} Look at these samples{self._listed_samples()}, "
+                "or use a smaller lr0."
             )
         logger.warning("%s Set back to %s.", self._guard.complaint(), saved.path)
         self.load_sections(saved.sections)
@@ -273,8 +278,11 @@ class Loop:
 
     def _at_boundary(self) -> None:
         """Stop or save if that is due. Ranks do both after the same step, so they ask each other now and then."""
-        if self.world.size > 1 and self.steps_here % ASK_RANKS_EVERY:
-            return
+        if self.world.size > 1:
+            # Counted from the last question: windows of two or four steps may never end at a multiple of ten.
+            if self.steps_here - self._asked_steps < ASK_RANKS_EVERY:
+                return
+            self._asked_steps = self.steps_here
         name = self._interrupts.requested
         if self.world.any_of(name is not None):
             self._save_to_stop()
@@ -283,7 +291,7 @@ class Loop:
                 "Run the same command again."
             )
         self._stop_if_long_enough()
-        wished, self._interrupts.save_requested = self._interrupts.save_requested, False
+        wished = self._interrupts.take_save_request()
         if self.world.any_of(wished or self._save_is_due()):
             self.save()
 
@@ -358,7 +366,7 @@ class Loop:
         self.network.load_state_dict(weights["state"])
         if self.average is not None:
             self.average.load_state_dict({"state": weights["ema"], "updates": weights["updates"]})
-        self.optimizer.load_state_dict(training["optimizer"])
+        load_optimizer(self.optimizer, training["optimizer"])
         self.precision.load_state_dict(training["precision"])
         set_random_state(training["random"], self.device)
         self.epoch, self.step = training["position"]["epoch"], training["position"]["step"]

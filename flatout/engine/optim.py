@@ -1,7 +1,7 @@
 """Optimizers whose step is a few kernels and can be left out on the device."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,19 @@ def make_optimizer(
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Continue from a state_dict, also one of parameters with another memory layout.
+
+    Fused kernels walk through parameter and state side by side, as they lie in memory: on a CPU a state in another
+    layout would move the wrong weights without a word. A run may go from a GPU with channels_last to one without.
+    """
+    optimizer.load_state_dict(saved)
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def apply_knobs(optimizer: torch.optim.Optimizer, knobs: Knobs) -> None:

@@ -62,14 +62,13 @@ class Precision:
             torch._amp_update_scale_(self._scale, self._streak, self.found_bad, 2.0, 0.5, GROWTH_INTERVAL)
             torch.reciprocal(self._scale, out=self._inverse)
 
-    def is_searching(self) -> bool:
-        """Whether overflows may still be the scale's fault; waits for the device."""
-        return self.amp == "fp16" and float(self._scale) >= 1
-
     def state_dict(self) -> dict[str, Any]:
-        return {"scale": float(self._scale), "streak": int(self._streak)}
+        return {"amp": self.amp, "scale": float(self._scale), "streak": int(self._streak)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """A run that goes on in another format, such as a GPU's on the CPU, begins with that format's own scale."""
+        if state.get("amp", self.amp) != self.amp:
+            return
         self._scale.fill_(state["scale"])
         self._streak.fill_(state["streak"])
         torch.reciprocal(self._scale, out=self._inverse)

@@ -43,6 +43,10 @@ class DeviceTrace:
         self._profile = torch.profiler.profile(activities=[activity.CPU, activity.CUDA], acc_events=True)
 
     def start(self) -> None:
+        """Host-device wait: kernels of the steps before must not be counted."""
+        import torch
+
+        torch.cuda.synchronize()
         self._profile.__enter__()
 
     def stop(self, num_steps: int) -> DeviceWork:

@@ -16,7 +16,7 @@ class _EngineRecorder(StepRecorder):
     observation: "EngineObservation"
 
     def opened(self, name: str) -> None:
-        if name == STEP_BEGINS and self._depth == 0:
+        if name == STEP_BEGINS:
             self.observation.step_begins()
         super().opened(name)
 

@@ -13,6 +13,8 @@ UNEXPLAINED = "unexplained"
 IDLE = "idle"
 WAIT = "feed.wait"
 """The main thread is blocked until the next batch is complete."""
+AHEAD = "ahead"
+"""The main thread has queued its part of the step, and the device is still at it."""
 
 
 @dataclass(frozen=True, kw_only=True)

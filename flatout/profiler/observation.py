@@ -2,8 +2,8 @@
 
     |warm up|count waits|trace (GPU)|  time: stages, samples, workers, device events  |
 
-Each kind of looking disturbs the others, so they take turns; only undisturbed steps are timed, which costs well under
-one per cent (bench/profiler_overhead.py). Whoever drives the loop says when a step has ended: a watched loader, or an
+Each kind of looking disturbs the others, so they take turns, and only undisturbed steps are timed. What that may cost a
+step is asked by bench/profiler_overhead.py. Whoever drives the loop says when a step has ended: a watched loader, or an
 engine whose marks are known.
 """
 
@@ -14,14 +14,14 @@ from types import CodeType
 
 from flatout.errors import ConfigError
 from flatout.profiler import clock, machine
-from flatout.profiler.device_clock import DeviceClock
+from flatout.profiler.device_clock import DeviceClock, DeviceSteps
 from flatout.profiler.device_trace import DeviceTrace, DeviceWork
 from flatout.profiler.measurement import Lane, Limits, Measurement
 from flatout.profiler.others import Others
 from flatout.profiler.recorder import Event, StepRecorder, Steps
 from flatout.profiler.sampler import Sampler
 from flatout.profiler.speed_of_light import launch_us
-from flatout.profiler.summary import device_lane, host_lane, hot_lines, machine_facts, with_serial_input
+from flatout.profiler.summary import device_lane, host_lane, hot_lines, machine_facts, run_ahead, with_serial_input
 from flatout.profiler.waits import WaitCounter
 from flatout.profiler.workers_seen import WorkersSeen, WorkerWatch
 
@@ -169,17 +169,21 @@ class Observation:
         host = host_lane(steps, sampler.counts)
         if seen is not None and seen.num_workers == 0:
             host, seen = with_serial_input(host, seen.lane), None
+        walls_ms = steps.wall_ns / 1e6
+        device = self._read_device()
+        if device is not None and len(device.wall_ms) == len(walls_ms):
+            host = run_ahead(host, host_ms=float(walls_ms.mean()), device_ms=float(device.wall_ms.mean()))
+            # A host that never waits only queues: the device says how long steps really take.
+            walls_ms = device.wall_ms if device.wall_ms.mean() > walls_ms.mean() else walls_ms
         lanes: list[Lane] = [host]
         lines = hot_lines(sampler.counts, float(steps.wall_ns.mean()) / 1e6)
         if seen is not None:
             lanes.append(seen.lane)
             lines += seen.lines
-        if self._device is not None:
-            device_steps = self._device.read(skip=self._untimed_on_device)
-            self._device_timeline = device_steps.timeline
-            lanes.append(device_lane(device_steps))
+        if device is not None:
+            lanes.append(device_lane(device))
         return Measurement(
-            wall_ms=(steps.wall_ns / 1e6).tolist(),
+            wall_ms=walls_ms.tolist(),
             images=float(steps.images.mean()),
             lanes=lanes,
             main_cpu_ms=float(steps.cpu_ns.mean()) / 1e6,
@@ -198,6 +202,17 @@ class Observation:
             machine=machine_facts(),
             title=self._title,
         )
+
+    def _read_device(self) -> DeviceSteps | None:
+        """Host-device wait: the timed steps on the device's own clock."""
+        if self._device is None:
+            return None
+        device = self._device.read(skip=self._untimed_on_device)
+        self._device_timeline = device.timeline
+        real = self.recorder.is_step()
+        if len(real) != len(device.wall_ms):  # more steps than the recorder keeps
+            return device
+        return device._replace(self_ms=device.self_ms[real], wall_ms=device.wall_ms[real])
 
 
 def _own_cpu_s(steps: Steps, seen: WorkersSeen | None) -> float:

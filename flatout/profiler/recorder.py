@@ -128,13 +128,17 @@ class StepRecorder(clock.Totals):
     def num_steps(self) -> int:
         return sum(images > 0 for images in self._images)
 
+    def is_step(self) -> np.ndarray:
+        """Of each interval that is kept, bool [S + those between steps]: whether it is a step."""
+        return np.array(self._images) > 0
+
     def steps(self) -> Steps:
         """All steps that have ended."""
         names = tuple(clock.read_totals(self.table))
         tables = np.stack([snapshot[: len(names)] for snapshot in self._snapshots])  # [S + 1, K]
         grown = {column: np.diff(tables[column], axis=0) for column in ("runs", "total_ns", "inside_ns")}
         ends_ns, images = np.array(self._ends_ns, np.int64), np.array(self._images, np.int64)
-        real = images > 0
+        real = self.is_step()
         return Steps(
             begin_ns=ends_ns[:-1][real],
             end_ns=ends_ns[1:][real],

@@ -42,9 +42,11 @@ STAGES = {
     "color": Stage("colour", "input"),
     "labels": Stage("labels", "input"),
     "augment": Stage("augment", "input"),
+    "deliver": Stage("flip and write", "input"),
     "collate": Stage("collate", "input"),
     "hand over": Stage("hand over", "input"),
     "store miss": Stage("decode (not in the store)", "input"),
+    "ahead": Stage("ahead of the device", "idle"),
     "unexplained": Stage("unexplained", "other"),
     "idle": Stage("idle", "idle"),
 }

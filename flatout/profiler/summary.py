@@ -10,7 +10,7 @@ import numpy as np
 
 from flatout.profiler import machine
 from flatout.profiler.device_clock import DeviceSteps
-from flatout.profiler.measurement import IDLE, WAIT, HotLine, Lane
+from flatout.profiler.measurement import AHEAD, IDLE, WAIT, HotLine, Lane
 from flatout.profiler.recorder import Steps
 from flatout.profiler.sampler import Line, short_place
 from flatout.profiler.stages import canonical
@@ -38,6 +38,11 @@ def host_lane(steps: Steps, samples: Samples) -> Lane:
         rest_ms = max(0.0, step_ms - sum(stage_ms.values()))
         stage_ms[stage] = min(step_ms * count / total, rest_ms)
     return Lane(place="host", stage_ms=dict(stage_ms), stage_runs=dict(runs))
+
+
+def run_ahead(host: Lane, *, host_ms: float, device_ms: float) -> Lane:
+    """The main thread's lane when it queues steps faster than the device works them off."""
+    return replace(host, stage_ms=dict(host.stage_ms) | {AHEAD: device_ms - host_ms}) if device_ms > host_ms else host
 
 
 def with_serial_input(host: Lane, made_here: Lane) -> Lane:

@@ -101,14 +101,7 @@ def open_training_feed(
     with ExitStack() as stack:
         if store is not None:
             stack.enter_context(store)
-        plan = Plan(
-            num_samples=len(clips),
-            batch_size=wishes.batch,
-            seed=seed,
-            order=TrainedOrder(len(clips), plan=steps, seed=seed),
-            rank=world.rank,
-            num_ranks=world.size,
-        )
+        plan = _training_plan(clips, wishes, steps=steps, seed=seed, world=world)
         feed = Feed(training_source(clips, config, store), plan, _feed_config(wishes, epochs=epochs))
         return ClipFeed(clips, DeviceBatches(feed, wishes.device), store, stack.pop_all())
     raise AssertionError
@@ -132,6 +125,48 @@ def open_scoring_feed(clips: ClipSet, config: DataConfig, wishes: FeedWishes, st
         feed = Feed(source, plan, _feed_config(wishes, epochs=None))
         return ClipFeed(clips, DeviceBatches(feed, wishes.device), store, stack.pop_all())
     raise AssertionError
+
+
+def open_resident_feed(
+    clips: ClipSet,
+    config: DataConfig,
+    wishes: FeedWishes,
+    *,
+    steps: StepPlan,
+    seed: int,
+    epochs: int,
+    world: World,
+    store: Store | None,
+) -> ClipFeed:
+    """As `open_training_feed`, the same clips, but made on the device from what lives there."""
+    from flatout.feed.device_feed import DeviceFeed
+    from flatout.feed.device_store import DeviceStore
+    from flatout.spike.resident import NumbersSource, Render
+
+    if config.CROP_SIZE is None:
+        raise ConfigError("DEVICE_RESIDENT cuts crops on the device: set CROP_SIZE.")
+    shown, whole = shown_of(config), training_source(clips, config)
+    render = Render(clips, whole, shown, crop=config.CROP_SIZE)
+    with ExitStack() as stack:
+        items = store or Store.open(FrameItems(clips), StoreConfig(place="off"))
+        stack.enter_context(items)
+        resident = DeviceStore(items, wishes.device, batch_items=3 * clips.clip_length * wishes.batch)
+        plan = _training_plan(clips, wishes, steps=steps, seed=seed, world=world)
+        numbers = NumbersSource(clips, whole, shown, crop=config.CROP_SIZE)
+        feed = Feed(numbers, plan, _feed_config(wishes, epochs=epochs))
+        return ClipFeed(clips, DeviceFeed(feed, resident, render, render.outputs), store, stack.pop_all())
+    raise AssertionError
+
+
+def _training_plan(clips: ClipSet, wishes: FeedWishes, *, steps: StepPlan, seed: int, world: World) -> Plan:
+    return Plan(
+        num_samples=len(clips),
+        batch_size=wishes.batch,
+        seed=seed,
+        order=TrainedOrder(len(clips), plan=steps, seed=seed),
+        rank=world.rank,
+        num_ranks=world.size,
+    )
 
 
 class _ShapeOfStep:

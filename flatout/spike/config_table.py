@@ -1,4 +1,7 @@
-"""The configuration as a table of Markdown, out of the classes that define it: `python -m flatout.spike.config_table`."""
+"""The configuration as a table of Markdown, out of the classes that define it.
+
+python -m flatout.spike.config_table
+"""
 
 import ast
 import inspect

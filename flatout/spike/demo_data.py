@@ -19,7 +19,7 @@ from flatout.spike.streams.decode import pack
 
 MARK = "demo-data"
 """A file in the root that says the folder is ours to replace."""
-THRESHOLD = 2.0
+THRESHOLD = 1.0
 """Brightness that makes a spike, in units of full scale per spike frame."""
 SUBFRAMES = 8
 
@@ -35,7 +35,7 @@ class DemoConfig:
     """Per sequence."""
     width: int = 128
     height: int = 96
-    spike_frames: int = 56
+    spike_frames: int = 168
     """Per frame; a multiple of the sub-frames."""
     seed: int = 0
 

@@ -6,6 +6,7 @@ What four separate test tools of the guide report, in one pass.
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,12 @@ import numpy as np
 
 from flatout.errors import FlatoutError
 from flatout.feed import Feed, FeedConfig, Plan
+from flatout.spike.align_log import read_align_logs
+from flatout.spike.clip_feed import training_source
 from flatout.spike.clips import ordered
 from flatout.spike.config import SpikeConfig
 from flatout.spike.data import ClipSet, open_clips, sequence_files, validation_split
-from flatout.spike.frames import read_image
+from flatout.spike.frames import Frames, read_image
 from flatout.spike.loader_plan import GIB, block, check_memory, plan_loader
 from flatout.spike.source import ClipSource, shown_of
 from flatout.spike.streams.decode import decode, map_stream
@@ -48,12 +51,13 @@ class Finding:
 
 def examine(config: SpikeConfig, *, gpus: int = 1) -> Iterator[Finding]:
     """All checks in order; one that fails does not keep the others from being made."""
+    open_once = cache(lambda: open_clips(config.DATA, config.DATA.TRAIN_SPLIT, scored=False))
     yield _try("packages", lambda: tuple(f"{name} {_version(name)}" for name in PACKAGES))
-    yield _try("data tree", lambda: _tree(config))
-    yield _try("configuration and loader plan", lambda: _plan(config, gpus))
-    yield _try("spike format", lambda: _format(config))
-    yield _try("one sample, live", lambda: _sample(config))
-    yield _try("training loader", lambda: _loader(config))
+    yield _try("data tree", lambda: _tree(config, open_once()))
+    yield _try("configuration and loader plan", lambda: _plan(config, open_once(), gpus))
+    yield _try("spike format", lambda: _format(config, open_once()))
+    yield _try("one sample, live", lambda: _sample(config, open_once()))
+    yield _try("training loader", lambda: _loader(config, open_once()))
     yield _try("network", lambda: _network(config))
 
 
@@ -83,10 +87,10 @@ def _version(package: str) -> str:
         return "not installed under this name"
 
 
-def _tree(config: SpikeConfig) -> tuple[str, ...]:
+def _tree(config: SpikeConfig, train: ClipSet) -> tuple[str, ...]:
     lines = [f"root {config.DATA.ROOT}"]
     for split in filter(None, (config.DATA.TRAIN_SPLIT, validation_split(config.DATA))):
-        clips = open_clips(config.DATA, split, scored=split != config.DATA.TRAIN_SPLIT)
+        clips = train if split == config.DATA.TRAIN_SPLIT else open_clips(config.DATA, split, scored=True)
         first = sequence_files(config.DATA, split)[0]
         parts = ", ".join(
             f"{len(files)} {name}" for name, files in zip(("blur", "sharp", "spike"), first[2:], strict=True)
@@ -96,9 +100,9 @@ def _tree(config: SpikeConfig) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _plan(config: SpikeConfig, gpus: int) -> tuple[str, ...]:
+def _plan(config: SpikeConfig, clips: ClipSet, gpus: int) -> tuple[str, ...]:
     data, train = config.DATA, config.TRAIN
-    source = _source(config)
+    source = training_source(clips, config.DATA)
     plan = plan_loader(
         config.loader,
         gpus=gpus,
@@ -116,11 +120,10 @@ def _plan(config: SpikeConfig, gpus: int) -> tuple[str, ...]:
     )
 
 
-def _format(config: SpikeConfig) -> tuple[str, ...]:
+def _format(config: SpikeConfig, clips: ClipSet) -> tuple[str, ...]:
     """How the files are read, and whether that makes sense."""
     if config.DATA.USE_PRECOMPUTED_VOXELS:
         return ("precomputed voxels: nothing to decide",)
-    clips = _training_clips(config)
     layout = clips.layout_of(0)
     lines = [
         f"{layout.format} {layout.height} x {layout.width}, {layout.frames} spike frames, flipped: {layout.flipud}"
@@ -139,20 +142,27 @@ def _format(config: SpikeConfig) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _sample(config: SpikeConfig) -> tuple[str, ...]:
+def _sample(config: SpikeConfig, clips: ClipSet) -> tuple[str, ...]:
     """The first clip, whole frames."""
-    clips = _training_clips(config)
     shown = shown_of(config.DATA)
-    from flatout.spike.frames import Frames
-
     source = ClipSource(clips, Frames(clips, shown), shown, crop=None)
     one = Plan(num_samples=len(clips), batch_size=1, order=np.zeros(1, np.int64), shapes=lambda e, s: source.shapes(0))
     with Feed(source, one, FeedConfig(workers=0)) as feed:
         batch = next(iter(feed))
-        return (f"{len(clips)} samples; {clips.name_of(0)}", *_describe(batch, config), *_sane(batch, config))
+        _sane(batch, config)
+        times = _exposure(config, clips)
+        return (f"{len(clips)} samples; {clips.name_of(0)}{times}", *_describe(batch))
 
 
-def _describe(batch: "Batch", config: SpikeConfig) -> Iterator[str]:
+def _exposure(config: SpikeConfig, clips: ClipSet) -> str:
+    """Of the first frame, if an align log tells."""
+    first = clips.frames[int(clips.windows_NL[0, 0])]
+    logged = read_align_logs(config.DATA.ALIGN_LOG_PATHS)
+    found = logged.get((clips.sequences[first.sequence].name, int(first.stem))) if first.stem.isdigit() else None
+    return f", exposed from {found.t0:g} to {found.t1:g}" if found is not None else ""
+
+
+def _describe(batch: "Batch") -> Iterator[str]:
     """Shapes as the network gets them, and ranges."""
     for part in ("blur", "sharp"):
         num, length, height, width, _ = batch[part].shape
@@ -163,7 +173,8 @@ def _describe(batch: "Batch", config: SpikeConfig) -> Iterator[str]:
     yield f"spike_vox {spikes.shape}, values {spikes.min():g} to {spikes.max():g}, {share:.1f} % not zero"
 
 
-def _sane(batch: "Batch", config: SpikeConfig) -> tuple[str, ...]:
+def _sane(batch: "Batch", config: SpikeConfig) -> None:
+    """Unwell if voxels cannot be right."""
     spikes, frames = batch["spikes"], batch["spike_frames"]
     if not np.isfinite(spikes).all() or spikes.min() < 0:
         raise Unwell("voxels are negative or not finite")
@@ -172,12 +183,11 @@ def _sane(batch: "Batch", config: SpikeConfig) -> tuple[str, ...]:
     counts = config.DATA.SPIKE_REPR == "voxel" and config.DATA.SPIKE_FORMAT != "bytes" and frames.max() > 0
     if counts and spikes.max() > frames.max():
         raise Unwell(f"a voxel of {spikes.max():g} in bins of {frames.max():g} spike frames")
-    return ()
 
 
-def _loader(config: SpikeConfig) -> tuple[str, ...]:
+def _loader(config: SpikeConfig, clips: ClipSet) -> tuple[str, ...]:
     """The first batches of an epoch, with the planned workers, and how fast they came."""
-    source = _source(config)
+    source = training_source(clips, config.DATA)
     batch_size = min(config.TRAIN.BATCH_SIZE, len(source))
     workers = plan_loader(config.loader, gpus=1, batch=batch_size, val_batch=1, sample_bytes=0, cache_bytes=0).workers
     plan = Plan(num_samples=len(source), batch_size=batch_size, seed=config.SEED)
@@ -185,7 +195,7 @@ def _loader(config: SpikeConfig) -> tuple[str, ...]:
         lines: list[str] = []
         began, seen = time.perf_counter(), 0
         for batch in feed:
-            lines = list(_describe(batch, config))
+            lines = list(_describe(batch))
             _sane(batch, config)
             seen += 1
             if seen == BATCHES:
@@ -205,14 +215,3 @@ def _network(config: SpikeConfig) -> tuple[str, ...]:
         out = network(Clip(torch.rand(1, 1, 3, 32, 32), torch.rand(1, 1, config.DATA.channels, 16, 16)))
     count = sum(parameter.numel() for parameter in network.parameters())
     return (f"{count / 1e6:.2f} M parameters, {tuple(out.shape)} out; CUDA: {torch.cuda.is_available()}",)
-
-
-def _training_clips(config: SpikeConfig) -> ClipSet:
-    return open_clips(config.DATA, config.DATA.TRAIN_SPLIT, scored=False)
-
-
-def _source(config: SpikeConfig) -> ClipSource:
-    from flatout.spike.frames import Frames
-
-    clips, shown = _training_clips(config), shown_of(config.DATA)
-    return ClipSource(clips, Frames(clips, shown), shown, crop=config.DATA.CROP_SIZE, augment=config.DATA.AUGMENT)

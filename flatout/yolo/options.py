@@ -82,6 +82,8 @@ class TrainOptions:
     amp: Amp | None = None
     """None: as YOLOv7, fp16 on a GPU and off on a CPU."""
     fast: bool = False
+    profile: int = 0
+    """Steps to time before training goes on; 0: none."""
 
     # Ours: recipe
     sequential: bool = False
@@ -195,7 +197,7 @@ TASKS = ("train", "val", "test", "speed", "study")
 def _problems_of_training(options: TrainOptions) -> Iterator[str]:
     yield from _too_small(options, 1, "epochs", "batch_size", "test_batch_size", "save_every_steps", "log_every")
     yield from _too_small(options, 1, "stop_after")
-    yield from _too_small(options, 0, "workers", "heads", "ota_from", "patience", "seed")
+    yield from _too_small(options, 0, "workers", "heads", "ota_from", "patience", "seed", "profile")
     if min(options.img_size) < 1:
         yield f"--img-size {options.img_size[0]} {options.img_size[1]}: both sizes must be 1 or more"
     if not options.freeze or min(options.freeze) < 0:

@@ -1,5 +1,7 @@
 """Grids cover every pixel, indices mean the same patch everywhere, and stitching gives each pixel one owner."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -58,7 +60,7 @@ def test_a_grid_covers_every_pixel_and_every_pixel_has_an_owner_that_sees_it(pat
     length = patch + more
     found = positions(length, patch, min_patches)
     assert found is not None and found[0] == 0 and found[-1] == length - patch
-    assert all(right - left <= patch for left, right in zip(found, found[1:], strict=False))
+    assert all(right - left <= patch for left, right in pairwise(found))
     edges = cuts(found, length, patch)
     for start, first, last in zip(found, edges[:-1], edges[1:], strict=True):
         assert start <= first <= last <= start + patch
@@ -68,7 +70,7 @@ def test_a_grid_covers_every_pixel_and_every_pixel_has_an_owner_that_sees_it(pat
 def test_the_default_number_of_patches_overlaps_as_promised(patch, more):
     length = patch + more
     found = positions(length, patch, patches_for_overlap(length, patch)) or []
-    assert min(left + patch - right for left, right in zip(found, found[1:], strict=False)) >= 15
+    assert min(left + patch - right for left, right in pairwise(found)) >= 15
 
 
 def test_strips_get_nine_rows_and_two_columns():

@@ -103,7 +103,7 @@ def test_files_are_listed_by_name_whatever_the_case_of_their_extension(tmp_path:
     with pytest.raises(DataError, match="no such folder"):
         list_images(tmp_path / "none", "tiff")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no .tiff or .tif files"):
+    with pytest.raises(DataError, match=r"no \.tiff or \.tif files"):
         list_images(tmp_path / "empty", "tiff")
 
 

@@ -37,6 +37,14 @@ def test_overflows_are_forgiven_while_a_scale_is_searched_for():
     assert judged(Guard(), [1] * PATIENCE, scaled=True), "a loss is not finite for another reason"
 
 
+def test_steps_inside_an_accumulation_window_do_not_end_a_run_of_bad_gradients():
+    guard = Guard()
+    bad_gradient_N = np.arange(4 * PATIENCE) % 4 == 3
+    for step, ends_window in enumerate(bad_gradient_N):
+        guard.remember(0, step, np.arange(8), ends_window=bool(ends_window))
+    assert guard.is_lost(np.zeros_like(bad_gradient_N), bad_gradient_N, scaled=False)
+
+
 def test_going_back_forgets_the_run_and_is_allowed_a_few_times():
     guard = Guard()
     for _ in range(MAX_ROLLBACKS):

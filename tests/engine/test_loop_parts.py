@@ -1,5 +1,6 @@
 """The small parts of the training loop, each alone."""
 
+import copy
 import math
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import nn
 from flatout.engine.compiling import Compiled, compile_pays
 from flatout.engine.distributed import World, read_world
 from flatout.engine.meter import Meter
-from flatout.engine.optim import apply_knobs, make_optimizer, step_unless
+from flatout.engine.optim import apply_knobs, load_optimizer, make_optimizer, step_unless
 from flatout.engine.precision import Precision
 from flatout.engine.random_state import random_state, seed_all, set_random_state
 from flatout.engine.schedule import Knobs
@@ -45,6 +46,22 @@ class TestOptimizer:
             twin.step()
         torch.testing.assert_close(ours, plain, rtol=1e-6, atol=1e-7)
 
+    @pytest.mark.parametrize("kind", ["sgd", "adam"])
+    def test_a_state_of_another_memory_layout_moves_the_same_weights(self, kind: str) -> None:
+        def step(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
+            parameter.grad = torch.zeros_like(parameter).copy_(torch.linspace(-1, 1, 54).view(2, 3, 3, 3))
+            step_unless(optimizer, torch.zeros(()))
+
+        first = nn.Parameter(torch.ones(2, 3, 3, 3).contiguous(memory_format=torch.channels_last))
+        saved = make_optimizer(kind, [[first]], lr=0.1, momentum=0.9, decays=(0.0,))  # type: ignore[arg-type]
+        step(first, saved)
+        second = nn.Parameter(first.detach().contiguous())
+        resumed = make_optimizer(kind, [[second]], lr=0.1, momentum=0.9, decays=(0.0,))  # type: ignore[arg-type]
+        load_optimizer(resumed, copy.deepcopy(saved.state_dict()))
+        step(first, saved)
+        step(second, resumed)
+        assert torch.equal(first, second)
+
     def test_knobs_reach_every_group(self) -> None:
         groups = [[nn.Parameter(torch.ones(1))] for _ in range(3)]
         optimizer = make_optimizer("sgd", groups, lr=1.0, momentum=0.5, decays=(0, 0, 0))
@@ -65,6 +82,12 @@ class TestPrecision:
         first, second = Precision("bf16", CPU), Precision("bf16", CPU)
         second.load_state_dict(first.state_dict())
         assert second.state_dict() == first.state_dict()
+
+    def test_gradients_are_not_divided_by_the_scale_of_another_format(self) -> None:
+        precision, gradient = Precision("off", CPU), torch.ones(3)
+        precision.load_state_dict({"amp": "fp16", "scale": 65536.0, "streak": 5})
+        precision.check([gradient])
+        assert torch.equal(gradient, torch.ones(3))
 
 
 class TestLogAndMeter:

@@ -1,10 +1,14 @@
 """Device events become times per stage and step, read back only at the end. (A real device: test_watch_gpu.py.)"""
 
+import contextlib
+
 import pytest
 import torch
 
 from flatout.profiler import clock
 from flatout.profiler.device_clock import DeviceClock
+from flatout.profiler.device_trace import DeviceWork
+from flatout.profiler.ledger import make_ledger
 from flatout.profiler.measurement import IDLE
 from flatout.profiler.recorder import StepRecorder
 from flatout.profiler.summary import device_lane
@@ -85,3 +89,39 @@ def test_a_stage_that_is_captured_into_a_graph_has_no_time(device):
     steps = marks.read()
     assert steps.names == ("train.graph",)
     assert steps.self_ms.tolist() == [[1]]
+
+
+def test_a_host_that_runs_ahead_is_not_mistaken_for_a_fast_step(device, monkeypatch):
+    """The host queues a step in no time; the device takes five milliseconds for it."""
+    from flatout.profiler import observation as module
+    from flatout.profiler.observation import Observation
+    from flatout.profiler.workers_seen import NoWorkers
+
+    class NoTrace:
+        def start(self):
+            pass
+
+        def stop(self, num_steps):
+            return DeviceWork(busy_ms=4.0, copy_ms=0.0, launches=10.0, pageable_copies=0.0)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(module, "DeviceTrace", NoTrace)
+    monkeypatch.setattr(module, "launch_us", lambda: 5.0)
+    monkeypatch.setattr(module, "machine_facts", dict)
+    monkeypatch.setattr(module.WaitCounter, "counting", lambda self: contextlib.nullcontext())
+    looking = Observation(NoWorkers())
+    looking.attach_device()
+    with looking.observing():
+        for _ in range(12):
+            with clock.stage("forward"), clock.stage("loss"):
+                pass
+            clock.step_ended(8)
+            looking.after_step()
+            clock.step_ended(0)
+    ledger = make_ledger(looking.measurement)
+    assert ledger.step_ms == 5.0  # four marks and the step's end, one millisecond each
+    assert ledger.ms("host", "ahead") == pytest.approx(5.0, abs=0.5)
+    assert ledger.ms("device", "loss") == 1 and ledger.ms("device", "forward") == 2
+    for place in ledger.places:
+        assert sum(row.ms for row in ledger.lane(place)) == pytest.approx(ledger.step_ms)

@@ -134,3 +134,28 @@ def test_random_measurements_never_break_it():
         verdict = judge(m)
         assert all(np.isfinite(remedy.step_ms) and remedy.step_ms > 0 for remedy in verdict.remedies)
         assert isinstance(m.lane("host"), Lane)
+
+
+def test_without_workers_the_evidence_speaks_of_the_input_alone():
+    told = " ".join(judge(SITUATIONS["no workers"].measurement).evidence)
+    assert "largest part of an image: dataset[i]" in told
+    assert "backward" not in told
+
+
+def test_on_a_crowded_machine_the_main_thread_gets_what_its_own_workers_give_up():
+    """Half a core for this training; a worker takes four fifths of it, and does nothing but decode."""
+    crowded = measured(
+        250,
+        {"feed.wait": 130, "forward": 50, "backward": 60},
+        num_workers=1,
+        workers={"decode": 240},
+        worker_cpu_ms=100.0,
+        main_cpu=0.1,
+        cores=2,
+        others_cores=1.5,
+    )
+    kept = next(remedy for remedy in judge(crowded).remedies if remedy.what == "keep pictures decoded")
+    # 25 ms of the main thread and 6 of the worker, at half a core.
+    assert kept.step_ms == pytest.approx(62, rel=0.05)
+    assert kept.uncertainty > 0.2
+    assert not any(remedy.what.startswith("workers") for remedy in judge(crowded).remedies)

@@ -15,7 +15,7 @@ def paint_plain(patch_CHW: np.ndarray, defects: list[dict[str, Any]]) -> tuple[n
     out_CHW = patch_CHW.copy()
     mask_HW = np.zeros(patch_CHW.shape[1:], np.uint8)
     for defect in defects:
-        frame_HW = full_frame(defect, mask_HW.shape)
+        frame_HW = full_frame(defect, (patch_CHW.shape[1], patch_CHW.shape[2]))
         amplitudes = dict.fromkeys(PLANES[defect["group"]], defect["amp"])
         if "leak_ref" in defect:
             amplitudes[defect["leak_ref"]] = defect["amp"] * defect["leak_scale"]

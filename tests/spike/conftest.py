@@ -11,4 +11,4 @@ from flatout.spike.demo_data import DemoConfig, write_demo_data
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its YAML: 2 + 1 sequences of 6 frames of 64 x 32."""
     folder = tmp_path_factory.mktemp("spike") / "demo"
-    return write_demo_data(folder, DemoConfig(train=2, test=1, frames=6, width=64, height=32, spike_frames=24))
+    return write_demo_data(folder, DemoConfig(train=2, test=1, frames=6, width=64, height=32, spike_frames=80))

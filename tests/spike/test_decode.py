@@ -28,7 +28,8 @@ def full_streams(path: Path):
 
 
 def layout_for(kind: str, spikes_THW: np.ndarray, *, flipud: bool) -> Layout:
-    return Layout(kind, *spikes_THW.shape, flipud)  # type: ignore[arg-type]
+    num_frames, height, width = spikes_THW.shape
+    return Layout(kind, num_frames, height, width, flipud)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("case", golden_cases("spike/streams.json", streams, also=("spike/streams.npz",)))

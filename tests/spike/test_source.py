@@ -55,7 +55,7 @@ def test_samples_match_the_golden_arrays(case, tmp_path):
     source = ClipSource(clips, Frames(clips, shown), shown, crop=size)
     out = {name: np.zeros((1, *field.shape), field.dtype) for name, field in source.fields.items()}
     *turn, name = key.split("/")
-    source._read_clip(0, [top, left], TURNS[turn[0]] if turn else Turn(), out, 0)  # type: ignore[arg-type]
+    source._read_clip(0, [top, left], TURNS[turn[0]] if turn else Turn(), out, 0)
     if name == "spike_vox":
         assert np.array_equal(out["spikes"][0], arrays[key])
     else:
@@ -128,7 +128,7 @@ def test_a_spike_file_that_goes_missing_is_named(demo, tmp_path):
         path.unlink()
     out = {name: np.zeros((1, *field.shape), field.dtype) for name, field in source.fields.items()}
     with pytest.raises(FileNotFoundError, match=r"sequence scene_00, frame 000001: its spike file is gone"):
-        source._read_clip(0, [0, 0], Turn(), out, 0)  # type: ignore[arg-type]
+        source._read_clip(0, [0, 0], Turn(), out, 0)
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "one byte more", "wrong geometry"])

@@ -1,6 +1,9 @@
 """A training learns, can be stopped anywhere, and continues to the last bit; its files can be used."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +19,10 @@ from flatout.spike.predict import ready
 from flatout.spike.train import TrainOptions, train
 
 TINY = (
-    "DATA.CROP_SIZE=16", "DATA.NUM_VOXEL_BINS=4", "DATA.CLIP_LEN=2", "TRAIN.EPOCHS=4", "TRAIN.BATCH_SIZE=2",
-    "TRAIN.GRADIENT_ACCUMULATION_STEPS=2", "DATALOADER.TRAIN_WORKERS=0", "DATALOADER.VAL_WORKERS=0", "MODEL.WIDTH=4",
-    "TRAIN.OPTIM.LR=5e-3", "TRAIN.SCHED.WARMUP_STEPS=1", "DATA.USE_RAM_CACHE=false", "LOG.TENSORBOARD=false",
-    "TEST.NUM_WORKERS=0", "TRAIN.EMA_DECAY=0.5", "TEST.TILE_SIZE=0",
+    "DATA.CROP_SIZE=16", "DATA.NUM_VOXEL_BINS=4", "DATA.CLIP_LEN=2", "DATA.USE_RAM_CACHE=false", "TRAIN.EPOCHS=8",
+    "TRAIN.BATCH_SIZE=2", "TRAIN.GRADIENT_ACCUMULATION_STEPS=2", "TRAIN.OPTIM.LR=4e-3", "TRAIN.SCHED.WARMUP_STEPS=1",
+    "TRAIN.EMA_DECAY=0.5", "DATALOADER.TRAIN_WORKERS=0", "DATALOADER.VAL_WORKERS=0", "MODEL.WIDTH=4",
+    "LOG.VAL_EVERY_STEPS=1", "LOG.TENSORBOARD=false", "TEST.NUM_WORKERS=0", "TEST.TILE_SIZE=0",
 )  # fmt: skip
 
 
@@ -54,9 +57,8 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_it_learns(trained):
     log = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
-    assert len(log) == 4
-    assert log[-1]["loss"] < 0.97 * log[0]["loss"]
-    assert log[-1]["psnr"] > log[-1]["blurry_psnr"]
+    assert len(log) == 8
+    assert log[-1]["psnr"] > log[-1]["blurry_psnr"] + 0.2
     assert log[-1]["num_frames"] == 6  # each frame of the test sequence, once
 
 
@@ -138,6 +140,17 @@ def test_check_passes_on_sound_data_and_fails_on_a_flipped_stream(demo, capsys):
     assert "flipud fits better" in capsys.readouterr().out
 
 
+def test_exposure_times_come_from_an_align_log(demo, tmp_path, capsys):
+    log = tmp_path / "align.csv"
+    log.write_text("frame_idx,t0,t1,event_count,seq\n1,0.5,0.75,9,scene_00\n")
+    words = ["spike", "check", "--config", str(demo), *(word for each in TINY for word in ("--set", each))]
+    assert main([*words, "--set", f"DATA.ALIGN_LOG_PATHS=[{log}]"]) == 0
+    assert "exposed from 0.5 to 0.75" in capsys.readouterr().out
+    log.write_text("frame_idx,t0\nx,1\n")
+    assert main([*words, "--set", f"DATA.ALIGN_LOG_PATHS=[{log}]"]) == 3
+    assert f"{log}:2" in capsys.readouterr().out
+
+
 def test_prepare_and_cache_answer_at_the_door(demo, tmp_path, capsys):
     assert main(["spike", "prepare", "--spike_root", str(tmp_path / "none")]) == 3
     assert "--spike_root" in capsys.readouterr().err
@@ -176,3 +189,30 @@ def test_ready_refuses_other_bins(demo, trained, tmp_path):
     config = config_for(demo, tmp_path, "DATA.NUM_VOXEL_BINS=6")
     with pytest.raises(ValueError, match=r"4 spike channels.*says 6"):
         ready(trained / "ckpts/best.pt", "cpu", config)
+
+
+@pytest.mark.slow
+def test_two_ranks_train_what_one_trains(demo, tmp_path):
+    """A step of two ranks sees the clips of a step of one, and its gradient is the same mean."""
+    words = [word for each in (*TINY, "TRAIN.EPOCHS=2") for word in ("--set", each)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "-m",
+        "flatout",
+        "spike",
+        "train",
+    ]
+    more = ["--set", "TRAIN.BATCH_SIZE=1", "--set", f"LOG.SAVE_DIR={tmp_path / 'two/run'}"]
+    done = subprocess.run(
+        [*command, "--config", str(demo), "--device", "cpu", *words, *more],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    one = train(config_for(demo, tmp_path / "one/run", "TRAIN.EPOCHS=2"), on_cpu()).folder
+    ours, theirs = tensors_of(tmp_path / "two/run"), tensors_of(one)
+    assert all(torch.allclose(ours[key], theirs[key], rtol=1e-3, atol=1e-5) for key in theirs)

@@ -22,7 +22,8 @@ def canonical(stored: np.ndarray) -> np.ndarray:
 
     Values outside of 0..255 anywhere in the three planes stretch all of them together; others stay as they are.
     """
-    planes_CHW = np.ascontiguousarray(_planes_first(stored), dtype=np.float32)
+    with np.errstate(over="ignore"):  # told below
+        planes_CHW = np.ascontiguousarray(_planes_first(stored), dtype=np.float32)
     if planes_CHW.base is stored or planes_CHW is stored:
         planes_CHW = planes_CHW.copy()
     low, high = float(planes_CHW.min()), float(planes_CHW.max())

@@ -5,12 +5,17 @@ this kind have always been written and read: blue is target.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flatout.feed.source import DecodeError
 
+if TYPE_CHECKING:
+    import tifffile
+
 _TIFF_HEADS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+MOST_PAGES = 4
 MOST_BYTES = 1 << 30
 """Of a file, and of what it says it decodes to: a hostile header can promise anything."""
 
@@ -52,10 +57,7 @@ def _decode_tiff(content: bytes) -> np.ndarray:
 
     try:
         with tifffile.TiffFile(io.BytesIO(content)) as file:
-            series = file.series[0]
-            if series.nbytes > MOST_BYTES:
-                raise DecodeError(f"it says it holds {series.nbytes >> 20} MiB.")
-            return np.asarray(series.asarray())
+            return _stored_in(file)
     except DecodeError:
         raise
     except Exception as error:  # whatever a parser may raise for bytes that anybody made
@@ -63,6 +65,21 @@ def _decode_tiff(content: bytes) -> np.ndarray:
         if array is None:
             raise DecodeError(f"it cannot be decoded as TIFF: {' '.join(str(error).split())[:200]}") from None
         return array
+
+
+def _stored_in(file: "tifffile.TiffFile") -> np.ndarray:
+    series = file.series[0]
+    pages = [series] if len(series.shape) != 2 else file.pages
+    if len(pages) > MOST_PAGES:
+        raise DecodeError(f"it has {len(pages)} pages. Wanted are three, target, ref1 and ref2, or four.")
+    nbytes = sum(page.nbytes for page in pages)
+    if nbytes > MOST_BYTES:
+        raise DecodeError(f"it says it holds {nbytes >> 20} MiB.")
+    if len({page.shape for page in pages}) > 1:
+        sizes = ", ".join(" x ".join(map(str, page.shape)) for page in pages)
+        raise DecodeError(f"its pages have different sizes: {sizes}.")
+    arrays = [page.asarray() for page in pages]
+    return np.stack(arrays) if len(arrays) > 1 else np.asarray(arrays[0])
 
 
 def _decode_tiff_with_opencv(content: bytes) -> np.ndarray | None:

@@ -39,35 +39,29 @@ def label_of(kernel_hw: np.ndarray) -> np.ndarray:
 
 
 class Kernels:
-    """Kernels by number. The anchor of one, at (h // 2, w // 2), comes to lie on a defect's centre."""
+    """Kernels by number, in squares of one size whose middle comes to lie on a defect's centre.
+
+    Painting the zeros around a kernel changes nothing; one size for all makes it a few plain array operations.
+    """
 
     def __init__(self, kernels: Sequence[np.ndarray]) -> None:
         if not kernels:
             raise ConfigError("There are no kernels to paint with.")
-        self.values = [np.ascontiguousarray(kernel, np.float32) for kernel in kernels]
-        self.labels = [label_of(kernel) for kernel in kernels]
-        self.size_Q2 = np.array([kernel.shape for kernel in self.values], np.int64)
+        self.size_Q2 = np.array([kernel.shape for kernel in kernels], np.int64)
         """Height and width of each."""
+        self.reach = int(self.size_Q2.max()) // 2
+        """No kernel goes farther than this from its anchor, which is at (h // 2, w // 2)."""
+        side = 2 * self.reach + 1
+        self.value_QSS = np.zeros((len(kernels), side, side), np.float32)
+        self.label_QSS = np.zeros((len(kernels), side, side), np.bool_)
+        for number, kernel in enumerate(kernels):
+            top, left = (self.reach - length // 2 for length in kernel.shape)
+            box = slice(top, top + kernel.shape[0]), slice(left, left + kernel.shape[1])
+            self.value_QSS[number][box], self.label_QSS[number][box] = kernel, label_of(kernel)
 
     @classmethod
     def standard(cls) -> "Kernels":
         return cls([gaussian_kernel(kernel_id) for kernel_id in STANDARD])
 
     def __len__(self) -> int:
-        return len(self.values)
-
-    @property
-    def reach(self) -> int:
-        """No kernel goes farther than this from its anchor."""
-        return int(self.size_Q2.max()) // 2
-
-    def squares(self) -> tuple[np.ndarray, np.ndarray]:
-        """Values float32 and labels bool, [Q, S, S] with S = 2 * reach + 1 and all anchors in the middle."""
-        side = 2 * self.reach + 1
-        value_QSS = np.zeros((len(self), side, side), np.float32)
-        label_QSS = np.zeros((len(self), side, side), np.bool_)
-        for number, (values, labels) in enumerate(zip(self.values, self.labels, strict=True)):
-            top, left = (self.reach - length // 2 for length in values.shape)
-            box = slice(top, top + values.shape[0]), slice(left, left + values.shape[1])
-            value_QSS[number][box], label_QSS[number][box] = values, labels
-        return value_QSS, label_QSS
+        return len(self.value_QSS)

@@ -2,10 +2,11 @@
 
 Order matters where defects overlap: 240 + 80 - 60 is 195, 240 - 60 + 80 is 255. A kernel is never rescaled at an edge.
 
-Dimension key:  C planes   H W patch   K defects
+Dimension key:  C planes   H W patch   h w window   K defects   S side of a kernel's square
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,24 +26,46 @@ def paint(
     float32, 0..255. With `full_swing`, a defect gets the sign that is visible on what lies under its centre, and the
     label is what it really changes in target.
     """
-    height, width = mask_HW.shape
-    for place in range(int(sample["num"])):
-        number = sample["kernel"][place]
-        values = kernels.values[number]
-        x, y = sample["center"][place]
-        top, left = y - values.shape[0] // 2, x - values.shape[1] // 2
-        rows = slice(max(top, 0), min(top + values.shape[0], height))
-        columns = slice(max(left, 0), min(left + values.shape[1], width))
-        if rows.start >= rows.stop or columns.start >= columns.stop:
+    num = int(sample["num"])
+    number_K, amplitude_KC = sample["kernel"][:num], sample["amplitude"][:num]
+    if full_swing:
+        amplitude_KC = np.abs(amplitude_KC)
+    added_KCSS = kernels.value_QSS[number_K][:, None] * amplitude_KC[:, :, None, None]
+    # As Python's own numbers: looking single values up in arrays costs more than painting them.
+    facts = zip(sample["center"][:num].tolist(), number_K.tolist(), sample["labelled"][:num].tolist(), strict=True)
+    for added_CSS, ((x, y), number, labelled) in zip(added_KCSS, facts, strict=True):
+        rows, columns = _covered(y, kernels.reach, mask_HW.shape[0]), _covered(x, kernels.reach, mask_HW.shape[1])
+        if rows.image.stop <= rows.image.start or columns.image.stop <= columns.image.start:
             continue
-        part = slice(rows.start - top, rows.stop - top), slice(columns.start - left, columns.stop - left)
-        window_Chw = patch_CHW[:, rows, columns]
-        amplitude_C = sample["amplitude"][place]
-        if full_swing:
-            amplitude_C = np.abs(amplitude_C) * (-1 if patch_CHW[0, y, x] > MIDDLE else 1)
+        window_Chw = patch_CHW[:, rows.image, columns.image]
         before_hw = window_Chw[0].copy() if full_swing else None
-        window_Chw += values[part] * amplitude_C[:, None, None]
-        np.clip(window_Chw, 0, TOP, out=window_Chw)
-        if sample["labelled"][place]:
-            changed = kernels.labels[number][part] if before_hw is None else abs(window_Chw[0] - before_hw) > VISIBLE
-            mask_HW[rows, columns] |= changed
+        if full_swing and patch_CHW[0, y, x] > MIDDLE:
+            added_CSS = -added_CSS
+        window_Chw += added_CSS[:, rows.kernel, columns.kernel]
+        # Two plain passes are three times as fast as np.clip on so few pixels.
+        np.minimum(window_Chw, TOP, out=window_Chw)
+        np.maximum(window_Chw, 0, out=window_Chw)
+        if not labelled:
+            continue
+        if before_hw is None:
+            mask_HW[rows.image, columns.image] |= kernels.label_QSS[number][rows.kernel, columns.kernel]
+        else:
+            mask_HW[rows.image, columns.image] |= np.abs(window_Chw[0] - before_hw) > VISIBLE
+
+
+class Covered(NamedTuple):
+    """What a square covers along one axis of the patch, and which part of the square that is."""
+
+    image: slice
+    kernel: slice
+
+
+def _covered(center: int, reach: int, length: int) -> Covered:
+    first, last = center - reach, center + reach + 1
+    if first >= 0 and last <= length:
+        return Covered(slice(first, last), _ALL)
+    begin, end = max(first, 0), min(last, length)
+    return Covered(slice(begin, end), slice(begin - first, end - first))
+
+
+_ALL = slice(None)

@@ -6,7 +6,7 @@ device   files --decode once--> GPU memory;  worker: numbers only --> slot --> d
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -32,6 +32,7 @@ from flatout.feed.source import DecodeError
 
 logger = logging.getLogger(__name__)
 
+MICRO_BATCH = 16
 DEVICE_WORKERS = 2
 """They only draw numbers."""
 
@@ -106,16 +107,30 @@ def open_input(
             batches: DeviceBatches = _on_device(store, recipe, options, plan, device)
             stack.close()  # the images are on the device now
         else:
-            config = FeedConfig(
-                workers=options.num_workers,
-                local_ranks=world.size,
-                prefetch_factor=options.prefetch_factor,
-                epochs=options.epochs,
-                on_error="substitute",
-            )
+            config = feed_config(options, plan, world)
             batches = DeviceBatches(Feed(PatchSource(recipe, store), plan, config), device)
         return TrainingInput(batches, stack.pop_all())
     raise AssertionError
+
+
+def feed_config(options: TrainOptions, plan: Plan, world: World) -> FeedConfig:
+    """How workers share the batches out.
+
+    Half of a lone sample's cost is drawing its numbers, which costs no more for sixteen of them: workers take many at
+    a time, and enough batches are open that none of them waits.
+    """
+    config = FeedConfig(
+        workers=options.num_workers,
+        local_ranks=world.size,
+        prefetch_factor=options.prefetch_factor,
+        micro_batch=min(plan.batch_size, MICRO_BATCH),
+        epochs=options.epochs,
+        on_error="substitute",
+    )
+    if options.prefetch_factor is not None:
+        return config
+    tasks = -(-plan.batch_size // MICRO_BATCH)
+    return replace(config, slots=max(4, -(-config.num_workers // tasks) + 2))
 
 
 def make_plan(recipe: Recipe, options: TrainOptions, world: World) -> Plan:

@@ -26,7 +26,10 @@ def judge(measurement: Measurement, trials: Sequence[Trial] = ()) -> Verdict:
     has_loss = any(finding.cause == ASSIGNER for finding in findings)
     findings += _findings_of_trials(n, [trial for trial in trials if not (has_loss and _is_of_loss(trial))])
     findings = [_less_sure(finding, n) for finding in findings]
-    worth = sorted((finding for finding in findings if _is_worth(finding)), key=lambda finding: -_saving(finding))
+    worth = sorted(
+        (finding for finding in findings if any(map(_is_worth, finding.remedies))),
+        key=lambda finding: -_saving(finding),
+    )
     if not worth:
         return _nothing(n)
     first, *others = worth
@@ -35,7 +38,7 @@ def judge(measurement: Measurement, trials: Sequence[Trial] = ()) -> Verdict:
         sentence=first.sentence,
         evidence=[*first.evidence, *_limits_line(n), *_others_line(n)],
         remedies=sorted(
-            (remedy for finding in worth for remedy in finding.remedies if remedy.gain >= WORTH_IT),
+            (remedy for finding in worth for remedy in finding.remedies if _is_worth(remedy)),
             key=lambda remedy: -remedy.images_per_s,
         ),
         others=others,
@@ -105,8 +108,9 @@ def _stage_ms(trial: Trial, n: Numbers) -> float:
     return sum(n.worker_ms.get(stage, 0.0) for stage in stages) if trial.in_workers else n.host_ms(*stages)
 
 
-def _is_worth(finding: Finding) -> bool:
-    return any(remedy.gain >= WORTH_IT for remedy in finding.remedies)
+def _is_worth(remedy: Remedy) -> bool:
+    """It promises enough, and more than a fraction of its own uncertainty."""
+    return remedy.gain >= max(WORTH_IT, 1 + remedy.uncertainty / 3)
 
 
 def _saving(finding: Finding) -> float:

@@ -95,10 +95,20 @@ class Numbers:
         return self.m.main_cpu_ms + workers_ms
 
     @property
+    def had_cores(self) -> float:
+        """Cores that this training kept busy."""
+        return min(self.m.usable_cores, self.cpu_ms / self.step_ms)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether other processes leave no core idle: then stages take longer than their work."""
+        others = self.m.others_cores or 0.0
+        return others > 0.2 and self.m.usable_cores - others - self.had_cores < 0.25
+
+    @property
     def free_cores(self) -> float:
         """Cores that other processes leave to this training: what it had, and those that were idle."""
-        had = min(self.m.usable_cores, self.cpu_ms / self.step_ms)
-        return max(had, self.m.usable_cores - (self.m.others_cores or 0.0), 0.1)
+        return max(self.had_cores, self.m.usable_cores - (self.m.others_cores or 0.0), 0.1)
 
     @property
     def main_cpu_percent(self) -> float:

@@ -13,8 +13,9 @@ ASSIGNER = "assigner"
 LOOPED_READS = 8
 """Reads per step from one line that can only come from a loop."""
 
-BATCHED_LOSS = 0.08
-"""A detection loss without loops takes about this share of forward + backward (bench/results/loss_h200_*.md)."""
+BATCHED_LOSS = 0.06
+"""Share of forward + backward that a detection loss without loops takes: 7 % in the training that started this project
+(11 of 153 ms), 4 % on an H200 (1.5 of 40 ms, bench/results/loss_h200_*.md and model_step_h200_*.md)."""
 
 
 def host_findings(n: Numbers) -> Iterator[Finding]:

@@ -4,8 +4,8 @@ import math
 import re
 from collections.abc import Iterator
 
-from flatout.profiler.measurement import WAIT
-from flatout.profiler.stages import label_of
+from flatout.profiler.measurement import HotLine
+from flatout.profiler.stages import kind_of, label_of
 from flatout.profiler.verdict.numbers import WAIT_WORTH_A_LOOK, Numbers
 from flatout.profiler.verdict.remedy import Finding, Remedy
 from flatout.profiler.verdict.whatif import KEPT_DECODED, WhatIf
@@ -147,10 +147,9 @@ def decode_time_ms(n: Numbers) -> float:
 
 def dominant_stage(n: Numbers) -> str | None:
     """The input stage that takes most time."""
-    stages = n.worker_ms or {
-        stage: ms for lane in n.m.lanes if lane.place == "host" for stage, ms in lane.stage_ms.items()
-    }
-    inputs = {stage: ms for stage, ms in stages.items() if stage != WAIT}
+    host = n.m.lane("host")
+    stages = n.worker_ms or (host.stage_ms if host else {})
+    inputs = {stage: ms for stage, ms in stages.items() if n.worker_ms or kind_of(stage) == "input"}
     return max(inputs, key=lambda stage: inputs[stage]) if inputs else None
 
 
@@ -204,8 +203,12 @@ def _evidence(n: Numbers, lost_ms: float, stage: str | None) -> list[str]:
         )
     if stage and (ms := n.worker_ms.get(stage, n.host_ms(stage))):
         lines.append(f"largest part of an image: {label_of(stage)}, {ms / n.images:.2f} ms")
-    hottest = n.hot_lines(in_worker=n.m.num_workers > 0)[:1]
-    lines += [f"hottest line: {line.where}  {line.text}".rstrip() for line in hottest]
+    hottest = [line for line in n.hot_lines(in_worker=n.m.num_workers > 0) if line.in_worker or _is_input(line)]
+    lines += [f"hottest line: {line.where}  {line.text}".rstrip() for line in hottest[:1]]
     if n.m.limits.input_ms is not None:
         lines.append(f"the feed alone gives {1e3 * n.images / n.m.limits.input_ms:.0f} img/s")
     return lines
+
+
+def _is_input(line: HotLine) -> bool:
+    return line.stage is not None and kind_of(line.stage) in ("wait", "input")

@@ -45,6 +45,13 @@ class WhatIf:
     @property
     def now(self) -> Demands:
         n = self.n
+        if n.is_crowded and n.m.num_workers and not n.m.has_device:
+            # Workers and main thread take cores from each other: what each needs is its CPU time, at the share of the
+            # machine that this training gets.
+            share = min(1.0, max(0.05, n.had_cores))
+            worker_ms = n.cpu_ms - n.m.main_cpu_ms
+            consumer_ms = min(n.consumer_ms, n.m.main_cpu_ms / share)
+            return Demands(consumer_ms, min(n.input_ms, worker_ms / share), n.cpu_ms, n.m.num_workers, n.free_cores)
         return Demands(n.consumer_ms, n.input_ms, n.cpu_ms, n.m.num_workers, n.free_cores)
 
     @property
@@ -66,16 +73,12 @@ class WhatIf:
         """Another number of workers."""
         return self._step(replace(self.now, workers=workers))
 
-    def with_input(self, saved_ms: float, *, saved_consumer_ms: float = 0.0) -> float:
-        """Workers save this much time of a core per step."""
+    def with_input(self, saved_ms: float) -> float:
+        """Workers save this much of their time per step."""
         now = self.now
-        then = replace(
-            now,
-            input_ms=max(0.0, now.input_ms - saved_ms),
-            cpu_ms=max(0.0, now.cpu_ms - saved_ms),
-            consumer_ms=max(0.0, now.consumer_ms - saved_consumer_ms),
-        )
-        return self._step(then)
+        kept = 1 - min(1.0, saved_ms / max(self.n.input_ms, 1e-9))
+        worker_cpu_ms = now.cpu_ms - self.n.m.main_cpu_ms
+        return self._step(replace(now, input_ms=now.input_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * worker_cpu_ms))
 
     def with_batch(self, images: float, *, tried_now_ms: float, tried_then_ms: float) -> float:
         """Another batch size: the tried stages take what was tried, input grows with the images, the rest stays."""
@@ -93,6 +96,7 @@ class WhatIf:
     def with_consumer(self, saved_ms: float, *, device_saved_ms: float = 0.0) -> float:
         """The main thread saves this much per step; waits for data may take its place."""
         now = self.now
-        then = replace(now, consumer_ms=max(0.0, now.consumer_ms - saved_ms), cpu_ms=max(0.0, now.cpu_ms - saved_ms))
+        kept = max(0.0, 1 - saved_ms / max(self.n.consumer_ms, 1e-9))
+        then = replace(now, consumer_ms=now.consumer_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * self.n.m.main_cpu_ms)
         floor_ms = max(0.0, self.floor_ms - device_saved_ms)
         return max(then.step_ms * self.bias, floor_ms)

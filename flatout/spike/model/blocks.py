@@ -32,7 +32,7 @@ class GatedBlock(nn.Module):
         self.depthwise = nn.Conv2d(2 * channels, 2 * channels, 3, padding=1, groups=2 * channels)
         self.attention = nn.Conv2d(channels, channels, 1)
         self.narrow1, self.narrow2 = (nn.Conv2d(channels, channels, 1) for _ in range(2))
-        self.scale1, self.scale2 = (nn.Parameter(torch.zeros(1, channels, 1, 1)) for _ in range(2))
+        self.scale1, self.scale2 = (nn.Parameter(torch.zeros(channels, 1, 1)) for _ in range(2))
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
         y = _gate(self.depthwise(self.widen1(self.norm1(x_NCHW))))
@@ -49,7 +49,7 @@ class TimeMix(nn.Module):
         super().__init__()
         self.norm = ChannelNorm(channels)
         self.mix = nn.Conv2d(3 * channels, channels, 1)
-        self.scale = nn.Parameter(torch.zeros(1, channels, 1, 1))
+        self.scale = nn.Parameter(torch.zeros(channels, 1, 1))
 
     def forward(self, x_NCHW: Tensor, length: int) -> Tensor:
         clips = self.norm(x_NCHW).unflatten(0, (-1, length))

@@ -1,8 +1,12 @@
 """A U of gated blocks over each frame; spikes join where the feature map has their resolution.
 
-    blur --+--> level 0 --> level 1 (+ spikes at 1/2) --> ... --> middle --> ... --> level 0 --> + blur --> sharp
+    blur --> level 0 --> level 1 --> ... --> middle --> ... --> level 1 --> level 0 --> + blur --> sharp
+                            |                                                          |
+    spikes --> branch ------+---------------------- short way: 3 x 3, shuffled up -----+
 
-The spike picture of GoPro-Spike is exactly half as large as the frame, so nothing is interpolated on the way.
+The spike picture of GoPro-Spike is exactly half as large as the frame, so nothing is interpolated on the way. Spikes
+enter as their mean over time and what differs from it: where nothing moves, nothing disturbs the frame. With that and
+the short way a network begins to learn in tens of steps instead of thousands.
 
 Dimension key:  N clips   L frames   C spike channels   H W frame   h w spike picture
 """
@@ -17,6 +21,9 @@ from torch import Tensor, nn
 
 from flatout.spike.config import ModelConfig
 from flatout.spike.model.blocks import GatedBlock, TimeMix, padded
+
+SPREAD = 4.0
+"""Brings the differences of rates between bins to a spread near 1."""
 
 
 class Clip(NamedTuple):
@@ -48,14 +55,16 @@ class DeblurNet(nn.Module):
         )
         self.up_blocks = nn.ModuleList(map(_blocks, reversed(widths[:-1]), config.DEC_BLOCKS))
         self.ending = nn.Conv2d(widths[0], 3, 3, padding=1)
-        nn.init.zeros_(self.ending.weight)  # the network begins as "leave the frame as it is"
-        nn.init.zeros_(self.ending.bias)  # type: ignore[arg-type]
+        _begin_at_zero(self.ending)  # the network begins as "leave the frame as it is"
         if config.USE_SPIKE:
-            width = widths[self._join]
+            width, scale = widths[self._join], 2**self._join
             self.spike_branch = nn.Sequential(
-                nn.Conv2d(channels, width, 3, padding=1), *(GatedBlock(width) for _ in range(config.SPIKE_BLOCKS))
+                nn.Conv2d(channels + 1, width, 3, padding=1), *(GatedBlock(width) for _ in range(config.SPIKE_BLOCKS))
             )
             self.join = nn.Conv2d(2 * width, width, 1)
+            short = nn.Conv2d(width, 3 * scale**2, 3, padding=1)
+            _begin_at_zero(short)
+            self.short_way = nn.Sequential(short, nn.PixelShuffle(scale))
         if config.TEMPORAL:
             self.time_mixes = nn.ModuleDict({"1": TimeMix(widths[1]), str(self._num_levels): TimeMix(widths[-1])})
 
@@ -66,27 +75,31 @@ class DeblurNet(nn.Module):
         shape_hw = (-(-height // grid) * grid, -(-width // grid) * grid)
         frames = padded(blur.flatten(0, 1), shape_hw)
         x = self.intro(frames)
+        result = frames
         skips = []
         for level, (blocks, down) in enumerate(zip(self.down_blocks, self.downs, strict=True)):
             if level == self._join:
-                x = self._joined(x, spikes.flatten(0, 1), (height, width))
+                features = self._spike_features(spikes.flatten(0, 1), (height, width), (x.shape[2], x.shape[3]))
+                x = self.join(torch.cat((x, features), 1))
+                result = result + self.short_way(features)
             x = self._mixed(blocks(x), level, length)
             skips.append(x)
             x = down(x)
         x = self._mixed(self.middle(x), self._num_levels, length)
         for up, blocks, skip in zip(self.ups, self.up_blocks, reversed(skips), strict=True):
             x = blocks(up(x) + skip)
-        sharp: Tensor = (self.ending(x) + frames)[..., :height, :width]
+        sharp: Tensor = (self.ending(x) + result)[..., :height, :width]
         return sharp.reshape(num, length, *sharp.shape[1:])
 
-    def _joined(self, x: Tensor, spikes: Tensor, shape_hw: tuple[int, int]) -> Tensor:
-        """Features of the spikes beside those of the frames, as one."""
+    def _spike_features(self, spikes: Tensor, frame_hw: tuple[int, int], level_hw: tuple[int, int]) -> Tensor:
+        """Of a level's padded size; `frame_hw` is the frame's before padding."""
         scale = 2**self._join
-        expected = (shape_hw[0] // scale, shape_hw[1] // scale)
+        expected = (frame_hw[0] // scale, frame_hw[1] // scale)
         if spikes.shape[2:] != expected:  # a ratio that no level has
             spikes = F.interpolate(spikes, expected, mode="bilinear", align_corners=False)
-        features = self.spike_branch(padded(spikes, (x.shape[2], x.shape[3])))
-        return self.join(torch.cat((x, features), 1))  # type: ignore[no-any-return]
+        mean = spikes.mean(1, keepdim=True)
+        shown = torch.cat((SPREAD * (spikes - mean), mean), 1)
+        return self.spike_branch(padded(shown, level_hw))  # type: ignore[no-any-return]
 
     def _mixed(self, x: Tensor, level: int, length: int) -> Tensor:
         if not hasattr(self, "time_mixes") or str(level) not in self.time_mixes:
@@ -108,6 +121,12 @@ BUILT_FROM = ("USE_SPIKE", "WIDTH", "ENC_BLOCKS", "MIDDLE_BLOCKS", "DEC_BLOCKS",
 def _about(config: ModelConfig) -> dict[str, Any]:
     values = {key: getattr(config, key) for key in BUILT_FROM}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+
+def _begin_at_zero(layer: nn.Conv2d) -> None:
+    nn.init.zeros_(layer.weight)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
 
 
 def _blocks(width: int, count: int) -> nn.Sequential:

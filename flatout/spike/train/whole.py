@@ -27,6 +27,7 @@ from flatout.errors import DataError
 from flatout.spike.clip_feed import (
     ClipFeed,
     FeedWishes,
+    open_resident_feed,
     open_scoring_feed,
     open_store,
     open_training_feed,
@@ -157,12 +158,14 @@ class _Training:
         micro = self._steps.trained_micro_batches
         try:
             with StepProgress(self._epochs * micro, start=loop.epoch * micro + loop.step) as progress:
-                loop.tell = Teller(progress, micro)
+                if self._world.is_first:
+                    loop.tell = Teller(progress, micro)
                 loop.run()
         except StoppedAfter as stopped:
             logger.info("Stopped after %s micro-batches, as asked. The same command continues.", stopped)
             return TrainResult(folder, epoch_end.evaluation, finished=False)
-        logger.info("Results are in %s, the best weights in %s.", folder, folder / CKPTS / "best.pt")
+        if self._world.is_first:
+            logger.info("Results are in %s, the best weights in %s.", folder, folder / CKPTS / "best.pt")
         return TrainResult(folder, epoch_end.evaluation, finished=True)
 
     def _plan_loader(self) -> LoaderPlan:
@@ -197,7 +200,8 @@ class _Training:
             persistent=plan.persistent,
             device=self._device,
         )
-        return open_training_feed(
+        opened = open_resident_feed if self._config.TRAIN.DEVICE_RESIDENT else open_training_feed
+        return opened(
             self._train_clips,
             data,
             wishes,
@@ -328,10 +332,9 @@ class _Training:
 
 
 def optimizer_for(network: nn.Module, config: SpikeConfig) -> torch.optim.Optimizer:
-    """AdamW, fused; what is one number per channel does not shrink."""
+    """AdamW, fused; only the weights of convolutions shrink."""
     optim = config.TRAIN.OPTIM
-    weights = [parameter for parameter in network.parameters() if parameter.dim() == 4 and parameter.shape[0] > 1]
-    known = {id(parameter) for parameter in weights}
-    others = [parameter for parameter in network.parameters() if id(parameter) not in known]
+    weights = [parameter for parameter in network.parameters() if parameter.dim() == 4]
+    others = [parameter for parameter in network.parameters() if parameter.dim() != 4]
     groups = [{"params": weights, "weight_decay": optim.WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=optim.LR, betas=optim.BETAS, fused=True)

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import cv2
 import numpy as np
 
+from flatout.profiler import clock
 from flatout.yolo.augment.color import Color
 from flatout.yolo.augment.copy_paste import paste_copies
 from flatout.yolo.data.letterbox import PADDING
@@ -47,8 +48,9 @@ class Classic:
     """Step by step, a new picture each time."""
 
     def paint(self, placed: Placed, *, slot: int = 0) -> np.ndarray:
-        canvas = compose(placed.tiles, placed.origin_K2, placed.canvas_wh)
-        paste_copies(canvas, placed.copied)
+        with clock.stage("mosaic"):
+            canvas = compose(placed.tiles, placed.origin_K2, placed.canvas_wh)
+            paste_copies(canvas, placed.copied)
         if not placed.is_mosaic and np.array_equal(placed.matrix_33, np.eye(3)):
             return canvas
         return warp(canvas, placed.matrix_33, placed.out_wh, perspective=placed.perspective)

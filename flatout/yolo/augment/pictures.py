@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from flatout.profiler import clock
 from flatout.yolo.data.decode import read_picture
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.resize import resize_long_side
@@ -37,4 +38,7 @@ class ResizedPictures:
         return self._paths[index]
 
     def decode(self, index: int) -> np.ndarray:
-        return resize_long_side(read_picture(self._paths[index]), self._size, augment=self._augment).image
+        with clock.stage("decode"):
+            picture = read_picture(self._paths[index])
+        with clock.stage("resize"):
+            return resize_long_side(picture, self._size, augment=self._augment).image

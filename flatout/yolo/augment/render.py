@@ -16,6 +16,7 @@ import numpy as np
 
 from flatout.errors import ConfigError
 from flatout.feed.source import DecodeError
+from flatout.profiler import clock
 from flatout.yolo.augment.canvas_labels import CanvasLabels, gather_labels
 from flatout.yolo.augment.color import Color, colors
 from flatout.yolo.augment.config import AugmentConfig
@@ -66,33 +67,37 @@ class Renderer:
                 f"A mosaic is {self.size} x {self.size}, but the plan asks for {out_wh[0]} x {out_wh[1]}: "
                 "use mosaic=0 with rectangular batches."
             )
-        sheets = lay_out(draws, self._wh_N2, size=self.size, out_wh=out_wh)
-        # A copy may land where its original is not seen, and must not cover labels that are not seen either.
-        needs_all = self.config.copy_paste or self.config.perspective
-        labels = gather_labels(self.labels, sheets, seen_in=None if needs_all else out_wh)
-        copied: list[list[np.ndarray]] = [[] for _ in sheets.kind_Q]
-        if self.config.copy_paste:
-            labels, copied = self._copy(labels, sheets, draws["copy_key"])
-        warped = warp_labels(labels, sheets, out_wh=out_wh, perspective=self.config.perspective > 0)
-        label_T5 = np.concatenate((warped.class_T[:, None], warped.box_T4), axis=1)
-        found = np.split(label_T5, np.searchsorted(warped.sample_T, np.arange(1, len(out_MCHW))))
-        first_Q = np.searchsorted(sheets.sample_Q, np.arange(len(out_MCHW) + 1))
-        changes = [Color(*one) for one in zip(*colors(draws["hsv"]), strict=True)]
+        with clock.stage("labels"):
+            sheets = lay_out(draws, self._wh_N2, size=self.size, out_wh=out_wh)
+            # A copy may land where its original is not seen, and must not cover labels that are not seen either.
+            needs_all = self.config.copy_paste or self.config.perspective
+            labels = gather_labels(self.labels, sheets, seen_in=None if needs_all else out_wh)
+            copied: list[list[np.ndarray]] = [[] for _ in sheets.kind_Q]
+            if self.config.copy_paste:
+                labels, copied = self._copy(labels, sheets, draws["copy_key"])
+            warped = warp_labels(labels, sheets, out_wh=out_wh, perspective=self.config.perspective > 0)
+            label_T5 = np.concatenate((warped.class_T[:, None], warped.box_T4), axis=1)
+            found = np.split(label_T5, np.searchsorted(warped.sample_T, np.arange(1, len(out_MCHW))))
+            first_Q = np.searchsorted(sheets.sample_Q, np.arange(len(out_MCHW) + 1))
+            changes = [Color(*one) for one in zip(*colors(draws["hsv"]), strict=True)]
         for m, out_CHW in enumerate(out_MCHW):
             reading(m)
             placed = [self._place(sheets, copied[q], q, out_wh) for q in range(first_Q[m], first_Q[m + 1])]
             image = self._picture(placed, float(draws["mix"][m]))
-            image = self.painter.recolor(image, changes[m])
+            with clock.stage("color"):
+                image = self.painter.recolor(image, changes[m])
             if draws["paste"][m]:
                 found[m] = paste_in(image, found[m], collect(self._rounds(draws, m)), draws["paste_tries"][m])
-            self.painter.deliver(image, draws["flip"][m], out_CHW)
+            with clock.stage("deliver"):
+                self.painter.deliver(image, draws["flip"][m], out_CHW)
         count_M = np.array(list(map(len, found)))
         sample_T = np.repeat(np.arange(len(found)), count_M)
         return to_targets(sample_T, np.concatenate(found), out_wh, draws["flip"], first_row=first_row), count_M
 
     def _picture(self, placed: list[Placed], share: float) -> np.ndarray:
-        image = self.painter.paint(placed[0])
-        return self.painter.mix(image, self.painter.paint(placed[1], slot=1), share) if len(placed) > 1 else image
+        with clock.stage("warp"):
+            image = self.painter.paint(placed[0])
+            return self.painter.mix(image, self.painter.paint(placed[1], slot=1), share) if len(placed) > 1 else image
 
     def _copy(
         self, labels: CanvasLabels, sheets: Sheets, key_M2: np.ndarray

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     plain = as_plain(report, most=PLACES_IN_JSON if args.json or args.all else PLACES_SHOWN)
     plain["exit_code"] = DataError.exit_code if exit_is_bad(report.findings) else 0
     if args.preview:
-        from flatout.yolo.data.check.preview import sheet
+        from flatout.yolo.pictures.preview import sheet
 
         pictures = next((split.images for split in report.facts.splits.values() if len(split.images)), None)
         if pictures is not None:

@@ -7,6 +7,7 @@ from pathlib import PurePath
 from flatout.yolo.commands.log_lines import show_log
 from flatout.yolo.compat.flags import train_options, train_parser
 from flatout.yolo.compat.not_built import refuse_what_is_not_built
+from flatout.yolo.options import TrainOptions
 
 
 def main(argv: list[str]) -> int:
@@ -19,5 +20,21 @@ def main(argv: list[str]) -> int:
     # Now, because help and mistakes are answered without torch.
     from flatout.yolo.train import train
 
+    if options.profile:
+        return _profiled(options)
     train(options)
+    return 0
+
+
+def _profiled(options: TrainOptions) -> int:
+    """Train, and say what the first steps were like."""
+    from flatout.profiler.engine_steps import EngineObservation
+    from flatout.yolo.train import train
+
+    observation = EngineObservation(images_per_step=options.batch_size, num_steps=options.profile)
+    with observation.observing():
+        result = train(options)
+    if result is not None and observation.is_complete:
+        print(observation.profile.text())
+        print(f"The same as a page: {observation.profile.save(result.folder)}")
     return 0

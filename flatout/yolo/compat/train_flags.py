@@ -59,6 +59,14 @@ SPEED = (
     switch("--device-augment", "keep the decoded pictures on the GPU and augment them there"),
     value("--compile", "torch.compile; auto: if it pays within this run", choices=("on", "off", "auto")),
     switch("--channels-last", "the memory layout that convolutions on GPUs prefer"),
+    value(
+        "--profile",
+        "time N steps (30), write profile.html into the run folder, and say what would be faster",
+        type=int,
+        nargs="?",
+        const=30,
+        metavar="N",
+    ),
     value("--amp", "mixed precision (default: fp16 on a GPU, off on a CPU)", choices=("fp16", "bf16", "off")),
 )
 

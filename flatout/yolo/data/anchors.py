@@ -98,7 +98,8 @@ def usable(box_wh_px_T2: np.ndarray) -> np.ndarray:
 
 def _likeness(anchor_wh_A2: np.ndarray, box_wh_px_T2: np.ndarray) -> np.ndarray:
     """[T, A]: 1 for equal, else the worse of both sides' ratios, smaller to larger."""
-    ratio_TA2 = box_wh_px_T2[:, None] / anchor_wh_A2
+    # Anchors that were never set are 0 wide and high: like nothing.
+    ratio_TA2 = box_wh_px_T2[:, None] / np.maximum(anchor_wh_A2, 1e-9)
     likeness_TA: np.ndarray = np.minimum(ratio_TA2, 1 / ratio_TA2.clip(min=1e-9)).min(2)
     return likeness_TA
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from flatout.engine.device_choice import choose_device, make_current
 from flatout.errors import ConfigError
 from flatout.feed import plan_workers
 from flatout.yolo.data.data_yaml import DataSet, Split, complaints
@@ -15,7 +16,6 @@ from flatout.yolo.data.label_cache import default_folder
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.scan import ScanConfig
-from flatout.yolo.device_choice import choose_device
 from flatout.yolo.evaluate.networks import Subject, load_subject, warm_up
 from flatout.yolo.evaluate.run import Evaluate, Outcome, Watcher
 from flatout.yolo.find_file import find_file
@@ -91,6 +91,7 @@ class Exam:
 def open_exam(options: TestOptions) -> Exam:
     """Find and scan the pictures of the split that `--task` means."""
     device = choose_device(options.device)
+    make_current(device)
     # A folder is a data set as well, of Pascal VOC.
     data = open_data_set(options.data if Path(options.data).is_dir() else find_file(options.data))
     if mistakes := [each.text for each in complaints(data.written) if each.check != "split-missing"]:

@@ -23,6 +23,8 @@ COLLAPSE = 0.5
 WORTH = 0.1
 SCORES = ("precision", "recall", "mAP_0.5", "mAP_0.5:0.95", "val_box", "val_obj", "val_cls")
 
+Resample = Callable[[list[float], int], None]
+"""(mAP of each class, empty before the first validation; first epoch to be drawn by it): sets sampling weights."""
 Validate = Callable[[nn.Module, bool], Outcome]
 """(network, whether this is the last epoch) -> what it scored."""
 
@@ -50,9 +52,10 @@ class EpochEnd:
         files: WeightFiles,
         about: Mapping[str, Any],
         run: Mapping[str, Any],
-        after: Callable[[int, Outcome | None, Mapping[str, float]], None] = lambda epoch, outcome, scalars: None,
+        after: Callable[[int, Mapping[str, float]], None] = lambda epoch, scalars: None,
+        resample: Resample | None = None,
     ) -> None:
-        """`validate` None: this rank does not. `after` gets what was found, for logs and sampling weights."""
+        """`validate` None: this rank does not. `after` gets the epoch's scalars, for logs."""
         self._config = config
         self._average = average
         self._validate = validate
@@ -60,6 +63,7 @@ class EpochEnd:
         self._files = files
         self._about, self._run = dict(about), dict(run)
         self._after = after
+        self._resample = resample
         self.whole_state: Callable[[], Mapping[str, object]] = dict
         """All sections of the training, set once the loop exists."""
         self.best_fitness = 0.0
@@ -68,6 +72,8 @@ class EpochEnd:
         self.epoch = -1
         """Last epoch that was worked off."""
         self.outcome: Outcome | None = None
+        self.maps: list[float] = []
+        """mAP of each class in the last validation; sampling weights follow from it, so it is saved."""
 
     def __call__(self, epoch: int, report: EpochReport, num_targets: int, width_px: int) -> bool:
         """Work off the end of an epoch; True if training is over."""
@@ -76,8 +82,12 @@ class EpochEnd:
         scores = outcome.scores if outcome else (0.0,) * len(SCORES)
         self._record(epoch, report, scores, num_targets, width_px)
         stops = self._judge(epoch, outcome)
-        self._after(epoch, outcome, self._scalars(report, scores))
+        self._after(epoch, self._scalars(report, scores))
         self.epoch, self.outcome = epoch, outcome or self.outcome
+        if self._resample is not None:
+            self.maps = outcome.evaluation.maps.tolist() if outcome else self.maps
+            if not last:
+                self._resample(self.maps, epoch + 1)
         if not self._config.nosave and is_kept(epoch, self._config.epochs) and self._validate is not None:
             self._written(self._files.save_epoch, epoch, self.whole_state())
         return stops
@@ -92,6 +102,7 @@ class EpochEnd:
             "best_epoch": self.best_epoch,
             "fitness": self.fitness,
             "epoch": self.epoch,
+            "maps": self.maps,
             "records": self._records.state_dict(),
         }
 
@@ -99,6 +110,9 @@ class EpochEnd:
         self.best_fitness, self.best_epoch = state["best_fitness"], state["best_epoch"]
         self.fitness, self.epoch = state["fitness"], state["epoch"]
         self._records.load_state_dict(state["records"])
+        self.maps = state.get("maps", [])
+        if self._resample is not None:
+            self._resample(self.maps, self.epoch + 1)
 
     def flush(self) -> None:
         self._written(self._files.flush)

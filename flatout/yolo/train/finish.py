@@ -18,12 +18,12 @@ COCO_CLASSES = 80
 COCO_IOU = 0.7
 
 
-def finish(setting: Setting, run: Run, files: WeightFiles, average: nn.Module, fitness: float) -> None:
+def finish(setting: Setting, run: Run, files: WeightFiles, average: nn.Module, best_fitness: float) -> None:
     """What a finished training leaves; called once, by the first rank."""
     _draw_results(run.folder)
     # Before last.pt loses what a training continues from: killed in between, the run still counts as finished.
     run.finish()
-    files.save_end(average, fitness=fitness)
+    files.save_end(average, fitness=best_fitness)
     logger.info("Results are in %s, the weights in %s.", run.folder, files.folder)
     if is_coco(setting.written.data) and len(setting.data.names) == COCO_CLASSES:
         _judge_as_coco(setting, files.folder)

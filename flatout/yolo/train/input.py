@@ -67,6 +67,11 @@ class TrainingInput:
         assert isinstance(targets, Rows)
         return float(targets.expected)
 
+    def set_weights(self, weights_N: np.ndarray, epoch: int) -> None:
+        """Draw pictures by these weights from the beginning of `epoch` on; ends a pass that is under way."""
+        self.batches.epoch(epoch)
+        self.feed.set_weights(weights_N)
+
     def __enter__(self) -> Self:
         return self
 
@@ -156,12 +161,14 @@ def _pictures(
 
 def _plan(images: ImageSet, config: InputConfig, rect: RectBatches | None, *, sequential: bool) -> Plan:
     """Which picture comes when. Shuffled, unless the order is wished for or follows from the shapes."""
+    left_over = len(images) % (config.batch_size * config.world.size)
     plan = Plan(
         num_samples=len(images),
         batch_size=config.batch_size,
         seed=config.seed,
         shuffle=not sequential,
-        last="short",
+        # Fewer pictures than ranks: one would train on nothing, and its loss spoil the step of all.
+        last="pad" if 0 < left_over < config.world.size else "short",
         rank=config.world.rank,
         num_ranks=config.world.size,
     )

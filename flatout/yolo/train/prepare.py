@@ -96,12 +96,14 @@ def take_over_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, An
     state: Mapping[Any, Mapping[str, Any]] = saved.get("state", {})
     for number, parameter in enumerate(parameters):
         entry = state.get(number, {})
+        if state and not entry:
+            continue  # frozen when it was saved: there is no momentum yet
         fits = all(not _is_map(value) or value.shape == parameter.shape for value in entry.values())
         if entry.keys() != optimizer.state[parameter].keys() or not fits:
             logger.warning("The optimizer state of these weights is of another network or kind: it starts anew.")
             return False
     for number, parameter in enumerate(parameters):
-        for key, value in state[number].items():
+        for key, value in state.get(number, {}).items():
             kept = optimizer.state[parameter][key]
             kept.copy_(value.to(kept))
     return True

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from flatout.engine import distributed
+from flatout.engine.device_choice import choose_devices
 from flatout.engine.distributed import World
 from flatout.engine.precision import Amp, default_fast_amp
 from flatout.engine.run_folder import Run, choose_run, run_of
@@ -22,13 +23,13 @@ from flatout.yolo.compat.resume_options import (
 )
 from flatout.yolo.data.data_yaml import DataSet
 from flatout.yolo.data.open_data import open_data_set
-from flatout.yolo.device_choice import choose_devices
 from flatout.yolo.find_file import find_file
 from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.options import TrainOptions
 
 logger = logging.getLogger(__name__)
 
+STATES = ("last.pt", "last.prev.pt")
 FIRST_SEED = 2
 """YOLOv7 seeds with 2 + rank, and rank is -1 without DDP."""
 
@@ -83,6 +84,7 @@ def read_setting(options: TrainOptions) -> Setting:
     world = distributed.read_world(options.local_rank)
     resume = checkpoint_to_resume(options)
     if resume is not None:
+        _check_resumable(resume)
         options, hyp = options_to_resume(options, run_of(resume))
     else:
         hyp = load_hyp(find_file(options.hyp, flag="--hyp"))
@@ -94,6 +96,15 @@ def read_setting(options: TrainOptions) -> Setting:
     _check(resolved, device)
     data = open_data_set(find_file(options.data, flag="--data"))
     return Setting(options=resolved, written=options, hyp=hyp, data=data, world=world, device=device, resume=resume)
+
+
+def _check_resumable(path: Path) -> None:
+    """A run goes on from its newest state: another file of the run must not be taken for that in silence."""
+    if path.is_file() and path.name not in STATES:
+        raise ConfigError(
+            f"--resume {path}: a run continues from its newest state, last.pt: name that, or the folder of the run. "
+            f"To start a new run from this file: --weights {path}"
+        )
 
 
 def _device(text: str, world: World) -> torch.device:

@@ -1,6 +1,7 @@
 """The whole of `train.py`: options in; weights, results and pictures in a run folder out."""
 
 import hashlib
+import io
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from flatout.engine.progress import StepProgress
 from flatout.engine.random_state import seed_all
 from flatout.engine.records import Records
 from flatout.engine.run_folder import Run
+from flatout.engine.tensorboard import TensorBoard
 from flatout.errors import CheckpointError, DataError
 from flatout.yolo.compat.resume_options import config_of_run
 from flatout.yolo.data.image_set import ImageSet
@@ -39,14 +41,13 @@ from flatout.yolo.options import TrainOptions
 from flatout.yolo.schedule import YoloSchedule
 from flatout.yolo.train import prepare
 from flatout.yolo.train.batch_pictures import BatchPictures
-from flatout.yolo.train.epoch_end import EpochEnd, EpochEndConfig
+from flatout.yolo.train.epoch_end import EpochEnd, EpochEndConfig, Resample
 from flatout.yolo.train.finish import finish
 from flatout.yolo.train.input import InputConfig, TrainingInput, num_workers, open_input
 from flatout.yolo.train.job import DetectionJob, StepConfig, capacity_for
 from flatout.yolo.train.loss_choice import DetectionLoss
 from flatout.yolo.train.setting import Setting, read_setting, resolved_line
 from flatout.yolo.train.teller import Teller
-from flatout.yolo.train.tensorboard import TensorBoard
 from flatout.yolo.train.validate import Validation, ValidationConfig
 from flatout.yolo.train.weight_files import WeightFiles
 
@@ -58,7 +59,7 @@ LONG_RUN_PIXELS = 1e11
 SAVE_APART_S = 15.0
 """Between two saves at the ends of epochs: an epoch may take a second."""
 
-After = Callable[[int, Outcome | None, Mapping[str, float]], None]
+After = Callable[[int, Mapping[str, float]], None]
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,8 @@ class _Training:
             files=files,
             about=self._about(),
             run=self._run_section(),
-            after=self._after(source),
+            after=self._after(),
+            resample=self._resample(source),
         )
         loop = self._loop(source, loss, epoch_end, interrupts)
         epoch_end.whole_state = loop.sections
@@ -183,7 +185,9 @@ class _Training:
         total = self._epochs * source.steps_per_epoch
         done = loop.epoch * source.steps_per_epoch + loop.step
         try:
-            with StepProgress(total, start=done) as progress:
+            # Of several ranks only the first draws a bar; lines of the others are not shown either.
+            screen = None if setting.world.is_first else io.StringIO()
+            with StepProgress(total, start=done, stream=screen) as progress:
                 loop.tell = Teller(loop, progress, compile_auto=options.compile == "auto" and setting.world.size == 1)
                 loop.run()
         except StoppedAfter as stopped:
@@ -193,7 +197,7 @@ class _Training:
 
     def finish(self, run: Run) -> None:
         """Pictures and final files of a training that has come to its end; by the first rank."""
-        finish(self._setting, run, self._files, self._average.network, self._epoch_end.fitness)
+        finish(self._setting, run, self._files, self._average.network, self._epoch_end.best_fitness)
 
     def _saved_state(self) -> Generation | None:
         """What the run folder holds, if this command continues it."""
@@ -288,7 +292,8 @@ class _Training:
             optimizer=self._optimizer,
             schedule=YoloSchedule(
                 setting.hyp,
-                epochs=options.epochs,
+                # Trained on beyond its end, YOLOv7's cosine keeps its length; a line of that length would fall below 0.
+                epochs=self._epochs if options.linear_lr else options.epochs,
                 steps_per_epoch=source.steps_per_epoch,
                 total_batch=options.batch_size,
                 linear=options.linear_lr,
@@ -373,22 +378,27 @@ class _Training:
             "environment": environment(),
         }
 
-    def _after(self, source: TrainingInput) -> After:
-        """Scalars for TensorBoard, and sampling weights for the next epoch where they are wanted."""
-        board = TensorBoard(self._run.folder) if self._setting.world.is_first else None
-        if board is not None:
-            self._stack.callback(board.close)
-        weigh = Weighing(self._pictures.train, self._network.nc) if self._setting.options.image_weights else None
+    def _after(self) -> After:
+        """Scalars for TensorBoard, by the first rank."""
+        if not self._setting.world.is_first:
+            return lambda epoch, scalars: None
+        board = TensorBoard(self._run.folder)
+        self._stack.callback(board.close)
+        return board.write
 
-        def after(epoch: int, outcome: Outcome | None, scalars: Mapping[str, float]) -> None:
-            if board is not None:
-                board.write(epoch, scalars)
-            if weigh is not None and outcome is not None:
-                source.feed.set_weights(weigh(outcome.evaluation.maps))
+    def _resample(self, source: TrainingInput) -> Resample | None:
+        """For `--image-weights`: what the score of each class says about the epochs to come."""
+        if not self._setting.options.image_weights:
+            return None
+        weigh, world = Weighing(self._pictures.train, self._network.nc), self._setting.world
 
-        if weigh is not None:
-            source.feed.set_weights(weigh(np.zeros(self._network.nc)))
-        return after
+        def resample(maps: list[float], epoch: int) -> None:
+            # One rank has validated; all must draw the same pictures.
+            source.set_weights(weigh(np.array(world.from_first(maps) or never_found)), epoch)
+
+        never_found = [0.0] * self._network.nc
+        source.feed.set_weights(weigh(np.array(never_found)))
+        return resample
 
 
 class Weighing:

@@ -36,7 +36,8 @@ def pictures_of(seed: int, *, augment: bool, num: int = 14, **more: Any) -> tupl
 
 
 def plan_of(image_set: ImageSet, **more: Any) -> Plan:
-    return Plan(**{"num_samples": len(image_set), "batch_size": 5, "seed": 3, "last": "short"} | more)
+    settings: dict[str, Any] = {"num_samples": len(image_set), "batch_size": 5, "seed": 3, "last": "short"}
+    return Plan(**settings | more)
 
 
 def host_batches(source: Source, plan: Plan) -> list[Batch]:

@@ -104,6 +104,12 @@ def test_resume_takes_everything_from_the_run(options: TrainOptions) -> None:
         train(TrainOptions(resume=str(last)))
 
 
+def test_resume_refuses_a_file_that_is_not_the_newest_state(options: TrainOptions) -> None:
+    stopped = trained(replace(options, stop_after=1))
+    with pytest.raises(ConfigError, match="--weights"):
+        train(TrainOptions(resume=str(stopped.folder / "weights/init.pt")))
+
+
 def test_labels_that_changed_are_noticed(options: TrainOptions, files: Path) -> None:
     stopped = trained(replace(options, stop_after=1))
     label = next(path for path in sorted((files / "data/labels/train").iterdir()) if path.read_text().strip())

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from flatout.engine.precision import Amp
 from tests.yolo.train.given_batches import GivenBatches, made_up_batch
 from tests.yolo.train.small_training import make_loop, narrow_network, tiny_hyp
 
@@ -23,7 +24,7 @@ def given(num_steps: int) -> GivenBatches:
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("amp", ["bf16", "fp16", "off"])
-def test_the_host_never_waits_inside_a_step(amp: str, graphs: bool) -> None:
+def test_the_host_never_waits_inside_a_step(amp: Amp, graphs: bool) -> None:
     network = narrow_network(CLASSES).cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     ticks: list[int] = []
 

@@ -1,0 +1,118 @@
+"""How well does a network find real defects on circuit boards, if it has only ever seen made-up ones?
+
+Answer: bench/results/defect_boards_<machine>_<yyyymm>.md (rewrite it with --write). Data: $FLATOUT_DATA/deeppcb_mini.
+
+Trained on the templates of the train pairs with painted blobs of full swing; the threshold is the one that suits the
+train pairs best; IoU and average precision are those of the val pairs, whose boards are in neither. Beside them stands
+the floor: a plain difference above 100 grey levels, opened by 3 x 3.
+"""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+
+from bench.measure import arguments, report
+from flatout.defect.evaluate.heat_map import HeatMapper
+from flatout.defect.evaluate.judge import MakeMap, judge
+from flatout.defect.evaluate.outcome import Outcome
+from flatout.defect.options import TrainOptions
+from flatout.defect.patches import Grid
+from flatout.defect.strips.find import Judged
+from flatout.defect.strips.pairs import list_pairs, read_pair, read_template
+from flatout.defect.train import train
+from flatout.defect.weights import load_network
+from flatout.engine.device_choice import choose_device
+
+FLOOR_ABOVE = 100
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--base_width", type=int, default=32)
+    parser.add_argument("--gpu_id", type=int, default=None)
+    parser.add_argument("--num_images", type=int, default=None, help="train on so many templates only")
+    options = parser.parse_args()
+    data = Path(os.environ.get("FLATOUT_DATA", "../shared/data")) / "deeppcb_mini"
+    numbers: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        judged = {split: _write_pairs(data / split, root / split) for split in ("train", "val")}
+        _write_templates(data / "train", root / "set/train/good", options.num_images or (4 if options.quick else None))
+        result = train(
+            TrainOptions(
+                training_dataset_path=str(root / "set"),
+                checkpoint_path=str(root / "runs"),
+                img_format="png_jpg",
+                base_width=8 if options.quick else options.base_width,
+                epochs=1 if options.quick else options.epochs,
+                gpu_id=options.gpu_id,
+                defect_mode="board",
+                psf_pool_size=500,
+                num_defects_range=(3, 10),
+                defect_share=0.8,
+                shift_px=1.5,
+                noise=6.0,
+                edge_noise=0.4,
+            )
+        )
+        shutil.copy(result.folder / "weights/best.pt", root / "best.pt")
+        network, _ = load_network(root / "best.pt")
+        device = choose_device("" if options.gpu_id is None else "cpu" if options.gpu_id < 0 else str(options.gpu_id))
+        mapper = HeatMapper(network.to(device), Grid.over((640, 640), 128), device)
+        lines = [
+            f"trained for {options.epochs} epochs, base width {options.base_width}, last loss {result.last_loss:.5f}"
+        ]
+        ways: dict[str, MakeMap] = {"plain difference, 3 x 3": _floor, "network": mapper}
+        for way, make_map in ways.items():
+            on_train = _judge(make_map, judged["train"], None)
+            on_val = _judge(make_map, judged["val"], on_train.threshold)
+            numbers[way] = {"train": on_train.scores(), "val": on_val.scores()}
+            lines.append(_line(way, on_train, on_val))
+    report("defect_boards", "\n".join(lines), numbers, options)
+
+
+def _judge(make_map: MakeMap, images: list[Judged], threshold: float | None) -> Outcome:
+    with torch.inference_mode():
+        return judge(make_map, images, threshold=threshold)
+
+
+def _floor(planes_CHW: np.ndarray) -> np.ndarray:
+    """1 where target differs from the template after opening, else 0."""
+    differs = (np.abs(planes_CHW[0] - planes_CHW[1]) > FLOOR_ABOVE).astype(np.uint8)
+    return cv2.morphologyEx(differs, cv2.MORPH_OPEN, np.ones((3, 3), np.uint8)).astype(np.float32)
+
+
+def _line(way: str, on_train: Outcome, on_val: Outcome) -> str:
+    iou, best = on_val.scores()["pixel_IoU"], on_train.scores()["pixel_IoU"]
+    found = on_val.scores()["recall@1FP"]
+    return (
+        f"{way:<24} val IoU {iou:.3f}  AP {on_val.fitness:.3f}  defects found at 1 false per image {found:.3f}  "
+        f"(threshold {on_train.threshold:.3f}, with which train IoU is {best:.3f})"
+    )
+
+
+def _write_pairs(pairs: Path, out: Path) -> list[Judged]:
+    out.mkdir(parents=True)
+    judged = []
+    for pair in list_pairs(pairs):
+        path = out / f"{pair.name}.png"
+        cv2.imwrite(str(path), read_pair(pair).transpose(1, 2, 0))
+        judged.append(Judged(path, pair.mask, is_good=False))
+    return judged
+
+
+def _write_templates(pairs: Path, out: Path, most: int | None) -> None:
+    out.mkdir(parents=True)
+    for pair in list_pairs(pairs)[:most]:
+        cv2.imwrite(str(out / f"{pair.name}.png"), read_template(pair).transpose(1, 2, 0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""What do float16 and int8 ONNX files of a defect network lose in precision, and what do they gain in speed?
+
+Answer: bench/results/defect_export_<machine>_<yyyymm>.md (rewrite it with --write). ONNX Runtime on the CPU; a network
+that was trained on drawn strips for a moment, judged on strips it has not seen.
+"""
+
+import tempfile
+import time
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from bench.measure import arguments, report
+from flatout.defect.demo_data import DemoDataConfig, draw_strip, write_demo_data
+from flatout.defect.evaluate.judge import judge
+from flatout.defect.export import Precision, export_onnx, reduce_precision
+from flatout.defect.options import TrainOptions
+from flatout.defect.patches import Grid
+from flatout.defect.strips.find import list_judged
+from flatout.defect.train import train
+from flatout.defect.weights import load_network
+
+SHAPE_HW = (256, 176)
+PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "int8")
+
+
+class Session:
+    """A file as a function from planes to a heat map; keeps times."""
+
+    def __init__(self, path: Path) -> None:
+        self._session = import_module("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        self.seconds: list[float] = []
+
+    def __call__(self, planes_CHW: np.ndarray) -> np.ndarray:
+        began = time.perf_counter()
+        (found,) = self._session.run(None, {"input": np.asarray(planes_CHW, np.float32)[None]})
+        self.seconds.append(time.perf_counter() - began)
+        return np.array(found[0, 0])
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    numbers: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        config = DemoDataConfig(
+            images=4 if options.quick else 24, valid=1, test=2 if options.quick else 10, shape_hw=SHAPE_HW
+        )
+        write_demo_data(root / "data", config)
+        result = train(
+            TrainOptions(
+                training_dataset_path=str(root / "data"), checkpoint_path=str(root / "runs"), base_width=16,
+                patch_size=64, epochs=1 if options.quick else 6, num_workers=0, use_mask=False,
+            )
+        )  # fmt: skip
+        network, _ = load_network(result.folder / "weights/best.pt")
+        grid = Grid.over(SHAPE_HW, 64)
+        judged = list_judged(root / "data", "test", "tiff")
+        lines = ["ONNX Runtime on the CPU, strips of 256 x 176, network v1 of base width 16"]
+        paths = {precision: root / f"{precision}.onnx" for precision in PRECISIONS}
+        for precision, path in paths.items():
+            if precision == "float32":
+                export_onnx(network, grid, path)
+            else:
+                reduce_precision(paths["float32"], path, precision, [draw_strip(90 + n, SHAPE_HW) for n in range(8)])
+            session = Session(path)
+            outcome = judge(session, judged)
+            ms, mib = 1e3 * median(session.seconds), path.stat().st_size / 2**20
+            numbers[precision] = {"AP": outcome.fitness, "ms": ms, "MiB": mib}
+            lines.append(f"  {precision:<8} AP {outcome.fitness:.4f}   {ms:8.1f} ms per strip   {mib:6.2f} MiB")
+    report("defect_export", "\n".join(lines), numbers, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""How much does a training sample of the defect job cost, against the designs it replaces?
+
+Answer: bench/results/defect_feed_<machine>_<yyyymm>.md (rewrite it with --write). CPU time of one core, files in the
+page cache; the sides take turns in one process.
+
+T1 CPU time per sample   T3 index and start-up   T4 memory for images, counted once   T5 reads of files   T7 temporary
+memory. What needs a GPU (T6, T8, T10) is in bench/defect_step.py.
+"""
+
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import psutil
+
+from bench.defect_baselines import PATCH, August, July
+from bench.measure import arguments, report
+from flatout.defect.demo_data import STRIP_HW, draw_strip, write_strip
+from flatout.defect.patches import Grid
+from flatout.defect.source import PatchSource, Recipe
+from flatout.defect.strips.items import Strips
+from flatout.defect.synth.config import SynthConfig
+from flatout.defect.synth.kernels import Kernels
+from flatout.feed import Feed, FeedConfig, Plan, Store, StoreConfig
+from flatout.feed.source import Out
+
+DELAYS_MS = (0.0, 0.5, 15.0, 50.0)
+
+
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    num_images, repeats = (6, 3) if options.quick else (64, 7)
+    with tempfile.TemporaryDirectory() as name:
+        paths = [Path(name) / f"{number:04}.tiff" for number in range(num_images)]
+        for number, path in enumerate(paths):
+            write_strip(path, draw_strip(number))
+        numbers: dict[str, Any] = {}
+        lines = [
+            *sample_costs(paths, repeats, numbers),
+            *start_up(paths[0], 1_000 if options.quick else 10_000, numbers),
+            *memory_of_images(paths, numbers),
+            *reads_of_files(paths[: 6 if options.quick else 32], numbers),
+        ]
+    report("defect_feed", "\n".join(lines), numbers, options)
+
+
+def recipe_for(num_images: int) -> Recipe:
+    return Recipe(Grid.over(STRIP_HW, PATCH), SynthConfig(), Kernels.standard(), num_images=num_images)
+
+
+def sample_costs(paths: list[Path], repeats: int, numbers: dict[str, Any]) -> list[str]:
+    """T1 and T7: all sides in turns, CPU time per sample."""
+    images = Strips(paths)
+    planes = [images[number] for number in range(len(paths))]
+    source = PatchSource(recipe_for(len(paths)), Kept(planes))
+    july, august = July(paths, STRIP_HW), August([np.ascontiguousarray(p.transpose(1, 2, 0)) for p in planes], STRIP_HW)
+    rng = np.random.RandomState(0)
+    sides: dict[str, tuple[Callable[[int], object], int]] = {
+        "A, July": (lambda n: july(int(rng.randint(len(july.index))), rng), 6),
+        "B, August, all cached": (lambda n: august(int(rng.randint(len(august))), rng), 400),
+        "ours, one at a time": (OursBy(source, 1), 400),
+        "ours, 16 at a time": (OursBy(source, 16), 400),
+    }
+    ms: dict[str, list[float]] = {side: [] for side in sides}
+    for _ in range(repeats):
+        for side, (make, count) in sides.items():
+            began = time.process_time()
+            for number in range(count // getattr(make, "num", 1)):
+                make(number)
+            ms[side].append(1e3 * (time.process_time() - began) / count)
+    peak_kb = {side: _peak_kb(make) / getattr(make, "num", 1) for side, (make, _) in sides.items()}
+    middle = {side: median(values) for side, values in ms.items()}
+    numbers["sample_ms"], numbers["peak_kb"] = ms, peak_kb
+    lines = ["CPU time per sample (median of the turns), and the most temporary memory it takes"]
+    for side, value in middle.items():
+        of_b = median(b / mine for b, mine in zip(ms["B, August, all cached"], ms[side], strict=True))
+        of_a = median(a / mine for a, mine in zip(ms["A, July"], ms[side], strict=True))
+        lines.append(f"  {side:<24} {value:8.3f} ms  {of_a:7.1f}x A  {of_b:6.2f}x B  {peak_kb[side]:9.0f} kB")
+    by_one = median(m / b for m, b in zip(ms["ours, one at a time"], ms["B, August, all cached"], strict=True))
+    by_16 = median(m / b for m, b in zip(ms["ours, 16 at a time"], ms["B, August, all cached"], strict=True))
+    of_a = median(m / a for m, a in zip(ms["ours, 16 at a time"], ms["A, July"], strict=True))
+    ours_kb = peak_kb["ours, 16 at a time"]
+    lines += [
+        f"{verdict(by_one <= 1 / 3)} T1 one at a time: {by_one:.3f} of B (at most 0.333)",
+        f"{verdict(by_16 <= 1 / 6)} T1 batched: {by_16:.3f} of B (at most 0.167), 1/{1 / of_a:.0f} of A",
+        f"{verdict(ours_kb <= 500)} T7 {ours_kb:.0f} kB per sample (of 500)",
+    ]
+    return lines
+
+
+class OursBy:
+    """Samples of ours, so many at a time, into memory that is there already, as a worker does it."""
+
+    def __init__(self, source: PatchSource, num: int) -> None:
+        self.num, self._source = num, source
+        self._out = Out(
+            {name: np.empty((num, *field.shape), field.dtype) for name, field in source.fields.items()}  # type: ignore[union-attr]
+        )
+
+    def __call__(self, number: int) -> None:
+        positions = np.arange(number * self.num, (number + 1) * self.num)
+        indices = positions * 7 % len(self._source)
+        self._source.read(indices, self._source.draw(0, 0, positions, indices), self._out)
+
+
+class Kept:
+    """Decoded images."""
+
+    def __init__(self, planes: list[np.ndarray]) -> None:
+        self._planes = planes
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self._planes[index]
+
+    def where(self, index: int) -> str:
+        return str(index)
+
+
+def _peak_kb(make: Callable[[int], object]) -> float:
+    make(0)
+    tracemalloc.start()
+    peaks = []
+    for number in range(1, 9):
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        make(number)
+        peaks.append(tracemalloc.get_traced_memory()[1] - before)
+    tracemalloc.stop()
+    return max(peaks) / 1e3
+
+
+def start_up(path: Path, num_files: int, numbers: dict[str, Any]) -> list[str]:
+    """T3: from a list of paths to a recipe; every path is the same file, so that only our own work counts."""
+    began = time.perf_counter()
+    strips = Strips([path] * num_files)
+    recipe = recipe_for(len(strips))
+    seconds = time.perf_counter() - began
+    numbers["start_up"] = {"files": num_files, "seconds": seconds, "patches": len(recipe)}
+    july = July([path] * 518, STRIP_HW)
+    return [
+        f"{verdict(seconds < 1)} T3 {num_files} files, {len(recipe)} patches: {1e3 * seconds:.0f} ms, 0 bytes per "
+        f"patch (A keeps {len(july.index)} dicts for 518 files)"
+    ]
+
+
+def memory_of_images(paths: list[Path], numbers: dict[str, Any]) -> list[str]:
+    """T4: shares (PSS) of the store's memory over all processes, with 1 and 4 workers."""
+    lines = []
+    for workers in (1, 4):
+        with Store.open(Strips(paths), StoreConfig(workers=1, progress=False)) as store:
+            nbytes = store.statistics().nbytes
+            source = PatchSource(recipe_for(len(paths)), store)
+            plan = Plan(num_samples=len(source), batch_size=64)
+            with Feed(source, plan, FeedConfig(workers=workers)) as feed:
+                for _ in feed:
+                    pass
+                held = store_pss_bytes()
+        numbers[f"pss_{workers}"] = {"store_bytes": nbytes, "pss_bytes": held}
+        good = held <= 1.08 * nbytes
+        lines.append(
+            f"{verdict(good)} T4 {len(paths)} images, {workers} workers: {held / 1e6:.1f} MB over all processes, "
+            f"the images are {nbytes / 1e6:.1f} MB"
+        )
+    return lines
+
+
+def store_pss_bytes() -> int:
+    """Of this process and all it has started, the shares of the store's mapping."""
+    me = psutil.Process()
+    total = 0
+    for process in (me, *me.children(recursive=True)):
+        try:
+            text = Path(f"/proc/{process.pid}/smaps").read_text()
+        except OSError:
+            continue
+        inside = False
+        for line in text.splitlines():
+            if "-" in line.split(" ", 1)[0] and not line.split(" ", 1)[0].endswith(":"):
+                inside = "flatout-store" in line
+            elif inside and line.startswith("Pss:"):
+                total += int(line.split()[1]) * 1024
+    return total
+
+
+class Slow(Strips):
+    """Strips on a disk that takes its time; counts what is read."""
+
+    delay_ms = 0.0
+    num_reads = 0
+
+    def decode(self, index: int) -> np.ndarray:
+        time.sleep(self.delay_ms / 1e3)
+        self.num_reads += 1
+        return super().decode(index)
+
+
+def reads_of_files(paths: list[Path], numbers: dict[str, Any]) -> list[str]:
+    """T5: reads in the first epoch and in the second, and how long they take on slow disks."""
+    lines = []
+    for delay_ms in DELAYS_MS:
+        slow = Slow(paths)
+        slow.delay_ms, slow.num_reads = delay_ms, 0
+        slow.parameters = f"{Strips.parameters}, {delay_ms} ms"  # a store of its own
+        began = time.perf_counter()
+        with Store.open(slow, StoreConfig(workers=2, backend="thread", progress=False)) as store:
+            source = PatchSource(recipe_for(len(paths)), store)
+            with Feed(source, Plan(num_samples=len(source), batch_size=32), FeedConfig(workers=0)) as feed:
+                reads: list[int] = []
+                seconds: list[float] = []
+                for _ in range(2):
+                    for _ in feed:
+                        pass
+                    reads.append(slow.num_reads - sum(reads))
+                    seconds.append(time.perf_counter() - began - sum(seconds))
+        numbers[f"reads_{delay_ms}"] = {"reads": reads, "seconds": seconds}
+        lines.append(
+            f"{verdict(reads == [len(paths), 0])} T5 {delay_ms:4.1f} ms more per read: {reads[0]} reads in the first "
+            f"epoch ({seconds[0]:.2f} s), {reads[1]} in the second ({seconds[1]:.2f} s)"
+        )
+    return lines
+
+
+def verdict(good: bool) -> str:
+    return "PASS" if good else "FAIL"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Pairs of an inspected picture and a defect-free template as images of three planes.
+
+    P/temp/ID.*   template          P/test/ID.*   inspected board          P/mask/ID.*   its defects, where known
+
+There is only one template, so it serves as both references: ref2 is ref1 again. For training, whose defects are
+painted, the template is target as well, and the recipe's shift and noise tell the planes apart.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from flatout.defect.strips.decode import read_stored
+from flatout.errors import DataError
+from flatout.feed.source import DecodeError
+
+_KINDS = (".jpg", ".jpeg", ".png", ".tif", ".tiff")
+
+
+class Pair(NamedTuple):
+    """Files of one board."""
+
+    name: str
+    template: Path
+    inspected: Path
+    mask: Path | None
+
+
+def list_pairs(folder: Path) -> list[Pair]:
+    """Pairs of a folder with temp/ and test/, sorted by name; DataError if one has no partner, or there are none."""
+    templates, inspected, masks = (_by_stem(folder / name) for name in ("temp", "test", "mask"))
+    if not inspected:
+        raise DataError(f"{folder}: there are no pictures in {folder / 'test'}.")
+    if lonely := sorted(inspected.keys() - templates.keys()):
+        raise DataError(f"{inspected[lonely[0]]}: it has no template of the same name in {folder / 'temp'}.")
+    return [Pair(name, templates[name], inspected[name], masks.get(name)) for name in sorted(inspected)]
+
+
+def read_pair(pair: Pair) -> np.ndarray:
+    """Planes target (inspected), ref1 and ref2 (the template), uint8 [3, H, W]."""
+    target, reference = _grey(pair.inspected), _grey(pair.template)
+    if target.shape != reference.shape:
+        raise DecodeError(f"{pair.inspected}: it measures {target.shape}, its template {reference.shape}.")
+    return np.stack((target, reference, reference))
+
+
+def read_template(pair: Pair) -> np.ndarray:
+    """The template in all three planes, uint8 [3, H, W]: what synthetic defects are painted on."""
+    return np.stack([_grey(pair.template)] * 3)
+
+
+def _grey(path: Path) -> np.ndarray:
+    stored = read_stored(path)
+    return np.asarray(stored if stored.ndim == 2 else stored[:, :, 0])
+
+
+def _by_stem(folder: Path) -> dict[str, Path]:
+    return {path.stem: path for path in _pictures(folder)}
+
+
+def _pictures(folder: Path) -> Iterator[Path]:
+    return (path for path in (folder.iterdir() if folder.is_dir() else ()) if path.suffix.lower() in _KINDS)

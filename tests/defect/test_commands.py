@@ -1,0 +1,217 @@
+"""The command line: what is typed is obeyed or refused in a sentence, and files come out."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import tifffile
+import torch
+
+from flatout.__main__ import main
+from flatout.defect.check import check_data_set, displacement
+from flatout.defect.demo_data import DemoDataConfig, draw_defective, draw_strip, write_demo_data, write_strip
+from flatout.defect.export import WholeImage, export_onnx
+from flatout.defect.model import DefectNet
+from flatout.defect.patches import Grid
+from flatout.defect.weights import about
+from flatout.engine.checkpoint.container import write_container
+from flatout.errors import ConfigError
+from tests.defect.small_runs import small_data
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return small_data(tmp_path_factory.mktemp("strips"))
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "best.pt"
+    torch.manual_seed(0)
+    network = DefectNet("v1", 8)
+    write_container(path, {"weights": about(network, patch=32) | {"state": network.state_dict(), "threshold": 0.5}})
+    return path
+
+
+def test_help_and_mistakes_are_answered_without_torch():
+    program = """
+import sys
+from flatout.__main__ import main
+for words in (["defect"], ["defect", "train", "--help"], ["defect", "test", "--help"], ["defect", "check", "--help"]):
+    try:
+        main(words)
+    except SystemExit as ended:
+        assert ended.code == 0
+assert main(["defect", "train", "--epochs", "many"]) == 2
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert "--partial_leak_prob" in done.stdout
+    assert "epochs" in done.stderr
+
+
+def test_yaml_and_flags_have_the_same_names_and_flags_come_last(data, tmp_path, capsys):
+    settings = tmp_path / "run.yaml"
+    settings.write_text(
+        f"training_dataset_path: {data}/train/good/\ncheckpoint_path: {tmp_path}/runs\nbase_width: 8\npatch_size: 32\n"
+        "min_patches: [2, 2]\nbs: 8\nepochs: 9\ngpu_id: -1\nnum_workers: 0\nuse_mask: false\namplitudes: [[60, 80]]\n"
+    )
+    words = ["defect", "train", "--config", str(settings), "--epochs", "1", "--num_defects_range", "2", "4"]
+    assert main([*words, "--amplitudes", "10", "20:30", "--line_ratio", "0.2"]) == 0
+    written = (tmp_path / "runs/exp/config.yaml").read_text()
+    assert "epochs: 1\n" in written
+    assert "Results are in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("epoch: 3\n", "unknown key"),
+        ("bs: many\n", "a whole number"),
+        ("network: v9\n", "'v1' or 'v2'"),
+        ("- 1\n", "name: value"),
+        ("lr: .nan\n", "finite"),
+    ],
+)
+def test_a_yaml_with_mistakes_is_refused_by_name(text, complaint, tmp_path, capsys):
+    (tmp_path / "bad.yaml").write_text(text)
+    assert main(["defect", "train", "--config", str(tmp_path / "bad.yaml")]) == 2
+    said = capsys.readouterr().err
+    assert "bad.yaml" in said and complaint in said
+
+
+def test_test_writes_maps_pictures_and_tables_and_judges(data, weights, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["--model_path", str(weights), "--test_path", str(data), "--output_dir", str(out), "--gpu_id", "-1"]
+    assert main(["defect", "test", *words, "--sweep"]) == 0
+    said = capsys.readouterr().out
+    assert "pixel_AP" in said and "mean probability" in said
+    heat = tifffile.imread(out / "bright_spots/0001_heat.tiff")
+    assert heat.shape == (80, 64) and heat.dtype == np.float32
+    assert cv2.imread(str(out / "bright_spots/0001_result.png")).shape[0] == 80
+    rows = list(csv.DictReader((out / "images.csv").open()))
+    assert {row["is_defective"] for row in rows} == {"True", "False"}
+    assert json.loads((out / "results.json").read_text())["threshold"] == 0.5
+    ranked = [float(row["score"]) for row in csv.DictReader((out / "detections.csv").open())]
+    assert ranked == sorted(ranked, reverse=True)
+
+
+def test_predict_takes_any_folder_and_silences_dead_pixels(data, weights, tmp_path):
+    dead = tmp_path / "dead_pixels.csv"
+    dead.write_text("dead_x,dead_y\n20,30\n")
+    folder = data / "test/bright_spots"
+    words = ["--model_path", str(weights), "--test_path", str(folder), "--output_dir", str(tmp_path / "out")]
+    assert main(["defect", "predict", *words, "--gpu_id", "-1", "--dead_pixels", str(dead), "--untiled"]) == 0
+    heat = tifffile.imread(tmp_path / "out/0001_heat.tiff")
+    assert (heat[25:35, 15:25] == 0).all() and heat[40, 40] > 0
+
+
+def test_predict_names_what_is_missing(weights, tmp_path, capsys):
+    assert main(["defect", "predict", "--model_path", str(weights)]) == 2
+    assert main(["defect", "predict", "--model_path", str(weights), "--test_path", str(tmp_path / "none")]) == 3
+    assert "no such folder" in capsys.readouterr().err
+
+
+def test_check_finds_nothing_in_a_drawn_set_and_everything_in_a_spoiled_one(tmp_path, capsys):
+    root = tmp_path / "set"
+    write_demo_data(root, DemoDataConfig(images=3, valid=1, test=1, shape_hw=(128, 160)))
+    assert main(["defect", "check", str(root)]) == 0
+    assert "nothing found" in capsys.readouterr().out
+    good = root / "train/good"
+    write_strip(good / "small.tiff", draw_strip(1, (130, 160)))
+    write_strip(good / "black.tiff", np.zeros((3, 128, 160), np.float32))
+    spoiled = draw_strip(1, (128, 160))
+    spoiled[1, 5, 5] = np.nan
+    write_strip(good / "nan.tiff", spoiled)
+    rng = np.random.default_rng(0)
+    picture = rng.uniform(0, 255, (128, 160)).astype(np.float32)
+    write_strip(good / "moved.tiff", np.stack((picture, np.roll(picture, (3, -4), (0, 1)), picture)))
+    write_strip(good / "raw.tiff", draw_strip(2, (128, 160)) * 16)
+    (good / "broken.tiff").write_bytes(b"II*\0nothing")
+    next((root / "ground_truth/bright_spots").iterdir()).unlink()
+    report = check_data_set(str(good), "tiff")
+    found = {(finding.kind, Path(finding.where).stem) for finding in report.findings}
+    assert found == {
+        ("size", "small"),
+        ("no content", "black"),
+        ("cannot be used", "nan"),
+        ("cannot be used", "broken"),
+        ("misregistered", "moved"),
+        ("copied plane", "moved"),
+        ("range", "raw"),
+        ("mask missing", "0001"),
+    }
+    assert main(["defect", "check", str(good)]) == 3
+
+
+def test_displacement_is_where_the_reference_lies():
+    picture = np.random.default_rng(0).uniform(0, 255, (90, 70)).astype(np.float32)
+    assert displacement(picture, np.roll(picture, (3, -4), (0, 1))) == (-4, 3)
+    assert displacement(*draw_strip(3, (128, 160))[:2]) == (0, 0)
+
+
+def test_demo_data_is_kept_and_other_files_are_left_alone(data, tmp_path):
+    before = (data / "train/good/0000.tiff").stat().st_mtime_ns
+    small_data(data)
+    assert (data / "train/good/0000.tiff").stat().st_mtime_ns == before
+    (tmp_path / "mine.txt").write_text("mine")
+    assert main(["defect", "demo-data", str(tmp_path)]) == 2
+    planes, mask = draw_defective(0)
+    assert planes.shape == (3, 976, 176) and 9 * 3 <= mask.sum() <= 15 * 4
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_the_network_for_whole_images_equals_patch_by_patch_stitching(version):
+    torch.manual_seed(0)
+    network = DefectNet(version, 8).eval()
+    grid = Grid.over((75, 61), 32)
+    images = torch.from_numpy(np.random.default_rng(0).uniform(0, 255, (2, 3, 75, 61)).astype(np.float32))
+    from flatout.defect.evaluate.heat_map import HeatMapper
+
+    with torch.inference_mode():
+        found = WholeImage(network, grid)(images).numpy()
+    assert found.shape == (2, 3, 75, 61) and not found[:, 1:].any()
+    mapper = HeatMapper(network, grid, torch.device("cpu"))
+    for image, heat in zip(images.numpy(), found[:, 0], strict=True):
+        np.testing.assert_allclose(mapper(image), heat, atol=1e-6)
+
+
+def test_an_exported_file_equals_the_network_for_any_batch_and_states_its_input_range(weights, tmp_path, capsys):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    out = tmp_path / "strip.onnx"
+    assert main(["defect", "export", "--model_path", str(weights), "--size", "80", "64", "--output", str(out)]) == 0
+    assert "of the network" in capsys.readouterr().out
+    facts = {entry.key: entry.value for entry in onnx.load(str(out)).metadata_props}
+    assert facts["input_range"] == "0..255"
+
+
+@pytest.mark.parametrize("precision", ["float16", "int8"])
+def test_smaller_files_are_close_to_the_whole_one(precision, data, weights, tmp_path, capsys):
+    pytest.importorskip("onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    out = tmp_path / "strip.onnx"
+    words = ["defect", "export", "--model_path", str(weights), "--size", "80", "64", "--output", str(out)]
+    assert main([*words, "--precision", precision, "--calibrate", str(data / "train/good")]) == 0
+    smaller = tmp_path / f"strip.{precision}.onnx"
+    assert smaller.stat().st_size < out.stat().st_size
+    image = draw_strip(3, (80, 64))[None]
+    whole, reduced = (
+        runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"input": image})[0]
+        for path in (out, smaller)
+    )
+    assert np.abs(whole - reduced).max() < 0.05
+    if precision == "int8":
+        assert main([*words, "--precision", "int8"]) == 2
+        assert "--calibrate" in capsys.readouterr().err
+
+
+def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ConfigError, match=r"pip install flatout\[export\]"):
+        export_onnx(DefectNet("v1", 8), Grid.over((80, 64), 32), tmp_path / "x.onnx")

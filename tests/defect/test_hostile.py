@@ -1,0 +1,40 @@
+"""No file of a data set ends a run without its name, and none comes out as something it is not."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flatout.defect.strips.items import read_canonical
+from flatout.feed.source import DecodeError
+from tests.defect.hostile_strips import bad_files, good_files, mutations
+
+
+@pytest.mark.parametrize(("name", "content", "expected"), [pytest.param(*case, id=case[0]) for case in good_files()])
+def test_every_kind_of_file_gives_its_planes(name, content, expected, tmp_path: Path):
+    (tmp_path / "strip").write_bytes(content)
+    found = read_canonical(tmp_path / "strip")
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("name", "content"), [pytest.param(*case, id=case[0]) for case in bad_files()])
+def test_what_is_no_strip_is_refused_by_name(name, content, tmp_path: Path):
+    (tmp_path / "strip_17").write_bytes(content)
+    with pytest.raises(DecodeError, match="strip_17"):
+        read_canonical(tmp_path / "strip_17")
+
+
+def test_damaged_files_are_refused_or_give_planes_but_never_anything_else(tmp_path: Path):
+    path = tmp_path / "strip"
+    num_read = 0
+    for content in mutations(200):
+        path.write_bytes(content)
+        try:
+            planes_CHW = read_canonical(path)
+        except DecodeError:
+            continue
+        num_read += 1
+        assert planes_CHW.ndim == 3 and len(planes_CHW) == 3 and planes_CHW.dtype == np.float32
+        assert planes_CHW.min() >= 0 and planes_CHW.max() <= 255.001
+    assert num_read < 200

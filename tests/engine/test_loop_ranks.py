@@ -1,0 +1,90 @@
+"""When ranks ask each other whether to stop. The other rank is pretended: real ones are in tests/yolo/train."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flatout.engine.distributed import World
+from flatout.engine.interrupts import Interrupts
+from flatout.engine.job import EpochReport
+from flatout.engine.loop import ASK_RANKS_EVERY, Loop, LoopConfig
+from flatout.engine.optim import make_optimizer
+from flatout.engine.schedule import Knobs
+from flatout.errors import Interrupted
+
+STEPS = 100
+
+
+class Twin(World):
+    """A world whose other rank always agrees."""
+
+    def largest(self, numbers: np.ndarray) -> np.ndarray:
+        return numbers
+
+    def from_first(self, value: Any) -> Any:
+        return value
+
+    def wait_for_all(self) -> None:
+        pass
+
+
+class Shared(nn.Linear):
+    """What DistributedDataParallel adds to a network, as far as the loop knows it."""
+
+    def no_sync(self) -> Any:
+        return nullcontext()
+
+
+class Batch:
+    indices = np.arange(1)
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Same:
+    """Batches, and the job that trains on them."""
+
+    item_names = ("loss",)
+    fillings: Mapping[str, Any] = {}
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        return (Batch() for _ in range(start, STEPS))
+
+    def phase(self, epoch: int) -> object:
+        return None
+
+    def inputs(self, batch: Batch, epoch: int, step: int) -> dict[str, Tensor]:
+        return {"x": torch.ones(1, 1)}
+
+    def step(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        loss = network(inputs["x"]).square().sum()
+        return loss, loss.detach().reshape(1)
+
+    def end_epoch(self, epoch: int, report: EpochReport) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 8])
+def test_a_signal_is_heard_whatever_the_length_of_a_window(window: int) -> None:
+    network, job, interrupts = Shared(1, 1), Same(), Interrupts()
+    interrupts.requested = "SIGTERM"
+    loop = Loop(
+        job=job,  # type: ignore[arg-type]
+        network=network,
+        optimizer=make_optimizer("sgd", [list(network.parameters())], lr=0.1, momentum=0.9, decays=(0.0,)),
+        schedule=lambda epoch, step: Knobs((0.1,), None, steps=step % window == 0),
+        batches=job,
+        config=LoopConfig(epochs=1, steps_per_epoch=STEPS),
+        device=torch.device("cpu"),
+        interrupts=interrupts,
+        world=Twin(size=2),
+    )
+    with pytest.raises(Interrupted):
+        loop.run()
+    assert loop.step <= ASK_RANKS_EVERY + window

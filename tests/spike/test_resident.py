@@ -1,0 +1,73 @@
+"""Batches made on the device are those that workers make, byte for byte."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from flatout.engine.distributed import World
+from flatout.errors import ConfigError
+from flatout.spike.clip_feed import FeedWishes, open_resident_feed, open_store, open_training_feed
+from flatout.spike.config import AugmentConfig, DataConfig
+from flatout.spike.data import open_clips
+from flatout.spike.schedule import plan_steps
+from flatout.spike.streams.decode import decode, map_stream
+
+FIELDS = ("blur", "sharp", "spikes", "spike_frames", "score")
+CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
+DEVICES = ["cpu", CUDA]
+
+
+def feeds(config: DataConfig, device: str, *, cached: bool = False):
+    """Both ways to the same batches."""
+    clips = open_clips(config, "train", scored=False)
+    steps = plan_steps(len(clips), world=1, batch=3, accumulation=1)
+    wishes = FeedWishes(batch=3, workers=0, device=torch.device(device))
+    for way in (open_training_feed, open_resident_feed):
+        store = (
+            open_store(clips, replace(config, USE_RAM_CACHE=True), budget_bytes=10**8, workers=0) if cached else None
+        )
+        yield way(clips, config, wishes, steps=steps, seed=5, epochs=2, world=World(), store=store)
+
+
+def check_equal(config: DataConfig, device: str, **keys) -> None:
+    workers, resident = feeds(config, device, **keys)
+    with workers, resident:
+        for epoch in range(2):
+            for ours, theirs in zip(resident.batches.epoch(epoch), workers.batches.epoch(epoch), strict=True):
+                assert ours.indices.tolist() == theirs.indices.tolist()
+                for name in FIELDS:
+                    assert torch.equal(ours[name].cpu(), theirs[name].cpu()), (epoch, ours.step, name)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bins", [1, 5, 24, 30])
+def test_the_device_makes_the_same_batches_as_workers(demo: Path, device: str, bins: int):
+    turns = AugmentConfig(REVERSE=0.5)
+    check_equal(DataConfig(ROOT=str(demo.parent), CROP_SIZE=12, CLIP_LEN=3, NUM_VOXEL_BINS=bins, AUGMENT=turns), device)
+
+
+def test_trims_stored_bytes_and_unflipped_uint8_streams_agree_too(demo: Path, tmp_path: Path):
+    import shutil
+
+    config = DataConfig(ROOT=str(demo.parent), CROP_SIZE=16, CLIP_LEN=2, NUM_VOXEL_BINS=4, SPIKE_TRIM=(3, 2))
+    check_equal(config, "cpu", cached=True)
+    clips = open_clips(config, "train", scored=False)
+    shutil.copytree(demo.parent, tmp_path / "tree")
+    for number, frame in enumerate(clips.frames):
+        layout = clips.layout_of(number)
+        content = decode(map_stream(frame.spike, layout), layout).tobytes()
+        (tmp_path / "tree" / Path(frame.spike).relative_to(demo.parent)).write_bytes(content)
+    check_equal(replace(config, ROOT=str(tmp_path / "tree"), SPIKE_FORMAT="uint8"), "cpu")
+
+
+def test_what_the_device_cannot_make_is_refused(demo: Path):
+    config = DataConfig(ROOT=str(demo.parent), CROP_SIZE=16, CLIP_LEN=2, NUM_VOXEL_BINS=4)
+    for changes, problem in (
+        ({"SPIKE_REPR": "window"}, "SPIKE_REPR"),
+        ({"CROP_SIZE": 15}, "exact crops"),
+        ({"CROP_SIZE": None}, "CROP_SIZE"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            list(feeds(replace(config, **changes), "cpu"))
