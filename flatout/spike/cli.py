@@ -13,6 +13,7 @@ COMMANDS = {
     "train": Command("train a deblurring network from a YAML", "flatout.spike.commands.train"),
     "test": Command("score weights on a split: PSNR and SSIM as papers do", "flatout.spike.commands.test"),
     "predict": Command("deblur a folder of frames", "flatout.spike.commands.predict"),
+    "demo": Command("simulate, train and show before and after, in three minutes", "flatout.spike.commands.demo"),
     "demo-data": Command("simulate a small data set to try things on", "flatout.spike.commands.demo_data"),
 }
 

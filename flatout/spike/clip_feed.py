@@ -6,7 +6,7 @@ validation   whole frames, in order; one clip at a time where sequences differ i
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 import numpy as np
@@ -24,6 +24,9 @@ from flatout.spike.schedule import StepPlan
 from flatout.spike.source import ClipSource, shown_of
 
 logger = logging.getLogger(__name__)
+
+DEVICE_WORKERS = 2
+"""They only draw numbers: two are enough for any GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +144,8 @@ def open_resident_feed(
     """As `open_training_feed`, the same clips, but made on the device from what lives there."""
     from flatout.feed.device_feed import DeviceFeed
     from flatout.feed.device_store import DeviceStore
-    from flatout.spike.resident import NumbersSource, Render
+    from flatout.spike.resident import Render
+    from flatout.spike.resident_numbers import NumbersSource
 
     if config.CROP_SIZE is None:
         raise ConfigError("DEVICE_RESIDENT cuts crops on the device: set CROP_SIZE.")
@@ -153,7 +157,8 @@ def open_resident_feed(
         resident = DeviceStore(items, wishes.device, batch_items=3 * clips.clip_length * wishes.batch)
         plan = _training_plan(clips, wishes, steps=steps, seed=seed, world=world)
         numbers = NumbersSource(clips, whole, shown, crop=config.CROP_SIZE)
-        feed = Feed(numbers, plan, _feed_config(wishes, epochs=epochs))
+        few = replace(wishes, workers=min(wishes.workers, DEVICE_WORKERS))
+        feed = Feed(numbers, plan, _feed_config(few, epochs=epochs))
         return ClipFeed(clips, DeviceFeed(feed, resident, render, render.outputs), store, stack.pop_all())
     raise AssertionError
 

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, DataError
 from flatout.spike.config import DataConfig
 from flatout.spike.frames import open_voxel
 from flatout.spike.streams.decode import content_of
 from flatout.spike.streams.layout import Content, Layout, decide, highest
 from flatout.spike.streams.sidecar import find_geometry
 from flatout.spike.tree import SequenceFiles
-from flatout.spike.voxels import trimmed
+from flatout.spike.voxels import centre_window, tfp_centres, trimmed
 
 logger = logging.getLogger(__name__)
 
@@ -69,14 +69,27 @@ def _tell(config: DataConfig, layouts: Mapping[Path, Layout], content: Content) 
         )
     if first.warning == "all_zero":
         logger.warning("The spike files that were looked at hold nothing but zeros: are they whole?")
-    for layout in layouts.values():
-        trimmed(layout.frames, config.SPIKE_TRIM)
-    shortest = min(layout.frames for layout in layouts.values()) - sum(config.SPIKE_TRIM)
+    path, shortest = _check_lengths(config, layouts)
     if config.SPIKE_REPR == "voxel" and shortest < config.channels:
         logger.warning(
-            "Streams of %d spike frames leave some of the %d voxel bins empty: use fewer NUM_VOXEL_BINS.",
-            shortest, config.channels,
+            "%s: %d spike frames leave some of the %d voxel bins empty: use fewer NUM_VOXEL_BINS.",
+            path, shortest, config.channels,
         )  # fmt: skip
+
+
+def _check_lengths(config: DataConfig, layouts: Mapping[Path, Layout]) -> tuple[Path, int]:
+    """The shortest stream and its length after trimming; ConfigError or DataError if that is too short to be shown."""
+    path = min(layouts, key=lambda each: layouts[each].frames)
+    kept = trimmed(layouts[path].frames, config.SPIKE_TRIM)
+    length = kept.stop - kept.start
+    try:
+        if config.SPIKE_REPR == "window":
+            centre_window(length, config.channels)
+        if config.SPIKE_REPR == "tfp":
+            tfp_centres(length, config.channels, config.TFP_HALF_WINDOW)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    return path, length
 
 
 def voxel_layouts(config: DataConfig, kept: Sequence[Chosen]) -> dict[Path, Layout]:

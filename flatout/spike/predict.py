@@ -65,7 +65,7 @@ def ready(
     return Ready(config, restore, chosen)
 
 
-def test_split(network: Ready, split: str | None, folder: Path | None) -> Evaluation:
+def score_split(network: Ready, split: str | None, folder: Path | None) -> Evaluation:
     """Score every frame of a split once; `folder` gets scores and pictures."""
     data = network.config.DATA
     split = split or validation_split(data)

@@ -20,10 +20,9 @@ from torch import Tensor
 from flatout.errors import ConfigError
 from flatout.feed import Feed, FeedConfig, Plan, Store
 from flatout.feed.device import DeviceBatches
-from flatout.feed.plan import Shapes
 from flatout.yolo.augment.pictures import ResizedPictures
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.data.rect import RectBatches, rect_batches
+from flatout.yolo.data.rect import RectBatches, StepShapes, rect_batches
 from flatout.yolo.letterbox import Letterbox
 
 PAD = 0.5
@@ -145,7 +144,7 @@ def _from_host(
 
     largest_h, largest_w = batches.shape_hw_S2.max(0).tolist()
     source = ValidationSource(image_set, pictures, size=size, largest_hw=(largest_h, largest_w))
-    plan = replace(plan, shapes=_StepShapes(batches.shape_hw_S2))
+    plan = replace(plan, shapes=StepShapes(batches.shape_hw_S2))
     return Feed(source, plan, FeedConfig(workers=workers, on_error="substitute")).to_device(device)
 
 
@@ -171,16 +170,6 @@ def _batches(image_set: ImageSet, *, size: int, batch_size: int, stride: int, pa
     # As if all pictures were square; sorting those changes nothing.
     square_N2 = np.ones_like(size_wh_N2)
     return rect_batches(square_N2, batch_size=batch_size, img_size=size, stride=stride, pad=0.0)
-
-
-class _StepShapes:
-    """Shape of the images of each step; the same in every epoch."""
-
-    def __init__(self, shape_hw_S2: np.ndarray) -> None:
-        self._shapes = [(3, height, width) for height, width in shape_hw_S2.tolist()]
-
-    def __call__(self, epoch: int, step: int) -> Shapes:
-        return {"images": self._shapes[step]}
 
 
 def _as_one_class(image_set: ImageSet) -> ImageSet:

@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -153,6 +154,19 @@ def test_displacement_is_where_the_reference_lies():
     picture = np.random.default_rng(0).uniform(0, 255, (90, 70)).astype(np.float32)
     assert displacement(picture, np.roll(picture, (3, -4), (0, 1))) == (-4, 3)
     assert displacement(*draw_strip(3, (128, 160))[:2]) == (0, 0)
+
+
+def test_the_demo_trains_and_shows_what_it_found(tmp_path, monkeypatch, capsys):
+    from flatout.defect import demo_data
+    from flatout.defect.commands import demo
+
+    monkeypatch.setattr(demo, "ON_CPU", demo.Pace(images=2, patch=32, base_width=8, epochs=1))
+    small = partial(DemoDataConfig, valid=1, test=1, shape_hw=(96, 80))
+    monkeypatch.setattr(demo_data, "DemoDataConfig", small)
+    assert main(["defect", "demo", "--out", str(tmp_path), "--gpu_id", "-1"]) == 0
+    said = capsys.readouterr().out
+    assert "on strips it has not seen: pixel_AUROC" in said and "mean probability" in said
+    assert (tmp_path / "test/bright_spots/0001_result.png").exists()
 
 
 def test_demo_data_is_kept_and_other_files_are_left_alone(data, tmp_path):

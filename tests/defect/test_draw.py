@@ -1,5 +1,8 @@
 """What is drawn has the promised frequencies, and depends on seed, epoch and position alone."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -118,6 +121,11 @@ def test_no_target_only_defects_can_be_asked_for():
 def test_recipes_that_cannot_be_are_refused(settings, text):
     with pytest.raises(ConfigError, match=text):
         SynthConfig(**settings)
+
+
+def test_what_a_worker_imports_does_not_load_torch():
+    program = "import sys, flatout.defect.source, flatout.defect.strips.items; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

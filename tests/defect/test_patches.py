@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.defect.patches import (
@@ -55,6 +55,7 @@ def test_stitching_matches_the_golden_maps(case):
     np.testing.assert_allclose(stitch_average(tiles, grid), arrays[f"{record['name']}_avg"], rtol=0, atol=1e-6)
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.integers(4, 60), st.integers(0, 400), st.integers(2, 12))
 def test_a_grid_covers_every_pixel_and_every_pixel_has_an_owner_that_sees_it(patch, more, min_patches):
     length = patch + more
@@ -66,6 +67,7 @@ def test_a_grid_covers_every_pixel_and_every_pixel_has_an_owner_that_sees_it(pat
         assert start <= first <= last <= start + patch
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(st.integers(17, 200), st.integers(1, 1500))
 def test_the_default_number_of_patches_overlaps_as_promised(patch, more):
     length = patch + more

@@ -128,7 +128,7 @@ def test_painting_the_whole_image_then_cropping_equals_cropping_then_painting():
         "num": np.array(40),
         "center": rng.integers(0, 96, (40, 2)),
         "kernel": rng.integers(0, 2, 40),
-        "amplitude": rng.choice([-80, 80], (40, 3)).astype(np.float32),
+        "amplitude": rng.choice([-80, 80], (40, 1)).astype(np.float32) * np.array([1, 1, 0.5], np.float32),
         "labelled": rng.random(40) < 0.5,
     }
     from flatout.defect.synth.paint import paint

@@ -73,6 +73,29 @@ def test_painting_matches_the_golden_patches(case):
     np.testing.assert_array_equal(mask_HW, arrays[f"{name}_mask"].astype(bool))
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_painting_equals_its_plain_twin_wherever_defects_lie(seed):
+    rng = np.random.default_rng(seed)
+    kernel_ids = ["3x3_s1.3", "3x5_s1.0_1.5", "7x9_s2.0_1.5"]
+    defects = [
+        {
+            "cx": int(rng.integers(-6, 40)),
+            "cy": int(rng.integers(-6, 36)),
+            "kernel": kernel_ids[rng.integers(3)],
+            "amp": float(rng.uniform(-200, 200)),
+            "group": GROUPS[rng.integers(4)],
+        }
+        for _ in range(30)
+    ]
+    patch_CHW = rng.uniform(0, 255, (3, 30, 34)).astype(np.float32)
+    expected_CHW, expected_mask = paint_plain(patch_CHW, defects)
+    mask_HW = np.zeros((30, 34), np.bool_)
+    kernels = Kernels([gaussian_kernel(kernel_id) for kernel_id in kernel_ids])
+    paint(patch_CHW, mask_HW, sample_of(defects, kernel_ids), kernels, full_swing=False)
+    np.testing.assert_allclose(patch_CHW, expected_CHW, rtol=0, atol=1e-3)
+    np.testing.assert_array_equal(mask_HW, expected_mask.astype(bool))
+
+
 @pytest.mark.parametrize("case", golden_cases("defect/alloc.json", records("examples")))
 def test_groups_match_the_golden_examples(case):
     record, _ = case

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,14 +16,15 @@ import torch
 
 from flatout.defect.demo_data import draw_strip, write_strip
 from flatout.defect.evaluate.ranking import rank
+from flatout.defect.loss import focal_loss
 from flatout.defect.options import TrainOptions
 from flatout.defect.source import PatchSource
-from flatout.defect.train import train
+from flatout.defect.train import job, train
 from flatout.defect.train.grouped import GroupedOrder
 from flatout.defect.train.input import find_images, make_recipe
 from flatout.defect.weights import load_network
 from flatout.engine.checkpoint.container import read_container
-from flatout.errors import CheckpointError, ConfigError, DataError
+from flatout.errors import CheckpointError, ConfigError, DataError, Interrupted
 from flatout.feed import Plan
 from tests.defect.golden_files import records
 from tests.defect.small_runs import small_data, small_options
@@ -50,7 +52,15 @@ def tensors_of(folder: Path) -> dict[str, torch.Tensor]:
 def test_a_training_leaves_weights_results_and_pictures(unbroken):
     folder = unbroken.folder
     assert unbroken.finished
-    for name in ("config.yaml", "results.csv", "log.jsonl", "examples.png", "weights/best.pt", "weights/last.pt"):
+    for name in (
+        "config.yaml",
+        "results.csv",
+        "results.png",
+        "log.jsonl",
+        "examples.png",
+        "weights/best.pt",
+        "weights/last.pt",
+    ):
         assert (folder / name).stat().st_size > 0, name
     rows = list(csv.DictReader((folder / "results.csv").open()))
     assert [row["epoch"] for row in rows] == ["0", "1", "2"]
@@ -72,6 +82,25 @@ def test_stopped_anywhere_and_continued_it_ends_with_the_same_weights(after, dat
     for name, tensor in tensors_of(again.folder).items():
         assert torch.equal(tensor, expected[name]), name
     assert (again.folder / "results.csv").read_text() == (unbroken.folder / "results.csv").read_text()
+
+
+def test_a_signal_ends_it_saved_and_the_same_call_goes_on(data, unbroken, tmp_path, monkeypatch):
+    calls = []
+
+    def hit_by_a_signal(*arguments, **settings):
+        calls.append(1)
+        if len(calls) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return focal_loss(*arguments, **settings)
+
+    monkeypatch.setattr(job, "focal_loss", hit_by_a_signal)
+    options = small_options(data, tmp_path)
+    with pytest.raises(Interrupted, match="SIGTERM: saved at epoch 1, step 2"):
+        train(options)
+    again = train(options)
+    expected = tensors_of(unbroken.folder)
+    for name, tensor in tensors_of(again.folder).items():
+        assert torch.equal(tensor, expected[name]), name
 
 
 def test_the_weights_do_not_depend_on_workers_nor_on_where_patches_are_painted(data, unbroken, tmp_path):

@@ -34,10 +34,11 @@ def test_windows_match_the_golden_ones(case):
 def test_the_gopro_set_has_the_golden_numbers_of_clips(case):
     totals = {int(key.removeprefix("clips_L")): value for key, value in case.items() if key.startswith("clips_L")}
     for length, expect in totals.items():
-        for split in ("train", "test"):
+        for split in {"train", "test"} & case.keys():
             assert sum(len(training_windows(row["frames"], length)) for row in case[split]) == expect[split]
-        assert sum(len(scored_windows(row["frames"], length)) for row in case["test"]) == expect["test_scored"]
-    for row in [*case["train"], *case["test"]]:
+        if "test" in case:
+            assert sum(len(scored_windows(row["frames"], length)) for row in case["test"]) == expect["test_scored"]
+    for row in [*case.get("train", []), *case.get("test", [])]:
         layout = decide(row["dat_bytes"], "bytes", StreamWishes())
         assert (layout.frames, layout.height, layout.width) == (row["spike_frames"], 360, 640)
         assert layout.frames == 8 * row["avg"]

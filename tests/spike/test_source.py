@@ -1,6 +1,7 @@
 """A sample is the same crop of frames and spikes, turned together; and the stream of samples is one."""
 
 import hashlib
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,8 +120,6 @@ def test_a_crop_that_does_not_fit_is_refused_with_the_sequence(demo):
 
 
 def test_a_spike_file_that_goes_missing_is_named(demo, tmp_path):
-    import shutil
-
     shutil.copytree(demo.parent, tmp_path / "tree")
     config = replace(config_of(demo), ROOT=str(tmp_path / "tree"))
     source = training_source(open_clips(config, "train", scored=False), config)
@@ -133,8 +132,6 @@ def test_a_spike_file_that_goes_missing_is_named(demo, tmp_path):
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "one byte more", "wrong geometry"])
 def test_damaged_streams_are_found_before_training(demo, tmp_path, damage):
-    import shutil
-
     shutil.copytree(demo.parent, tmp_path / "tree")
     victim = tmp_path / "tree/train/scene_01/spike/000004.dat"
     content = victim.read_bytes()
@@ -145,3 +142,38 @@ def test_damaged_streams_are_found_before_training(demo, tmp_path, damage):
         victim.write_bytes({"empty": b"", "cut": content[:-5], "one byte more": content + b"x"}[damage])
     with pytest.raises(ValueError, match=r"^Cannot reshape spike data: .*\.dat"):
         open_clips(config, "train", scored=False)
+
+
+def test_strange_but_whole_streams_are_read_and_told(demo, tmp_path, caplog):
+    """Files of nothing but zeros or ones, and one that has a single frame."""
+    shutil.copytree(demo.parent, tmp_path / "tree")
+    config = replace(config_of(demo), ROOT=str(tmp_path / "tree"))
+    victim = tmp_path / "tree/train/scene_00/spike/000002.dat"
+    for content in (bytes(victim.stat().st_size), b"\xff" * victim.stat().st_size, b"\x55" * 64):
+        victim.write_bytes(content)
+        source = training_source(open_clips(config, "train", scored=False), config)
+        out = {name: np.zeros((1, *field.shape), field.dtype) for name, field in source.fields.items()}
+        source._read_clip(0, [0, 0], Turn(), out, 0)
+        rate = out["spikes"][0, 1].sum(axis=0) / out["spike_frames"][0, 1].sum()
+        assert rate.mean() == {0: 0.0, 255: 1.0, 85: 0.5}[content[0]]
+    assert "leave some of the 4 voxel bins empty" in caplog.text
+    for path in (tmp_path / "tree").glob("train/*/spike/*.dat"):
+        path.write_bytes(bytes(path.stat().st_size))
+    open_clips(config, "train", scored=False)
+    assert "nothing but zeros" in caplog.text
+
+
+@pytest.mark.parametrize(("kind", "channels"), [("window", 81), ("tfp", 4)])
+def test_streams_too_short_to_be_shown_are_found_before_training(demo, kind, channels):
+    config = replace(config_of(demo), SPIKE_REPR=kind, NUM_VOXEL_BINS=channels, TFP_HALF_WINDOW=40)
+    with pytest.raises(ValueError, match=r"\.dat: a (window|texture)"):
+        open_clips(config, "train", scored=False)
+
+
+@pytest.mark.parametrize("kind", ["window", "tfp"])
+def test_other_representations_make_batches(demo, kind):
+    config = replace(config_of(demo), SPIKE_REPR=kind, TFP_HALF_WINDOW=10)
+    source = training_source(open_clips(config, "train", scored=False), config)
+    batch = next(iter(Feed(source, Plan(num_samples=len(source), batch_size=2), FeedConfig(workers=0))))
+    assert batch["spikes"].shape == (2, 3, 4, 8, 8)
+    assert batch["spikes"].any()

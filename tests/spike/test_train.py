@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -91,8 +92,6 @@ def test_a_finished_run_is_not_overwritten(demo, trained):
 
 
 def test_changed_data_is_refused_unless_allowed(demo, tmp_path):
-    import shutil
-
     shutil.copytree(demo.parent, tmp_path / "tree")
     config = config_for(demo, tmp_path / "run", f"DATA.ROOT={tmp_path / 'tree'}")
     train(config, on_cpu(stop_after=1))
@@ -154,6 +153,15 @@ def test_exposure_times_come_from_an_align_log(demo, tmp_path, capsys):
 def test_prepare_and_cache_answer_at_the_door(demo, tmp_path, capsys):
     assert main(["spike", "prepare", "--spike_root", str(tmp_path / "none")]) == 3
     assert "--spike_root" in capsys.readouterr().err
+    rgb, spikes = tmp_path / "rgb", tmp_path / "spikes"
+    for part in ("blur", "sharp"):
+        shutil.copytree(demo.parent / "train/scene_00" / part, rgb / "train/scene_00" / part)
+    shutil.copytree(demo.parent / "train/scene_00/spike", spikes / "train/scene_00/spike")
+    folders = {"--spike_root": spikes, "--blur_root": rgb, "--output": tmp_path / "out"}
+    words = ["spike", "prepare", *(str(word) for pair in folders.items() for word in pair)]
+    assert main([*words, "--splits", "train", "--check", "--spike_hw", "16", "32"]) == 0
+    out = capsys.readouterr().out
+    assert "train/scene_00: 6 frames, 6 usable" in out and "fits its frame" in out
     assert main(["spike", "cache", "--config", str(demo), "--set", "DATA.VOXEL_CACHE_DIRNAME=vox5"]) == 0
     assert "train: 12 voxels" in capsys.readouterr().out
     voxel = np.load(demo.parent / "train/scene_00/vox5/000001.npy")

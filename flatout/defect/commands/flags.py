@@ -21,6 +21,7 @@ def parser_for(
     """A parser whose namespace holds only what was typed."""
     parser = argparse.ArgumentParser(
         prog=prog,
+        usage=f"{prog} [--config FILE.yaml] [--NAME VALUE ...]",
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -86,5 +87,9 @@ def _shown(value: object) -> str:
 
 def _notes(model: type) -> dict[str, str]:
     """What stands as a string below each field, as Python itself does not keep it."""
-    found = re.findall(r'^    (\w+):[^\n]*\n    """(.*?)"""', inspect.getsource(model), re.MULTILINE | re.DOTALL)
+    try:
+        source = inspect.getsource(model)
+    except OSError:  # installed without sources
+        return {}
+    found = re.findall(r'^    (\w+):[^\n]*\n    """(.*?)"""', source, re.MULTILINE | re.DOTALL)
     return {name: " ".join(text.split()) for name, text in found}

@@ -1,4 +1,4 @@
-"""A whole image through the network: all patches in one batch, stitched so that every pixel has one owner.
+"""A whole image through the network: its patches as one batch, stitched so that every pixel has one owner.
 
 Dimension key:  C planes   H W image   T tiles   P patch side
 """
@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from flatout.defect.model import GRID
 from flatout.defect.patches import Grid
 from flatout.defect.strips.canonical import TOP
+
+TILES_AT_ONCE = 64
+"""More at a time gain nothing, and a large image would not fit."""
 
 
 class HeatMapper:
@@ -43,7 +46,8 @@ class HeatMapper:
 
     def _stitched(self, image_CHW: Tensor) -> Tensor:
         tiles = image_CHW.flatten(1)[:, self._tile_pixels_TPP].transpose(0, 1)
-        return self._probability(tiles.contiguous()).reshape(-1)[self._owner_HW]
+        parts = [self._probability(part) for part in tiles.split(TILES_AT_ONCE)]
+        return torch.cat(parts).reshape(-1)[self._owner_HW]
 
     def _whole(self, image_CHW: Tensor) -> Tensor:
         height, width = self._shape_hw

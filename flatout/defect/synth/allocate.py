@@ -24,9 +24,7 @@ def ranks(key_MK: np.ndarray, num_M: np.ndarray) -> np.ndarray:
     """A random order of the first n places by random keys: the place of each in it, int64 [M, K]."""
     unused_MK = np.arange(key_MK.shape[1]) >= num_M[:, None]
     order_MK = np.argsort(np.where(unused_MK, 2.0, key_MK), axis=1, kind="stable")
-    rank_MK = np.empty_like(order_MK)
-    np.put_along_axis(rank_MK, order_MK, np.arange(key_MK.shape[1])[None], axis=1)
-    return rank_MK
+    return np.argsort(order_MK, axis=1)  # the inverse of an order
 
 
 def groups_by_rank(rank_MK: np.ndarray, num_M: np.ndarray, target_only_M: np.ndarray, coin_M: np.ndarray) -> np.ndarray:

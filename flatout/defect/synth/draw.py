@@ -40,9 +40,9 @@ def draw_samples(
     planes = _PER_PLANE * 3 if config.disturbs else 0
     first_leak = _BASE + _PER_PLACE * places
     uniform = keyed_uniform(seed, epoch, positions_M, first_leak + leaks + lines + planes)
-    base, per_place, leak, line, plane = np.split(
-        uniform, np.cumsum([_BASE, _PER_PLACE * places, leaks, lines]), axis=1
-    )
+    first_line, first_plane = first_leak + leaks, first_leak + leaks + lines
+    base, per_place, leak = uniform[:, :_BASE], uniform[:, _BASE:first_leak], uniform[:, first_leak:first_line]
+    line, plane = uniform[:, first_line:first_plane], uniform[:, first_plane:]
     kind_M = _kinds(config, base[:, 0])
     draws = {"kind": kind_M, "crop": base[:, 4:6]}
     leak_MK3 = leak.reshape(len(base), places, _PER_LEAK) if leaks else None
@@ -78,7 +78,7 @@ def _defects(
     low, high = config.num_defects
     num_M = low + (base[:, 1] * (high - low + 1)).astype(np.int64)
     target_only_M = num_target_only(num_M, base[:, 2], least=config.min_target_only)
-    key_MK, x_MK, y_MK, shape_MK, pick_MK, value_MK = np.moveaxis(place_MK6, 2, 0)
+    key_MK, x_MK, y_MK, shape_MK, pick_MK, value_MK = (place_MK6[..., column] for column in range(_PER_PLACE))
     group_MK = groups_by_rank(ranks(key_MK, num_M), num_M, target_only_M, base[:, 3] < 0.5)
     kernel_MK = (shape_MK * len(kernels)).astype(np.int32)
     amplitude_MK = _signed_amplitudes(config, pick_MK, value_MK)
@@ -99,9 +99,9 @@ def _signed_amplitudes(config: SynthConfig, pick_MK: np.ndarray, value_MK: np.nd
     """One of the ranges and a sign, all as likely; then uniform inside the range."""
     range_R2 = np.asarray(config.amplitudes)
     choice_MK = (pick_MK * 2 * len(range_R2)).astype(np.int64)
-    low_MK, high_MK = np.moveaxis(range_R2[choice_MK // 2], 2, 0)
-    sign_MK = np.where(choice_MK % 2, -1.0, 1.0)
-    return np.asarray(sign_MK * (low_MK + value_MK * (high_MK - low_MK)))
+    chosen_MK2 = range_R2[choice_MK // 2]
+    low_MK = chosen_MK2[..., 0]
+    return np.asarray((1 - 2 * (choice_MK % 2)) * (low_MK + value_MK * (chosen_MK2[..., 1] - low_MK)))
 
 
 def _add_leaks(config: SynthConfig, in_plane_MKC: np.ndarray, target_only_MK: np.ndarray, leak_MK3: np.ndarray) -> None:
@@ -123,21 +123,16 @@ def _centers(
     y_MK: np.ndarray,
 ) -> np.ndarray:
     """Standard kernels keep their centre off the edge by the margin; others their whole box, by two pixels."""
-    centers = []
-    for uniform_MK, axis in ((x_MK, 1), (y_MK, 0)):
-        side = patch_hw[axis]
-        before_Q, after_Q = _keep_off(config, kernels.size_Q2[:, axis])
-        room_Q = np.maximum(side - before_Q - after_Q, 1)
-        centers.append(before_Q[kernel_MK] + (uniform_MK * room_Q[kernel_MK]).astype(np.int64))
-    return np.stack(centers, axis=2).astype(np.int32)
-
-
-def _keep_off(config: SynthConfig, length_Q: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels at the beginning and at the end of an axis where no centre lies, by kernel."""
-    if config.mode == "gaussian":
-        same = np.full(len(length_Q), config.margin)
-        return same, same
-    return length_Q // 2 + _BOX_MARGIN, length_Q - length_Q // 2 - 1 + _BOX_MARGIN
+    center_MK2 = np.empty((*x_MK.shape, 2), np.int32)
+    for place, (uniform_MK, axis) in enumerate(((x_MK, 1), (y_MK, 0))):
+        if config.mode == "gaussian":
+            room = max(patch_hw[axis] - 2 * config.margin, 1)
+            center_MK2[..., place] = config.margin + uniform_MK * room
+            continue
+        length_MK = kernels.size_Q2[:, axis][kernel_MK]
+        room_MK = np.maximum(patch_hw[axis] - length_MK + 1 - 2 * _BOX_MARGIN, 1)
+        center_MK2[..., place] = length_MK // 2 + _BOX_MARGIN + np.floor(uniform_MK * room_MK)
+    return center_MK2
 
 
 def _lines(uniform: np.ndarray) -> dict[str, np.ndarray]:

@@ -32,40 +32,49 @@ def paint(
         amplitude_KC = np.abs(amplitude_KC)
     added_KCSS = kernels.value_QSS[number_K][:, None] * amplitude_KC[:, :, None, None]
     # As Python's own numbers: looking single values up in arrays costs more than painting them.
-    facts = zip(sample["center"][:num].tolist(), number_K.tolist(), sample["labelled"][:num].tolist(), strict=True)
-    for added_CSS, ((x, y), number, labelled) in zip(added_KCSS, facts, strict=True):
-        rows, columns = _covered(y, kernels.reach, mask_HW.shape[0]), _covered(x, kernels.reach, mask_HW.shape[1])
-        if rows.image.stop <= rows.image.start or columns.image.stop <= columns.image.start:
+    facts = zip(
+        sample["center"][:num].tolist(), number_K.tolist(), sample["labelled"][:num].tolist(),
+        (amplitude_KC[:, 0] > 0).tolist(), strict=True,
+    )  # fmt: skip
+    for added_CSS, ((x, y), number, labelled, rises) in zip(added_KCSS, facts, strict=True):
+        inside = _inside(x, y, kernels.reach, mask_HW.shape)
+        if inside is None:
             continue
-        window_Chw = patch_CHW[:, rows.image, columns.image]
+        window_Chw, part = patch_CHW[:, inside.rows, inside.columns], inside.part
         before_hw = window_Chw[0].copy() if full_swing else None
         if full_swing and patch_CHW[0, y, x] > MIDDLE:
-            added_CSS = -added_CSS
-        window_Chw += added_CSS[:, rows.kernel, columns.kernel]
-        # Two plain passes are three times as fast as np.clip on so few pixels.
-        np.minimum(window_Chw, TOP, out=window_Chw)
-        np.maximum(window_Chw, 0, out=window_Chw)
-        if not labelled:
-            continue
-        if before_hw is None:
-            mask_HW[rows.image, columns.image] |= kernels.label_QSS[number][rows.kernel, columns.kernel]
+            added_CSS, rises = -added_CSS, False
+        np.add(window_Chw, added_CSS if part is None else added_CSS[:, *part], out=window_Chw)
+        # All planes go the same way, so one end is enough; and np.clip takes three times as long for so few pixels.
+        if rises:
+            np.minimum(window_Chw, TOP, out=window_Chw)
         else:
-            mask_HW[rows.image, columns.image] |= np.abs(window_Chw[0] - before_hw) > VISIBLE
+            np.maximum(window_Chw, 0, out=window_Chw)
+        if labelled:
+            marks_hw = mask_HW[inside.rows, inside.columns]
+            label_SS = kernels.label_QSS[number]
+            changed_hw = label_SS if part is None else label_SS[part]
+            if before_hw is not None:
+                changed_hw = np.abs(window_Chw[0] - before_hw) > VISIBLE
+            np.logical_or(marks_hw, changed_hw, out=marks_hw)
 
 
-class Covered(NamedTuple):
-    """What a square covers along one axis of the patch, and which part of the square that is."""
+class Inside(NamedTuple):
+    """What of a kernel's square lies in the patch."""
 
-    image: slice
-    kernel: slice
-
-
-def _covered(center: int, reach: int, length: int) -> Covered:
-    first, last = center - reach, center + reach + 1
-    if first >= 0 and last <= length:
-        return Covered(slice(first, last), _ALL)
-    begin, end = max(first, 0), min(last, length)
-    return Covered(slice(begin, end), slice(begin - first, end - first))
+    rows: slice
+    columns: slice
+    part: tuple[slice, slice] | None
+    """Of the square; None: all of it, as nearly always."""
 
 
-_ALL = slice(None)
+def _inside(x: int, y: int, reach: int, shape_hw: tuple[int, ...]) -> Inside | None:
+    top, bottom, left, right = y - reach, y + reach + 1, x - reach, x + reach + 1
+    height, width = shape_hw
+    if top >= 0 and left >= 0 and bottom <= height and right <= width:
+        return Inside(slice(top, bottom), slice(left, right), None)
+    rows, columns = slice(max(top, 0), min(bottom, height)), slice(max(left, 0), min(right, width))
+    if rows.stop <= rows.start or columns.stop <= columns.start:
+        return None
+    part = slice(rows.start - top, rows.stop - top), slice(columns.start - left, columns.stop - left)
+    return Inside(rows, columns, part)

@@ -147,6 +147,8 @@ class _Training:
         except StoppedAfter as stopped:
             logger.info("Stopped after %s steps, as asked. The same command continues.", stopped)
             return TrainResult(folder, epoch_end.outcome, epoch_end.last_loss, finished=False)
+        if self._world.is_first:
+            _draw_results(folder)
         logger.info("Results are in %s, the best network in %s.", folder, folder / WEIGHTS / BEST)
         return TrainResult(folder, epoch_end.outcome, epoch_end.last_loss, finished=True)
 
@@ -271,6 +273,16 @@ class _Training:
                 f"{told}. Start a new run with --fresh, or continue with the changed data with --allow_data_change."
             )
         logger.warning("%s; continuing with the changed ones, as asked.", told)
+
+
+def _draw_results(folder: Path) -> None:
+    """Curves for people; a training is not lost because they cannot be drawn."""
+    try:
+        from flatout.defect.curves import results_png
+
+        results_png(folder / "results.csv", folder / "results.png")
+    except (ImportError, OSError, ValueError) as error:
+        logger.warning("No picture of the results was drawn: %s.", error)
 
 
 def fingerprint(images: TrainingImages) -> str:

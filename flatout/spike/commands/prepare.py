@@ -47,18 +47,20 @@ def main(argv: list[str]) -> int:
     if not done.created:
         print("Nothing was found: check --spike_root and --blur_root.")
         return 3
-    return _check(args.output, list(done.created)) if args.check else 0
+    return _check(args.output, list(done.created), args.spike_hw) if args.check else 0
 
 
-def _check(output: Path, splits: list[str]) -> int:
+def _check(output: Path, splits: list[str], spike_hw: list[int] | None) -> int:
     """Does one stream of every sequence look like its frame?"""
     from flatout.spike.config import DataConfig
     from flatout.spike.data import open_clips
     from flatout.spike.examine import orientation_of
 
+    height, width = spike_hw or (None, None)
+    data = DataConfig(ROOT=str(output), CLIP_LEN=1, SPIKE_H=height, SPIKE_W=width)
     bad = 0
     for split in splits:
-        clips = open_clips(DataConfig(ROOT=str(output), CLIP_LEN=1), split, scored=True)
+        clips = open_clips(data, split, scored=True)
         for number, facts in enumerate(clips.sequences):
             frame = next(index for index, each in enumerate(clips.frames) if each.sequence == number)
             found = orientation_of(clips, frame)
@@ -78,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--blur_dir", choices=("blur", "blur_gamma"), default="blur", help="published numbers use blur")
     made.add_argument("--splits", nargs="+", default=["train", "test"], metavar="SPLIT")
     made.add_argument("--check", action="store_true", help="compare one stream of every sequence with its frame")
+    made.add_argument("--spike_hw", nargs=2, type=int, metavar=("H", "W"), help="for --check, if not 360 640")
     made.add_argument("--val_ratio", type=float, metavar="R", help="also make a split `val` of this share of train")
     made.add_argument("--seed", type=int, default=42, help="of that choice (default: %(default)s)")
     return made

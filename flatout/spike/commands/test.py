@@ -24,10 +24,10 @@ def main(argv: list[str]) -> int:
     show_log()
     # Now, because help and mistakes are answered without torch.
     from flatout.spike.config import load_config
-    from flatout.spike.predict import ready, test_split
+    from flatout.spike.predict import ready, score_split
 
     config = load_config(args.config, args.set) if args.config else None
-    found = test_split(ready(args.weights, args.device, config), args.split, args.output)
+    found = score_split(ready(args.weights, args.device, config), args.split, args.output)
     print(found)
     print(
         f"As the early S-VRT code counts (not comparable with papers): psnr_rgb {found.ref_psnr_rgb:.2f}, "

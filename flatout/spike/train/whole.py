@@ -18,7 +18,7 @@ from flatout.engine.environment import differences, environment
 from flatout.engine.generations import Generation, Generations
 from flatout.engine.interrupts import Interrupts
 from flatout.engine.loop import Loop, LoopConfig, StoppedAfter
-from flatout.engine.precision import DTYPES, Amp, default_fast_amp
+from flatout.engine.precision import DTYPES
 from flatout.engine.progress import StepProgress
 from flatout.engine.random_state import seed_all
 from flatout.engine.records import Records
@@ -39,11 +39,11 @@ from flatout.spike.device_clip import ToClip
 from flatout.spike.evaluate import Evaluation
 from flatout.spike.loader_plan import GIB, LoaderPlan, block, check_memory, plan_loader
 from flatout.spike.loss import DeblurLoss
-from flatout.spike.model import DeblurNet
 from flatout.spike.schedule import SpikeSchedule, StepPlan, plan_steps
 from flatout.spike.train.epoch_end import EpochEnd, EpochEndConfig
 from flatout.spike.train.job import DeblurJob
 from flatout.spike.train.options import TrainOptions
+from flatout.spike.train.prepare import amp_of, make_network, optimizer_for
 from flatout.spike.train.run import choose_device_of, config_of_run, open_run
 from flatout.spike.train.teller import Teller
 from flatout.spike.train.validate import Validation
@@ -102,21 +102,6 @@ class Place:
 
     folder: Path
     continues: bool
-
-
-def amp_of(config: SpikeConfig, device: torch.device) -> Amp:
-    """The number format; half precision on a CPU would only be slow."""
-    return default_fast_amp(device) if config.TRAIN.AMP == "auto" else config.TRAIN.AMP
-
-
-def make_network(config: SpikeConfig, clips: ClipSet) -> DeblurNet:
-    """Fresh, on the CPU."""
-    facts = clips.sequences[0]
-    network = DeblurNet(config.MODEL, channels=config.DATA.channels, ratio=facts.rgb_hw[0] / facts.spike_hw[0])
-    count = sum(parameter.numel() for parameter in network.parameters())
-    kind = "RGB + spikes" if config.MODEL.USE_SPIKE else "RGB only"
-    logger.info("Network: %.2f M parameters, %s.", count / 1e6, kind)
-    return network
 
 
 class _Training:
@@ -329,12 +314,3 @@ class _Training:
 
     def _about(self) -> dict[str, Any]:
         return {"network": self._network.about, "config": plain(self._config)}
-
-
-def optimizer_for(network: nn.Module, config: SpikeConfig) -> torch.optim.Optimizer:
-    """AdamW, fused; only the weights of convolutions shrink."""
-    optim = config.TRAIN.OPTIM
-    weights = [parameter for parameter in network.parameters() if parameter.dim() == 4]
-    others = [parameter for parameter in network.parameters() if parameter.dim() != 4]
-    groups = [{"params": weights, "weight_decay": optim.WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=optim.LR, betas=optim.BETAS, fused=True)

@@ -3,6 +3,7 @@
 Dimension key:  N pictures   S batches
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,16 @@ class RectBatches(NamedTuple):
     """int64: height and width of the network's input, multiples of the stride."""
     batch_N: np.ndarray
     """int64: batch of each place in the order."""
+
+
+class StepShapes:
+    """Shape of the pictures of each step for a `flatout.feed.Plan`, the same in every epoch."""
+
+    def __init__(self, shape_hw_S2: np.ndarray) -> None:
+        self._shapes = [(3, height, width) for height, width in shape_hw_S2.tolist()]
+
+    def __call__(self, epoch: int, step: int) -> Mapping[str, tuple[int, ...]]:
+        return {"images": self._shapes[step]}
 
 
 def rect_batches(

@@ -106,11 +106,3 @@ def open_exam(options: TestOptions) -> Exam:
     )
     images = open_split(data, split, config).images
     return Exam(options=options, data=data, split=split, images=images, device=device)
-
-
-def rounded_up(size: int, stride: int) -> int:
-    """A size that the network can take; a word in the log where it is another one."""
-    fits = -(-size // stride) * stride
-    if fits != size:
-        logger.warning("--img-size %d is no multiple of the largest stride %d: %d is used.", size, stride, fits)
-    return fits

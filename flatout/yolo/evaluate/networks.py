@@ -7,14 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import ConfigError
+from flatout.yolo.input_size import LEAST_GRID
 from flatout.yolo.load import load_network
 from flatout.yolo.model.augmented import Ensemble, predict_augmented
 from flatout.yolo.model.fuse import fused
 from flatout.yolo.model.heads import Predictions
 from flatout.yolo.model.network import Network
-
-LEAST_STRIDE = 32
-"""Inputs are multiples of at least this."""
 
 
 class Subject(NamedTuple):
@@ -46,7 +44,7 @@ def load_subject(paths: Sequence[str], device: torch.device, *, augment: bool = 
     if len(classes) > 1:
         listed = ", ".join(f"{path}: {network.nc}" for path, network in zip(paths, networks, strict=True))
         raise ConfigError(f"Networks that are judged together must know the same classes, but they know {listed}.")
-    stride = max(LEAST_STRIDE, *(int(network.stride.max()) for network in networks))
+    stride = max(LEAST_GRID, *(int(network.stride.max()) for network in networks))
     if augment:
         network: nn.Module = Augmented(networks, stride)
     else:

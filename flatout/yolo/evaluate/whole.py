@@ -13,10 +13,11 @@ from flatout.engine.checkpoint.atomic import replacing
 from flatout.engine.run_folder import new_run_folder
 from flatout.errors import CheckpointError, ConfigError
 from flatout.yolo.evaluate import coco_ap
-from flatout.yolo.evaluate.exam import Exam, open_exam, rounded_up
+from flatout.yolo.evaluate.exam import Exam, open_exam
 from flatout.yolo.evaluate.run import Outcome, Watcher
 from flatout.yolo.evaluate.table import FEW_CLASSES, speed_line, study_line, table
 from flatout.yolo.evaluate.txt_labels import TxtLabels
+from flatout.yolo.input_size import rounded_up
 from flatout.yolo.metrics.coco import COCO_CATEGORY_IDS, CocoExport
 from flatout.yolo.metrics.coco_api import CocoScores
 from flatout.yolo.options import TestOptions

@@ -82,6 +82,8 @@ class EpochEnd:
         scores = outcome.scores if outcome else (0.0,) * len(SCORES)
         self._record(epoch, report, scores, num_targets, width_px)
         stops = self._judge(epoch, outcome)
+        if stops and not last:
+            self._validated(last=True)  # once more, with the pictures and the table of a last epoch
         self._after(epoch, self._scalars(report, scores))
         self.epoch, self.outcome = epoch, outcome or self.outcome
         if self._resample is not None:

@@ -17,14 +17,13 @@ from flatout.engine.distributed import World
 from flatout.errors import ConfigError
 from flatout.feed import Feed, FeedConfig, Plan, Rows, Store, StoreConfig
 from flatout.feed.device import DeviceBatches
-from flatout.feed.plan import Shapes
 from flatout.profiler import machine
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.device_input import DeviceInputConfig, training_input
 from flatout.yolo.augment.pictures import ResizedPictures
 from flatout.yolo.augment.source import TrainingSource
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.data.rect import RectBatches, rect_batches
+from flatout.yolo.data.rect import RectBatches, StepShapes, rect_batches
 from flatout.yolo.options import TrainOptions
 
 logger = logging.getLogger(__name__)
@@ -125,6 +124,7 @@ def _on_device(
         channels_last=options.channels_last,
         workers=min(DEVICE_WORKERS, num_workers(options.workers, config.batch_size, config.world)),
         epochs=config.epochs,
+        budget_bytes=device_budget(config.device),
     )
     try:
         return training_input(
@@ -141,6 +141,11 @@ def num_workers(asked: int, batch_size: int, world: World) -> int:
     """YOLOv7's rule: no more than cores per rank, pictures per batch, or were asked for; one picture needs none."""
     cores = max(1, machine.cores().usable // world.size)
     return min(cores, batch_size if batch_size > 1 else 0, asked)
+
+
+def device_budget(device: torch.device) -> int | None:
+    """Bytes of device memory for pictures; the training has not taken its share yet, so half is left to it."""
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else None
 
 
 def pictures_per_task(batch_size: int, workers: int) -> int:
@@ -174,7 +179,7 @@ def _plan(images: ImageSet, config: InputConfig, rect: RectBatches | None, *, se
     )
     if rect is None:
         return plan
-    return replace(plan, shuffle=False, order=rect.order_N, shapes=RectShapes(rect.shape_hw_S2))
+    return replace(plan, shuffle=False, order=rect.order_N, shapes=StepShapes(rect.shape_hw_S2))
 
 
 def _rect(images: ImageSet, config: InputConfig) -> RectBatches:
@@ -183,13 +188,3 @@ def _rect(images: ImageSet, config: InputConfig) -> RectBatches:
     return rect_batches(
         images.size_wh_N2, batch_size=config.batch_size, img_size=config.size, stride=config.grid, pad=0.0
     )
-
-
-class RectShapes:
-    """Shape of the pictures of each step, the same in every epoch."""
-
-    def __init__(self, shape_hw_S2: np.ndarray) -> None:
-        self._shapes = [(3, height, width) for height, width in shape_hw_S2.tolist()]
-
-    def __call__(self, epoch: int, step: int) -> Shapes:
-        return {"images": self._shapes[step]}

@@ -15,17 +15,16 @@ from flatout.yolo.data.data_yaml import DataSet
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.find_file import find_cfg, find_weights
 from flatout.yolo.hyp import Hyp
+from flatout.yolo.input_size import LEAST_GRID
 from flatout.yolo.load import Start, start_network
 from flatout.yolo.model.info import describe
-from flatout.yolo.model.network import Network
+from flatout.yolo.model.network import Network, build_network
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.param_groups import parameter_groups
 from flatout.yolo.schedule import scaled_weight_decay
 from flatout.yolo.weights import transfer
 
 logger = logging.getLogger(__name__)
-
-LEAST_GRID = 32
 
 
 def class_names(data: DataSet, *, single_cls: bool) -> list[str]:
@@ -43,6 +42,14 @@ def make_network(options: TrainOptions, hyp: Hyp, names: Sequence[str]) -> Start
     start.network.names = list(names)
     logger.info("%s", describe(start.network).line())
     return start
+
+
+def network_of_run(saved: Mapping[str, Any], names: Sequence[str]) -> Start:
+    """The network of a saved training, as its file describes it; `--weights` and `--cfg` may be gone by now."""
+    network = build_network(saved["config"], where="the saved model config")
+    network.names = list(names)
+    logger.info("%s", describe(network).line())
+    return Start(network, None, None)
 
 
 def round_weights(network: Network) -> None:
@@ -124,13 +131,6 @@ def start_epoch_of(start: Start, *, epochs: int) -> tuple[int, int]:
 def grid_of(network: Network) -> int:
     """Sides of the input are multiples of it."""
     return max(int(network.stride.max()), LEAST_GRID)
-
-
-def rounded_up(size: int, grid: int) -> int:
-    rounded = -(-size // grid) * grid
-    if rounded != size:
-        logger.warning("--img-size %d is no multiple of the grid of %d: using %d.", size, grid, rounded)
-    return rounded
 
 
 def about(network: Network, hyp: Mapping[str, Any]) -> dict[str, Any]:

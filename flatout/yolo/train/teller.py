@@ -43,8 +43,8 @@ class Teller:
 def figures(tick: Tick) -> dict[str, str]:
     """Losses, speed and memory with their units, aligned from line to line."""
     shown = {"epoch": str(tick.epoch)} | {name: f"{value:.4f}" for name, value in tick.items.items() if name != "total"}
-    shown |= {"lr": f"{tick.lr:.1e}", "": f"{tick.step_ms:.1f} ms/step (wait {tick.wait_ms:.1f})"}
-    shown |= {" ": f"{tick.samples_per_s:.0f} img/s"}
+    shown |= {"lr": f"{tick.lr:.1e}", "step": f"{tick.step_ms:.1f} ms", "wait": f"{tick.wait_ms:.1f} ms"}
+    shown |= {"speed": f"{tick.samples_per_s:.0f} img/s"}
     if torch.cuda.is_available():
-        shown |= {"  ": f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"}
+        shown |= {"memory": f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"}
     return shown

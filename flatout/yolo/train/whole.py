@@ -36,6 +36,7 @@ from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.sampling import class_counts, class_weights, epoch_class_weights, image_weights
 from flatout.yolo.data.scan import ScanConfig
 from flatout.yolo.evaluate import Outcome
+from flatout.yolo.input_size import rounded_up
 from flatout.yolo.model.network import Network
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.schedule import YoloSchedule
@@ -56,8 +57,6 @@ logger = logging.getLogger(__name__)
 NEVER = float("inf")
 LONG_RUN_PIXELS = 1e11
 """Ten thousand pictures of 320 px for a hundred epochs, about."""
-SAVE_APART_S = 15.0
-"""Between two saves at the ends of epochs: an epoch may take a second."""
 
 After = Callable[[int, Mapping[str, float]], None]
 
@@ -133,13 +132,19 @@ class _Training:
         logger.info("%s", resolved_line(setting))
         self._saved = self._saved_state()
         names = prepare.class_names(setting.data, single_cls=options.single_cls)
-        self._start = prepare.make_network(options, setting.hyp, names)
+        self._start = (
+            prepare.make_network(options, setting.hyp, names)
+            if self._saved is None
+            else prepare.network_of_run(self._section("weights"), names)
+        )
         self._network: Network = self._start.network
         self._pictures = self._open_pictures()
         set_determinism(options.deterministic, long_run=self._is_long())
         self._grid = prepare.grid_of(self._network)
-        self._size, self._test_size = (prepare.rounded_up(size, self._grid) for size in options.img_size)
+        self._size, self._test_size = (rounded_up(size, self._grid) for size in options.img_size)
         self._first_epoch, self._epochs = prepare.start_epoch_of(self._start, epochs=options.epochs)
+        if self._saved is not None:
+            self._epochs += self._section("run")["more_epochs"]
         if self._saved is None:
             prepare.fit_anchors(
                 self._network, self._pictures.train, options, setting.hyp, size=self._size, seed=setting.seed
@@ -159,7 +164,7 @@ class _Training:
         files = self._files = WeightFiles(folder / "weights", self._about())
         files.folder.mkdir(exist_ok=True)
         self._draw_labels()
-        interrupts = self._stack.enter_context(Interrupts())
+        interrupts = Interrupts()
         source = self._stack.enter_context(self._open_input())
         loss = self._loss()
         validation = self._stack.enter_context(self._validation(loss, interrupts))
@@ -187,7 +192,7 @@ class _Training:
         try:
             # Of several ranks only the first draws a bar; lines of the others are not shown either.
             screen = None if setting.world.is_first else io.StringIO()
-            with StepProgress(total, start=done, stream=screen) as progress:
+            with interrupts, StepProgress(total, start=done, stream=screen) as progress:
                 loop.tell = Teller(loop, progress, compile_auto=options.compile == "auto" and setting.world.size == 1)
                 loop.run()
         except StoppedAfter as stopped:
@@ -210,6 +215,13 @@ class _Training:
         if saved is not None and "training" not in saved.sections:
             raise CheckpointError(f"{saved.path}: this training has ended: there is nothing to resume.")
         return saved
+
+    def _section(self, name: str) -> Mapping[str, Any]:
+        """Of the saved state that is continued."""
+        assert self._saved is not None
+        section = self._saved.sections[name]
+        assert isinstance(section, Mapping)
+        return section
 
     def _is_long(self) -> bool:
         """Whether trying out kernels at the start is worth its time."""
@@ -307,7 +319,7 @@ class _Training:
                 log_every=min(options.log_every, source.steps_per_epoch),
                 save_every_s=NEVER if options.nosave else 60 * options.save_every_minutes,
                 save_every_steps=sys.maxsize if options.nosave else options.save_every_steps,
-                save_apart_s=NEVER if options.nosave else SAVE_APART_S,
+                save_apart_s=NEVER if options.nosave else LoopConfig.save_apart_s,
                 stop_after=options.stop_after,
                 graphs=options.fast and not options.multi_scale,
             ),
@@ -339,8 +351,8 @@ class _Training:
                     files.save_start(self._network)
                 loop.save()
             return
-        self._check_data(self._saved)
-        for line in differences(self._saved.sections["run"]["environment"], environment()):  # type: ignore[index]
+        self._check_data()
+        for line in differences(self._section("run")["environment"], environment()):
             logger.info("%s", line)
         loop.load_sections(self._saved.sections)
         logger.info("Continuing %s at epoch %d, step %d.", self._run.folder, loop.epoch, loop.step)
@@ -357,9 +369,8 @@ class _Training:
         except (ImportError, OSError) as error:
             logger.warning("No picture of the labels was drawn: %s.", error)
 
-    def _check_data(self, saved: Generation) -> None:
-        before = saved.sections["run"]["data"]  # type: ignore[index]
-        if before == self._pictures.fingerprint():
+    def _check_data(self) -> None:
+        if self._section("run")["data"] == self._pictures.fingerprint():
             return
         told = f"{self._setting.data.file}: pictures or labels have changed since this run was saved"
         if not self._setting.options.allow_data_change:
@@ -375,6 +386,7 @@ class _Training:
         return {
             "config": config_of_run(self._setting.written, self._setting.hyp),
             "data": self._pictures.fingerprint(),
+            "more_epochs": self._epochs - self._setting.options.epochs,
             "environment": environment(),
         }
 
@@ -415,5 +427,5 @@ class Weighing:
 def _explained(setting: Setting) -> str:
     names = prepare.class_names(setting.data, single_cls=setting.options.single_cls)
     network = prepare.make_network(setting.options, setting.hyp, names).network.to(setting.device).train()
-    size = prepare.rounded_up(setting.options.img_size[0], prepare.grid_of(network))
+    size = rounded_up(setting.options.img_size[0], prepare.grid_of(network))
     return explain(network, torch.zeros(setting.options.batch_size, 3, size, size, device=setting.device))

@@ -11,6 +11,9 @@ from tests.reference.plain_training import Iteration, PlainTraining, states_of
 from tests.yolo.train.given_batches import GivenBatches, made_up_batch
 from tests.yolo.train.small_training import loss_config, make_loop, narrow_network, tiny_hyp
 
+# One thread: a rounding may decide which pixel of a pooling window is the largest, and then weights differ visibly.
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZE, CLASSES = 64, 3
 
 
@@ -34,7 +37,7 @@ def test_one_step_gives_the_losses_weights_and_average_of_the_plain_twin(loss_ot
     assert largest_difference(loop.average.network.state_dict(), average) < 1e-5
 
 
-@pytest.mark.parametrize(("batch_size", "num_steps"), [(32, 6), (64, 4)])
+@pytest.mark.parametrize(("batch_size", "num_steps"), [(32, 6), (64, 3)])
 def test_schedule_accumulation_momentum_and_decay_are_those_of_the_plain_twin(batch_size: int, num_steps: int) -> None:
     # Plain loss and a small learning rate, so that no rounding decides who matches whom or grows from step to step.
     network, hyp = narrow_network(CLASSES), tiny_hyp(loss_ota=0, lr0=1e-4, warmup_bias_lr=1e-4)

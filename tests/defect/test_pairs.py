@@ -1,0 +1,52 @@
+"""Pairs of template and inspected board become images of three planes."""
+
+import os
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from bench.defect_boards import _floor
+from flatout.defect.evaluate.judge import judge
+from flatout.defect.strips.canonical import canonical
+from flatout.defect.strips.find import Judged
+from flatout.defect.strips.pairs import list_pairs, read_pair, read_template
+from flatout.errors import DataError
+
+BOARDS = Path(os.environ.get("FLATOUT_DATA", "none")) / "deeppcb_mini"
+
+
+def write_pair(folder: Path, name: str, template: np.ndarray, inspected: np.ndarray) -> None:
+    for kind, picture in (("temp", template), ("test", inspected)):
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(folder / kind / f"{name}.png"), picture)
+
+
+def test_the_template_serves_as_both_references(tmp_path):
+    template = np.full((40, 50), 255, np.uint8)
+    inspected = template.copy()
+    inspected[10:15, 20:25] = 0
+    write_pair(tmp_path, "a", template, inspected)
+    (pair,) = list_pairs(tmp_path)
+    assert pair.mask is None
+    planes = read_pair(pair)
+    np.testing.assert_array_equal(planes, np.stack((inspected, template, template)))
+    np.testing.assert_array_equal(read_template(pair), np.stack([template] * 3))
+
+
+def test_a_board_without_template_is_named(tmp_path):
+    write_pair(tmp_path, "a", np.zeros((9, 9), np.uint8), np.zeros((9, 9), np.uint8))
+    (tmp_path / "temp/a.png").rename(tmp_path / "temp/b.png")
+    with pytest.raises(DataError, match=r"a\.png.*no template"):
+        list_pairs(tmp_path)
+    with pytest.raises(DataError, match="no pictures"):
+        list_pairs(tmp_path / "none")
+
+
+@pytest.mark.skipif(not BOARDS.is_dir(), reason="FLATOUT_DATA with deeppcb_mini is not there")
+def test_a_plain_difference_reaches_its_published_overlap_on_real_boards():
+    pairs = {pair.inspected: pair for pair in list_pairs(BOARDS / "val")}
+    judged = [Judged(path, pair.mask, is_good=False) for path, pair in pairs.items()]
+    outcome = judge(_floor, judged, read=lambda path: canonical(read_pair(pairs[path])), threshold=0.5)
+    assert outcome.scores()["pixel_IoU"] == pytest.approx(0.462, abs=0.005)
