@@ -1,9 +1,18 @@
-"""After a run, say how many golden cases of each group were checked."""
+"""Before a run, hear signals; after it, say how many golden cases of each group were checked."""
 
+import signal
 from collections import Counter
 from typing import Any
 
 OUTCOMES = ("passed", "failed", "skipped")
+
+
+def pytest_configure(config: Any) -> None:
+    """Started in the background or by nohup, tests and their children would ignore the signals they are about."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -185,8 +185,6 @@ MODEL:
   WIDTH: 8
   ENC_BLOCKS: [1, 1]
   DEC_BLOCKS: [1, 1]
-LOSS:
-  CHARBONNIER: {{DELTA: 0.03}}
 LOG:
   SAVE_DIR: {root}/runs/demo
   VAL_EVERY_STEPS: 80

@@ -92,4 +92,4 @@ def _notes(model: type) -> dict[str, str]:
     except OSError:  # installed without sources
         return {}
     found = re.findall(r'^    (\w+):[^\n]*\n    """(.*?)"""', source, re.MULTILINE | re.DOTALL)
-    return {name: " ".join(text.split()) for name, text in found}
+    return {name: " ".join(text.split()).replace("None:", "default:") for name, text in found}

@@ -1,31 +1,27 @@
 """The whole of `flatout defect train`: options in; weights, results and pictures in a run folder out."""
 
-import hashlib
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-import yaml
 from torch import nn
 
-from flatout.config import read_config
 from flatout.defect.evaluate.outcome import Outcome
 from flatout.defect.model import DefectNet
-from flatout.defect.options import TrainOptions, config_of_run, of_this_call, plain
+from flatout.defect.options import TrainOptions, config_of_run
 from flatout.defect.schedule import StepwiseSchedule
 from flatout.defect.source import Recipe
 from flatout.defect.strips.find import list_judged, root_of
 from flatout.defect.train.epoch_end import EpochEnd, EpochEndConfig
 from flatout.defect.train.input import TrainingImages, TrainingInput, find_images, make_recipe, open_input
 from flatout.defect.train.job import DefectJob, StepConfig
+from flatout.defect.train.run_files import check_data, fingerprint, open_run, options_to_resume
 from flatout.defect.train.validate import Validation
 from flatout.defect.train.weight_files import BEST, WeightFiles
 from flatout.defect.weights import about, load_network
 from flatout.engine import distributed
-from flatout.engine.checkpoint.atomic import replacing
 from flatout.engine.compiling import Compiled
 from flatout.engine.determinism import set_determinism
 from flatout.engine.device_choice import choose_devices
@@ -40,13 +36,11 @@ from flatout.engine.precision import DTYPES, Amp, default_fast_amp
 from flatout.engine.progress import StepProgress
 from flatout.engine.random_state import seed_all
 from flatout.engine.records import Records
-from flatout.engine.run_folder import Run, choose_run, run_of
 from flatout.engine.tensorboard import TensorBoard
-from flatout.errors import CheckpointError, ConfigError, DataError
+from flatout.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)
 
-CONFIG_NAME = "config.yaml"
 WEIGHTS = "weights"
 ADAM_BETA = 0.9
 
@@ -70,9 +64,7 @@ def train(options: TrainOptions) -> TrainResult:
     Raises Interrupted once a signal was obeyed and everything is saved: the same call then continues.
     """
     if options.resume:
-        options = replace(
-            read_config(run_of(Path(options.resume)) / CONFIG_NAME, TrainOptions), **of_this_call(options)
-        )
+        options = options_to_resume(options)
     world = distributed.read_world()
     device = device_for(options.device, world)
     # Before the folder is made: data that cannot be used leaves nothing behind.
@@ -82,7 +74,7 @@ def train(options: TrainOptions) -> TrainResult:
     distributed.join(world, device)
     try:
         with ExitStack() as stack:
-            run = stack.enter_context(_open_run(options)) if world.is_first else None
+            run = stack.enter_context(open_run(options)) if world.is_first else None
             folder, continues = world.from_first((str(run.folder), run.continues) if run else None)
             result = _Training(options, images, recipe, world, device, Path(folder), continues, stack).go()
             if run is not None and result.finished:
@@ -258,21 +250,11 @@ class _Training:
         if self._saved is None:
             loop.save()
             return
-        self._check_data(self._saved)
+        check_data(self._saved, self._images, self._options)
         for line in differences(self._saved.sections["run"]["environment"], environment()):  # type: ignore[index]
             logger.info("%s", line)
         loop.load_sections(self._saved.sections)
         logger.info("Continuing %s at epoch %d, step %d.", self._folder, loop.epoch, loop.step)
-
-    def _check_data(self, saved: Generation) -> None:
-        if saved.sections["run"]["data"] == fingerprint(self._images):  # type: ignore[index]
-            return
-        told = f"{self._options.training_dataset_path}: images have changed since this run was saved"
-        if not self._options.allow_data_change:
-            raise DataError(
-                f"{told}. Start a new run with --fresh, or continue with the changed data with --allow_data_change."
-            )
-        logger.warning("%s; continuing with the changed ones, as asked.", told)
 
 
 def _draw_results(folder: Path) -> None:
@@ -285,16 +267,6 @@ def _draw_results(folder: Path) -> None:
         logger.warning("No picture of the results was drawn: %s.", error)
 
 
-def fingerprint(images: TrainingImages) -> str:
-    """Changes when an image comes, goes or changes its length."""
-    digest = hashlib.sha256(f"{images.num_images} {images.strips.shape_hw}".encode())
-    for index in range(len(images.strips)):
-        path = Path(images.strips.path(index))
-        size = path.stat().st_size if path.exists() else -1
-        digest.update(f"{path.name}\0{size}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()
-
-
 def figures(tick: Tick) -> dict[str, str]:
     """What the terminal shows of an interval, units included."""
     shown: dict[str, str] = {"epoch": str(tick.epoch), "loss": f"{tick.items['loss']:.6f}", "lr": f"{tick.lr:.1e}"}
@@ -302,21 +274,3 @@ def figures(tick: Tick) -> dict[str, str]:
     if torch.cuda.is_available():
         shown |= {"  ": f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"}
     return shown
-
-
-def _open_run(options: TrainOptions) -> Run:
-    """The run folder, locked, with the options in it."""
-    run = choose_run(
-        Path(options.checkpoint_path),
-        options.name,
-        config=config_of_run(options),
-        exist_ok=options.exist_ok,
-        fresh=options.fresh,
-        resume=Path(options.resume) if options.resume else None,
-        break_lock=options.break_lock,
-    )
-    kept: dict[str, Any] = {key: value for key, value in plain(options).items() if value is not None}
-    content = yaml.safe_dump(kept | {"resume": ""}, sort_keys=False, allow_unicode=True).encode()
-    with replacing(run.folder / CONFIG_NAME, needed_bytes=len(content)) as sink:
-        sink.write(content)
-    return run
