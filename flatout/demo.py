@@ -2,7 +2,7 @@
 
     draw a data set -> train yolov7-tiny -> validate it on pictures it has not seen -> say how good, how fast, and why
 
-Minutes on two CPU cores, seconds on a GPU. It is an ordinary training: it may be interrupted, and then the same command
+Minutes on two CPU cores. It is an ordinary training: it may be interrupted, and then the same command
 continues; run again, it trains anew beside the first run.
 """
 
@@ -23,7 +23,7 @@ HYP = "data/hyp.demo.yaml"
 CFG = "cfg/training/yolov7-tiny.yaml"
 DESCRIPTION = """\
 Draw a small data set, train yolov7-tiny on it from scratch, and show how good it became, how fast it went and where the
-time was spent. Under five minutes on two CPU cores, under one on a GPU. Interrupted with Ctrl-C it saves; the same
+time was spent. Under five minutes on two CPU cores. Interrupted with Ctrl-C it saves; the same
 command then continues.
 """
 PICTURES = {

@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import time
 
 import psutil
 import pytest
@@ -117,6 +118,12 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
+def wait_until_gone(pids: set[int]) -> None:
+    deadline_s = time.monotonic() + 5
+    while pids & children() and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+
+
 @pytest.mark.parametrize("how", ["exhausted", "left", "dropped"])
 def test_no_process_is_left_behind(how):
     before = children()
@@ -138,8 +145,12 @@ def test_persistent_workers_stay_and_others_do_not():
         list(loader)
         first = children()
         list(loader)
+        if not persistent:
+            wait_until_gone(first)
         assert bool(children() & first) == persistent
         del loader
+        gc.collect()
+        wait_until_gone(children())
 
 
 def test_a_change_of_the_dataset_reaches_the_next_epochs_workers():
