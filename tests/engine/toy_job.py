@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
 def train(options: argparse.Namespace) -> Path:
     """Begin or continue a run; returns its folder."""
     torch.set_num_threads(options.threads)
-    resume = newest_last(Path.cwd()) if options.resume is True else options.resume and Path(options.resume)
+    resume = newest_last(Path(options.project)) if options.resume is True else options.resume and Path(options.resume)
     config = {key: getattr(options, key) for key in ("epochs", "steps", "seed", "window")}
     world = distributed.read_world()
     distributed.join(world, torch.device("cpu"))
