@@ -1,5 +1,6 @@
 """A door with a table of commands, of which only the one that is named is imported."""
 
+import argparse
 import difflib
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -30,3 +31,20 @@ def answer(words: Sequence[str], commands: Mapping[str, Command], *, door: str) 
         raise ConfigError(f"unknown command {name!r}; {advice}")
     code: int = import_module(commands[name].module).main(argv)
     return code
+
+
+def answer_or_explain(argv: list[str], commands: Mapping[str, Command], *, door: str, description: str) -> int:
+    """A door within the door, such as `flatout yolo`: run the command that is named, or list what there is."""
+    if argv and not argv[0].startswith("-"):
+        return answer(argv, commands, door=door)
+    parser = argparse.ArgumentParser(
+        prog=door,
+        usage=f"{door} [-h] COMMAND [ARGUMENT ...]",
+        description=description,
+        epilog=f"{listing(commands)}\n\n`{door} COMMAND --help` explains one of them.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.parse_args(argv)
+    parser.print_help()
+    return 0

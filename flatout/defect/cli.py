@@ -1,9 +1,8 @@
 """flatout defect: finds the command and hands over to it."""
 
-import argparse
+from flatout.door import Command, answer_or_explain
 
-from flatout.door import Command, answer, listing
-
+DESCRIPTION = "Defects between dies: what is in target and in neither reference."
 COMMANDS = {
     "train": Command("train a network on defect-free images", "flatout.defect.commands.train"),
     "test": Command("heat maps of test images, and how good they are", "flatout.defect.commands.test"),
@@ -17,16 +16,4 @@ COMMANDS = {
 
 def main(argv: list[str]) -> int:
     """Run one command of the defect job; returns its exit code."""
-    if argv and not argv[0].startswith("-"):
-        return answer(argv, COMMANDS, door="flatout defect")
-    parser = argparse.ArgumentParser(
-        prog="flatout defect",
-        usage="flatout defect [-h] COMMAND [ARGUMENT ...]",
-        description="Defects between dies: what is in target and in neither reference.",
-        epilog=f"{listing(COMMANDS)}\n\n`flatout defect COMMAND --help` explains one of them.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.parse_args(argv)
-    parser.print_help()
-    return 0
+    return answer_or_explain(argv, COMMANDS, door="flatout defect", description=DESCRIPTION)

@@ -1,9 +1,8 @@
 """flatout spike: finds the command and hands over to it."""
 
-import argparse
+from flatout.door import Command, answer_or_explain
 
-from flatout.door import Command, answer, listing
-
+DESCRIPTION = "Spike-camera guided video deblurring."
 COMMANDS = {
     "prepare": Command("put blur, sharp and spike folders side by side", "flatout.spike.commands.prepare"),
     "check": Command("configuration, one sample, loader speed and system, examined", "flatout.spike.commands.check"),
@@ -20,16 +19,4 @@ COMMANDS = {
 
 def main(argv: list[str]) -> int:
     """Run one command of the deblurring job; returns its exit code."""
-    if argv and not argv[0].startswith("-"):
-        return answer(argv, COMMANDS, door="flatout spike")
-    parser = argparse.ArgumentParser(
-        prog="flatout spike",
-        usage="flatout spike [-h] COMMAND [ARGUMENT ...]",
-        description="Spike-camera guided video deblurring.",
-        epilog=f"{listing(COMMANDS)}\n\n`flatout spike COMMAND --help` explains one of them.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.parse_args(argv)
-    parser.print_help()
-    return 0
+    return answer_or_explain(argv, COMMANDS, door="flatout spike", description=DESCRIPTION)

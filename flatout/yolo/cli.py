@@ -1,9 +1,8 @@
 """flatout yolo: finds the command and hands over to it."""
 
-import argparse
+from flatout.door import Command, answer_or_explain
 
-from flatout.door import Command, answer, listing
-
+DESCRIPTION = "Detection with YOLOv7's networks."
 COMMANDS = {
     "train": Command("train a detector: YOLOv7's train.py, with its flags", "flatout.yolo.commands.train"),
     "test": Command("evaluate weights: YOLOv7's test.py, with its flags", "flatout.yolo.commands.test"),
@@ -16,16 +15,4 @@ COMMANDS = {
 
 def main(argv: list[str]) -> int:
     """Run one command of the detection job; returns its exit code."""
-    if argv and not argv[0].startswith("-"):
-        return answer(argv, COMMANDS, door="flatout yolo")
-    parser = argparse.ArgumentParser(
-        prog="flatout yolo",
-        usage="flatout yolo [-h] COMMAND [ARGUMENT ...]",
-        description="Detection with YOLOv7's networks.",
-        epilog=f"{listing(COMMANDS)}\n\n`flatout yolo COMMAND --help` explains one of them.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.parse_args(argv)
-    parser.print_help()
-    return 0
+    return answer_or_explain(argv, COMMANDS, door="flatout yolo", description=DESCRIPTION)
