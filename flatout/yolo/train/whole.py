@@ -1,6 +1,5 @@
 """The whole of `train.py`: options in; weights, results and pictures in a run folder out."""
 
-import hashlib
 import io
 import logging
 import sys
@@ -30,10 +29,8 @@ from flatout.engine.run_folder import Run
 from flatout.engine.tensorboard import TensorBoard
 from flatout.errors import CheckpointError, DataError
 from flatout.yolo.compat.resume_options import config_of_run
-from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.label_cache import default_folder
 from flatout.yolo.data.open_set import SplitConfig, open_split
-from flatout.yolo.data.sampling import class_counts, class_weights, epoch_class_weights, image_weights
 from flatout.yolo.data.scan import ScanConfig
 from flatout.yolo.evaluate import Outcome
 from flatout.yolo.input_size import rounded_up
@@ -44,12 +41,14 @@ from flatout.yolo.train import prepare
 from flatout.yolo.train.batch_pictures import BatchPictures
 from flatout.yolo.train.epoch_end import EpochEnd, EpochEndConfig, Resample
 from flatout.yolo.train.finish import finish
+from flatout.yolo.train.image_sets import Pictures
 from flatout.yolo.train.input import InputConfig, TrainingInput, num_workers, open_input
 from flatout.yolo.train.job import DetectionJob, StepConfig, capacity_for
 from flatout.yolo.train.loss_choice import DetectionLoss
 from flatout.yolo.train.setting import Setting, read_setting, resolved_line
 from flatout.yolo.train.teller import Teller
 from flatout.yolo.train.validate import Validation, ValidationConfig
+from flatout.yolo.train.weighing import Weighing
 from flatout.yolo.train.weight_files import WeightFiles
 
 logger = logging.getLogger(__name__)
@@ -71,23 +70,6 @@ class TrainResult:
     best_fitness: float
     finished: bool
     """False if it was asked to end early; the same command then continues."""
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """The two sets of a training; validation pictures are those of the first rank only."""
-
-    train: ImageSet
-    val: ImageSet
-
-    def fingerprint(self) -> str:
-        """Changes when a picture comes, goes or changes its size, or when any label changes."""
-        digest = hashlib.sha256()
-        for images in (self.train, self.val):
-            digest.update("\n".join((*images.names, *images.paths)).encode(errors="surrogateescape"))
-            for array in (images.size_wh_N2, images.labels.class_box_T5, images.labels.first_N, images.labels.point_P2):
-                digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
 
 
 def train(options: TrainOptions) -> TrainResult | None:
@@ -411,17 +393,6 @@ class _Training:
         never_found = [0.0] * self._network.nc
         source.feed.set_weights(weigh(np.array(never_found)))
         return resample
-
-
-class Weighing:
-    """Sampling weights of pictures: classes that are rare and not yet found well are shown more often."""
-
-    def __init__(self, images: ImageSet, num_classes: int) -> None:
-        self._labels = images.labels
-        self._class_weights = class_weights(class_counts(images.labels, num_classes))
-
-    def __call__(self, map_C: np.ndarray) -> np.ndarray:
-        return image_weights(self._labels, epoch_class_weights(self._class_weights, map_C))
 
 
 def _explained(setting: Setting) -> str:
