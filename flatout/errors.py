@@ -17,6 +17,10 @@ class ConfigError(FlatoutError, ValueError):
     exit_code = 2
 
 
+class MissingFileError(ConfigError, FileNotFoundError):
+    """A file that a flag or an argument names, and that is not there."""
+
+
 class DataError(FlatoutError, ValueError):
     """Samples that cannot be read, or a source that does not keep its word."""
 
@@ -45,6 +49,12 @@ class ChildLostError(FlatoutError, RuntimeError):
     """A child process died and could not be replaced."""
 
     exit_code = 7
+
+
+class ParityError(FlatoutError, ArithmeticError):
+    """An exported file does not compute what its network computes; it is not written."""
+
+    exit_code = 8
 
 
 class Interrupted(FlatoutError):

@@ -9,11 +9,9 @@ Dimension key:  B images   C planes   H W image   T tiles   P patch side
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,16 +20,17 @@ from torch import Tensor, nn
 from flatout.defect.model import DefectNet
 from flatout.defect.patches import Grid
 from flatout.defect.strips.canonical import PLANES, TOP
-from flatout.errors import ConfigError, ResourceError
+from flatout.errors import ConfigError, ParityError, ResourceError
+from flatout.export.onnx_model import Model, save, state_facts, traced
+from flatout.export.packages import is_there, need, refuse_missing
+from flatout.export.precision import Precision, in_float16, in_int8, last_convolutions
+from flatout.export.session import Session
 
 logger = logging.getLogger(__name__)
 
 OPSET = 17
 TOLERANCE = 1e-4
 INPUT_RANGE = "0..255"
-
-
-Precision = Literal["float32", "float16", "int8"]
 
 
 @dataclass(frozen=True)
@@ -81,39 +80,32 @@ class WholeImage(nn.Module):
 
 
 def export_onnx(network: DefectNet, grid: Grid, path: Path, *, opset: int = OPSET) -> Exported:
-    """Write the network for images of the grid's size, and compare it with ONNX Runtime where that is installed."""
-    onnx = _import_onnx()
+    """Write the network for images of the grid's size, compared with ONNX Runtime where that is installed."""
+    refuse_missing("onnx")
     whole = WholeImage(network.eval().cpu().float(), grid).eval()
-    example = torch.from_numpy(_example(grid))
-    part = path.with_name(f".{path.name}.part")
+    model = traced(
+        whole,
+        torch.from_numpy(_example(grid)),
+        input_name="input",
+        output_names=["output"],
+        free_axes={"input": {0: "batch"}, "output": {0: "batch"}},
+        opset=opset,
+    )
+    facts = {
+        "input_range": INPUT_RANGE,
+        "input_planes": "target, ref1, ref2",
+        "output_planes": "probability of a defect, 0, 0",
+        "network": network.version,
+        "patches": f"{len(grid.ys)} x {len(grid.xs)} of {grid.patch_hw[0]} px, stitched by owner",
+    }
+    state_facts(model, facts)
+    difference = _difference(whole, model, path, grid)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.onnx.export(
-            whole,
-            (example,),
-            str(part),
-            input_names=["input"],
-            output_names=["output"],
-            dynamic_axes={"input": {0: "batch"}, "output": {0: "batch"}},
-            opset_version=opset,
-            dynamo=False,
-        )
-        model = onnx.load(str(part))
-        facts = {
-            "input_range": INPUT_RANGE,
-            "input_planes": "target, ref1, ref2",
-            "output_planes": "probability of a defect, 0, 0",
-            "network": network.version,
-            "patches": f"{len(grid.ys)} x {len(grid.xs)} of {grid.patch_hw[0]} px, stitched by owner",
-        }
-        onnx.helper.set_model_props(model, facts)
-        onnx.save(model, str(part))
-        part.replace(path)
     except OSError as error:
         raise ResourceError(f"{path}: cannot be written: {error.strerror}. Choose another place.") from None
-    finally:
-        part.unlink(missing_ok=True)
-    return Exported(path, _difference(whole, path, grid))
+    save(model, path)
+    return Exported(path, difference)
 
 
 def reduce_precision(path: Path, out: Path, precision: Precision, images: Sequence[np.ndarray]) -> None:
@@ -123,58 +115,30 @@ def reduce_precision(path: Path, out: Path, precision: Precision, images: Sequen
     `images` [3, H, W] in 0..255; the first and the last convolution stay as they are, as their errors go straight to
     the heat map.
     """
-    onnx = _import_onnx()
+    model = need("onnx").load(str(path))
     if precision == "float16":
-        float16 = import_module("onnxruntime.transformers.float16")
-        onnx.save(float16.convert_float_to_float16(onnx.load(str(path)), keep_io_types=True), str(out))
-        return
-    quantization = import_module("onnxruntime.quantization")
-    convolutions = [node.name for node in onnx.load(str(path)).graph.node if node.op_type == "Conv"]
-    quantization.quantize_static(
-        str(path),
-        str(out),
-        _Calibration(images),
-        quant_format=quantization.QuantFormat.QDQ,
-        op_types_to_quantize=["Conv"],
-        nodes_to_exclude=[convolutions[0], convolutions[-1]],
-        per_channel=True,
-    )
+        save(in_float16(model), out)
+    elif precision == "int8":
+        whole = (image[None] for image in images)
+        save(in_int8(model, whole, input_name="input", kept=last_convolutions(model)), out)
+    else:
+        raise ConfigError(f"{path}: is {precision} already.")
 
 
-class _Calibration:
-    """Images one at a time, as ONNX Runtime asks for them."""
-
-    def __init__(self, images: Sequence[np.ndarray]) -> None:
-        self._batches: Iterator[dict[str, np.ndarray]] = ({"input": image[None]} for image in images)
-
-    def get_next(self) -> dict[str, np.ndarray] | None:
-        return next(self._batches, None)
-
-
-def _import_onnx() -> Any:
-    try:
-        return import_module("onnx")
-    except ImportError:
-        raise ConfigError("Exporting needs the package onnx: pip install flatout[export]") from None
-
-
-def _difference(whole: WholeImage, path: Path, grid: Grid) -> float | None:
-    """Largest difference of the file to the network, on two images at once; it must be within the tolerance."""
-    try:
-        onnxruntime = import_module("onnxruntime")
-    except ImportError:
+def _difference(whole: WholeImage, model: Model, path: Path, grid: Grid) -> float | None:
+    """Largest difference of the model to the network, on two images at once; it must be within the tolerance."""
+    if not is_there("onnxruntime"):
         logger.warning("%s was not verified: pip install onnxruntime, and export again.", path)
         return None
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     images = np.concatenate((_example(grid), 255 - _example(grid)))
-    (found,) = session.run(None, {"input": images})
+    found = Session(model)({"input": images})["output"]
     with torch.inference_mode():
         expected = whole(torch.from_numpy(images)).numpy()
     difference = float(np.abs(found - expected).max())
     if not difference <= TOLERANCE:
-        raise ConfigError(
-            f"{path}: ONNX Runtime differs from the network by {difference:.1e}, more than {TOLERANCE:g}. The file is "
-            "kept for a look; do not use it."
+        raise ParityError(
+            f"{path}: ONNX Runtime differs from the network by {difference:.1e}, more than {TOLERANCE:g}, so nothing "
+            "was written. Try another opset, and report it."
         )
     return difference
 

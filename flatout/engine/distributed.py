@@ -1,6 +1,15 @@
-"""Which of several processes is this one? Started by torchrun, by an older launcher, or alone."""
+"""Which of several processes is this one? Started by torchrun, by an older launcher, or alone.
+
+    with together(world, device):   ranks meet; an error of one ends all, and each says why
+
+Two groups of connections: one for gradients, impatient once training goes, and one for small words between hosts, which
+waits as long as saving, opening data or the slowest rank may take. Ranks that are gone are not noticed by timeouts, but
+by `rank_watch`.
+"""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -8,12 +17,16 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from flatout.engine.device_choice import make_current
-from flatout.errors import ConfigError
+from flatout.engine.rank_watch import LOST_AFTER_S, RankWatch, is_of_collective, store_of_launcher
+from flatout.errors import ConfigError, Interrupted
 
-TIMEOUT_S = 120
-"""Until a lost rank ends the others; compilation and validation of rank 0 must fit in."""
+PATIENCE_S = 1800
+"""Scanning data, decoding it into a store, fetching a mirrored state, compiling: one rank does it, the others wait."""
+STEP_TIMEOUT_S = 120
+"""For sums of gradients, from the first step on."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +70,34 @@ class World:
         dist.broadcast_object_list(told, src=0, group=_host_group())
         return told[0]
 
+    def to_first(self, value: Any) -> list[Any] | None:
+        """The values of all ranks in their order, for the first rank; None for the others. All tell at the same time.
+
+        Pickled: for values of our own making that went through no file.
+        """
+        if self.size == 1:
+            return [value]
+        told: list[Any] | None = [None] * self.size if self.is_first else None
+        dist.gather_object(value, told, dst=0, group=_host_group())
+        return told
+
+    def copy_from_first(self, network: nn.Module) -> None:
+        """Give a network the first rank's weights and buffers: running statistics are each rank's own between steps."""
+        if self.size > 1:
+            for tensor in network.state_dict().values():
+                dist.broadcast(tensor, src=0)
+
     def wait_for_all(self) -> None:
+        """Returns when every rank has come here, however long that takes."""
         if self.size > 1:
             dist.barrier(group=_host_group())
+
+    def settle(self) -> None:
+        """The first step is done: from here on nobody has a reason to be silent or late."""
+        if self.size > 1 and dist.is_initialized():
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=STEP_TIMEOUT_S))
+            for watch in _watches:
+                watch.settle()
 
 
 def read_world(local_rank: int = -1) -> World:
@@ -75,26 +113,59 @@ def read_world(local_rank: int = -1) -> World:
     return World(rank=_number("RANK", local), size=size, local_rank=local)
 
 
-def join(world: World, device: torch.device) -> None:
+@contextmanager
+def together(world: World, device: torch.device, *, lost_after_s: float = LOST_AFTER_S) -> Iterator[None]:
+    """Meet the other ranks, and part at the end of the block.
+
+    An error of this rank is told to the others, which end with ChildLostError (exit code 7); so do all if a rank shows
+    no sign of life for `lost_after_s` after the first step.
+    """
+    join(world, device, lost_after_s=lost_after_s)
+    try:
+        yield
+    except Interrupted:
+        leave(world)  # all ranks have come to the same end
+        raise
+    except BaseException as error:
+        # Not parted from properly: taking connections down together needs everybody.
+        for watch in _watches:
+            if is_of_collective(error):
+                raise watch.explain(error) from error
+            watch.tell(error)
+        raise
+    leave(world)
+
+
+def join(world: World, device: torch.device, *, lost_after_s: float = LOST_AFTER_S) -> None:
     """Make `device` this process's own, and meet the other ranks; blocks until all are there."""
     make_current(device)
     if world.size > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=TIMEOUT_S))
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=PATIENCE_S))
+        store = store_of_launcher(os.environ)
+        _watches.append(RankWatch(world.rank, world.size, store, lost_after_s=lost_after_s))
+        world.wait_for_all()
+        _watches[-1].start()
 
 
 def leave(world: World) -> None:
+    """Part from the other ranks."""
     if world.size > 1 and dist.is_initialized():
+        while _watches:
+            _watches.pop().stop()
         dist.destroy_process_group()
         _groups.clear()
 
 
 _groups: dict[str, dist.ProcessGroup] = {}
+_watches: list[RankWatch] = []
+"""One while ranks are together, else none."""
 
 
 def _host_group() -> "dist.ProcessGroup":
     """A group for small words between hosts: NCCL's own would make the GPU's stream wait."""
     if "host" not in _groups:
-        _groups["host"] = dist.new_group(backend="gloo")
+        _groups["host"] = dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE_S))
     return _groups["host"]
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flatout.engine.callbacks import Callbacks, Saved
 from flatout.engine.distributed import World
 from flatout.engine.divergence import Guard
 from flatout.engine.ema import MovingAverage
@@ -66,7 +67,7 @@ class LoopConfig:
 
 
 class StoppedAfter(Exception):
-    """The training was asked to end after so many steps; it is saved and can go on."""
+    """The training ends early, as was asked beforehand; it is saved and can go on. The text says why."""
 
 
 class _RolledBack(Exception):
@@ -92,8 +93,11 @@ class Loop:
         world: World | None = None,
         forward: nn.Module | None = None,
         tell: Callable[[Tick], None] = lambda tick: None,
+        callbacks: Callbacks | None = None,
+        stop_early: Callable[[], str | None] | None = None,
     ) -> None:
-        """`forward` is the network as it is called, compiled or for several ranks; `network` holds the weights."""
+        """`forward` is the network as it is called, compiled or for several ranks; `network` holds the weights.
+        `stop_early` is asked where a training may stop, and says why it has to, or None."""
         self.job, self.network, self.optimizer = job, network, optimizer
         self.schedule, self.batches, self.config = schedule, batches, config
         self.device, self.average, self.generations = device, average, generations
@@ -104,7 +108,7 @@ class Loop:
         self._interrupts = interrupts or Interrupts()
         self._forward = forward or network
         self._statistics = RunningStatistics(network)
-        self.tell = tell
+        self.tell, self._callbacks, self._stop_early = tell, callbacks or Callbacks(), stop_early
         self._log = StepLog(len(job.item_names) + 2, config.log_every, device)
         self._meter = Meter(job.item_names)
         self._guard = Guard()
@@ -172,6 +176,8 @@ class Loop:
         self._meter.count(len(batch) * self.world.size)
         self.step += 1
         self.steps_here += 1
+        if self.steps_here == 1:
+            self.world.settle()
         if self.step % self.config.log_every == 0:
             self._look(self._log.turn())
         if knobs.steps:
@@ -247,7 +253,9 @@ class Loop:
         bad_loss_N, bad_gradient_N = self.world.largest(rows_NK[:, -2:] > 0).astype(bool).T
         self._meter.add(rows_NK[:, :-2], bad_loss_N | bad_gradient_N)
         if len(rows_NK):
-            self.tell(self._meter.tick(self.epoch, self.step))
+            tick = self._meter.tick(self.epoch, self.step)
+            self.tell(tick)
+            self._callbacks.log(tick)
         if self._guard.is_lost(bad_loss_N, bad_gradient_N, scaled=self.config.amp == "fp16"):
             self._roll_back()
 
@@ -285,7 +293,7 @@ class Loop:
             self._asked_steps = self.steps_here
         name = self._interrupts.requested
         if self.world.any_of(name is not None):
-            self._save_to_stop()
+            self.save()
             raise Interrupted(
                 f"{name or 'a signal to another rank'}: saved at epoch {self.epoch}, step {self.step}. "
                 "Run the same command again."
@@ -296,9 +304,15 @@ class Loop:
             self.save()
 
     def _stop_if_long_enough(self) -> None:
+        why = None
         if self.config.stop_after is not None and self.steps_here >= self.config.stop_after:
-            self._save_to_stop()
-            raise StoppedAfter(self.steps_here)
+            why = f"Stopped after {self.steps_here} steps, as asked. The same command continues."
+        elif self._stop_early is not None:
+            # Clocks of several machines differ: what the first one says counts.
+            why = self.world.from_first(self._stop_early())
+        if why is not None:
+            self.save()
+            raise StoppedAfter(why)
 
     def _save_is_due(self) -> bool:
         unsaved_steps = self.steps_here - self._saved_steps
@@ -316,7 +330,7 @@ class Loop:
                 )
             stop = self.job.end_epoch(self.epoch, self._meter.report())
         except Interrupted:
-            self._save_to_stop()
+            self.save()
             raise
         stop = self.world.from_first(stop)
         self.epoch, self.step = self.epoch + 1, 0
@@ -327,13 +341,11 @@ class Loop:
             self.save()
         return ends
 
-    def _save_to_stop(self) -> None:
-        """A launcher ends all ranks as soon as one of them ends, so all wait for the one that saves."""
-        self.save()
-        self.world.wait_for_all()
-
     def save(self) -> None:
-        """Write a generation, unless a weight is not finite: a broken state is never saved. Waits for the device."""
+        """Write a generation, unless a weight is not finite: a broken state is never saved. Waits for the device.
+
+        All ranks wait for the one that writes: a launcher ends all of them as soon as one ends.
+        """
         if self.step > 0:
             self._look(self._log.drain())
         with clock.stage("train.save"):
@@ -342,6 +354,9 @@ class Loop:
             if self.generations is not None and self.world.is_first:
                 self.generations.save(self.sections())
                 self.job.flush()
+                self._callbacks.checkpoint(Saved(path=self.generations.newest, epoch=self.epoch, step=self.step))
+            # Here they may wait as long as a slow disk takes; in the next sum of gradients they may not.
+            self.world.wait_for_all()
         self._saved_at, self._saved_steps = time.monotonic(), self.steps_here
 
     def sections(self) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The slots that batches are filled in, and the queue of work on them, in shared memory.
 
-    control   queue counters | task table | one cell per worker | stage times | quarantine list
+    control   queue counters | task table | one cell per worker | stage times, last stages | quarantine list
     slot 0    head | indices positions shapes row counts | field bytes ...
     slot 1    ...
     scratch   one extent per slot for rows of ragged fields, enlarged when a batch has more
@@ -30,6 +30,7 @@ from flatout.feed.arena import Arena, page_aligned
 from flatout.feed.plan import Step
 from flatout.feed.source import Field, Fields, Rows
 from flatout.profiler.clock import STAGE_DTYPE
+from flatout.profiler.shared_timeline import TIMELINE_DTYPE
 
 CACHE_LINE = 64
 QUARANTINE_CAPACITY = 4096
@@ -141,6 +142,7 @@ def _control_layout(spec: RingSpec) -> Layout:
             ("tasks", TASK_DTYPE, (spec.num_slots * spec.tasks_per_slot + 1,)),
             ("cells", CELL_DTYPE, (spec.num_workers,)),
             ("stages", STAGE_DTYPE, (spec.num_workers, 64)),
+            ("timelines", TIMELINE_DTYPE, (spec.num_workers,)),
             ("quarantine", np.int64, (1 + QUARANTINE_CAPACITY,)),
         ]
     )
@@ -222,7 +224,7 @@ class Ring:
         views = control.views(memory)
         self._queue, self._tasks, self._cells = views["queue"], views["tasks"], views["cells"]
         self._tickets = self._cells["ticket"]
-        self.stages, self._quarantine = views["stages"], views["quarantine"]
+        self.stages, self.timelines, self._quarantine = views["stages"], views["timelines"], views["quarantine"]
         starts = [control.nbytes + number * slot.nbytes for number in range(spec.num_slots)]
         self.slots = [Slot(spec, slot, memory[start : start + slot.nbytes]) for start in starts]
 

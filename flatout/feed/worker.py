@@ -23,6 +23,7 @@ from flatout.feed.ring import Ring, Slot, Task
 from flatout.feed.rows import hand_over
 from flatout.feed.source import DecodeError, Out, RowsOut, Source
 from flatout.profiler import clock
+from flatout.profiler.shared_timeline import TracedTotals
 
 WORK, QUIT = b"\x01", b"\x00"
 READ_ATTEMPTS = 4
@@ -102,7 +103,7 @@ class Bench:
         self._ring = ring
         self._source = source
         self._orders = orders
-        self._totals = clock.Totals(ring.stages[worker])
+        self._totals = TracedTotals(ring.stages[worker], ring.timelines[worker : worker + 1])
         self._num_samples = len(source)
 
     def do_next_task(self) -> None:

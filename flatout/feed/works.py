@@ -33,7 +33,7 @@ class Works:
         self.meter = Meter(partial(_read_stages, self.ring), num_slots=spec.num_slots, num_workers=num_workers)
         self.stream = Stream(self.ring, self.foreman, self.meter)
         self.before_close: list[Callable[[], None]] = []
-        crews.announce(self, crews.Crew(self.ring.stages, num_workers, self.crew.pids))
+        crews.announce(self, crews.Crew(self.ring.stages, self.ring.timelines, num_workers, self.crew.pids))
         # Also when the feed is dropped without close(), or the interpreter ends.
         self.close = weakref.finalize(self, _close, self.crew, self.ring, self.before_close, os.getpid())
 

@@ -1,20 +1,27 @@
-"""`flatout profile yolo ...`: where does a training's time go, what would remedies be worth, does the best one hold?
+"""`flatout profile JOB ...`: where does a training's time go, what would remedies be worth, does the best one hold?
 
-The training is the one that `flatout yolo train` with the same flags would begin; it runs for a few dozen steps in a
+The training is the one that `flatout JOB train` with the same flags would begin; it runs for a few dozen steps in a
 folder of its own, which is removed again.
 """
 
 import argparse
+from importlib import import_module
 from pathlib import Path
 
 from flatout.errors import ConfigError
 
-JOBS = ("yolo",)
+JOBS = {
+    "yolo": ("flatout.profile_cli.yolo", "YoloTraining"),
+    "defect": ("flatout.profile_cli.defect", "DefectTraining"),
+    "spike": ("flatout.profile_cli.spike", "SpikeTraining"),
+}
 EPILOG = """examples:
   flatout profile yolo --data demo-data/demo.yaml --cfg cfg/training/yolov7-tiny.yaml --img 320 --batch 16
   flatout profile yolo --apply --steps 40 --data ... --cfg ...      switch the best remedy on and measure again
+  flatout profile defect --training_dataset_path R/train/good --num_workers 1
+  flatout profile spike --config data/spike/spike_mini.yaml --set DATALOADER.TOTAL_WORKERS=1
 
-Every other flag is one of `flatout yolo train`. Written: profile.json, profile.html (open it in a browser) and
+Every other flag is one of `flatout JOB train`. Written: profile.json, profile.html (open it in a browser) and
 trace.json (https://ui.perfetto.dev opens it). Exit code: 0, 2 wrong arguments, otherwise that of the training."""
 
 
@@ -27,12 +34,12 @@ def main(argv: list[str]) -> int:
     # Now, because help and mistakes are answered without torch.
     from flatout.profile_cli.apply import apply_best
     from flatout.profile_cli.table import show
-    from flatout.profile_cli.yolo import YoloTraining
 
-    training = YoloTraining.from_flags(rest, num_steps=args.steps)
+    module, name = JOBS[args.job]
+    training = getattr(import_module(module), name).from_flags(rest, num_steps=args.steps)
     profile = training.observe()
     if not args.quick:
-        profile.limits = training.limits()
+        profile.limits, profile.light = training.limits(), training.speed_of_light()
         profile.trials += training.trials(profile.limits.compute_ms or profile.ledger.step_ms)
     show(profile)
     page = profile.save(args.out)
@@ -51,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("job", help="what is trained: yolo")
+    parser.add_argument("job", help=f"what is trained: {', '.join(JOBS)}")
     parser.add_argument("--steps", type=int, default=20, help="steps to time (default: %(default)s)")
     parser.add_argument("--apply", action="store_true", help="switch the best remedy on, measure again, keep or revert")
     parser.add_argument("--quick", action="store_true", help="leave out the short runs that tell limits and trials")

@@ -8,7 +8,7 @@ from rich.text import Text
 from flatout.profiler.ledger import Ledger
 from flatout.profiler.outcome import Profile
 from flatout.profiler.report.colors import KINDS
-from flatout.profiler.report.text import shown_rows, verdict_lines, wait_lines
+from flatout.profiler.report.text import light_lines, shown_rows, verdict_lines, wait_lines
 from flatout.profiler.stages import kind_of, place_label
 
 BAR = 24
@@ -18,7 +18,7 @@ def show(profile: Profile, console: Console | None = None) -> None:
     """Print everything a tired person needs, on one screen."""
     console = console or Console()
     console.print(ledger_table(profile.ledger))
-    for line in wait_lines(profile.measurement):
+    for line in (*wait_lines(profile.measurement), *light_lines(profile.measurement)):
         console.print(escape(line), highlight=False, soft_wrap=True)
     for line in verdict_lines(profile.verdict, console.width):
         console.print(escape(line), highlight=False, soft_wrap=True)

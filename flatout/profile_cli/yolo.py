@@ -1,99 +1,82 @@
-"""A detection training that is looked at for some steps and leaves nothing behind."""
+"""What `flatout yolo train` would run, to be looked at."""
 
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from flatout.profile_cli.one_batch import one_batch
-from flatout.profiler.engine_steps import EngineObservation
-from flatout.profiler.measurement import Limits
-from flatout.profiler.outcome import Profile
-from flatout.profiler.verdict import Trial
+from flatout.profile_cli.engine_training import FILES, MANY_EPOCHS, Decoding, EngineTraining, Switch
 from flatout.yolo.compat.flags import train_options, train_parser
 from flatout.yolo.compat.not_built import refuse_what_is_not_built
 from flatout.yolo.options import TrainOptions
 
-NETWORK = "prepare+forward+loss+backward+graph+optimizer+ema"
-"""Stages of a step that do not belong to its input."""
-
-MANY_EPOCHS = 10_000
-"""So that a small data set does not end before enough steps were seen; speed does not depend on it."""
-
 
 @dataclass(frozen=True)
-class YoloTraining:
-    """What `flatout yolo train` would run, for `num_steps` timed steps."""
+class YoloTraining(EngineTraining):
+    """A detection training."""
 
     options: TrainOptions
-    num_steps: int
 
     @classmethod
     def from_flags(cls, flags: list[str], *, num_steps: int) -> "YoloTraining":
         """Flags as `flatout yolo train` takes them."""
-        parser = train_parser("flatout profile yolo")
-        options = train_options(parser.parse_args(flags), os.environ)
+        options = train_options(train_parser("flatout profile yolo").parse_args(flags), os.environ)
         refuse_what_is_not_built(options)
-        return cls(options, num_steps)
+        return cls(num_steps, options)
 
     @property
     def title(self) -> str:
         options = self.options
         return f"{Path(options.cfg or options.weights).stem}, {options.img_size[0]} px, batch {options.batch_size}"
 
-    def with_switch(self, switch: Mapping[str, Any]) -> "YoloTraining":
-        """The same training with a remedy applied."""
+    @property
+    def images_per_step(self) -> int:
+        return self.options.batch_size
+
+    def with_switch(self, switch: Mapping[str, Any]) -> Self:
         return replace(self, options=replace(self.options, **switch))
 
-    def limits(self) -> Limits:
-        """What the network and the input could do, each by itself."""
-        with one_batch(max(4, self.num_steps // 2)) as source:
-            alone = replace(self, num_steps=max(4, self.num_steps // 2)).observe()
-        return Limits(compute_ms=alone.ledger.step_ms - _wait_ms(alone), input_ms=source.input_ms)
-
-    def trials(self, compute_ms: float) -> list[Trial]:
-        """Flags that change what the network costs, each tried on one batch; `compute_ms` is what it costs now."""
+    def network_switches(self) -> Mapping[str, Switch]:
         import torch
 
-        candidates: dict[str, tuple[str, dict[str, Any]]] = {}
+        found: dict[str, Switch] = {}
         if not self.options.channels_last:
-            candidates["channels_last"] = "--channels-last", {"channels_last": True}
+            found["channels_last"] = Switch("--channels-last", {"channels_last": True})
         if torch.cuda.is_available() and self.options.amp is None and torch.cuda.is_bf16_supported():
-            candidates["bf16"] = "--amp bf16", {"amp": "bf16"}
-        found = []
-        for what, (change, switch) in candidates.items():
-            then_ms = self.with_switch(switch).limits().compute_ms
-            assert then_ms is not None
-            share = then_ms / compute_ms
-            found.append(Trial(what=what, change=change, stage=NETWORK, then_ms=share, switch=switch, is_share=True))
+            found["bf16"] = Switch("--amp bf16", {"amp": "bf16"})
         return found
 
-    def observe(self) -> Profile:
-        """Train for a while and look."""
+    def own_switch(self, switch: Mapping[str, Any]) -> Switch | None:
+        """The verdict speaks of these flags by their own names."""
+        return Switch(" ".join(map(_flag, switch.items())), switch)
+
+    def decoding(self) -> Decoding:
+        from flatout.yolo.data.data_yaml import open_data_yaml
+        from flatout.yolo.data.decode import read_picture
+        from flatout.yolo.data.find import find_images
+
+        return Decoding(read_picture, find_images(open_data_yaml(self.options.data).entries["train"]).paths[:FILES])
+
+    def run(self, folder: Path, num_steps: int) -> None:
         from flatout.yolo.train import train
 
-        observation = EngineObservation(
-            images_per_step=self.options.batch_size, num_steps=self.num_steps, title=self.title
-        )
-        with tempfile.TemporaryDirectory(prefix="flatout-profile-") as folder, observation.observing():
-            train(
-                replace(
-                    self.options,
-                    project=folder,
-                    name="run",
-                    epochs=MANY_EPOCHS,
-                    stop_after=observation.total_steps,
-                    nosave=True,
-                    notest=True,
-                    fresh=True,
-                    resume=False,
-                    log_every=observation.total_steps,
-                )
+        train(
+            replace(
+                self.options,
+                project=str(folder),
+                name="run",
+                epochs=MANY_EPOCHS,
+                stop_after=num_steps,
+                nosave=True,
+                notest=True,
+                fresh=True,
+                resume=False,
+                log_every=num_steps,
             )
-        return observation.profile
+        )
 
 
-def _wait_ms(profile: Profile) -> float:
-    return profile.ledger.ms("host", "feed.wait")
+def _flag(item: tuple[str, Any]) -> str:
+    name, value = item
+    return f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")

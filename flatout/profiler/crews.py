@@ -20,6 +20,7 @@ class Crew(NamedTuple):
     """Workers of one feed."""
 
     stages: np.ndarray  # STAGE_DTYPE [workers, rows], live
+    timelines: np.ndarray  # TIMELINE_DTYPE [workers], live
     num_workers: int
     """0: the main thread does their work, under its own recorder."""
     pids: Callable[[], Mapping[int, int]]

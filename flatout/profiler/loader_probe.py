@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 
 from flatout.profiler import clock
-from flatout.profiler.recorder import Event
 from flatout.profiler.sampler import Line, Sampler
+from flatout.profiler.shared_timeline import TIMELINE_DTYPE, TracedTotals, want
 
-EVENTS_KEPT = 512
-EVENT_DTYPE = np.dtype([("name", "S32"), ("begin_ns", np.int64), ("end_ns", np.int64), ("depth", np.int64)])
 LINE_DTYPE = np.dtype([("where", "S200"), ("function", "S56"), ("samples", np.int64)])
 WORKER_DTYPE = np.dtype(
     [
@@ -25,8 +23,7 @@ WORKER_DTYPE = np.dtype(
         ("lines", LINE_DTYPE, 128),
         ("cpu_ns", np.int64),
         ("wanted_ns", np.int64),
-        ("events", EVENT_DTYPE, EVENTS_KEPT),
-        ("num_events", np.int64),
+        ("timeline", TIMELINE_DTYPE),
     ]
 )
 """`cpu_ns`: CPU time of the process; `wanted_ns`: its main thread ran, or queued for a core."""
@@ -40,6 +37,7 @@ class Tables:
 
         # A torch tensor is the one thing that every way of starting DataLoader workers can share.
         self._memory = torch.zeros(max(1, num_workers) * WORKER_DTYPE.itemsize, dtype=torch.uint8).share_memory_()
+        want(self.rows()["timeline"], True)
 
     def rows(self) -> np.ndarray:
         """WORKER_DTYPE [workers], live."""
@@ -68,7 +66,7 @@ class Desk:
             return None
         if self._totals is None:
             row = self.tables.rows()[info.id]
-            self._totals = _Traced(row)
+            self._totals = TracedTotals(row["stages"], self.tables.rows()["timeline"][info.id : info.id + 1])
             lines = _Lines(row["lines"])
             Sampler(on_sample=lines.add, label=lambda: _working(self._totals))
             self._cpu = row
@@ -89,25 +87,6 @@ class Desk:
         if name == "collate":  # once per batch is enough
             self.note_cpu()
         return result
-
-
-class _Traced(clock.Totals):
-    """Totals in shared memory that also keep begin and end of the last stages."""
-
-    def __init__(self, row: np.ndarray) -> None:
-        super().__init__(row["stages"])
-        self._row = row
-        self._depth = 0
-
-    def opened(self, name: str) -> None:
-        self._depth += 1
-
-    def closed(self, name: str, begin_ns: int, end_ns: int, inside_ns: int) -> None:
-        self._depth -= 1
-        super().closed(name, begin_ns, end_ns, inside_ns)
-        number = int(self._row["num_events"])
-        self._row["events"][number % EVENTS_KEPT] = (name.encode(), begin_ns, end_ns, self._depth)
-        self._row["num_events"] = number + 1
 
 
 def ran_or_queued_ns() -> int:
@@ -218,13 +197,3 @@ def line_samples(after: np.ndarray) -> Counter[tuple[str, str]]:
                 row["samples"]
             )
     return counts
-
-
-def worker_timelines(rows: np.ndarray) -> dict[str, list[Event]]:
-    """What each worker did last, in order; perf_counter_ns is one clock for all processes of a machine."""
-    timelines = {}
-    for worker, row in enumerate(rows):
-        kept = row["events"][row["events"]["end_ns"] > 0]
-        events = [Event(e["name"].decode(), int(e["begin_ns"]), int(e["end_ns"]), int(e["depth"])) for e in kept]
-        timelines[f"worker {worker}"] = sorted(events, key=lambda event: event.end_ns)
-    return timelines

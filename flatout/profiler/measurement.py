@@ -9,6 +9,8 @@ Dimension key:  S steps   K stages of a lane
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from flatout.profiler.speed_of_light import SpeedOfLight
+
 UNEXPLAINED = "unexplained"
 IDLE = "idle"
 WAIT = "feed.wait"
@@ -112,6 +114,9 @@ class Measurement:
     waits: Sequence[WaitSite] = ()
     lines: Sequence[HotLine] = ()
     limits: Limits = Limits()
+    light: SpeedOfLight | None = None
+    """None: not measured."""
+
     machine: Mapping[str, str] = field(default_factory=dict)
     title: str = ""
 

@@ -1,6 +1,6 @@
 """What an observation comes to: numbers, ledger, verdict, and the ways to show them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +9,8 @@ from flatout.profiler.measurement import Limits, Measurement
 from flatout.profiler.observation import Observation
 from flatout.profiler.report.save import save_report
 from flatout.profiler.report.text import report_text
-from flatout.profiler.verdict import Trial, Verdict, judge
+from flatout.profiler.speed_of_light import SpeedOfLight
+from flatout.profiler.verdict import Remedy, Trial, Verdict, judge
 
 
 class Profile:
@@ -21,10 +22,14 @@ class Profile:
         """The changed part of a remedy alone, measured: sharpens what is predicted."""
         self.limits = Limits()
         """To be set by whoever can make the short runs that tell them."""
+        self.light: SpeedOfLight | None = None
+        """What the machine can do at all; to be set by whoever has measured it."""
+        self.reword: Callable[[Remedy], Remedy] = lambda remedy: remedy
+        """A remedy as the training that was looked at calls it."""
 
     @property
     def measurement(self) -> Measurement:
-        return replace(self._observation.measurement, limits=self.limits)
+        return replace(self._observation.measurement, limits=self.limits, light=self.light)
 
     @property
     def ledger(self) -> Ledger:
@@ -32,7 +37,8 @@ class Profile:
 
     @property
     def verdict(self) -> Verdict:
-        return judge(self.measurement, self.trials)
+        verdict = judge(self.measurement, self.trials)
+        return replace(verdict, remedies=[self.reword(remedy) for remedy in verdict.remedies])
 
     def text(self) -> str:
         """Ledger and verdict, for a terminal."""

@@ -30,8 +30,8 @@ class SpeedOfLight:
 
     launch_us: float | None = None
 
-    def lines(self) -> list[str]:
-        """For a person."""
+    def rows(self) -> list[tuple[str, float, str]]:
+        """(what, how much, unit) of everything that was measured."""
         rows = [
             ("host memory, one core copies", self.host_copy_gb_s, "GB/s"),
             ("decoding, one core", self.decode_mpx_s, "Mpx/s"),
@@ -39,7 +39,11 @@ class SpeedOfLight:
             ("device memory", self.device_copy_gb_s, "GB/s"),
             ("one kernel launch", self.launch_us, "us"),
         ]
-        return [f"{name:<32}{value:10,.1f} {unit}" for name, value, unit in rows if value is not None]
+        return [(name, value, unit) for name, value, unit in rows if value is not None]
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        return [f"{name:<32}{value:10,.1f} {unit}" for name, value, unit in self.rows()]
 
 
 def measure_machine(decode: Callable[[Any], np.ndarray] | None = None, samples: Sequence[Any] = ()) -> SpeedOfLight:

@@ -6,9 +6,10 @@ from collections import Counter
 from typing import NamedTuple, Protocol
 
 from flatout.profiler import crews
-from flatout.profiler.loader_probe import Tables, line_samples, stage_ns, worker_timelines
+from flatout.profiler.loader_probe import Tables, line_samples, stage_ns
 from flatout.profiler.measurement import IDLE, HotLine, Lane
 from flatout.profiler.recorder import Event
+from flatout.profiler.shared_timeline import want, worker_timelines
 from flatout.profiler.summary import worker_lines
 
 LOOK_EVERY_S = 2.0
@@ -51,7 +52,10 @@ class FeedWorkers:
     def begin(self) -> None:
         self._before = {id(crew): (crew, crews.spent(crew)) for crew in crews.at_work()}
         self._latest: dict[int, tuple[crews.Spent, int]] = {}
+        self._timelines: dict[int, dict[str, list[Event]]] = {}
         self._looked_s = -math.inf
+        for crew, _ in self._before.values():
+            want(crew.timelines, True)
 
     def look(self, num_steps: int) -> None:
         if time.monotonic() - self._looked_s >= LOOK_EVERY_S:
@@ -60,6 +64,8 @@ class FeedWorkers:
     def end(self, num_steps: int) -> WorkersSeen | None:
         """Crews that did nothing meanwhile (those of a validation, say) do not count."""
         self._look(num_steps)
+        for crew in crews.at_work():
+            want(crew.timelines, False)
         seen = [
             _growth(self._before[key][1], after, steps, self._before[key][0].num_workers)
             for key, (after, steps) in self._latest.items()
@@ -68,13 +74,16 @@ class FeedWorkers:
         return _together(busy) if busy else None
 
     def timelines(self) -> dict[str, list[Event]]:
-        return {}
+        """Of the crew that did most, as it was at the last look."""
+        return max(self._timelines.values(), key=lambda lanes: sum(map(len, lanes.values())), default={})
 
     def _look(self, num_steps: int) -> None:
         self._looked_s = time.monotonic()
         for crew in crews.at_work():
             if id(crew) in self._before:
                 self._latest[id(crew)] = crews.spent(crew), num_steps
+                if crew.num_workers:
+                    self._timelines[id(crew)] = worker_timelines(crew.timelines)
 
 
 class _Growth(NamedTuple):
@@ -145,7 +154,7 @@ class ProbedWorkers:
         return WorkersSeen(lane, cpu_ms, blocked_ms, worker_lines(line_samples(after), busy_ms))
 
     def timelines(self) -> dict[str, list[Event]]:
-        return worker_timelines(self._tables.snapshot()) if self._num_workers else {}
+        return worker_timelines(self._tables.snapshot()["timeline"]) if self._num_workers else {}
 
 
 class NoWorkers:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -40,6 +40,15 @@ from tests.engine.toy_training import ToyJob, ToySchedule, toy_network
 
 logger = logging.getLogger(__name__)
 
+CPU = torch.device("cpu")
+
+
+class Place(NamedTuple):
+    """The run folder, as every rank knows it; the first one holds its lock."""
+
+    folder: Path
+    continues: bool
+
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="toy")
@@ -55,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--stop-after", type=int)
     made.add_argument("--delay-ms", type=float, default=0)
     made.add_argument("--clock-jump-s", type=float, default=0)
+    made.add_argument("--lost-after-s", type=float, default=25)
     for name in ("exist-ok", "fresh", "break-lock", "allow-data-change", "transient", "deterministic", "unkeyed"):
         made.add_argument(f"--{name}", action="store_true")
     made.add_argument("--signal-at", default="", help="epoch:step:SIGNAL,...")
@@ -77,30 +87,30 @@ def train(options: argparse.Namespace) -> Path:
     resume = newest_last(Path(options.project)) if options.resume is True else options.resume and Path(options.resume)
     config = {key: getattr(options, key) for key in ("epochs", "steps", "seed", "window")}
     world = distributed.read_world()
-    distributed.join(world, torch.device("cpu"))
-    # Only the first rank has the run; the others look on in folders of their own.
-    project = options.project if world.is_first else options.project / f"rank{world.rank}"
-    with ExitStack() as stack:
-        stack.callback(distributed.leave, world)
-        run = stack.enter_context(
-            choose_run(
-                project, options.name, config=config, exist_ok=options.exist_ok, fresh=options.fresh,
-                resume=resume, break_lock=options.break_lock,
-            )
-        )  # fmt: skip
-        logger.info("%s %s", "continuing" if run.continues else "beginning", run.folder)
-        loop = prepare(options, run, world, stack)
+    with distributed.together(world, CPU, lost_after_s=options.lost_after_s), ExitStack() as stack:
+        run: Run | None = None
+        if world.is_first:
+            run = stack.enter_context(
+                choose_run(
+                    options.project, options.name, config=config, exist_ok=options.exist_ok, fresh=options.fresh,
+                    resume=resume, break_lock=options.break_lock,
+                )
+            )  # fmt: skip
+        place = Place(*world.from_first((run.folder, run.continues) if run else None))
+        logger.info("%s %s", "continuing" if place.continues else "beginning", place.folder)
+        loop = prepare(options, place, world, stack)
         logger.info("training")
         try:
             loop.run()
         except StoppedAfter:
-            return run.folder
+            return place.folder
         logger.debug("weights %s", digest_of(loop.network))
-        run.finish()
-        return run.folder
+        if run is not None:
+            run.finish()
+        return place.folder
 
 
-def prepare(options: argparse.Namespace, run: Run, world: World, stack: ExitStack) -> Loop:
+def prepare(options: argparse.Namespace, run: Place, world: World, stack: ExitStack) -> Loop:
     seed_all(options.seed)
     set_determinism(options.deterministic, long_run=False)
     network = toy_network().to(options.device)
@@ -133,8 +143,9 @@ def prepare(options: argparse.Namespace, run: Run, world: World, stack: ExitStac
         world=world,
         forward=nn.parallel.DistributedDataParallel(network) if world.size > 1 else network,
     )  # fmt: skip
-    if not run.continues:
+    if not run.continues and world.is_first:
         generations.forget()
+    world.wait_for_all()
     saved = generations.load()
     if saved is None:
         records.clear()

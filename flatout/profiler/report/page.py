@@ -25,6 +25,7 @@ def page(ledger: Ledger, verdict: Verdict, measurement: Measurement, timeline: M
         _verdict(verdict),
         _remedies(verdict),
         _limits(ledger, measurement),
+        _light(measurement),
         _ledger(ledger),
         _timeline(timeline, ledger),
         _waits(measurement),
@@ -102,6 +103,15 @@ def _limits(ledger: Ledger, measurement: Measurement) -> str:
     speed = number(ledger.images_per_s)
     real = f"<tr><td>the training as it is</td><td>{ledger.step_ms:.1f} ms</td><td>{speed} img/s</td></tr>"
     return f"<section><h2>Limits: what each part could do by itself</h2><table>{cells}{real}</table></section>"
+
+
+def _light(measurement: Measurement) -> str:
+    if measurement.light is None:
+        return ""
+    rows = "".join(
+        f"<tr><td>{name}</td><td>{value:,.1f} {unit}</td></tr>" for name, value, unit in measurement.light.rows()
+    )
+    return f"<section><h2>What this machine can do at all</h2><table>{rows}</table></section>"
 
 
 def _ledger(ledger: Ledger) -> str:

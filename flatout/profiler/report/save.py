@@ -12,6 +12,7 @@ from flatout.profiler.measurement import HotLine, Lane, Limits, Measurement, Wai
 from flatout.profiler.recorder import Event
 from flatout.profiler.report.page import page
 from flatout.profiler.report.trace import chrome_trace
+from flatout.profiler.speed_of_light import SpeedOfLight
 from flatout.profiler.verdict import Verdict
 
 Timeline = Mapping[str, Sequence[Event]]
@@ -53,6 +54,7 @@ def load_measurement(path: Path) -> Measurement:
         parts["waits"] = [WaitSite(**site) for site in content["waits"]]
         parts["lines"] = [HotLine(**line) for line in content["lines"]]
         parts["limits"] = Limits(**content["limits"])
+        parts["light"] = SpeedOfLight(**content["light"]) if content.get("light") else None
         known = {field.name for field in fields(Measurement)}
         return Measurement(**{name: value for name, value in parts.items() if name in known})
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -15,7 +15,8 @@ SMALL = 0.005
 
 def report_text(ledger: Ledger, verdict: Verdict, measurement: Measurement) -> str:
     """Everything a tired person needs, on one screen."""
-    return "\n".join([*ledger_lines(ledger), "", *wait_lines(measurement), *verdict_lines(verdict)])
+    parts = [*ledger_lines(ledger), "", *wait_lines(measurement), *light_lines(measurement), *verdict_lines(verdict)]
+    return "\n".join(parts)
 
 
 def ledger_lines(ledger: Ledger) -> list[str]:
@@ -53,6 +54,13 @@ def wait_lines(measurement: Measurement) -> list[str]:
     if measurement.launches is not None:
         lines.append(f"kernel launches: {measurement.launches:,.0f} per step")
     return [*lines, ""] if lines else []
+
+
+def light_lines(measurement: Measurement) -> list[str]:
+    """What this machine can do at all; nothing where it was not measured."""
+    if measurement.light is None:
+        return []
+    return ["what this machine can do at all", *(f"  {line}" for line in measurement.light.lines()), ""]
 
 
 def verdict_lines(verdict: Verdict, width: int = WIDTH) -> list[str]:

@@ -22,7 +22,7 @@ Exit code: 0, 2 wrong config, 3 data, 4 checkpoint, 5 resources, 6 diverged, 75 
 
 def main(argv: list[str]) -> int:
     """Train; returns the exit code."""
-    args = _parser().parse_args(argv)
+    args = train_parser("flatout spike train").parse_args(argv)
     show_log()
     # Now, because help and mistakes are answered without torch.
     from flatout.spike.config import load_config
@@ -50,8 +50,10 @@ def _stop_after(text: str | None) -> int | None:
     return int(text)
 
 
-def _parser() -> argparse.ArgumentParser:
+def train_parser(prog: str) -> argparse.ArgumentParser:
+    """The flags of a training, for a command of that name."""
     made = parser("train", DESCRIPTION, EPILOG)
+    made.prog = prog
     add_config(made)
     add_device(made)
     made.add_argument("--resume", metavar="PATH", help="continue this checkpoint or run folder")

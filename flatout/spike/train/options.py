@@ -16,6 +16,8 @@ class TrainOptions:
     deterministic: bool = False
     allow_data_change: bool = False
     break_lock: bool = False
+    validate: bool = True
+    """False: only for a look at the speed of training."""
     save_every_minutes: float = 10.0
     save_every_steps: int = 1000
     stop_after: int | None = None

@@ -200,7 +200,7 @@ class _Training:
     def _epoch_end(self, source: ClipFeed, interrupts: Interrupts) -> EpochEnd:
         config, folder, first = self._config, self._place.folder, self._world.is_first
         validation = None
-        if first and self._val_clips is not None:
+        if first and self._val_clips is not None and self._options.validate:
             validation = self._validation(self._val_clips, source, interrupts)
         every = config.LOG.VAL_EVERY_STEPS
         board = TensorBoard(folder / "logs") if first and config.LOG.TENSORBOARD else None

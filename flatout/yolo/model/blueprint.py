@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flatout.yolo.model.head_config import HeadConfig
 from flatout.yolo.model.kinds import Shape
 
 IMAGE = -1
@@ -49,15 +50,23 @@ class Head:
     strides: tuple[float, ...]
     """Of the lead levels."""
     written: tuple[Any, ...]
+    groups: HeadConfig | None = None
+    """Of a layer with several heads: which of them answers for which classes."""
 
     @property
     def num_levels(self) -> int:
         return len(self.anchors_px)
 
     @property
+    def num_anchors(self) -> int:
+        """Of each level."""
+        return len(self.anchors_px[0]) // 2
+
+    @property
     def num_outputs(self) -> int:
-        """Of each prediction convolution: anchors x (x, y, w, h, objectness, classes)."""
-        return len(self.anchors_px[0]) // 2 * (self.num_classes + 5)
+        """Of a level: anchors x (x, y, w, h, objectness, classes), of all heads."""
+        per_anchor = self.num_classes + 5 if self.groups is None else sum(self.groups.outputs_H)
+        return self.num_anchors * per_anchor
 
     @property
     def lead_sources(self) -> tuple[int, ...]:

@@ -23,7 +23,8 @@ def deploy_config(blueprint: Blueprint) -> dict[str, Any]:
     written = [[_moved(row[0], old, renumbered), *row[1:]] for old, row in zip(kept, rows, strict=True)]
     head = blueprint.head
     lead = [_moved(source, head.index, renumbered) for source in head.lead_sources]
-    written.append([lead, 1, "Detect", head.written[3]])
+    # Several heads stay as they are: there is nothing around their convolutions to fold in.
+    written.append([lead, 1, head.kind if head.groups else "Detect", head.written[3]])
     split = sum(index < num_backbone for index in kept)
     return config | {"backbone": written[:split], "head": written[split:]}
 
@@ -40,7 +41,7 @@ def to_deploy(network: Network) -> Network:
         if int(old) in new_row and (name := f"model.{new_row[int(old)]}.{inner}") in state:
             state[name] = value.clone()
     with torch.no_grad():
-        for level in range(network.head.nl):
+        for level in () if blueprint.head.groups else range(network.head.nl):
             prefix = f"model.{new_row[blueprint.head.index]}.m.{level}"
             weight, bias = network.head.folded(level)
             state[f"{prefix}.weight"], state[f"{prefix}.bias"] = weight.clone(), bias.clone()

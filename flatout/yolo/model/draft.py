@@ -20,7 +20,8 @@ from flatout.yolo.model.effective import (
     is_whole,
     similar,
 )
-from flatout.yolo.model.kinds import HEADS, KINDS, MAX_CHANNELS, Kind, Shape, bind
+from flatout.yolo.model.head_config import HeadConfig, contiguous_heads, head_config_of
+from flatout.yolo.model.kinds import HEADS, KINDS, MAX_CHANNELS, MULTIHEADS, Kind, Shape, bind
 from flatout.yolo.model.literals import Value, read_literal
 
 logger = logging.getLogger(__name__)
@@ -33,14 +34,23 @@ MAX_SIDE_PX = 16 * PROBE_PX
 
 
 def draw_blueprint(
-    config: object, *, nc: int | None = None, anchors: float | None = None, where: str = "model config"
+    config: object,
+    *,
+    nc: int | None = None,
+    anchors: float | None = None,
+    heads: HeadConfig | None = None,
+    where: str = "model config",
 ) -> Blueprint:
     """Understand a model config; ConfigError names `where`, the row and the remedy.
 
-    `nc` replaces the number of classes, `anchors` the anchors by so many placeholders per level.
+    `nc` replaces the number of classes, `anchors` the anchors by so many placeholders per level, `heads` what the key
+    `head_config` says about a layer with several heads.
     """
     try:
-        blueprint = _Draft(effective_config(config, nc, anchors)).blueprint()
+        effective = effective_config(config, nc, anchors)
+        if heads is not None:
+            effective["head_config"] = heads.plain()
+        blueprint = _Draft(effective).blueprint()
     except ValueError as error:
         sentence = f"{where}: {error}"
         raise ConfigError(sentence if sentence.endswith(("?", ".")) else f"{sentence}.") from None
@@ -178,7 +188,24 @@ class _Draft:
             anchors = anchors[::-1]
         channels = tuple(shape.channels for shape in shapes)
         written = (origin, number, module, list(values))
-        return Head(index, sources, module, num_classes, anchors, channels, strides, written)
+        groups = self._groups(module, num_classes)
+        return Head(index, sources, module, num_classes, anchors, channels, strides, written, groups)
+
+    def _groups(self, module: str, num_classes: int) -> HeadConfig | None:
+        written = self._config.get("head_config")
+        if module not in MULTIHEADS:
+            if written is not None:
+                raise ValueError(f"{module} has one head; head_config is for {' and '.join(MULTIHEADS)}")
+            return None
+        if written is None:
+            return contiguous_heads(num_classes)
+        groups = head_config_of(written, where="head_config")
+        if groups.nc != num_classes:
+            raise ValueError(
+                f"head_config shares out {groups.nc} classes, but there are {num_classes}. "
+                "Give one for these classes with --head-config"
+            )
+        return groups
 
     def _head_arguments(self, values: Sequence[Any], num_levels: int) -> tuple[tuple[tuple[float, ...], ...], int]:
         names = {"nc": self._config["nc"], "anchors": self._config["anchors"]}

@@ -8,7 +8,7 @@ from typing import Any
 
 from flatout.yolo.model.kinds import MAX_CHANNELS
 
-KEYS = ("nc", "anchors", "backbone", "head", "depth_multiple", "width_multiple", "ch")
+KEYS = ("nc", "anchors", "backbone", "head", "depth_multiple", "width_multiple", "ch", "head_config")
 """Of a model config; the first four must be there."""
 
 MAX_ANCHORS = 64

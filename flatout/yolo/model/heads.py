@@ -4,6 +4,8 @@ Dimension key:  B pictures   A anchors per level   Y, X rows and columns of a le
                 (x, y, w, h, objectness, classes ...)   K = sum over levels of A * Y * X
 """
 
+import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -52,12 +54,15 @@ class Detect(nn.Module):
         super().__init__()
         self.nc, self.nl = head.num_classes, head.num_levels
         self.no = self.nc + 5
-        self.na = head.num_outputs // self.no
+        self.na = head.num_anchors
         self.strides = head.strides
         anchors_px = torch.tensor(head.anchors_px).view(self.nl, self.na, 2)
         self.register_buffer("anchors", anchors_px)
         self.register_buffer("anchor_grid", anchors_px.clone().view(self.nl, 1, self.na, 1, 1, 2))
-        self.m = _prediction_convs(head.channels[: self.nl], head.num_outputs)
+        self._add_convolutions(head)
+
+    def _add_convolutions(self, head: Head) -> None:
+        self.m = prediction_convs(head.channels[: self.nl], head.num_outputs)
 
     @property
     def stride(self) -> Tensor:
@@ -67,6 +72,22 @@ class Detect(nn.Module):
     def forward(self, xs: list[Tensor]) -> list[Tensor] | Predictions:
         raw = [self.split_outputs(self.predict(level, x)) for level, x in enumerate(xs[: self.nl])]
         return raw if self.training else Predictions(self.decode(raw), raw)
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Anchors in cells instead of pixels, and biases that expect few objects."""
+        self.anchors /= self.stride.view(-1, 1, 1)
+        for conv, stride in self._convolutions():
+            assert conv.bias is not None
+            bias_AO = conv.bias.view(self.na, -1)
+            bias_AO[:, 4] += math.log(8 / (640 / stride) ** 2)
+            bias_AO[:, 5:] += math.log(0.6 / (bias_AO.shape[1] - 5 - 0.99))
+
+    def _convolutions(self) -> Iterator[tuple[nn.Conv2d, float]]:
+        """Every prediction convolution, with its stride."""
+        for conv, stride in zip(self.m, self.strides, strict=True):
+            assert isinstance(conv, nn.Conv2d)
+            yield conv, stride
 
     def predict(self, level: int, x: Tensor) -> Tensor:
         """Outputs of a lead level, [B, A * O, Y, X]."""
@@ -92,7 +113,7 @@ class Detect(nn.Module):
         return torch.cat(levels, 1)
 
 
-def _prediction_convs(channels: tuple[int, ...], num_outputs: int) -> nn.ModuleList:
+def prediction_convs(channels: tuple[int, ...], num_outputs: int) -> nn.ModuleList:
     return nn.ModuleList(nn.Conv2d(each, num_outputs, 1) for each in channels)
 
 
@@ -142,15 +163,16 @@ class IAuxDetect(IDetect):
     """IDetect whose second half of inputs gives auxiliary predictions, in training only and never once fused."""
 
     def _add_auxiliary(self, head: Head) -> None:
-        self.m2 = _prediction_convs(head.channels[self.nl :], head.num_outputs)
+        self.m2 = prediction_convs(head.channels[self.nl :], head.num_outputs)
+
+    def _convolutions(self) -> Iterator[tuple[nn.Conv2d, float]]:
+        yield from super()._convolutions()
+        for conv, stride in zip(self.m2, self.strides, strict=True):
+            assert isinstance(conv, nn.Conv2d)
+            yield conv, stride
 
     def forward(self, xs: list[Tensor]) -> list[Tensor] | Predictions:
         lead = super().forward(xs)
         if isinstance(lead, Predictions) or self.fused:
             return lead
         return lead + [self.split_outputs(conv(x)) for conv, x in zip(self.m2, xs[self.nl :], strict=True)]
-
-
-def make_head(head: Head) -> Detect:
-    """The detection layer of a blueprint."""
-    return {"Detect": Detect, "IDetect": IDetect, "IAuxDetect": IAuxDetect}[head.kind](head)

@@ -48,7 +48,9 @@ class Kind(NamedTuple):
 REQUIRED = object()
 MAX_KERNEL = 127
 MAX_CHANNELS = 1 << 16
-HEADS = {"Detect": False, "IDetect": True, "IAuxDetect": True}
+MULTIHEADS = ("MultiHeadDetect", "MultiHeadDetectAttention")
+"""Detection layers with several heads, each for some of the classes."""
+HEADS = {"Detect": False, "IDetect": True, "IAuxDetect": True, **dict.fromkeys(MULTIHEADS, False)}
 """Detection layers -> do they have implicit vectors?"""
 
 

@@ -3,7 +3,6 @@
 picture [B, C, H, W], 0..1 --rows--> maps --head--> training: raw predictions; evaluation: Predictions
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,16 +12,32 @@ from torch import Tensor, nn
 
 from flatout.yolo.model.blueprint import IMAGE, Blueprint, Head, Row, needed_rows
 from flatout.yolo.model.draft import draw_blueprint
-from flatout.yolo.model.heads import Detect, IAuxDetect, Predictions, make_head
+from flatout.yolo.model.head_config import HeadConfig
+from flatout.yolo.model.heads import Detect, IAuxDetect, IDetect, Predictions
 from flatout.yolo.model.kinds import KINDS
 from flatout.yolo.model.layers import make_layer
+from flatout.yolo.model.multihead import MultiHeadDetect, MultiHeadDetectAttention
+
+LAYERS: dict[str, type[Detect]] = {
+    "Detect": Detect,
+    "IDetect": IDetect,
+    "IAuxDetect": IAuxDetect,
+    "MultiHeadDetect": MultiHeadDetect,
+    "MultiHeadDetectAttention": MultiHeadDetectAttention,
+}
+"""Detection layers by the name a config gives them."""
 
 
 def build_network(
-    config: object, *, nc: int | None = None, anchors: float | None = None, where: str = "model config"
+    config: object,
+    *,
+    nc: int | None = None,
+    anchors: float | None = None,
+    heads: HeadConfig | None = None,
+    where: str = "model config",
 ) -> "Network":
     """A fresh network from the content of a model YAML; overrides as in `draw_blueprint`."""
-    return Network(draw_blueprint(config, nc=nc, anchors=anchors, where=where))
+    return Network(draw_blueprint(config, nc=nc, anchors=anchors, heads=heads, where=where))
 
 
 class Network(nn.Module):
@@ -32,14 +47,14 @@ class Network(nn.Module):
         super().__init__()
         self.blueprint = blueprint
         self.names = [str(index) for index in range(blueprint.head.num_classes)]
-        self.model = nn.Sequential(*map(_make_row, blueprint.rows), make_head(blueprint.head))
+        self.model = nn.Sequential(*map(_make_row, blueprint.rows), LAYERS[blueprint.head.kind](blueprint.head))
         head = blueprint.head
         self._training_steps = _schedule((*blueprint.rows, head))
         # Outside of training nobody reads the auxiliary outputs, so the rows that only serve them are left out.
         lead = needed_rows(blueprint.rows, head.lead_sources)
         kept = [row for row in blueprint.rows if row.index in lead]
         self._lead_steps = _schedule((*kept, replace(head, sources=head.lead_sources)))
-        _start_head(self.head)
+        self.head.start()
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
                 _start_batch_norm(module)
@@ -103,18 +118,6 @@ def _schedule(rows: Sequence[Row | Head]) -> tuple[_Step, ...]:
 def _make_row(row: Row) -> nn.Module:
     layers = [make_layer(row.kind, row.ins[0].channels, row.args) for _ in range(row.repeats)]
     return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
-
-
-def _start_head(head: Detect) -> None:
-    """Anchors in cells, and biases that expect few objects."""
-    head.anchors /= head.stride.view(-1, 1, 1)
-    convs = [*head.m, *(head.m2 if isinstance(head, IAuxDetect) else ())]
-    for conv, stride in zip(convs, [*head.strides] * 2, strict=False):
-        assert isinstance(conv, nn.Conv2d) and conv.bias is not None
-        with torch.no_grad():
-            bias_AO = conv.bias.view(head.na, head.no)
-            bias_AO[:, 4] += math.log(8 / (640 / stride) ** 2)
-            bias_AO[:, 5:] += math.log(0.6 / (head.nc - 0.99))
 
 
 def _start_batch_norm(norm: nn.BatchNorm2d) -> None:
