@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from flatout.profiler.verdict.numbers import Numbers
-from flatout.profiler.verdict.remedy import Finding, Remedy
+from flatout.profiler.verdict.remedy import Finding
 from flatout.profiler.verdict.rules_host import LOOPED_READS
-from flatout.profiler.verdict.whatif import WhatIf
+from flatout.profiler.verdict.whatif import WhatIf, remedy
 
 IDLE_WORTH_A_LOOK = 0.05
 
@@ -28,13 +28,12 @@ def _blocking_copy(n: Numbers) -> Iterator[Finding]:
         sentence=f"The main thread stands still while batches are copied to the GPU: {n.percent(copy_ms)} of the step.",
         evidence=[f"copy {copy_ms:.1f} ms per step, from memory that is not page-locked or with non_blocking=False"],
         remedies=[
-            Remedy(
+            remedy(
+                n,
                 what="copy from pinned memory, beside the step",
                 change="DataLoader(pin_memory=True) and batch.to(device, non_blocking=True)",
                 step_ms=WhatIf(n).with_consumer(0.9 * copy_ms),
                 uncertainty=0.1,
-                now_ms=n.step_ms,
-                images=n.images,
             )
         ],
         cost_ms=0.9 * copy_ms,
@@ -59,13 +58,12 @@ def _waits(n: Numbers) -> Iterator[Finding]:
         evidence=[f"{site.per_step:.0f} per step at {site.where}  {site.text}".rstrip() for site in sites[:5]]
         + [f"GPU busy {busy_ms:.1f} of {n.step_ms:.1f} ms per step"],
         remedies=[
-            Remedy(
+            remedy(
+                n,
                 what="read numbers once per log interval",
                 change=f"{sites[0].where}: keep the tensor (loss.detach()) and read it every 50 steps",
                 step_ms=max(then_ms, WhatIf(n).with_consumer(n.device_idle_ms)),
                 uncertainty=0.12,
-                now_ms=n.step_ms,
-                images=n.images,
             )
         ],
         cost_ms=n.device_idle_ms,
@@ -92,13 +90,12 @@ def _launches(n: Numbers) -> Iterator[Finding]:
             f"{n.images:.0f} images per step",
         ],
         remedies=[
-            Remedy(
+            remedy(
+                n,
                 what="replay the step as one CUDA graph",
                 change="--fast (graphs), or torch.compile(mode='reduce-overhead')",
                 step_ms=max(1.05 * busy_ms, n.consumer_ms - n.device_idle_ms, n.step_ms - n.consumer_ms + busy_ms),
                 uncertainty=0.15,
-                now_ms=n.step_ms,
-                images=n.images,
             ),
         ],
         cost_ms=n.device_idle_ms,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from flatout.profiler.measurement import HotLine, WaitSite
 from flatout.profiler.stages import label_of
 from flatout.profiler.verdict.numbers import Numbers
-from flatout.profiler.verdict.remedy import Finding, Remedy
-from flatout.profiler.verdict.whatif import WhatIf
+from flatout.profiler.verdict.remedy import Finding
+from flatout.profiler.verdict.whatif import WhatIf, remedy
 
 ASSIGNER = "assigner"
 LOOPED_READS = 8
@@ -47,7 +47,8 @@ def _heavy_loss(n: Numbers) -> Iterator[Finding]:
         ),
         evidence=evidence,
         remedies=[
-            Remedy(
+            remedy(
+                n,
                 what="assign targets for the whole batch at once",
                 change="flatout's loss does (`flatout yolo train`); meanwhile: loss_ota: 0 in the hyp file",
                 # The small kernels of such a loss go with it: what the device does besides is the network.
@@ -55,8 +56,6 @@ def _heavy_loss(n: Numbers) -> Iterator[Finding]:
                     loss_ms - then_ms, device_saved_ms=max(0.0, (n.m.device_busy_ms or 0.0) - network_ms)
                 ),
                 uncertainty=0.1,
-                now_ms=n.step_ms,
-                images=n.images,
             )
         ],
         cost_ms=loss_ms - then_ms,
@@ -83,13 +82,12 @@ def _python_loop(n: Numbers) -> Iterator[Finding]:
                 *_who_works(n),
             ],
             remedies=[
-                Remedy(
+                remedy(
+                    n,
                     what="replace the loop by one tensor operation",
                     change=f"{hottest.where}: keep the numbers on the device, sum there, read once per log interval",
                     step_ms=WhatIf(n).with_consumer(0.97 * loop_ms),
                     uncertainty=0.1,
-                    now_ms=n.step_ms,
-                    images=n.images,
                 )
             ],
             cost_ms=loop_ms,
@@ -105,13 +103,12 @@ def _collector(n: Numbers) -> Iterator[Finding]:
         sentence=f"Python's garbage collector stops the step for {n.percent(gc_ms)} of the time.",
         evidence=[f"{gc_ms:.1f} ms per step on average; a full collection looks at every object the program keeps"],
         remedies=[
-            Remedy(
+            remedy(
+                n,
                 what="collect between epochs only",
                 change="before the loop gc.collect(); gc.freeze(); gc.disable(); then gc.collect() between epochs only",
                 step_ms=WhatIf(n).with_consumer(gc_ms),
                 uncertainty=0.06,
-                now_ms=n.step_ms,
-                images=n.images,
             )
         ],
         cost_ms=gc_ms,
@@ -128,13 +125,12 @@ def _updates(n: Numbers) -> Iterator[Finding]:
         sentence=f"Updating the weights takes {n.percent(update_ms)} of the step.",
         evidence=[f"optimizer and average {update_ms:.1f} ms, forward and backward {network_ms:.1f} ms"],
         remedies=[
-            Remedy(
+            remedy(
+                n,
                 what="update all weights in a few kernels",
                 change="optimizer(..., fused=True), few parameter groups, EMA with torch._foreach_lerp_",
                 step_ms=WhatIf(n).with_consumer(0.6 * update_ms),
                 uncertainty=0.2,
-                now_ms=n.step_ms,
-                images=n.images,
             )
         ],
         cost_ms=0.6 * update_ms,
@@ -158,13 +154,12 @@ def _after_steps(n: Numbers) -> Iterator[Finding]:
             sentence=f"{label_of(stage).capitalize()} takes {n.percent(ms)} of the run.",
             evidence=[f"{ms:.1f} ms per step on average"],
             remedies=[
-                Remedy(
+                remedy(
+                    n,
                     what=what,
                     change=change,
                     step_ms=WhatIf(n).with_consumer(share * ms),
                     uncertainty=0.1,
-                    now_ms=n.step_ms,
-                    images=n.images,
                 )
             ],
             cost_ms=ms,

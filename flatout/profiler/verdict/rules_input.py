@@ -8,7 +8,7 @@ from flatout.profiler.measurement import HotLine
 from flatout.profiler.stages import kind_of, label_of
 from flatout.profiler.verdict.numbers import WAIT_WORTH_A_LOOK, Numbers
 from flatout.profiler.verdict.remedy import Finding, Remedy
-from flatout.profiler.verdict.whatif import KEPT_DECODED, WhatIf
+from flatout.profiler.verdict.whatif import KEPT_DECODED, WhatIf, remedy
 
 DECODING = re.compile(r"decode|imread|image\.open|read_image|load_image|open_image|jpeg|np\.load|tifffile", re.I)
 """What a source line that decodes a picture looks like."""
@@ -92,14 +92,13 @@ def _idle_workers(n: Numbers, lost_ms: float) -> Finding:
         ),
         evidence=_evidence(n, lost_ms, dominant_stage(n)),
         remedies=[
-            Remedy(
+            remedy(
+                n,
                 what="more batches under way",
                 change="prefetch_factor=4 (feed: slots=8); pin_memory=False if the pinning thread is busy",
                 # Half of the wait: nothing measured says how much of it is hand-over and how much is bad luck.
                 step_ms=max(n.step_ms - 0.5 * lost_ms, n.consumer_ms),
                 uncertainty=0.25,
-                now_ms=n.step_ms,
-                images=n.images,
             ),
             *([_more_workers(n, now + 1)] if now < n.m.usable_cores - 1 else []),
         ],
@@ -111,20 +110,19 @@ def _too_many_workers(n: Numbers, lost_ms: float) -> Finding:
     fitting = max(1, int(n.m.usable_cores))
     # Past the knee a step takes 15-29 % longer (measured by others, docs/profiler.md): the middle of it.
     step_ms = max(n.step_ms / 1.2, n.cpu_ms / n.m.usable_cores * 0.9, n.consumer_ms)
-    remedy = Remedy(
+    fewer = remedy(
+        n,
         what=f"workers {n.m.num_workers} -> {fitting}",
         change=f"--workers {fitting} (num_workers={fitting})",
         step_ms=step_ms,
         uncertainty=0.15,
-        now_ms=n.step_ms,
-        images=n.images,
         switch={"workers": fitting},
     )
     return Finding(
         cause="too many workers",
         sentence=f"{n.m.num_workers} workers share {n.m.usable_cores:g} cores and get in each other's way.",
         evidence=_evidence(n, lost_ms, dominant_stage(n)),
-        remedies=[remedy, *([_render_on_device(n)] if n.m.has_device else [])],
+        remedies=[fewer, *([_render_on_device(n)] if n.m.has_device else [])],
         cost_ms=lost_ms,
     )
 
@@ -154,25 +152,23 @@ def dominant_stage(n: Numbers) -> str | None:
 
 
 def _more_workers(n: Numbers, workers: int) -> Remedy:
-    return Remedy(
+    return remedy(
+        n,
         what=f"workers {n.m.num_workers} -> {workers}",
         change=f"--workers {workers} (num_workers={workers})",
         step_ms=WhatIf(n).with_workers(workers),
         uncertainty=min(0.25, 0.08 + 0.02 * (workers - n.m.num_workers)),
-        now_ms=n.step_ms,
-        images=n.images,
         switch={"workers": workers},
     )
 
 
 def _keep_decoded(n: Numbers, decode_ms: float) -> Remedy:
-    return Remedy(
+    return remedy(
+        n,
         what="keep pictures decoded",
         change="--cache-images (feed: Store(...))",
         step_ms=WhatIf(n).with_input((1 - KEPT_DECODED) * decode_ms),
         uncertainty=0.12,
-        now_ms=n.step_ms,
-        images=n.images,
         switch={"cache_images": True},
     )
 
@@ -180,13 +176,12 @@ def _keep_decoded(n: Numbers, decode_ms: float) -> Remedy:
 def _render_on_device(n: Numbers) -> Remedy:
     # Workers keep drawing numbers and boxes; painting moves to the device, where it takes a few per cent of a step.
     step_ms = max(WhatIf(n).with_input(0.9 * n.input_ms), 1.04 * n.consumer_ms)
-    return Remedy(
+    return remedy(
+        n,
         what="augment on the GPU",
         change="--device-augment",
         step_ms=step_ms,
         uncertainty=0.15,
-        now_ms=n.step_ms,
-        images=n.images,
         switch={"device_augment": True},
     )
 

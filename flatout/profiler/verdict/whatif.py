@@ -9,9 +9,12 @@ together; the scarcest of them sets its length.
 It is held against the measured step first: what the model cannot explain of today stays in every prediction.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from flatout.profiler.verdict.numbers import Numbers
+from flatout.profiler.verdict.remedy import Remedy
 
 KEPT_DECODED = 0.06
 """Reading a decoded picture from a store costs about this share of decoding it (bench/results/store_*.md)."""
@@ -100,3 +103,18 @@ class WhatIf:
         then = replace(now, consumer_ms=now.consumer_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * self.n.m.main_cpu_ms)
         floor_ms = max(0.0, self.floor_ms - device_saved_ms)
         return max(then.step_ms * self.bias, floor_ms)
+
+
+def remedy(
+    n: Numbers, *, what: str, change: str, step_ms: float, uncertainty: float, switch: Mapping[str, Any] | None = None
+) -> Remedy:
+    """A change that leaves the images of a step as they are."""
+    return Remedy(
+        what=what,
+        change=change,
+        step_ms=step_ms,
+        uncertainty=uncertainty,
+        now_ms=n.step_ms,
+        images=n.images,
+        switch=switch or {},
+    )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flatout.feed.device_feed import Render
+from flatout.yolo.augment.fill_torch import Fills, TorchFill
 from flatout.yolo.augment.paste_torch import Pasting, TorchPaste
 from flatout.yolo.augment.render_torch import TorchRender
 from flatout.yolo.launch import HAS_TRITON
@@ -19,6 +20,12 @@ class Paste(Protocol):
     """Pastes objects over images [B, 3, H, W] in place, on the current stream."""
 
     def __call__(self, pasting: Pasting, images: Tensor) -> None: ...
+
+
+class Fill(Protocol):
+    """Sets masks uint8 [J, H, W] to 1 inside of polygons, in place, on the current stream."""
+
+    def __call__(self, fills: Fills, masks: Tensor) -> None: ...
 
 
 def renderer_for(device: str | torch.device, *, mixup: bool, perspective: bool = False, recolor: bool = True) -> Render:
@@ -41,6 +48,17 @@ def paster_for(device: str | torch.device) -> Paste:
             return TritonPaste()
         _say_what_is_missing()
     return TorchPaste()
+
+
+def filler_for(device: str | torch.device) -> Fill:
+    """What fills the polygons of `device_copy`; all give the same bits."""
+    if torch.device(device).type == "cuda":
+        if HAS_TRITON:
+            from flatout.yolo.augment.fill_triton import TritonFill
+
+            return TritonFill()
+        _say_what_is_missing()
+    return TorchFill()
 
 
 @functools.cache

@@ -1,18 +1,28 @@
-"""Objects with polygons, mirrored and pasted into the same mosaic: which ones, with what labels, and their pixels.
+"""Objects with polygons, mirrored and pasted into the same mosaic: which ones, and with what labels.
 
 Dimension key:  Q sheets   T labels
 """
 
 from collections.abc import Callable, Sequence
 
-import cv2
 import numpy as np
 
 from flatout.yolo.augment.canvas_labels import CanvasLabels, offsets
+from flatout.yolo.augment.layout import Sheets
 from flatout.yolo.augment.paste_plan import MOST_COVERED, covered_share
 
 Pick = Callable[[int, int, int], np.ndarray]
 """(key, number of things, how many to pick) -> numbers of those picked, in order."""
+
+
+def copy_objects(
+    labels: CanvasLabels, sheets: Sheets, key_M2: np.ndarray, share: float, pick: Pick
+) -> tuple[CanvasLabels, list[list[np.ndarray]]]:
+    """Labels with those of the copies, and for each sheet the polygons to copy; keys are drawn for two sheets each."""
+    is_second_Q = np.concatenate(([False], sheets.sample_Q[1:] == sheets.sample_Q[:-1]))
+    key_Q = key_M2[sheets.sample_Q, is_second_Q.astype(int)]
+    extended, copies = choose_copies(labels, sheets.canvas_Q2, key_Q, share, pick)
+    return extended, [[labels.polygon(label) for label in of_sheet] for of_sheet in copies]
 
 
 def choose_copies(
@@ -69,14 +79,3 @@ def _append(labels: CanvasLabels, copies: Sequence[Sequence[int]], width_Q: np.n
 
 def _mirrored_box(box_4: np.ndarray, width: float) -> np.ndarray:
     return np.array([width - box_4[2], box_4[1], width - box_4[0], box_4[3]], np.float32)
-
-
-def paste_copies(canvas: np.ndarray, polygons: Sequence[np.ndarray]) -> None:
-    """Mirror the polygons' pixels left to right, over the canvas uint8 [h, w, 3], in place. Black does not cover."""
-    if not polygons:
-        return
-    mask = np.zeros(canvas.shape[:2], np.uint8)
-    for polygon in polygons:
-        cv2.drawContours(mask, [polygon.astype(np.int32)], -1, 1, cv2.FILLED)
-    mirrored = cv2.flip(cv2.bitwise_and(canvas, canvas, mask=mask), 1)
-    np.copyto(canvas, mirrored, where=mirrored > 0)

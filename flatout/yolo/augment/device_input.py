@@ -21,11 +21,13 @@ from flatout.feed.feed import Feed
 from flatout.feed.knobs import FeedConfig
 from flatout.feed.plan import Plan
 from flatout.feed.upload import Arrays
-from flatout.yolo.augment.choose_render import paster_for, renderer_for
+from flatout.yolo.augment.choose_render import filler_for, paster_for, renderer_for
 from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.device_copy import plan_copies
 from flatout.yolo.augment.device_paste import PICTURE_COLUMN
 from flatout.yolo.augment.device_source import TILES, ParameterSource, ValidationParameters
+from flatout.yolo.augment.fill_torch import Fills
 from flatout.yolo.augment.memory_plan import plan_memory
 from flatout.yolo.augment.paste_torch import Pasting
 from flatout.yolo.data.image_set import ImageSet
@@ -83,6 +85,7 @@ class DeviceInput(DeviceFeed):
         self._bucket = config.target_bucket
         self._padded: dict[tuple[int, int], Tensor] = {}
         self._paste = paster_for(store.device)
+        self._fill = filler_for(store.device)
 
     def __enter__(self) -> "DeviceInput":
         self.feed.start()
@@ -101,6 +104,8 @@ class DeviceInput(DeviceFeed):
         return 3, height, width
 
     def _finish(self, turn: int, batch: Batch, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        if len(batch.fields.get("copied", ())):
+            tensors = tensors | self._masks(batch, tensors)
         fields = super()._finish(turn, batch, tensors)
         if len(batch.fields.get("pasted", ())):
             self._paste(self._pasting(batch, fields), fields["images"])
@@ -108,6 +113,15 @@ class DeviceInput(DeviceFeed):
         if self._bucket is not None:
             kept["targets"] = self._fill_up(turn, kept["targets"], self._bucket)
         return kept
+
+    def _masks(self, batch: Batch, fields: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Of the canvases in which objects are copied, and which sheet has which; read by the render after this."""
+        plan = plan_copies(batch["copied"], batch.counts["copied"])
+        # Only mosaics have copies, and the canvases of all mosaics are equally large.
+        width, height = batch["canvas"][plan.mask_of_B2 >= 0][0].tolist()
+        masks = torch.zeros((plan.num_masks, height, width), dtype=torch.uint8, device=self._store.device)
+        self._fill(Fills(self._store.send(plan.span_K7), plan.span_K7, fields["copy_points"]), masks)
+        return {"masks": masks, "mask_of": self._store.send(plan.mask_of_B2)}
 
     def _pasting(self, batch: Batch, fields: dict[str, Tensor]) -> Pasting:
         # The render before this has been queued: pictures of its own may be staged over by those of the objects.
@@ -205,8 +219,8 @@ def picture_store(
 
 
 def shapes_of_pictures(rect: RectBatches) -> np.ndarray:
-    """Width and height of the batch that each picture is in, int64 [N, 2]."""
-    out_wh_N2 = np.empty((len(rect.order_N), 2), np.int64)
+    """Width and height of the batch that each picture is in, int64 [N, 2]; 0 for pictures in no batch."""
+    out_wh_N2 = np.zeros((rect.order_N.max() + 1, 2), np.int64)
     out_wh_N2[rect.order_N] = rect.shape_hw_S2[rect.batch_N][:, ::-1]
     return out_wh_N2
 

@@ -1,7 +1,7 @@
 """Samples for the device: workers draw numbers and make labels, the pixels stay where they are.
 
 The same draws as `TrainingSource`, hence the same samples; a renderer on the device turns the parameters into pictures.
-Nothing here loops over samples or labels.
+Nothing here loops over samples or labels, but for objects that are pasted or copied.
 
 Dimension key:  M samples   N pictures   Q sheets   18 tiles of a sample's two sheets, nine each
 """
@@ -15,8 +15,11 @@ from flatout.feed.source import Field, Fields, Out, Rows
 from flatout.yolo.augment.canvas_labels import gather_labels
 from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.copy_paste import copy_objects
+from flatout.yolo.augment.device_copy import copy_fields, write_copies
 from flatout.yolo.augment.device_paste import OBJECT_COLUMNS, DevicePaste
-from flatout.yolo.augment.draw import NINE, draw_training, undrawn
+from flatout.yolo.augment.draw import NINE, pick, undrawn
+from flatout.yolo.augment.drawn_set import DrawnSet
 from flatout.yolo.augment.layout import Sheets, lay_out, resized_wh
 from flatout.yolo.augment.shown import write_shown
 from flatout.yolo.augment.targets import to_targets
@@ -49,7 +52,7 @@ def paste_fields(share: float) -> Fields:
     }
 
 
-class ParameterSource:
+class ParameterSource(DrawnSet):
     """Parameters and targets of samples of `size` x `size` pixels, or of each picture's own shape without mosaics."""
 
     def __init__(
@@ -62,53 +65,30 @@ class ParameterSource:
         out_wh_N2: np.ndarray | None = None,
     ) -> None:
         """`out_wh_N2`: width and height of the batch that each picture is in, for rectangular batches."""
-        has_polygons = len(image_set.labels.point_P2) > 0
-        if config.copy_paste and has_polygons:
-            raise ConfigError(
-                f"copy_paste={config.copy_paste} cannot be rendered on the device: it copies objects within a mosaic "
-                "that is never made there. Use copy_paste=0, or the CPU path."
-            )
-        if size < 2 or size % 2:
-            raise ConfigError(f"size={size} must be even: a mosaic is cut off by half of it on every side.")
+        super().__init__(image_set, config, size=size, class_aware=class_aware)
         if out_wh_N2 is not None and config.mosaic:
             raise ConfigError(f"A mosaic is square: use mosaic=0 with rectangular batches, not mosaic={config.mosaic}.")
-        self._image_set = image_set
-        self._config = config
-        self._class_aware = class_aware
-        self._size = size
-        self._wh_N2 = resized_wh(image_set.size_wh_N2, size)
         self._out_wh_N2 = out_wh_N2
-        per_picture = len(image_set.labels.class_box_T5) / max(1, len(image_set))
-        # A mosaic shows about the area of two pictures of four or nine; a plan that is too small only grows.
-        self.fields: Fields = parameter_fields(expected_targets=2 + 3 * per_picture)
+        self.fields: Fields = parameter_fields(expected_targets=self.expected_targets)
+        has_polygons = len(image_set.labels.point_P2) > 0
         self._paste: DevicePaste | None = None
         if config.paste_in and has_polygons:
             self._paste = DevicePaste(labels=image_set.labels, wh_N2=self._wh_N2, size=size)
             self.fields = {**self.fields, **paste_fields(config.paste_in)}
-
-    def __len__(self) -> int:
-        return len(self._image_set)
-
-    def where(self, index: int) -> str:
-        return self._image_set.paths[index]
-
-    def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
-        return draw_training(
-            self._config,
-            num_pictures=len(self),
-            size=self._size,
-            seed=seed,
-            epoch=epoch,
-            positions_M=positions,
-            indices_M=indices,
-            class_aware=self._class_aware,
-        )
+        self._copies = config.copy_paste > 0 and has_polygons
+        if self._copies:
+            self.fields = {**self.fields, **copy_fields(config.copy_paste)}
 
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
         out_wh = _shape(self._out_wh_N2, indices, self._size)
         perspective = self._config.perspective > 0
         sheets = lay_out(draws, self._wh_N2, size=self._size, out_wh=out_wh)
-        labels = gather_labels(self._image_set.labels, sheets, seen_in=None if perspective else out_wh)
+        # A copy may land where its original is not seen, and must not cover labels that are not seen either.
+        needs_all = self._copies or perspective
+        labels = gather_labels(self._image_set.labels, sheets, seen_in=None if needs_all else out_wh)
+        if self._copies:
+            labels, copied = copy_objects(labels, sheets, draws["copy_key"], self._config.copy_paste, pick)
+            write_copies(sheets, copied, len(indices), out)
         warped = warp_labels(labels, sheets, out_wh=out_wh, perspective=perspective)
         label_T5 = np.concatenate((warped.class_T[:, None], warped.box_T4), axis=1)
         count_M = np.bincount(warped.sample_T, minlength=len(indices))

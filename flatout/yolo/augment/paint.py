@@ -3,6 +3,7 @@
 Pictures are uint8 [h, w, 3], BGR, until they are delivered.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import cv2
@@ -10,7 +11,6 @@ import numpy as np
 
 from flatout.profiler import clock
 from flatout.yolo.augment.color import Color
-from flatout.yolo.augment.copy_paste import paste_copies
 from flatout.yolo.data.letterbox import PADDING
 
 
@@ -76,6 +76,17 @@ def compose(tiles: list[np.ndarray], origin_K2: np.ndarray, canvas_wh: tuple[int
     for tile, (x, y) in zip(tiles, origin_K2.tolist(), strict=True):
         place(tile, x, y, canvas)
     return canvas
+
+
+def paste_copies(canvas: np.ndarray, polygons: Sequence[np.ndarray]) -> None:
+    """Mirror the polygons' pixels left to right, over the canvas uint8 [h, w, 3], in place. Black does not cover."""
+    if not polygons:
+        return
+    mask = np.zeros(canvas.shape[:2], np.uint8)
+    for polygon in polygons:
+        cv2.drawContours(mask, [polygon.astype(np.int32)], -1, 1, cv2.FILLED)
+    mirrored = cv2.flip(cv2.bitwise_and(canvas, canvas, mask=mask), 1)
+    np.copyto(canvas, mirrored, where=mirrored > 0)
 
 
 def place(tile: np.ndarray, x: int, y: int, canvas: np.ndarray) -> None:

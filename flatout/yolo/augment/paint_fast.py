@@ -12,8 +12,7 @@ import cv2
 import numpy as np
 
 from flatout.yolo.augment.color import HUES, Color
-from flatout.yolo.augment.copy_paste import paste_copies
-from flatout.yolo.augment.paint import Placed, visible, warp
+from flatout.yolo.augment.paint import Placed, paste_copies, visible, warp
 from flatout.yolo.data.letterbox import PADDING
 
 BAND_PIXELS = 51200

@@ -23,7 +23,7 @@ def _scaled(d, cut, pasted):
 
 
 @triton.jit
-def _test_edge(u, v, ax, ay, bx, by, odd, on):
+def test_edge(u, v, ax, ay, bx, by, odd, on):
     """`odd`: a ray from (u, v) to the right has crossed edges an odd number of times. `on`: (u, v) lies on an edge."""
     dx, dy = bx - ax, by - ay
     cross = dx * (v - ay) - (u - ax) * dy
@@ -44,10 +44,10 @@ def _inside_polygon(points, num_points, u0, u1, v0, v1):
         after = tl.where(k + 1 < num_points, k + 1, 0)
         ax, ay = tl.load(points + 2 * k), tl.load(points + 2 * k + 1)
         bx, by = tl.load(points + 2 * after), tl.load(points + 2 * after + 1)
-        odd00, on00 = _test_edge(u0, v0, ax, ay, bx, by, odd00, on00)
-        odd10, on10 = _test_edge(u1, v0, ax, ay, bx, by, odd10, on10)
-        odd01, on01 = _test_edge(u0, v1, ax, ay, bx, by, odd01, on01)
-        odd11, on11 = _test_edge(u1, v1, ax, ay, bx, by, odd11, on11)
+        odd00, on00 = test_edge(u0, v0, ax, ay, bx, by, odd00, on00)
+        odd10, on10 = test_edge(u1, v0, ax, ay, bx, by, odd10, on10)
+        odd01, on01 = test_edge(u0, v1, ax, ay, bx, by, odd01, on01)
+        odd11, on11 = test_edge(u1, v1, ax, ay, bx, by, odd11, on11)
     return odd00 | on00, odd10 | on10, odd01 | on01, odd11 | on11
 
 

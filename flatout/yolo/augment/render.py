@@ -20,7 +20,7 @@ from flatout.profiler import clock
 from flatout.yolo.augment.canvas_labels import CanvasLabels, gather_labels
 from flatout.yolo.augment.color import Color, colors
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.copy_paste import Pick, choose_copies
+from flatout.yolo.augment.copy_paste import Pick, copy_objects
 from flatout.yolo.augment.draw import FOUR, PLAIN, pick
 from flatout.yolo.augment.layout import Sheets, lay_out, resized_wh
 from flatout.yolo.augment.paint import Painter, Placed, compose
@@ -74,7 +74,7 @@ class Renderer:
             labels = gather_labels(self.labels, sheets, seen_in=None if needs_all else out_wh)
             copied: list[list[np.ndarray]] = [[] for _ in sheets.kind_Q]
             if self.config.copy_paste:
-                labels, copied = self._copy(labels, sheets, draws["copy_key"])
+                labels, copied = copy_objects(labels, sheets, draws["copy_key"], self.config.copy_paste, self.pick)
             warped = warp_labels(labels, sheets, out_wh=out_wh, perspective=self.config.perspective > 0)
             label_T5 = np.concatenate((warped.class_T[:, None], warped.box_T4), axis=1)
             found = np.split(label_T5, np.searchsorted(warped.sample_T, np.arange(1, len(out_MCHW))))
@@ -98,15 +98,6 @@ class Renderer:
         with clock.stage("warp"):
             image = self.painter.paint(placed[0])
             return self.painter.mix(image, self.painter.paint(placed[1], slot=1), share) if len(placed) > 1 else image
-
-    def _copy(
-        self, labels: CanvasLabels, sheets: Sheets, key_M2: np.ndarray
-    ) -> tuple[CanvasLabels, list[list[np.ndarray]]]:
-        """Labels with copies, and the polygons to copy on each sheet."""
-        is_second_Q = np.concatenate(([False], sheets.sample_Q[1:] == sheets.sample_Q[:-1]))
-        key_Q = key_M2[sheets.sample_Q, is_second_Q.astype(int)]
-        extended, copies = choose_copies(labels, sheets.canvas_Q2, key_Q, self.config.copy_paste, self.pick)
-        return extended, [[labels.polygon(label) for label in of_sheet] for of_sheet in copies]
 
     def _place(self, sheets: Sheets, copied: list[np.ndarray], q: int, out_wh: tuple[int, int]) -> Placed:
         num_tiles = int(sheets.kind_Q[q])

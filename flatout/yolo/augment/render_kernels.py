@@ -76,17 +76,64 @@ def _add(data, at, weight, blue, green, red):
 
 
 @triton.jit
-def _paint(data, offsets, shapes, tiles, canvas, inverse, num_tiles, x, y, PERSPECTIVE: tl.constexpr):
+def _is_copied(mask, number, width, height, x, y):
+    """Whether the canvas pixel (x, y) is one that is pasted again, mirrored."""
+    there = (number >= 0) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    return tl.load(mask + y * width + x, mask=there, other=0) > 0
+
+
+@triton.jit
+def _over(own, is_tile, other, is_other_tile, copied):
+    """The mirrored pixel's value where it is copied and not black, else the pixel's own; int32."""
+    value = tl.load(own, mask=is_tile, other=GREY).to(tl.int32)
+    mirrored = tl.load(other, mask=is_other_tile & copied, other=GREY).to(tl.int32)
+    return tl.where(copied & (mirrored > 0), mirrored, value)
+
+
+@triton.jit
+def _add_copied(data, at, over, copied, weight, blue, green, red):
+    here, there = at >= 0, over >= 0
+    own, other = data + at, data + over
+    blue += _over(own, here, other, there, copied) * weight
+    green += _over(own + 1, here, other + 1, there, copied) * weight
+    red += _over(own + 2, here, other + 2, there, copied) * weight
+    return blue, green, red
+
+
+@triton.jit
+def _paint(
+    data, offsets, shapes, tiles, canvas, inverse, num_tiles, masks, mask_of, x, y,
+    PERSPECTIVE: tl.constexpr, COPIES: tl.constexpr,
+):  # fmt: skip
     """Blue, green and red of one sheet, int32 [BY, BX] each."""
     across, down = _place(inverse, x, y, PERSPECTIVE)
     fx, fy = across & 31, down & 31
-    at, at_right, at_below, at_both = _find(offsets, shapes, tiles, canvas, num_tiles, across >> 5, down >> 5)
+    across, down = across >> 5, down >> 5
+    at, at_right, at_below, at_both = _find(offsets, shapes, tiles, canvas, num_tiles, across, down)
     blue = tl.full(fx.shape, 512, tl.int32)
     green, red = blue, blue
-    blue, green, red = _add(data, at, (32 - fx) * (32 - fy), blue, green, red)
-    blue, green, red = _add(data, at_right, fx * (32 - fy), blue, green, red)
-    blue, green, red = _add(data, at_below, (32 - fx) * fy, blue, green, red)
-    blue, green, red = _add(data, at_both, fx * fy, blue, green, red)
+    if COPIES:
+        width, height = tl.load(canvas), tl.load(canvas + 1)
+        number = tl.load(mask_of)
+        mask = masks + number.to(tl.int64) * width * height
+        # Of the pixel to the right the mirror image is to the left.
+        left = width - 2 - across
+        over, over_right, over_below, over_both = at, at_right, at_below, at_both
+        if number >= 0:
+            over_right, over, over_both, over_below = _find(offsets, shapes, tiles, canvas, num_tiles, left, down)
+        copied = _is_copied(mask, number, width, height, left + 1, down)
+        copied_right = _is_copied(mask, number, width, height, left, down)
+        copied_below = _is_copied(mask, number, width, height, left + 1, down + 1)
+        copied_both = _is_copied(mask, number, width, height, left, down + 1)
+        blue, green, red = _add_copied(data, at, over, copied, (32 - fx) * (32 - fy), blue, green, red)
+        blue, green, red = _add_copied(data, at_right, over_right, copied_right, fx * (32 - fy), blue, green, red)
+        blue, green, red = _add_copied(data, at_below, over_below, copied_below, (32 - fx) * fy, blue, green, red)
+        blue, green, red = _add_copied(data, at_both, over_both, copied_both, fx * fy, blue, green, red)
+    else:
+        blue, green, red = _add(data, at, (32 - fx) * (32 - fy), blue, green, red)
+        blue, green, red = _add(data, at_right, fx * (32 - fy), blue, green, red)
+        blue, green, red = _add(data, at_below, (32 - fx) * fy, blue, green, red)
+        blue, green, red = _add(data, at_both, fx * fy, blue, green, red)
     return blue >> 10, green >> 10, red >> 10
 
 
@@ -132,9 +179,10 @@ def store_value(out, value, inside, AS_FLOAT: tl.constexpr):
 
 @triton.jit
 def render(
-    data, offsets, shapes, tiles, canvas, num_tiles, inverse, mix, flip, reciprocals, tables,
+    data, offsets, shapes, tiles, canvas, num_tiles, inverse, mix, flip, reciprocals, tables, masks, mask_of,
     out, stride_b, stride_c, stride_y, stride_x, height, width, blocks_x,
-    PERSPECTIVE: tl.constexpr, RECOLOR: tl.constexpr, AS_FLOAT: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr,
+    PERSPECTIVE: tl.constexpr, COPIES: tl.constexpr, RECOLOR: tl.constexpr, AS_FLOAT: tl.constexpr,
+    BY: tl.constexpr, BX: tl.constexpr,
 ):  # fmt: skip
     """out [B, 3, height, width], RGB; program (block of pixels, sample)."""
     block, sample = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -149,12 +197,16 @@ def render(
     inverse += sample * 18
     own_tiles = tl.load(num_tiles + sample * 2)
     other_tiles = tl.load(num_tiles + sample * 2 + 1)
-    blue, green, red = _paint(data, offsets, shapes, tiles, canvas, inverse, own_tiles, x, y, PERSPECTIVE)
+    mask_of += sample * 2
+    blue, green, red = _paint(
+        data, offsets, shapes, tiles, canvas, inverse, own_tiles, masks, mask_of, x, y, PERSPECTIVE, COPIES
+    )
     if other_tiles > 0:
         share = tl.load(mix + sample)
         b, g, r = _paint(
-            data, offsets + 9, shapes + 27, tiles + 36, canvas + 2, inverse + 9, other_tiles, x, y, PERSPECTIVE
-        )
+            data, offsets + 9, shapes + 27, tiles + 36, canvas + 2, inverse + 9, other_tiles, masks, mask_of + 1, x, y,
+            PERSPECTIVE, COPIES,
+        )  # fmt: skip
         blue, green, red = _mixed(blue, b, share), _mixed(green, g, share), _mixed(red, r, share)
     if RECOLOR:
         blue, green, red = _recolored(blue, green, red, reciprocals, tables + sample * 768)

@@ -7,11 +7,11 @@ integers as OpenCV 4 does, so the result is the CPU renderer's, not nearly so.
 The loops below are over the nine tiles and four corners; samples are never looped over, and nothing here makes the
 host wait. `render_triton` is the same in one kernel; this is its plain twin, and what runs where there is no Triton.
 
-Dimension key:  B samples   S sheets (2)   K tiles (9)   H W output   C channels, BGR   V the 256 values of a byte
+Dimension key:  B samples   S sheets (2)   K tiles (9)   H W output   C channels, BGR   J masks of canvases
 """
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -40,6 +40,19 @@ class Sources(Protocol):
         """int64 [B, S * K, 3]: height, width, channels."""
 
 
+class Copies(NamedTuple):
+    """Which pixels of a canvas are pasted again, mirrored."""
+
+    masks_JHW: Tensor
+    """uint8, as large as the canvases of mosaics."""
+    mask_of_B: Tensor
+    """int32: number of the mask of each sample's sheet, -1 where nothing is copied."""
+
+
+SAMPLED = ("tiles", "canvas", "inverse", "mix", "gain", "flip")
+"""Parameters with a row for each sample."""
+
+
 class TorchRender:
     """Fills out["images"], [B, 3, H, W] RGB: uint8, or a float dtype with values from 0 to 1; any memory format."""
 
@@ -57,14 +70,23 @@ class TorchRender:
         images = out["images"]
         for begin in range(0, len(images), self._chunk):
             rows = slice(begin, begin + self._chunk)
-            part = {name: tensor[rows] for name, tensor in params.items() if name != "targets"}
-            pixels = self._paint(sources.data, sources.offsets[rows], sources.shapes[rows], part, images.shape[2:])
+            part = {name: params[name][rows] for name in SAMPLED}
+            copies = [Copies(params["masks"], of_B) for of_B in params["mask_of"][rows].T] if "masks" in params else []
+            pixels = self._paint(
+                sources.data, sources.offsets[rows], sources.shapes[rows], part, copies, images.shape[2:]
+            )
             if self._recolor:
                 pixels = recolor(pixels, color_tables(part["gain"]))
             deliver(pixels, part["flip"], images[rows])
 
     def _paint(
-        self, data: Tensor, offsets: Tensor, shapes: Tensor, part: Mapping[str, Tensor], hw: torch.Size
+        self,
+        data: Tensor,
+        offsets: Tensor,
+        shapes: Tensor,
+        part: Mapping[str, Tensor],
+        copies: Sequence[Copies],
+        hw: torch.Size,
     ) -> Tensor:
         """Warped and mixed, uint8 [B, H, W, 3], BGR."""
         num = len(offsets)
@@ -78,6 +100,7 @@ class TorchRender:
                 tile_BSK4[:, slot],
                 part["canvas"][:, slot],
                 back_to_canvas(part["inverse"][:, slot], hw, perspective=self._perspective),
+                copies[slot] if copies else None,
             )
             for slot in range(1 + self._mixup)
         )
@@ -111,15 +134,22 @@ def paint_sheet(
     tile_BK4: Tensor,
     canvas_B2: Tensor,
     place: tuple[Tensor, Tensor],
+    copies: Copies | None,
 ) -> Tensor:
     """Bilinear pixels at places on the canvas, uint8 [B, H, W, 3]; grey where there is no tile."""
+    sheet = (data, offset_BK, wh_BK2, tile_BK4, canvas_B2)
     x_BHW, y_BHW = place
     left, top, fx, fy = x_BHW >> 5, y_BHW >> 5, x_BHW & 31, y_BHW & 31
     total = torch.full((*x_BHW.shape, 3), FINE // 2, dtype=torch.int32, device=data.device)
     for down in range(2):
         for right in range(2):
             weight = (fx if right else COARSE - fx) * (fy if down else COARSE - fy)
-            pixel = fetch(data, offset_BK, wh_BK2, tile_BK4, canvas_B2, left + right, top + down)
+            pixel = fetch(*sheet, left + right, top + down)
+            if copies is not None:
+                across = canvas_B2[:, 0, None, None] - 1 - (left + right)
+                mirrored = fetch(*sheet, across, top + down)
+                # Black does not cover, channel by channel, as on the CPU.
+                pixel = torch.where(copied_at(copies, across, top + down) & (mirrored > 0), mirrored, pixel)
             total += pixel.int() * weight[..., None]
     return (total >> 10).to(torch.uint8)
 
@@ -142,6 +172,15 @@ def fetch(
     channels = torch.arange(3, device=x.device)
     pixel = data[(at.clamp(min=0)[..., None] + channels).clamp(max=len(data) - 1)]
     return torch.where(at[..., None] >= 0, pixel, PADDING)
+
+
+def copied_at(copies: Copies, x: Tensor, y: Tensor) -> Tensor:
+    """Whether canvas pixels at whole coordinates [B, H, W] are copied, bool [B, H, W, 1]."""
+    height, width = copies.masks_JHW.shape[1:]
+    mask_B11 = copies.mask_of_B[:, None, None]
+    there = (mask_B11 >= 0) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    found = copies.masks_JHW[mask_B11.clamp(min=0), y.clamp(0, height - 1), x.clamp(0, width - 1)]
+    return (there & (found > 0))[..., None]
 
 
 def deliver(pixels_BHWC: Tensor, flip_B2: Tensor, out_BCHW: Tensor) -> None:

@@ -13,7 +13,8 @@ from flatout.errors import ConfigError
 from flatout.feed.source import Field, Fields, Out, Rows
 from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.draw import PLAIN, draw_training
+from flatout.yolo.augment.draw import PLAIN
+from flatout.yolo.augment.drawn_set import DrawnSet
 from flatout.yolo.augment.layout import fit_all, resized_wh
 from flatout.yolo.augment.paint import Classic, Painter
 from flatout.yolo.augment.paint_fast import Fast
@@ -36,7 +37,7 @@ def sample_fields(height: int, width: int, *, expected_targets: float) -> Fields
     }
 
 
-class TrainingSource:
+class TrainingSource(DrawnSet):
     """Augmented samples of `size` x `size` pixels; without mosaic also of the shape that the plan gives a step."""
 
     def __init__(
@@ -50,39 +51,13 @@ class TrainingSource:
         class_aware: ClassAware | None = None,
     ) -> None:
         """`pictures` are decoded and resized for training at `size` (flatout.yolo.data.resize, augment=True)."""
-        if size < 2 or size % 2:
-            raise ConfigError(f"size={size} must be even: a mosaic is cut off by half of it on every side.")
+        super().__init__(image_set, config, size=size, class_aware=class_aware)
         if painter not in PAINTERS:
             raise ConfigError(f"painter={painter!r} is unknown: use {' or '.join(map(repr, PAINTERS))}.")
-        self._image_set = image_set
-        self._config = config
-        self._class_aware = class_aware
-        self._size = size
         self._painter = painter
         self._pictures = pictures
         self._renderer: Renderer | None = None
-        self._wh_N2 = resized_wh(image_set.size_wh_N2, size)
-        per_picture = len(image_set.labels.class_box_T5) / max(1, len(image_set))
-        # A mosaic shows about the area of two pictures of four or nine; a plan that is too small only grows.
-        self.fields = sample_fields(size, size, expected_targets=2 + 3 * per_picture)
-
-    def __len__(self) -> int:
-        return len(self._image_set)
-
-    def where(self, index: int) -> str:
-        return self._image_set.paths[index]
-
-    def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
-        return draw_training(
-            self._config,
-            num_pictures=len(self),
-            size=self._size,
-            seed=seed,
-            epoch=epoch,
-            positions_M=positions,
-            indices_M=indices,
-            class_aware=self._class_aware,
-        )
+        self.fields = sample_fields(size, size, expected_targets=self.expected_targets)
 
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
         if self._renderer is None:

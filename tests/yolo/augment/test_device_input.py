@@ -1,5 +1,6 @@
 """The whole input on a device gives the batches of the host: training, rectangles, validation, weights, heads."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,24 @@ def test_training_batches_are_those_of_the_host(device, polygons):
         image_set, pictures, AUGMENT, plan_of(image_set), size=SIZE, device=device, config=AS_BYTES
     ) as batches:
         assert_same(batches, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("changes", [{}, {"mixup": 0.5}, {"perspective": 0.001}], ids=str)
+def test_copied_objects_are_those_of_the_host(device, changes):
+    # Several pictures without polygons among them; no colours, so that a border pixel differs by itself alone.
+    config = AugmentConfig(
+        **{"mixup": 0, "paste_in": 0, "copy_paste": 0.6, "hsv_h": 0, "hsv_s": 0, "hsv_v": 0} | changes
+    )
+    image_set, pictures = pictures_of(4, augment=True, polygons="some", num=20)
+    source, plan = TrainingSource(image_set, pictures, config, size=SIZE), plan_of(image_set)
+    expected = host_batches(source, plan)
+    bare = host_batches(TrainingSource(image_set, pictures, replace(config, copy_paste=0), size=SIZE), plan)
+    num_changed = sum((one["images"] != other["images"]).mean() for one, other in zip(expected, bare, strict=True))
+    assert num_changed > 0.1
+    with training_input(image_set, pictures, config, plan, size=SIZE, device=device, config=AS_BYTES) as batches:
+        # Edges of polygons fall on another pixel here and there.
+        assert_same(batches, expected, differing=0.02)
 
 
 @pytest.mark.parametrize("device", DEVICES)

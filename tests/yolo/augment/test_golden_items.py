@@ -10,8 +10,9 @@ import pytest
 from flatout.feed import Feed, FeedConfig, Plan
 from flatout.yolo.augment.canvas_labels import CanvasLabels, offsets
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.copy_paste import choose_copies, paste_copies
+from flatout.yolo.augment.copy_paste import choose_copies
 from flatout.yolo.augment.draw import FOUR_SHARE
+from flatout.yolo.augment.paint import paste_copies
 from flatout.yolo.augment.paste_in import CutOut, cut_out, paste_in
 from flatout.yolo.augment.paste_plan import SIZES, SKIPPED
 from flatout.yolo.augment.source import ValidationSource

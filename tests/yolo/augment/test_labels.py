@@ -6,10 +6,10 @@ import pytest
 from flatout.yolo.augment.canvas_labels import gather_labels, ranges
 from flatout.yolo.augment.color import Color, colors
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.copy_paste import choose_copies, paste_copies
+from flatout.yolo.augment.copy_paste import choose_copies
 from flatout.yolo.augment.draw import draw_training
 from flatout.yolo.augment.layout import lay_out, resized_wh
-from flatout.yolo.augment.paint import Classic, warp
+from flatout.yolo.augment.paint import Classic, paste_copies, warp
 from flatout.yolo.augment.paint_fast import Fast, region_seen
 from flatout.yolo.augment.polygons import boxes_of_polygons
 from flatout.yolo.augment.warp_boxes import warped_boxes

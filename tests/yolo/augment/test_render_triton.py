@@ -11,11 +11,12 @@ import torch
 
 from flatout.yolo.augment import choose_render
 from flatout.yolo.augment.choose_render import renderer_for
+from flatout.yolo.augment.fill_torch import TorchFill
 from flatout.yolo.augment.paste_torch import TorchPaste
 from flatout.yolo.augment.render_torch import TorchRender
 from flatout.yolo.launch import HAS_TRITON
 from tests.feed.test_device import needs_gpu
-from tests.yolo.augment.two_renderers import CHANGES, by_both, by_torch, pasted
+from tests.yolo.augment.two_renderers import CHANGES, by_both, by_torch, copied, pasted
 
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 ROOT = Path(__file__).parents[3]
@@ -61,6 +62,20 @@ def test_the_kernel_pastes_the_bits_of_torch_on_a_gpu(dtype):
     from flatout.yolo.augment.paste_triton import TritonPaste
 
     kernels, plain = (pasted(paste, dtype, "cuda") for paste in (TritonPaste(), TorchPaste()))
+    for mine, theirs in zip(kernels, plain, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
+def test_the_kernels_copy_the_bits_of_torch_on_a_gpu(dtype):
+    from flatout.yolo.augment.fill_triton import TritonFill
+    from flatout.yolo.augment.render_triton import TritonRender
+
+    ways = (TritonFill(), TritonRender()), (TorchFill(), TorchRender(mixup=True))
+    kernels, plain = (copied(fill, render, dtype, "cuda") for fill, render in ways)
     for mine, theirs in zip(kernels, plain, strict=True):
         assert torch.equal(mine, theirs)
 

@@ -15,10 +15,11 @@ from torch import Tensor
 from flatout.feed import Plan
 from flatout.feed.device_feed import Render
 from flatout.feed.device_store import DeviceStore
-from flatout.yolo.augment.choose_render import Paste
+from flatout.yolo.augment.choose_render import Fill, Paste
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.device_input import DeviceInputConfig, training_input
 from flatout.yolo.augment.device_source import ParameterSource
+from flatout.yolo.augment.fill_torch import TorchFill
 from flatout.yolo.augment.layout import resized_wh
 from flatout.yolo.augment.paste_torch import TorchPaste
 from flatout.yolo.augment.render_torch import TorchRender
@@ -75,27 +76,39 @@ def by_both(name: str, dtype: torch.dtype, device: str, **more: Any) -> tuple[Te
     )
 
 
-def pasted(paste: Paste, dtype: torch.dtype, device: str) -> list[Tensor]:
-    """Batches with objects pasted into every sample, flipped and not."""
+def fed(augment: AugmentConfig, dtype: torch.dtype, device: str, **parts: Any) -> list[Tensor]:
+    """Batches of pictures with polygons, made by these parts of the input (`_paste`, `_fill`, `_render`)."""
     images, labels = busy_set(9, seed=1, polygons="all", largest=160)
     image_set = image_set_of(images, labels)
     rng = np.random.default_rng(0)
     wh_N2 = resized_wh(image_set.size_wh_N2, 2 * SIZE)
     kept = [rng.integers(0, 256, (height, width, 3), np.uint8) for width, height in wh_N2.tolist()]
-    augment = AugmentConfig(mixup=0, paste_in=1.0, flipud=0.5)
     plan = Plan(num_samples=len(images), batch_size=3, seed=3)
     config = DeviceInputConfig(dtype=dtype, workers=0)
     with training_input(image_set, kept, augment, plan, size=2 * SIZE, device=device, config=config) as batches:
-        batches._paste = paste
+        for name, part in parts.items():
+            setattr(batches, name, part)
         return [batch["images"].clone() for batch in islice(batches, 2)]
 
 
+def pasted(paste: Paste, dtype: torch.dtype, device: str) -> list[Tensor]:
+    """Batches with objects pasted into every sample, flipped and not."""
+    return fed(AugmentConfig(mixup=0, paste_in=1.0, flipud=0.5), dtype, device, _paste=paste)
+
+
+def copied(fill: Fill, render: Render, dtype: torch.dtype, device: str) -> list[Tensor]:
+    """Batches with most objects copied within their mosaics, mixed and not."""
+    augment = AugmentConfig(mixup=0.5, paste_in=0, copy_paste=0.8, degrees=10)
+    return fed(augment, dtype, device, _fill=fill, _render=render)
+
+
 def main() -> None:
-    from flatout.yolo.augment import paste_triton, render_triton
+    from flatout.yolo.augment import fill_triton, paste_triton, render_triton
 
     # One program per sample: the interpreter's time is per operation, not per pixel.
     render_triton.BLOCK_ROWS = render_triton.BLOCK_COLUMNS = SIZE
     paste_triton.BLOCK_ROWS = paste_triton.BLOCK_COLUMNS = 2 * SIZE
+    fill_triton.BLOCK_ROWS = fill_triton.BLOCK_COLUMNS = SIZE
     for name in CHANGES:
         mine, theirs = by_both(name, torch.uint8, "cpu", num=3)
         assert torch.equal(mine, theirs), name
@@ -104,6 +117,14 @@ def main() -> None:
     kernels, plain = (pasted(paste, torch.uint8, "cpu") for paste in (paste_triton.TritonPaste(), TorchPaste()))
     for mine, theirs in zip(kernels, plain, strict=True):
         assert torch.equal(mine, theirs), "pasted"
+    render_triton.BLOCK_ROWS = render_triton.BLOCK_COLUMNS = 2 * SIZE
+    ways: list[tuple[Fill, Render]] = [
+        (fill_triton.TritonFill(), render_triton.TritonRender()),
+        (TorchFill(), TorchRender(mixup=True)),
+    ]
+    kernels, plain = (copied(fill, render, torch.uint8, "cpu") for fill, render in ways)
+    for mine, theirs in zip(kernels, plain, strict=True):
+        assert torch.equal(mine, theirs), "copied"
 
 
 if __name__ == "__main__":
