@@ -26,13 +26,13 @@ from bench.device_feed import Speed, run
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
 from flatout.feed import Plan
-from flatout.feed.device_store import DeviceStore
+from flatout.feed.device_store import DeviceStore, free_bytes, free_ram_bytes
 from flatout.feed.source import Out, Rows, RowsOut
 from flatout.yolo.augment.choose_render import renderer_for
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.device_input import DeviceInput, DeviceInputConfig, training_input
 from flatout.yolo.augment.device_source import TILES, ParameterSource
-from flatout.yolo.augment.memory_plan import plan_memory
+from flatout.yolo.augment.memory_plan import Room, plan_memory
 from flatout.yolo.augment.render_torch import TorchRender
 from flatout.yolo.data.image_set import ImageSet, Labels
 
@@ -77,14 +77,20 @@ def draw_set(num: int, size: int, *, polygons: bool = False) -> ImageSet:
     return ImageSet(tuple(map(str, range(num))), sizes, labels, tuple(map(str, range(80))))
 
 
-def draw_pictures(image_set: ImageSet) -> list[np.ndarray]:
-    """Pixels: what they show does not matter, only that they are many."""
-    noise = np.random.default_rng(0).integers(0, 256, 4 << 20, np.uint8)
-    pictures = []
-    for number, (width, height) in enumerate(image_set.size_wh_N2.tolist()):
-        begin = number * 4099 % (len(noise) - width * height * 3)
-        pictures.append(noise[begin : begin + width * height * 3].reshape(height, width, 3))
-    return pictures
+class Pictures:
+    """Pixels of a data set: what they show does not matter, only that they are many."""
+
+    def __init__(self, image_set: ImageSet) -> None:
+        self._wh_N2 = image_set.size_wh_N2
+        self._noise = np.random.default_rng(0).integers(0, 256, 4 << 20, np.uint8)
+
+    def __len__(self) -> int:
+        return len(self._wh_N2)
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        width, height = self._wh_N2[number].tolist()
+        begin = number * 4099 % (len(self._noise) - width * height * 3)
+        return self._noise[begin : begin + width * height * 3].reshape(height, width, 3)
 
 
 def parameters(source: ParameterSource, num: int) -> tuple[dict[str, np.ndarray], dict[str, torch.Tensor]]:
@@ -118,7 +124,7 @@ def render_rates(case: Case, image_set: ImageSet, store: DeviceStore) -> dict[st
 def complete(
     case: Case,
     image_set: ImageSet,
-    pictures: list[np.ndarray],
+    pictures: Pictures,
     store: DeviceStore,
     *,
     pace: float,
@@ -139,7 +145,7 @@ def complete(
 def measure_case(case: Case, *, quick: bool) -> tuple[list[str], list[Criterion]]:
     name, num_steps = f"{case.size} px, batch {case.batch_size}", 20 if quick else 100
     image_set = draw_set(case.num_pictures, case.size)
-    pictures = draw_pictures(image_set)
+    pictures = Pictures(image_set)
     store = DeviceStore(pictures, "cuda")
     rates = render_rates(case, image_set, store)
     fastest = complete(case, image_set, pictures, store, pace=np.inf, num_steps=num_steps)
@@ -163,23 +169,25 @@ def measure_case(case: Case, *, quick: bool) -> tuple[list[str], list[Criterion]
             )
     del store
     torch.cuda.empty_cache()
-    pinned, line = pinned_speed(case, image_set, pictures, num_steps)
-    lines.append(line)
+    pinned, line = speed_from_host(case, num_steps)
+    _, brought_line = speed_from_host(case, num_steps // 4, pinned_bytes=0)
+    lines += [line, brought_line]
     if case.pinned is not None:
         criteria.append(_rate(f"{name}: complete, from pinned RAM", pinned.pictures_per_s, case.pinned))
     return lines, criteria
 
 
-def pinned_speed(case: Case, image_set: ImageSet, pictures: list[np.ndarray], num_steps: int) -> tuple[Speed, str]:
+def speed_from_host(case: Case, num_steps: int, *, pinned_bytes: int | None = None) -> tuple[Speed, str]:
     """As `complete`, with room on the device for little more than the pictures of a batch."""
     batch_items = case.batch_size * TILES
-    kept = (pictures * (batch_items // len(pictures) + 1))[: batch_items + 1000]
-    room = int(np.sort([picture.nbytes + 1024 for picture in kept])[-batch_items:].sum())
-    store = DeviceStore(kept, "cuda", budget_bytes=room, batch_items=batch_items)
+    image_set = draw_set(batch_items + 1000, case.size)
+    pictures = Pictures(image_set)
+    room = int(np.sort(image_set.size_wh_N2.prod(1) * 3 + 1024)[-batch_items:].sum())
+    store = DeviceStore(pictures, "cuda", budget_bytes=room, batch_items=batch_items, pinned_bytes=pinned_bytes)
     away = 1 - store.residence.num_resident / len(store)
-    larger = draw_set(len(kept), case.size)
-    speed = complete(case, larger, kept, store, pace=np.inf, num_steps=num_steps)
-    return speed, f"  complete, {away:.0%} in pinned RAM: {speed.pictures_per_s:,.0f} img/s ({speed.cores:.2f} cores)"
+    where, workers = ("in pinned RAM", 2) if pinned_bytes is None else ("brought by 8 workers", 8)
+    speed = complete(case, image_set, pictures, store, pace=np.inf, num_steps=num_steps, workers=workers)
+    return speed, f"  complete, {away:.0%} {where}: {speed.pictures_per_s:,.0f} img/s ({speed.cores:.2f} cores)"
 
 
 def build_rates(num_files: int) -> list[str]:
@@ -260,8 +268,8 @@ def kornia_rate(case: Case) -> str:
 def memory_lines() -> list[str]:
     """COCO's 118,287 pictures, taken as 4:3."""
     sizes = np.tile([[640, 480]], (COCO, 1))
-    budget = int(torch.cuda.mem_get_info()[0] * 0.8)
-    plans = (plan_memory(sizes, size=size, budget_bytes=budget, batch_items=128 * TILES) for size in (320, 640))
+    room = Room(free_bytes(torch.device("cuda")), free_ram_bytes())
+    plans = (plan_memory(sizes, size=size, room=room, batch_items=128 * TILES) for size in (320, 640))
     return [f"COCO: {plan}" for plan in plans]
 
 

@@ -13,10 +13,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, ResourceError
 from flatout.feed.batch import Batch
+from flatout.feed.brought import CHUNKS, NUMBERS
 from flatout.feed.device import DeviceBatches
-from flatout.feed.device_store import DeviceStore, Sources
+from flatout.feed.device_store import Brought, DeviceStore, Sources
 from flatout.feed.feed import Feed
 
 
@@ -40,7 +41,8 @@ class DeviceFeed(DeviceBatches):
     """A feed of parameters, rendered one batch ahead of the step.
 
     The feed's source has a field of item numbers, int [B] or [B, n]; its other fields arrive as
-    `params`. A batch holds them and the rendered `outputs`, by name.
+    `params`. A batch holds them and the rendered `outputs`, by name. Where the store does not keep
+    all items, the source brings the others along (`DeviceStore.bringing`).
     """
 
     def __init__(
@@ -57,6 +59,11 @@ class DeviceFeed(DeviceBatches):
             raise ConfigError(f"The source has no field '{items}' that says which items a sample is made of.")
         if clash := sorted(set(outputs) & set(feed.source.fields)):
             raise ConfigError(f"Output '{clash[0]}' has the name of a field of the source: rename one of them.")
+        if store.num_away and NUMBERS not in feed.source.fields:
+            raise ResourceError(
+                f"{store.num_away} of {len(store)} items fit neither on {store.device} nor into half of the free RAM, "
+                "and the source does not bring them. Use a larger budget, smaller items or fewer of them."
+            )
         self._store = store
         self._render = render
         self._items = items
@@ -75,13 +82,17 @@ class DeviceFeed(DeviceBatches):
         return self._outputs[name].shape
 
     def _finish(self, turn: int, batch: Batch, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        sources = self._store.sources_of(batch[self._items], tensors[self._items])
+        sources = self._store.sources_of(batch[self._items], tensors[self._items], self._brought(batch, tensors))
         out = {
             name: _shaped(memory, (len(batch), *self.shape_of(name, batch)), self._outputs[name].channels_last)
             for name, memory in self._memory[turn % 2].items()
         }
         self._render(sources, tensors, out)
         return tensors | out
+
+    def _brought(self, batch: Batch, tensors: Mapping[str, Tensor]) -> Brought | None:
+        """The items that came with this batch."""
+        return Brought(batch[NUMBERS][:, 0], tensors[CHUNKS]) if NUMBERS in batch.fields else None
 
 
 def _shaped(memory: Tensor, shape: tuple[int, ...], channels_last: bool) -> Tensor:

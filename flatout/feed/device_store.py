@@ -1,11 +1,11 @@
 """Decoded arrays kept where batches are rendered: in device memory, and what does not fit in pinned RAM.
 
-All items lie in one flat buffer, each from an offset on; a render function gathers from it. Items
-that stay in RAM are staged into the end of that buffer when a batch needs them, by one gather that
-reads the pinned memory across the bus. That takes the same few microseconds of the host whatever the
-number of items, and is faster than a copy per item (bench/device_feed.py).
+All items lie in one flat buffer, each from an offset on; a render function gathers from it. Items that stay in RAM are
+staged into the end of that buffer when a batch needs them, by one gather that reads the pinned memory across the bus.
+That takes the same few microseconds of the host whatever the number of items, and is faster than a copy per item
+(bench/device_feed.py). What fits into neither memory stays where it is, and batches bring it along (see `brought`).
 
-Dimension key:  N items   D dimensions of an item   Q items of a batch   K chunks
+Dimension key:  N items   D dimensions of an item   Q items of a batch   K items that are brought   C chunks
 """
 
 import logging
@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from flatout.errors import ConfigError, DataError, ResourceError
-from flatout.feed.upload import Arrays, upload
+from flatout.feed.arrays import Arrays
+from flatout.feed.brought import Bringing
+from flatout.feed.upload import upload
 from flatout.profiler import machine
 
 logger = logging.getLogger(__name__)
@@ -40,15 +42,31 @@ class Sources(NamedTuple):
     """int64 [..., D], the shape of each item."""
 
 
+class Brought(NamedTuple):
+    """Items that came with a batch; one may be there more than once."""
+
+    number_K: np.ndarray
+    """int, on the host."""
+    chunks_CW: Tensor
+    """uint8, on the device: the chunks of all K items, one after the other."""
+
+
 class Residence(NamedTuple):
-    """Which items lie where: the first ones on the device, the others in RAM. Sizes in chunks."""
+    """Which items lie where: the first ones on the device, then some in pinned RAM. Sizes in chunks."""
 
     num_resident: int
+    num_pinned: int
     begin_N: np.ndarray
-    """First chunk of each item, in its own place."""
+    """First chunk of each item, in its own place; what is brought has none."""
 
     device_chunks: int
     host_chunks: int
+    """Of the pinned ones."""
+
+    @property
+    def num_kept(self) -> int:
+        """Items from this number on are brought by the batches."""
+        return self.num_resident + self.num_pinned
 
 
 def chunks_of(bytes_N: np.ndarray) -> np.ndarray:
@@ -56,34 +74,53 @@ def chunks_of(bytes_N: np.ndarray) -> np.ndarray:
     return np.asarray(-(-bytes_N // CHUNK_BYTES))
 
 
-def settle(chunks_N: np.ndarray, *, budget: int, batch_items: int) -> tuple[Residence, int]:
-    """Items on the device, in order, as many as the budget holds, and the chunks kept for staging the others."""
+def settle(
+    chunks_N: np.ndarray, *, budget: int, batch_items: int, pinned_budget: int | None = None
+) -> tuple[Residence, int]:
+    """Items on the device, in order, as many as the budget holds, and the chunks kept for staging the others.
+
+    Of those, as many are pinned as the other budget holds; None: all.
+    """
     everything = int(chunks_N.sum())
     staging = 0 if everything <= budget else int(np.sort(chunks_N)[-batch_items:].sum())
     ends_N = np.cumsum(chunks_N)
     num_resident = int(np.searchsorted(ends_N, budget - staging, side="right"))
     device_chunks = int(ends_N[num_resident - 1]) if num_resident else 0
+    most = everything if pinned_budget is None else min(everything, device_chunks + pinned_budget)
+    num_kept = max(num_resident, int(np.searchsorted(ends_N, most, side="right")))
+    host_chunks = int(ends_N[num_kept - 1]) - device_chunks if num_kept else 0
     begin_N = ends_N - chunks_N
     begin_N[num_resident:] -= device_chunks
-    return Residence(num_resident, begin_N, device_chunks, everything - device_chunks), staging
+    return Residence(num_resident, num_kept - num_resident, begin_N, device_chunks, host_chunks), staging
 
 
 class DeviceStore:
     """Items of one dtype and rank on a device, ready to be gathered from. On "cpu" they lie in memory."""
 
     def __init__(
-        self, items: Arrays, device: str | torch.device, *, budget_bytes: int | None = None, batch_items: int = 0
+        self,
+        items: Arrays,
+        device: str | torch.device,
+        *,
+        budget_bytes: int | None = None,
+        batch_items: int = 0,
+        pinned_bytes: int | None = None,
     ) -> None:
         """Upload `items`.
 
         `budget_bytes` of device memory (default: 80 % of what is free). `batch_items`, the most items a
         batch may need, is wanted only if the budget does not hold all of them: room to stage them is kept.
+        `pinned_bytes` of RAM for those (default: half of what is free); what exceeds it is left to `bringing`.
         """
         self.device = torch.device(device)
         self._dtype, shapes_ND = _dtype_and_shapes(items)
         self._chunks_N = chunks_of(shapes_ND.prod(axis=1) * self._dtype.itemsize)
         budget = (free_bytes(self.device) if budget_bytes is None else budget_bytes) // CHUNK_BYTES
-        self.residence, staging = settle(self._chunks_N, budget=budget, batch_items=max(1, batch_items))
+        self._items = items
+        pinned = free_ram_bytes() if pinned_bytes is None else pinned_bytes
+        self.residence, staging = settle(
+            self._chunks_N, budget=budget, batch_items=max(1, batch_items), pinned_budget=pinned // CHUNK_BYTES
+        )
         if staging and batch_items < 1:
             raise ConfigError(
                 f"{_size(self._chunks_N.sum())} of items do not fit into {_size(budget)} on {self.device}: "
@@ -95,11 +132,11 @@ class DeviceStore:
                 "may be used. Use a smaller batch or a larger budget."
             )
         self._memory = _chunk_rows(self.residence.device_chunks + staging, device=self.device)
-        self._host, self._host_seen_by_device = _host_chunks(self.residence.host_chunks, self.device)
+        host, self._host_seen_by_device = _host_chunks(self.residence.host_chunks, self.device)
         resident = range(self.residence.num_resident)
         upload(items, resident, self.residence.begin_N, self._chunks_N, self._memory, "to the device")
-        rest = range(self.residence.num_resident, len(self))
-        upload(items, rest, self.residence.begin_N, self._chunks_N, self._host, "to pinned memory")
+        pinned_items = range(self.residence.num_resident, self.residence.num_kept)
+        upload(items, pinned_items, self.residence.begin_N, self._chunks_N, host, "to pinned memory")
         # On the device as well: a batch then gathers them there, instead of being sent 32 bytes per item.
         self._offset_N = torch.from_numpy(self.residence.begin_N * (CHUNK_BYTES // self._dtype.itemsize)).to(device)
         self._shape_ND = torch.from_numpy(shapes_ND).to(device)
@@ -114,50 +151,82 @@ class DeviceStore:
         text = (
             f"{resident} of {len(self)} items on {self.device} ({_size(self.residence.device_chunks)}, {each} B each)"
         )
-        away = f", {len(self) - resident} staged from pinned memory ({_size(self.residence.host_chunks)})"
-        return text + (away if resident < len(self) else "")
+        if self.residence.num_pinned:
+            text += f", {self.residence.num_pinned} staged from pinned memory ({_size(self.residence.host_chunks)})"
+        return text + (f", {num_away} brought by the batches that need them" if (num_away := self.num_away) else "")
 
-    def sources_of(self, items: np.ndarray, device_items: Tensor | None = None) -> Sources:
+    @property
+    def num_away(self) -> int:
+        """Items that are kept in neither memory."""
+        return len(self) - self.residence.num_kept
+
+    def bringing(self) -> Bringing | None:
+        """What a source needs to write the items that are not kept here; None where all are."""
+        if not self.num_away:
+            return None
+        return Bringing(self._items, self._chunks_N, first=self.residence.num_kept, chunk_bytes=CHUNK_BYTES)
+
+    def sources_of(
+        self, items: np.ndarray, device_items: Tensor | None = None, brought: Brought | None = None
+    ) -> Sources:
         """Have every item of a batch in device memory, on the current stream; the host does not wait.
 
         `items` holds item numbers in any shape; `device_items` the same ones on the device, where they are there
-        already. What an earlier call staged is void.
+        already. `brought` are those that are not kept here. What an earlier call staged is void.
         """
         numbers = self.send(items) if device_items is None else device_items
         if self.residence.num_resident == len(self):
             offsets = self._offset_N[numbers]
         else:
-            offsets = self.send(self._offsets_with_staging(items))
+            offsets = self.send(self._offsets_with_staging(items, brought))
         data = self._memory.view(-1).view(torch.from_numpy(np.empty(0, self._dtype)).dtype)
         return Sources(data, offsets, self._shape_ND[numbers])
 
-    def _offsets_with_staging(self, items: np.ndarray) -> np.ndarray:
-        begin_Q = self.residence.begin_N[items.reshape(-1)]
-        away_Q = items.reshape(-1) >= self.residence.num_resident
-        if away_Q.any():
-            begin_Q[away_Q] = self._stage(items.reshape(-1)[away_Q])
+    def _offsets_with_staging(self, items: np.ndarray, brought: Brought | None) -> np.ndarray:
+        number_Q = items.reshape(-1)
+        begin_Q, staged_to = self.residence.begin_N[number_Q], self.residence.device_chunks
+        is_away_Q, is_brought_Q = number_Q >= self.residence.num_resident, number_Q >= self.residence.num_kept
+        for chosen_Q in (is_away_Q & ~is_brought_Q, is_brought_Q):
+            if not chosen_Q.any():
+                continue
+            unique, inverse = np.unique(number_Q[chosen_Q], return_inverse=True)
+            if chosen_Q is is_brought_Q:
+                rows, begin = self._brought_rows(unique, brought)
+            else:
+                rows, begin = self._host_seen_by_device, self.residence.begin_N[unique]
+            begin_Q[chosen_Q] = self._stage(rows, begin, self._chunks_N[unique], staged_to)[inverse]
+            staged_to += int(self._chunks_N[unique].sum())
         return np.asarray((begin_Q * (CHUNK_BYTES // self._dtype.itemsize)).reshape(items.shape))
 
-    def _stage(self, away: np.ndarray) -> np.ndarray:
-        """Copy items from RAM to the staging chunks; returns the chunk at which each begins there."""
-        unique, inverse = np.unique(away, return_inverse=True)
-        counts = self._chunks_N[unique]
+    def _brought_rows(self, unique: np.ndarray, brought: Brought | None) -> tuple[Tensor, np.ndarray]:
+        """The chunks that came with a batch, and where these items begin among them."""
+        if brought is None:
+            raise ConfigError(
+                f"Item {unique[0]} is kept in neither device memory nor pinned RAM, and did not come with the batch: "
+                "give the source what `bringing()` returns, or a larger budget."
+            )
+        number_B, place_B = np.unique(brought.number_K, return_index=True)
+        chunks_K = self._chunks_N[brought.number_K]
+        begin_K = np.cumsum(chunks_K) - chunks_K
+        return brought.chunks_CW.view(torch.int64), begin_K[place_B[np.searchsorted(number_B, unique)]]
+
+    def _stage(self, rows: Tensor, begin: np.ndarray, counts: np.ndarray, staged_to: int) -> np.ndarray:
+        """Copy ranges of rows to the staging chunks from `staged_to` on; returns the chunk at which each begins."""
         ends = np.cumsum(counts)
-        room = len(self._memory) - self.residence.device_chunks
+        room = len(self._memory) - staged_to
         if ends[-1] > room:
             raise ConfigError(
-                f"A batch needs {len(unique)} items from pinned memory ({_size(ends[-1])}), but room was kept for "
-                f"{_size(room)}: give a larger batch_items."
+                f"A batch needs {len(counts)} items that are not on the device ({_size(ends[-1])}), but room was kept "
+                f"for {_size(room)}: give a larger batch_items."
             )
         begins = ends - counts
         # Ranges of chunks are listed on the device: there are hundreds for each item, and sending them would keep
         # every core busy with copies to pinned memory.
-        total, away_by = int(ends[-1]), self.residence.begin_N[unique] - begins
-        shift_K = torch.repeat_interleave(self.send(away_by), self.send(counts), output_size=total)
-        chunk_K = torch.arange(total, device=self.device) + shift_K
-        staged = self._memory[self.residence.device_chunks :][:total]
-        torch.index_select(self._host_seen_by_device, 0, chunk_K, out=staged)
-        return np.asarray(self.residence.device_chunks + begins[inverse])
+        total = int(ends[-1])
+        shift_C = torch.repeat_interleave(self.send(begin - begins), self.send(counts), output_size=total)
+        chunk_C = torch.arange(total, device=self.device) + shift_C
+        torch.index_select(rows, 0, chunk_C, out=self._memory[staged_to : staged_to + total])
+        return np.asarray(staged_to + begins)
 
     def send(self, array: np.ndarray) -> Tensor:
         """A copy of a small array on the device, on the current stream; the host does not wait."""
@@ -180,12 +249,6 @@ class _SeenByDevice:
 
 def _host_chunks(num_chunks: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Memory for the items that stay in RAM, as the host and as the device sees it."""
-    free = machine.memory().free
-    if num_chunks * CHUNK_BYTES > free * RAM_SHARE:
-        raise ResourceError(
-            f"{_size(num_chunks)} of items do not fit on {device} and would take more than half of the "
-            f"{free / 1e9:.1f} GB of free RAM. Use a larger device budget, smaller items or fewer of them."
-        )
     rows = _chunk_rows(num_chunks, pin_memory=device.type == "cuda" and num_chunks > 0)
     if device.type != "cuda" or not num_chunks:
         return rows, rows
@@ -217,6 +280,11 @@ def free_bytes(device: torch.device) -> int:
     """What a store may take on a device if no budget is given."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * DEVICE_SHARE)
+    return free_ram_bytes()
+
+
+def free_ram_bytes() -> int:
+    """What a store may take of RAM if no budget is given."""
     return int(machine.memory().free * RAM_SHARE)
 
 

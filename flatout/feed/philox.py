@@ -9,14 +9,18 @@ because that module does not promise the same stream in every version.
 Dimension key:  M positions   K numbers per position
 """
 
+import sys
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 
-_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_MULTIPLIERS_21 = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
 _WEYL = 0x9E3779B9, 0xBB67AE85
-_LOW = np.uint64(0xFFFFFFFF)
+_32_BITS = 0xFFFFFFFF
 _32 = np.uint64(32)
+_LOW = 0 if sys.byteorder == "little" else 1
+"""Which half of a uint64 in memory is the lower one."""
 
 
 class Purpose(IntEnum):
@@ -29,19 +33,38 @@ class Purpose(IntEnum):
 
 
 def philox4x32(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
-    """Ten rounds of Philox over counters uint64 [..., 4] of 32-bit words; returns words uint64 [..., 4]."""
-    c0, c1, c2, c3 = (counter[..., word].astype(np.uint64) for word in range(4))
-    k0, k1 = key
-    for _ in range(10):
-        product0, product1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (
-            (product1 >> _32) ^ c1 ^ np.uint64(k0),
-            product1 & _LOW,
-            (product0 >> _32) ^ c3 ^ np.uint64(k1),
-            product0 & _LOW,
-        )
-        k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
-    return np.stack((c0, c1, c2, c3), axis=-1)
+    """Ten rounds of Philox over counters uint64 [..., 4] of 32-bit words; returns words uint64 [..., 4].
+
+    For a few dozen samples the number of array operations is what counts, so there are three per round: words 0 and 2
+    are treated as one array, 1 and 3 as another, and halves of products are views of them.
+    """
+    word_N4 = counter.reshape(-1, 4)
+    even_2N = np.ascontiguousarray(word_N4[:, 0::2].T, np.uint64)
+    odd_2N = word_N4[:, 1::2].T.astype(np.uint32)
+    even_low_2N = even_2N.view(np.uint32)[:, _LOW::2]
+    # Two, in turns: the halves of one are read while the next is computed.
+    products_22N = np.empty((2, *even_2N.shape), np.uint64)
+    halves = products_22N.view(np.uint32)
+    # Reversed: the product of word 0 goes into words 2 and 3, that of word 2 into 0 and 1.
+    low_22N, high_22N = halves[:, ::-1, _LOW::2], halves[:, ::-1, 1 - _LOW :: 2]
+    for number, key_21 in enumerate(_round_keys(*key)):
+        turn = number % 2
+        np.multiply(even_2N, _MULTIPLIERS_21, out=products_22N[turn])
+        np.bitwise_xor(high_22N[turn], odd_2N, out=even_low_2N)
+        np.bitwise_xor(even_low_2N, key_21, out=even_low_2N)
+        odd_2N = low_22N[turn]
+    words_N4 = np.empty(word_N4.shape, np.uint64)
+    words_N4[:, 0::2], words_N4[:, 1::2] = even_2N.T, odd_2N.T
+    return words_N4.reshape(counter.shape)
+
+
+@lru_cache(maxsize=64)
+def _round_keys(k0: int, k1: int) -> tuple[np.ndarray, ...]:
+    """The two keys of each of ten rounds, uint32 [2, 1]."""
+    rounds = (
+        [(key + number * step) & _32_BITS for key, step in zip((k0, k1), _WEYL, strict=True)] for number in range(10)
+    )
+    return tuple(np.array(keys, np.uint32)[:, None] for keys in rounds)
 
 
 def keyed_bits(
@@ -56,10 +79,10 @@ def keyed_bits(
     num_blocks = (num + 1) // 2  # a block of four 32-bit words holds two 64-bit numbers
     counter = np.empty((len(positions_M), num_blocks, 4), np.uint64)
     counter[..., 0] = np.arange(num_blocks)
-    counter[..., 1] = (positions_M & _LOW)[:, None]
-    counter[..., 2] = np.uint64(epoch & 0xFFFFFFFF)
+    counter[..., 1] = (positions_M & np.uint64(_32_BITS))[:, None]
+    counter[..., 2] = np.uint64(epoch & _32_BITS)
     counter[..., 3] = ((positions_M >> _32) & np.uint64(0xFFFF))[:, None] | np.uint64(int(purpose) << 16)
-    words = philox4x32(counter, (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
+    words = philox4x32(counter, (seed & _32_BITS, (seed >> 32) & _32_BITS))
     pairs = words.reshape(len(positions_M), num_blocks * 2, 2)
     return np.asarray(((pairs[..., 0] << _32) | pairs[..., 1])[:, :num])
 

@@ -2,22 +2,15 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 import numpy as np
 import torch
 from rich.progress import Progress
 from torch import Tensor
 
+from flatout.feed.arrays import Arrays
+
 BLOCK_CHUNKS = 1 << 16
-
-
-class Arrays(Protocol):
-    """Decoded items, cheap to look at: a list of arrays, or a Store."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> np.ndarray: ...
 
 
 def upload(

@@ -113,6 +113,23 @@ def test_the_device_takes_the_first_items_and_keeps_room_for_a_batch_of_the_larg
     assert some.begin_N.tolist() == [0, 3, 4, 8, 0, 5, 14, 16]
 
 
+def test_what_the_device_and_pinned_memory_do_not_hold_is_brought():
+    chunks = np.array([3, 1, 4, 1, 5, 9, 2, 6])
+    some, _ = settle(chunks, budget=24, batch_items=2, pinned_budget=15)
+    assert (some.num_resident, some.num_pinned, some.host_chunks, some.num_kept) == (4, 2, 14, 6)
+    none, _ = settle(chunks, budget=15, batch_items=2, pinned_budget=0)
+    assert (none.num_resident, none.num_pinned, none.host_chunks, none.num_kept) == (0, 0, 0, 0)
+
+
+def test_items_that_no_one_brings_are_missed_at_once():
+    store = DeviceStore(PICTURES, "cpu", budget_bytes=ALL_BYTES // 2, batch_items=8, pinned_bytes=0)
+    assert "brought by the batches" in str(store)
+    with Feed(SOURCE, plan(), FeedConfig(workers=0)) as feed, pytest.raises(ResourceError, match="does not bring them"):
+        DeviceFeed(feed, store, render_crops, OUTPUTS)
+    with pytest.raises(ConfigError, match="Item 44 is kept in neither"):
+        store.sources_of(np.array([44]))
+
+
 def test_a_store_says_where_its_items_are():
     assert "45 of 45 items on cpu" in str(new_store("cpu"))
     assert "staged from pinned memory" in str(new_store("cpu", 0.5))

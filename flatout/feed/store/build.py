@@ -5,7 +5,7 @@ Items arrive in index order whatever the number of workers, so what a budget has
 
 import logging
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 import numpy as np
@@ -26,9 +26,14 @@ from flatout.feed.worker import cause_of
 
 logger = logging.getLogger(__name__)
 
+Decoded = tuple[np.ndarray, np.ndarray]
+"""The index entry of an item, and its bytes: ENTRY [], uint8 [nbytes]."""
+
 BATCH_BYTES = 16 << 20
 MOST_PER_BATCH = 256
 ITEMS_PROBED = 8
+TOLD_EVERY = 8
+"""Items between two words about progress."""
 
 
 class Decoding(SampleSource):
@@ -47,13 +52,18 @@ class Decoding(SampleSource):
 
     def sample(self, index: int, rng: np.random.Generator) -> Mapping[str, ArrayLike]:
         try:
-            array = decode_item(self._items, index)
-            entry = describe(array, self._source_crc(self._items.path(index)))
+            entry, array = self.decoded(index)
         except (OSError, DecodeError) as error:
             entry = np.zeros((), ENTRY)
             entry["state"] = UNREADABLE
             array = np.frombuffer(cause_of(error).encode(), np.uint8)
-        return {"entry": entry, "data": array.reshape(-1).view(np.uint8)[:, None]}
+        return {"entry": entry, "data": array[:, None]}
+
+    def decoded(self, index: int) -> Decoded:
+        """An item that can be decoded."""
+        array = decode_item(self._items, index)
+        entry = describe(array, self._source_crc(self._items.path(index)))
+        return entry, array.reshape(-1).view(np.uint8)
 
     def _source_crc(self, path: str) -> int:
         if self._last_input[0] != path:  # neighbours often come from one file
@@ -62,31 +72,60 @@ class Decoding(SampleSource):
 
 
 def build(items: Items, writer: StoreWriter, config: FeedConfig, advance: Advance) -> None:
-    """Decode the items in index order until all are written or the writer is full; says what could not be decoded."""
+    """Decode the items in index order until all are written or the writer is full; says what could not be decoded.
+
+    Every item is decoded once: those that were looked at to learn their size are written as they are.
+    """
     if config.num_workers and config.backend == "process":
         check_picklable(items)
-    expected_bytes = _expected_bytes(items)
-    source = Decoding(items, expected_bytes)
-    batch_size = max(1, min(BATCH_BYTES // expected_bytes, len(items)))
-    plan = Plan(num_samples=len(items), batch_size=batch_size, shuffle=False, last="short")
+    known = _probed(items)
     unreadable: dict[int, str] = {}
-    with Feed(source, plan, config) as feed:
+    for number, (index, outcome) in enumerate(_in_order(items, known, config)):
+        if isinstance(outcome, str):
+            unreadable[index] = outcome
+            writer.leave_out(index)
+        elif not writer.add(index, *outcome):
+            break
+        if number % TOLD_EVERY == 0 or index == len(items) - 1:
+            advance(index + 1, writer.nbytes)
+    _tell(items, unreadable)
+
+
+def _in_order(items: Items, known: dict[int, Decoded], config: FeedConfig) -> Iterator[tuple[int, Decoded | str]]:
+    """Every item, decoded, or why it cannot be."""
+    rest = np.array([index for index in range(len(items)) if index not in known], np.int64)
+    expected_bytes = max([BATCH_BYTES // MOST_PER_BATCH, *(len(data) * 5 // 4 for _, data in known.values())])
+    given = 0
+    for index, outcome in _decoded(items, rest, expected_bytes, config):
+        while given < index:
+            yield given, known.pop(given)
+            given += 1
+        yield index, outcome
+        given = index + 1
+    for index in range(given, len(items)):
+        yield index, known.pop(index)
+
+
+def _decoded(
+    items: Items, indices: np.ndarray, expected_bytes: int, config: FeedConfig
+) -> Iterator[tuple[int, Decoded | str]]:
+    """Some items by a feed's workers; what is given is overwritten afterwards."""
+    if not len(indices):
+        return
+    batch_size = max(1, min(BATCH_BYTES // expected_bytes, len(indices)))
+    plan = Plan(num_samples=len(items), batch_size=batch_size, shuffle=False, last="short", order=indices)
+    with Feed(Decoding(items, expected_bytes), plan, config) as feed:
         for batch in feed:
             ends = np.cumsum(batch.counts["data"]).tolist()
             pieces = np.split(batch["data"].reshape(-1), ends[:-1])
-            for row, (index, data) in enumerate(zip(batch.positions.tolist(), pieces, strict=True)):
-                entry = batch["entry"][row]
+            for row, data in enumerate(pieces):
+                index, entry = int(indices[batch.positions[row]]), batch["entry"][row]
                 if batch.indices[row] != index:  # it killed its workers
-                    unreadable[index] = feed.bad_samples[index]
+                    yield index, feed.bad_samples[index]
                 elif entry["state"] == UNREADABLE:
-                    unreadable[index] = data.tobytes().decode()
-                elif not writer.add(index, entry, data):
-                    _tell(items, unreadable)
-                    return
-                if index in unreadable:
-                    writer.leave_out(index)
-            advance(index + 1, writer.nbytes)
-    _tell(items, unreadable)
+                    yield index, data.tobytes().decode()
+                else:
+                    yield index, (entry, data)
 
 
 def check_picklable(items: Items) -> None:
@@ -100,14 +139,15 @@ def check_picklable(items: Items) -> None:
         ) from error
 
 
-def _expected_bytes(items: Items) -> int:
-    """What to make room for per item: a little more than the largest of a few, taken from all over the set."""
-    largest = BATCH_BYTES // MOST_PER_BATCH
-    for index in np.linspace(0, len(items) - 1, ITEMS_PROBED).astype(int).tolist():
+def _probed(items: Items) -> dict[int, Decoded]:
+    """A few items from all over the set: they tell how much room one takes."""
+    source, found = Decoding(items, 1), {}
+    for index in np.unique(np.linspace(0, len(items) - 1, ITEMS_PROBED).astype(int)).tolist():
         # Not swallowed: the feed decodes it again, and then the error comes with its item.
         with suppress(Exception):
-            largest = max(largest, decode_item(items, index).nbytes * 5 // 4)
-    return largest
+            entry, data = source.decoded(index)
+            found[index] = entry, data
+    return found
 
 
 def _tell(items: Items, unreadable: Mapping[int, str]) -> None:

@@ -1,6 +1,6 @@
 """The input of training and validation from pictures that stay on the device: all parts put together.
 
-    host store -> DeviceStore (device memory, the rest in pinned RAM)
+    host store -> DeviceStore (device memory, the rest in pinned RAM; what fits into neither, workers bring along)
     worker: draw, labels -> slot -> copy -> render -> images in the network's dtype and layout, numbered targets
 
 Dimension key:  N pictures   B samples of a batch   T targets
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from flatout.errors import ConfigError
+from flatout.feed.arrays import Arrays
 from flatout.feed.batch import Batch
 from flatout.feed.device_feed import DeviceFeed, Output, Render
-from flatout.feed.device_store import DeviceStore, free_bytes
+from flatout.feed.device_store import DeviceStore, free_bytes, free_ram_bytes
 from flatout.feed.feed import Feed
 from flatout.feed.knobs import FeedConfig
 from flatout.feed.plan import Plan
-from flatout.feed.upload import Arrays
 from flatout.yolo.augment.choose_render import filler_for, paster_for, renderer_for
 from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
@@ -28,7 +28,7 @@ from flatout.yolo.augment.device_copy import plan_copies
 from flatout.yolo.augment.device_paste import PICTURE_COLUMN
 from flatout.yolo.augment.device_source import TILES, ParameterSource, ValidationParameters
 from flatout.yolo.augment.fill_torch import Fills
-from flatout.yolo.augment.memory_plan import plan_memory
+from flatout.yolo.augment.memory_plan import Room, plan_memory
 from flatout.yolo.augment.paste_torch import Pasting
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.rect import RectBatches
@@ -53,6 +53,8 @@ class DeviceInputConfig:
     """Epochs of the whole run, if known: nothing is drawn beyond the last."""
     budget_bytes: int | None = None
     """Of device memory for pictures; None: 80 % of what is free. What does not fit is kept in pinned RAM."""
+    pinned_bytes: int | None = None
+    """Of pinned RAM; None: half of what is free. What does not fit there either is brought by the workers."""
     target_bucket: int | None = None
     """Targets are filled up to a multiple of this with rows of image -1, so that few shapes occur. None: not."""
 
@@ -125,7 +127,9 @@ class DeviceInput(DeviceFeed):
 
     def _pasting(self, batch: Batch, fields: dict[str, Tensor]) -> Pasting:
         # The render before this has been queued: pictures of its own may be staged over by those of the objects.
-        sources = self._store.sources_of(batch["pasted"][:, PICTURE_COLUMN], fields["pasted"][:, PICTURE_COLUMN])
+        sources = self._store.sources_of(
+            batch["pasted"][:, PICTURE_COLUMN], fields["pasted"][:, PICTURE_COLUMN], self._brought(batch, fields)
+        )
         num_B, num_points_B = batch.counts["pasted"], batch.counts["outlines"]
         samples = np.flatnonzero(num_B)
         first_B, first_point_B = np.cumsum(num_B) - num_B, np.cumsum(num_points_B) - num_points_B
@@ -172,8 +176,10 @@ def training_input(
     """
     config = config or DeviceInputConfig()
     out_wh_N2 = None if rect is None else shapes_of_pictures(rect)
-    source = ParameterSource(image_set, augment, size=size, class_aware=class_aware, out_wh_N2=out_wh_N2)
     store = store or picture_store(image_set, pictures, size=size, device=device, plan=plan, config=config)
+    source = ParameterSource(
+        image_set, augment, size=size, class_aware=class_aware, out_wh_N2=out_wh_N2, bringing=store.bringing()
+    )
     render = renderer_for(device, mixup=augment.mixup > 0, perspective=augment.perspective > 0)
     feed = Feed(source, replace(plan, shapes=None), _feed_config(config, plan))
     largest_hw = (size, size) if rect is None else _largest_hw(rect)
@@ -194,8 +200,8 @@ def validation_input(
     """Letterboxed batches on `device`, from `pictures` resized for validation at `size`; in the shapes of `rect`."""
     config = config or DeviceInputConfig()
     out_wh_N2 = None if rect is None else shapes_of_pictures(rect)
-    source = ValidationParameters(image_set, size=size, out_wh_N2=out_wh_N2)
     store = store or picture_store(image_set, pictures, size=size, device=device, plan=plan, config=config)
+    source = ValidationParameters(image_set, size=size, out_wh_N2=out_wh_N2, bringing=store.bringing())
     render = renderer_for(device, mixup=False, recolor=False)
     feed = Feed(source, replace(plan, shapes=None), _feed_config(config, plan))
     largest_hw = (size, size) if rect is None else _largest_hw(rect)
@@ -212,10 +218,15 @@ def picture_store(
     config: DeviceInputConfig,
 ) -> DeviceStore:
     """Upload the pictures; what lies where is logged first."""
-    budget = free_bytes(torch.device(device)) if config.budget_bytes is None else config.budget_bytes
+    room = Room(
+        free_bytes(torch.device(device)) if config.budget_bytes is None else config.budget_bytes,
+        free_ram_bytes() if config.pinned_bytes is None else config.pinned_bytes,
+    )
     batch_items = plan.batch_size * TILES
-    logger.info("%s", plan_memory(image_set.size_wh_N2, size=size, budget_bytes=budget, batch_items=batch_items))
-    return DeviceStore(pictures, device, budget_bytes=budget, batch_items=batch_items)
+    logger.info("%s", plan_memory(image_set.size_wh_N2, size=size, room=room, batch_items=batch_items))
+    return DeviceStore(
+        pictures, device, budget_bytes=room.device_bytes, batch_items=batch_items, pinned_bytes=room.pinned_bytes
+    )
 
 
 def shapes_of_pictures(rect: RectBatches) -> np.ndarray:

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 import numpy as np
 
 from flatout.errors import ConfigError
+from flatout.feed.brought import Bringing
 from flatout.feed.source import Field, Fields, Out, Rows
 from flatout.yolo.augment.canvas_labels import gather_labels
 from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.copy_paste import copy_objects
 from flatout.yolo.augment.device_copy import copy_fields, write_copies
-from flatout.yolo.augment.device_paste import OBJECT_COLUMNS, DevicePaste
+from flatout.yolo.augment.device_paste import OBJECT_COLUMNS, PICTURE_COLUMN, DevicePaste, Pasted
 from flatout.yolo.augment.draw import NINE, pick, undrawn
 from flatout.yolo.augment.drawn_set import DrawnSet
 from flatout.yolo.augment.layout import Sheets, lay_out, resized_wh
@@ -63,8 +64,12 @@ class ParameterSource(DrawnSet):
         size: int,
         class_aware: ClassAware | None = None,
         out_wh_N2: np.ndarray | None = None,
+        bringing: Bringing | None = None,
     ) -> None:
-        """`out_wh_N2`: width and height of the batch that each picture is in, for rectangular batches."""
+        """`out_wh_N2`: width and height of the batch that each picture is in, for rectangular batches.
+
+        `bringing` writes the pictures that the device store does not keep.
+        """
         super().__init__(image_set, config, size=size, class_aware=class_aware)
         if out_wh_N2 is not None and config.mosaic:
             raise ConfigError(f"A mosaic is square: use mosaic=0 with rectangular batches, not mosaic={config.mosaic}.")
@@ -75,6 +80,11 @@ class ParameterSource(DrawnSet):
         if config.paste_in and has_polygons:
             self._paste = DevicePaste(labels=image_set.labels, wh_N2=self._wh_N2, size=size)
             self.fields = {**self.fields, **paste_fields(config.paste_in)}
+        self._bringing = bringing
+        if bringing is not None:
+            # A single picture or a mosaic of four, and now and then a second one, or one of nine.
+            per_sample = (1 + 3.5 * config.mosaic) * (1 + config.mixup) + 4 * config.paste_in * has_polygons
+            self.fields = {**self.fields, **bringing.fields(per_sample)}
         self._copies = config.copy_paste > 0 and has_polygons
         if self._copies:
             self.fields = {**self.fields, **copy_fields(config.copy_paste)}
@@ -92,41 +102,41 @@ class ParameterSource(DrawnSet):
         warped = warp_labels(labels, sheets, out_wh=out_wh, perspective=perspective)
         label_T5 = np.concatenate((warped.class_T[:, None], warped.box_T4), axis=1)
         count_M = np.bincount(warped.sample_T, minlength=len(indices))
+        pasted = None
         if self._paste is not None:
-            label_T5, count_M = self._write_pasted(self._paste, draws, label_T5, count_M, out_wh, out)
+            pasted = self._paste.plan(draws, np.split(label_T5, np.cumsum(count_M)[:-1]), out_wh)
+            out["pasted"].put_all(pasted.object_KC, pasted.num_objects_M)
+            out["outlines"].put_all(pasted.point_P2, pasted.num_points_M)
+            label_T5, count_M = np.concatenate(pasted.label_T5), np.array(list(map(len, pasted.label_T5)))
         sample_T = np.repeat(np.arange(len(indices)), count_M)
         targets_T6 = to_targets(sample_T, label_T5, out_wh, draws["flip"], first_row=out.first_row)
         out["targets"].put_all(targets_T6, count_M)
         write_parameters(sheets, draws, out, perspective=perspective)
-
-    def _write_pasted(
-        self,
-        paste: DevicePaste,
-        draws: Mapping[str, np.ndarray],
-        label_T5: np.ndarray,
-        count_M: np.ndarray,
-        out_wh: tuple[int, int],
-        out: Out,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Write the objects that are pasted, and return the labels with theirs."""
-        pasted = paste.plan(draws, np.split(label_T5, np.cumsum(count_M)[:-1]), out_wh)
-        out["pasted"].put_all(pasted.object_KC, pasted.num_objects_M)
-        out["outlines"].put_all(pasted.point_P2, pasted.num_points_M)
-        return np.concatenate(pasted.label_T5), np.array(list(map(len, pasted.label_T5)))
+        if self._bringing is not None:
+            bring(self._bringing, sheets, pasted, len(indices), out)
 
 
 class ValidationParameters:
     """Samples as they are, letterboxed to the shape of the batch that each picture is in, or to a square."""
 
-    def __init__(self, image_set: ImageSet, *, size: int, out_wh_N2: np.ndarray | None = None) -> None:
-        """The pictures are kept as for validation at `size`; `out_wh_N2` as for `ParameterSource`."""
+    def __init__(
+        self,
+        image_set: ImageSet,
+        *,
+        size: int,
+        out_wh_N2: np.ndarray | None = None,
+        bringing: Bringing | None = None,
+    ) -> None:
+        """The pictures are kept as for validation at `size`; the rest as for `ParameterSource`."""
         self._image_set = image_set
         self._size = size
         self._wh_N2 = resized_wh(image_set.size_wh_N2, size)
         self._out_wh_N2 = out_wh_N2
         per_picture = len(image_set.labels.class_box_T5) / max(1, len(image_set))
         shapes: Fields = {"shapes": Field((6,), np.float64)}
-        self.fields = {**parameter_fields(expected_targets=2 + 2 * per_picture), **shapes}
+        self._bringing = bringing
+        brought: Fields = bringing.fields(1) if bringing is not None else {}
+        self.fields = {**parameter_fields(expected_targets=2 + 2 * per_picture), **shapes, **brought}
 
     def __len__(self) -> int:
         return len(self._image_set)
@@ -140,6 +150,20 @@ class ValidationParameters:
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
         sheets = write_shown(self._image_set, self._wh_N2, indices, _shape(self._out_wh_N2, indices, self._size), out)
         write_parameters(sheets, draws, out, perspective=False)
+        if self._bringing is not None:
+            bring(self._bringing, sheets, None, len(indices), out)
+
+
+def bring(bringing: Bringing, sheets: Sheets, pasted: Pasted | None, num_samples: int, out: Out) -> None:
+    """Write the pictures of M samples that the device store does not keep."""
+    is_shown_Q9 = sheets.picture_Q9 >= 0
+    # Picture 0 stands where a sheet has no tile, so it must be there.
+    numbers = [np.zeros(1, np.int64), sheets.picture_Q9[is_shown_Q9]]
+    samples = [np.zeros(1, np.int64), np.repeat(sheets.sample_Q, is_shown_Q9.sum(1))]
+    if pasted is not None:
+        numbers.append(pasted.object_KC[:, PICTURE_COLUMN])
+        samples.append(np.repeat(np.arange(num_samples), pasted.num_objects_M))
+    bringing.write(np.concatenate(numbers), np.concatenate(samples), num_samples, out)
 
 
 def _shape(out_wh_N2: np.ndarray | None, indices: np.ndarray, size: int) -> tuple[int, int]:

@@ -9,10 +9,11 @@ import torch
 
 from flatout.errors import ConfigError
 from flatout.feed import Batch, Feed, FeedConfig, Plan, Source
+from flatout.feed.device_store import CHUNK_BYTES, chunks_of
 from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.device_input import DeviceInputConfig, training_input, validation_input
-from flatout.yolo.augment.memory_plan import plan_memory
+from flatout.yolo.augment.memory_plan import Room, plan_memory
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.rect import RectBatches, rect_batches
 from flatout.yolo.data.resize import resize_long_side
@@ -75,6 +76,25 @@ def test_training_batches_are_those_of_the_host(device, polygons):
         image_set, pictures, AUGMENT, plan_of(image_set), size=SIZE, device=device, config=AS_BYTES
     ) as batches:
         assert_same(batches, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("pinned_share", [0.0, 0.3])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_pictures_that_fit_nowhere_come_with_the_batches(device, pinned_share, workers):
+    image_set, pictures = pictures_of(1, augment=True, polygons="some", num=40)
+    augment = replace(AUGMENT, paste_in=0.5)
+    plan = plan_of(image_set, batch_size=2)
+    settings = {"image_set": image_set, "pictures": pictures, "augment": augment, "plan": plan, "size": SIZE}
+    room = chunks_of(np.array([picture.nbytes for picture in pictures])).sum() * CHUNK_BYTES
+    tight = replace(AS_BYTES, workers=workers, budget_bytes=int(0.95 * room), pinned_bytes=int(pinned_share * room))
+    with training_input(**settings, device=device, config=AS_BYTES) as batches:
+        expected = [{name: tensor.clone() for name, tensor in batch.fields.items()} for batch in batches]
+    with training_input(**settings, device=device, config=tight) as batches:
+        assert batches._store.num_away > (5 if pinned_share else 15)
+        for mine, theirs in zip(batches, expected, strict=True):
+            assert torch.equal(mine["images"], theirs["images"])
+            assert torch.equal(mine["targets"], theirs["targets"])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -210,10 +230,12 @@ def test_the_host_never_waits_for_the_gpu(budget_bytes):
 
 def test_the_memory_plan_says_where_pictures_will_lie():
     sizes = np.tile([640, 480], (1000, 1))
-    text = str(plan_memory(sizes, size=320, budget_bytes=10**9, batch_items=100))
+    text = str(plan_memory(sizes, size=320, room=Room(10**9, 0), batch_items=100))
     assert text == "1000 pictures at 320 px, 230,400 bytes each: 1000 in device memory (0.23 GB)"
-    text = str(plan_memory(sizes, size=640, budget_bytes=5 * 10**8, batch_items=100))
+    text = str(plan_memory(sizes, size=640, room=Room(5 * 10**8, 10**9), batch_items=100))
     assert text.endswith("921,600 bytes each: 442 in device memory (0.41 GB), 558 in pinned RAM (0.51 GB)")
+    text = str(plan_memory(sizes, size=640, room=Room(5 * 10**8, 10**8), batch_items=100))
+    assert text.endswith("108 in pinned RAM (0.10 GB), 450 brought by the workers from the host's store (0.41 GB)")
 
 
 def test_a_bucket_of_no_rows_is_refused():
