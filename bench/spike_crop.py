@@ -2,7 +2,8 @@
 
 One GoPro-Spike file (88 x 360 x 640, bit-packed) in the page cache, one core: the voxel of a random 128 x 128 crop cut
 before unpacking; the whole frame unpacked; per-pixel index arrays, as SpikeCV decodes; a crop out of a precomputed
-float32 voxel of 32 x 720 x 1280 through a memory map, and read whole. CPU time, so that a busy machine changes little.
+float32 voxel of 32 x 720 x 1280 through a memory map, and read whole. CPU time, in rounds; what counts is the median of
+the best round: other programs on the same cores and caches can double even CPU time, and never shorten it.
 Exit code 1 if the crop takes more than 0.5 ms.
 Answer: bench/results/spike_crop_<machine>_<yyyymm>.md (rewrite it with --write).
 """
@@ -36,6 +37,16 @@ def cpu_times(work: Callable[[], object], repeats: int) -> Timing:
         work()
         durations.append((time.process_time_ns() - begin) / 1e9)
     return summarize(durations)
+
+
+def best_rounds(ways: dict[str, tuple[Callable[[], object], int, int]], rounds: int) -> dict[str, Timing]:
+    """Every way in every round; of each the round with the least median."""
+    found: dict[str, list[Timing]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        time.sleep(0.2)  # rounds are spread over time: whoever disturbs may be gone in the next
+        for name, (work, count, _) in ways.items():
+            found[name].append(cpu_times(work, count))
+    return {name: min(timings) for name, timings in found.items()}
 
 
 class Files:
@@ -74,7 +85,7 @@ class Files:
 def main() -> int:
     """Measure, report, judge."""
     options = arguments(__doc__).parse_args()
-    repeats = 5 if options.quick else 200
+    repeats, rounds = (5, 1) if options.quick else (30, 40)
     with tempfile.TemporaryDirectory() as folder:
         files = Files(Path(folder), float_shape=(4, 72, 128) if options.quick else (32, 720, 1280))
         assert np.array_equal(decode(map_stream(files.stream, LAYOUT), LAYOUT), files.by_index())
@@ -89,8 +100,9 @@ def main() -> int:
             ),
             "precomputed float voxel, read whole": (files.float_whole, 3, files.voxel.stat().st_size),
         }
-        times = {name: (cpu_times(work, count), nbytes) for name, (work, count, nbytes) in ways.items()}
-    lines = [f"{'one frame of spikes, one core':40} CPU time                             bytes read"]
+        best = best_rounds(ways, rounds)
+        times = {name: (best[name], nbytes) for name, (_, _, nbytes) in ways.items()}
+    lines = [f"{'one frame of spikes, one core':40} CPU time, best of {rounds} rounds             bytes read"]
     lines += [f"{name:40} {timing.text():36} {nbytes / 1e6:8.2f} MB" for name, (timing, nbytes) in times.items()]
     ms = 1e3 * times["crop cut before unpacking"][0].median
     verdict = "kept" if ms <= PROMISED_MS else "BROKEN"

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from bench.augment_gpu import draw_pictures, draw_set
+from bench.augment_gpu import Pictures, draw_set
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
 from flatout.engine.ema import MovingAverage
@@ -124,7 +124,7 @@ def device_input(case: Case, hyp: Hyp) -> Iterator[DeviceBatches]:
     plan = Plan(num_samples=len(images), batch_size=case.batch, order=np.arange(len(images)).repeat(20))
     with training_input(
         images,
-        draw_pictures(images),
+        Pictures(images),
         hyp.augment(),
         plan,
         size=case.side_px,
@@ -142,9 +142,10 @@ def classic_input(case: Case, hyp: Hyp) -> Iterator[DeviceBatches]:
     drawn = draw_set(1024, case.side_px)
     with tempfile.TemporaryDirectory() as folder:
         paths = []
-        for number, picture in enumerate(draw_pictures(drawn)):
+        pixels = Pictures(drawn)
+        for number in range(len(pixels)):
             paths.append(str(Path(folder) / f"{number}.jpg"))
-            cv2.imwrite(paths[-1], cv2.GaussianBlur(picture, (0, 0), 3))
+            cv2.imwrite(paths[-1], cv2.GaussianBlur(pixels[number], (0, 0), 3))
         images = ImageSet(tuple(paths), drawn.size_wh_N2, drawn.labels, drawn.names)
         pictures = ResizedPictures(images, size=case.side_px, augment=True)
         source = TrainingSource(images, pictures, hyp.augment(), size=case.side_px, painter="classic")
@@ -153,14 +154,14 @@ def classic_input(case: Case, hyp: Hyp) -> Iterator[DeviceBatches]:
             yield DeviceBatches(feed, "cuda")
 
 
-def measure(case: Case, way: str, open_input: Callable[[Case, Hyp], Any]) -> Row:
+def measure(case: Case, way: str, open_input: Callable[[Case, Hyp], Any], *, ota: bool = True) -> Row:
     """Train for some hundred steps and look at the ticks; one interval is traced."""
     hyp = load_hyp(shipped_folder("data") / "hyp.scratch.tiny.yaml")
     torch.manual_seed(0)
     torch.cuda.reset_peak_memory_stats()
     with open_input(case, hyp) as batches:
         ticks = Ticks()
-        loop = make_loop(case, hyp, batches, ticks)
+        loop = make_loop(case, hyp, batches, ticks, ota=ota)
         ticks.loop = loop
         loop.run()
     row = ticks.row(case, way)
@@ -175,7 +176,7 @@ def measure(case: Case, way: str, open_input: Callable[[Case, Hyp], Any]) -> Row
     return row
 
 
-def make_loop(case: Case, hyp: Hyp, batches: DeviceBatches, tell: Callable[[Tick], None]) -> Loop:
+def make_loop(case: Case, hyp: Hyp, batches: DeviceBatches, tell: Callable[[Tick], None], *, ota: bool = True) -> Loop:
     """As `train.py --fast` puts it together."""
     network = build_network(load_config(case.name)).cuda()
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -191,7 +192,7 @@ def make_loop(case: Case, hyp: Hyp, batches: DeviceBatches, tell: Callable[[Tick
     )
     num_steps = LOG_EVERY * 10
     return Loop(
-        job=DetectionJob(step_config, DetectionLoss(head, config, ota=True), NoEpochEnd(), BatchPictures(None, ())),  # type: ignore[arg-type]
+        job=DetectionJob(step_config, DetectionLoss(head, config, ota=ota), NoEpochEnd(), BatchPictures(None, ())),  # type: ignore[arg-type]
         network=network,
         optimizer=prepare.optimizer_for(network, hyp, total_batch=case.batch, adam=False),
         schedule=YoloSchedule(hyp, epochs=100, steps_per_epoch=num_steps, total_batch=case.batch),

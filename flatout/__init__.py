@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from flatout import defect, spike, yolo
     from flatout.feed import (
         Batch,
         DecodeError,
@@ -49,8 +50,11 @@ __all__ = [
     "StoreConfig",
     "__version__",
     "cat_rows",
+    "defect",
     "join_rows",
     "plan_workers",
+    "spike",
+    "yolo",
 ]
 
 # These import torch, so they are not in flatout.feed itself, which workers import.
@@ -62,10 +66,14 @@ _NEED_TORCH = {
     "join_rows": "flatout.feed.loader",
 }
 
+_JOBS = ("defect", "spike", "yolo")
+
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _JOBS:
+        return import_module(f"flatout.{name}")
     return getattr(import_module(_NEED_TORCH.get(name, "flatout.feed")), name)
 
 

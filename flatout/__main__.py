@@ -19,13 +19,14 @@ from flatout.door import Command, answer, listing
 from flatout.errors import FlatoutError
 
 COMMANDS = {
+    "bootstrap": Command("print a script that makes a rented machine train and go on", "flatout.bootstrap"),
     "defect": Command("defects between dies: what is in target and in neither reference", "flatout.defect.cli"),
     "demo": Command("see flatout at work on a small made-up data set", "flatout.demo"),
     "doctor": Command("look at this machine and say what would slow training down", "flatout.doctor"),
     "monitor": Command("curves and state of a run in a browser, also after a crash", "flatout.monitor"),
     "profile": Command("where a training's time goes, and what each remedy is worth", "flatout.profile_cli"),
     "spike": Command("video deblurring with a spike camera: prepare, check, train, test, predict", "flatout.spike.cli"),
-    "yolo": Command("detection: look into networks and weights, convert them", "flatout.yolo.cli"),
+    "yolo": Command("detection: train, test and detect with YOLOv7's networks and commands", "flatout.yolo.cli"),
 }
 
 INTERNAL_ERROR = 70

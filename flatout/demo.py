@@ -1,4 +1,4 @@
-"""`flatout demo`: a detector trained from nothing, on pictures that it draws itself.
+"""`flatout demo`: a detector trained from nothing, on pictures that it draws itself. The other jobs have theirs too.
 
     draw a data set -> train yolov7-tiny -> validate it on pictures it has not seen -> say how good, how fast, and why
 
@@ -15,10 +15,17 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
+from flatout.door import Command, answer
+
 if TYPE_CHECKING:
     from flatout.yolo.options import TrainOptions
     from flatout.yolo.train import TrainResult
 
+OTHERS = {
+    "defect": Command("die-to-die defects on strips", "flatout.defect.commands.demo"),
+    "spike": Command("video deblurring with a spike camera", "flatout.spike.commands.demo"),
+}
+"""Demos of the other jobs: `flatout demo defect`."""
 HYP = "data/hyp.demo.yaml"
 CFG = "cfg/training/yolov7-tiny.yaml"
 DESCRIPTION = """\
@@ -63,7 +70,9 @@ ON_GPU = Pace(size_px=320, batch=64, epochs=60)
 
 def main(argv: list[str]) -> int:
     """Run the demo; returns the exit code."""
-    args = _parser().parse_args(argv)
+    if argv and argv[0] in OTHERS:
+        return answer(argv, OTHERS, door="flatout demo")
+    args = _parser().parse_args(argv[1:] if argv[:1] == ["yolo"] else argv)
     # Before torch is loaded, which reads it then: threads that wait for each other sleep instead of spinning. With
     # other programs at work on the same two cores, a step took 0.9 s this way and 4.6 s the usual way.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -88,9 +97,7 @@ def main(argv: list[str]) -> int:
     seconds = {name: spent_ns / 1e9 for name, spent_ns in clock.read_self_ns(observation.recorder.table).items()}
     seconds[REST] = time.monotonic() - began_s - sum(seconds.values())
     print(report(result, seconds))
-    if observation.is_complete:
-        page = observation.profile.save(result.folder)
-        print(f"\nWhere a step goes (as a page: {page}):\n{observation.profile.text()}")
+    print(observation.report(result.folder))
     return 0
 
 
@@ -168,7 +175,10 @@ def _epochs_in(log: Path) -> list[dict[str, float]]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="flatout demo", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="flatout demo",
+        description=DESCRIPTION,
+        epilog="Other jobs: flatout demo defect, flatout demo spike.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder to write to (default: %(default)s)")
     parser.add_argument("--device", default="", help="cpu, or the number of a GPU (default: a GPU if there is one)")

@@ -17,6 +17,7 @@ HEIGHT = {
     "profiler": 1,
     "yaml_strict": 2,
     "config": 3,
+    "doctor": 4,
     "feed": 4,
     "engine": 5,
     "export": 6,
@@ -24,7 +25,7 @@ HEIGHT = {
     "defect": 7,
     "spike": 7,
     "__init__": 8,
-    "doctor": 9,
+    "bootstrap": 9,
     "demo": 9,
     "monitor": 9,
     "profile_cli": 9,
@@ -89,6 +90,8 @@ def _broken_in(path: str, source: str) -> Iterator[str]:
 
 
 def _flatout_problem(part: str, found: Import) -> str | None:
+    if found.module == "flatout.__version__":
+        return None  # a number, not a part
     names = found.module.split(".")
     target = names[1] if len(names) > 1 and names[1] in HEIGHT else "__init__"
     if target == part:

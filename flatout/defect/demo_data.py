@@ -5,7 +5,8 @@ The same number draws the same strip anywhere; benchmarks use these strips too.
 Dimension key:  C planes   H W pixels
 """
 
-from dataclasses import dataclass
+import re
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from flatout.defect.strips.find import DEFECTIVE, GOOD
 from flatout.defect.synth.allocate import IN_PLANE_GC, R1, R2, B, T
 from flatout.defect.synth.kernels import Kernels
 from flatout.defect.synth.paint import paint
-from flatout.errors import ConfigError, ResourceError
+from flatout.engine.drawn_set import draw_set
+from flatout.errors import ConfigError
 
 STRIP_HW = (976, 176)
 FIRST_SEED = 20250803
@@ -24,7 +26,9 @@ FIRST_DEFECTIVE = 10_000
 """Strips from this number on are for tests."""
 _GROUPS = (T, T, T, T, R1, R1, R2, R2, B, B)
 _MARGIN = 5
-MARK = "flatout defect demo data"
+VERSION = 1
+"""Of the drawing: raised when the same numbers make other strips."""
+OURS = re.compile(r"(train|valid|test|ground_truth|ground_truth_valid)/\w+/\d+(_mask)?\.tiff")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,18 +75,8 @@ def draw_defective(number: int, shape_hw: tuple[int, int] = STRIP_HW) -> tuple[n
 
 def write_demo_data(root: Path, config: DemoDataConfig) -> Path:
     """Draw a data set below `root`, unless the same one is there already; returns R/train/good."""
-    mark = root / "demo.txt"
-    text = f"{MARK}: {config}\n"
-    if root.is_dir() and any(root.iterdir()):
-        if not mark.is_file() or not mark.read_text().startswith(MARK):
-            raise ConfigError(f"{root} holds other files. Choose an empty folder.")
-        if mark.read_text() == text:
-            return root / "train" / GOOD
-    try:
-        _write_all(root, config)
-        mark.write_text(text)
-    except OSError as error:
-        raise ResourceError(f"{root}: cannot be written: {error.strerror}. Choose another place.") from None
+    note = {"job": "defect", "version": VERSION, **asdict(config)}
+    draw_set(root, note, OURS, lambda: _write_all(root, config))
     return root / "train" / GOOD
 
 

@@ -74,6 +74,10 @@ class TrainOptions:
     edge_noise: float = 0.0
     gain: float = 0.0
     offset: float = 0.0
+    steepness: float = 1.0
+    """Contrast after shift and noise; 4 for scans of black and white."""
+    one_reference: bool = False
+    """ref2 is ref1 again: for pairs of a picture and a template."""
     group_images: int = 0
     """Visit patches in groups of this many images, for sets that do not fit; 0: shuffle all."""
     patience: int = 0
@@ -101,6 +105,16 @@ class TrainOptions:
     save_every_minutes: float = 10.0
     save_every_steps: int = 1000
     log_every: int = 20
+    log_to: tuple[Literal["tensorboard", "wandb", "mlflow", "none"], ...] = ()
+    """Where numbers go besides the run folder; empty: tensorboard, if it is installed."""
+    price: float | None = None
+    """What an hour of this machine costs, in any currency."""
+    budget: str = ""
+    """Stop, saved, when this much is spent: money (with a price) or time, like 5.00 or 2h30m."""
+    on_done: str = ""
+    """A command to run when all is over; $FLATOUT_OUTCOME and others tell it what."""
+    no_preflight: bool = False
+    """Do not look at disk and GPU before training."""
     stop_after: int | None = None
     """FLATOUT_STOP_AFTER: end cleanly after this many steps."""
 
@@ -144,6 +158,8 @@ class TrainOptions:
             edge_noise=self.edge_noise,
             gain=self.gain,
             offset=self.offset,
+            steepness=self.steepness,
+            one_reference=self.one_reference,
         )
 
 
@@ -180,10 +196,13 @@ class TestOptions:
         return "cpu" if self.gpu_id == CPU else str(self.gpu_id)
 
 
-_OF_THIS_CALL = ("resume", "break_lock", "allow_data_change", "stop_after")
+_OF_THIS_CALL = (
+    "resume", "break_lock", "allow_data_change", "stop_after", "price", "budget", "on_done", "no_preflight",
+)  # fmt: skip
 _NO_MATTER = (
     *_OF_THIS_CALL, "fresh", "exist_ok", "checkpoint_path", "name", "gpu_id", "num_workers", "prefetch_factor",
     "save_every_minutes", "save_every_steps", "log_every", "cache_size", "device_strips", "graphs", "compile",
+    "log_to",
 )  # fmt: skip
 """Where, on what and how fast: nothing that is learned depends on them."""
 

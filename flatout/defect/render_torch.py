@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from flatout.defect.patches import Grid
-from flatout.defect.strips.canonical import PLANES, TOP
+from flatout.defect.strips.canonical import MIDDLE, PLANES, TOP
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.disturb import noise_table
 from flatout.defect.synth.draw import DEFECTS, HARD_NEGATIVE, LINES
 from flatout.defect.synth.kernels import Kernels
 from flatout.defect.synth.lines import LEAST, MOST, REF_SCALE
-from flatout.defect.synth.paint import MIDDLE, VISIBLE
+from flatout.defect.synth.paint import VISIBLE
 from flatout.feed.device_store import Sources
 
 
@@ -100,7 +100,10 @@ class PatchRenderer:
         strength: Tensor | float = self._config.noise
         if self._config.edge_noise:
             strength = self._config.noise + self._config.edge_noise * _steepness(patch_BCPP)
-        return (patch_BCPP + noise * strength).clamp(0, TOP)
+        patch_BCPP = patch_BCPP + noise * strength
+        if self._config.steepness != 1:
+            patch_BCPP = (patch_BCPP - MIDDLE) * self._config.steepness + MIDDLE
+        return patch_BCPP.clamp(0, TOP)
 
     # Defects
 

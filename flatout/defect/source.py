@@ -15,13 +15,17 @@ import numpy as np
 
 from flatout.defect.patches import Grid
 from flatout.defect.strips.canonical import PLANES
+from flatout.defect.synth.ahead import Ahead
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.disturb import crop, crop_disturbed, noise_table
-from flatout.defect.synth.draw import DEFECTS, HARD_NEGATIVE, LINES, MOST_LINES, draw_samples, row_of
+from flatout.defect.synth.draw import HARD_NEGATIVE, LINES, MOST_LINES, draw_samples, row_of
 from flatout.defect.synth.kernels import Kernels
 from flatout.defect.synth.lines import paint_lines
-from flatout.defect.synth.paint import paint
+from flatout.defect.synth.paint import MOST_AT_ONCE_PX, paint, paint_apart
 from flatout.feed.source import Field, Fields, Out
+
+AT_ONCE = 8
+"""Defects of a micro-batch from which on painting them together is faster than one by one."""
 
 
 class Images(Protocol):
@@ -44,6 +48,7 @@ class Recipe:
         self.grid, self.config, self.kernels = grid, config, kernels
         self.num_images = num_images
         self.num_hard_negatives = num_hard_negatives
+        self._numbers = Ahead(self._draw_numbers)
 
     def __len__(self) -> int:
         return self.num_images * self.grid.per_image
@@ -52,9 +57,7 @@ class Recipe:
         """Parameters of samples as `draw_samples` gives them, and where to cut: `item` int32 [M], `corner` int32
         [M, 2] (y, x)."""
         patch_hw = self.grid.patch_hw
-        draws = draw_samples(
-            self.config, self.kernels, patch_hw=patch_hw, seed=seed, epoch=epoch, positions_M=positions
-        )
+        draws = self._numbers(seed, epoch, np.asarray(positions))
         image_M, y_M, x_M = self.grid.locate(indices)
         corner_M2 = np.stack((y_M, x_M), axis=1)
         if self.num_hard_negatives:
@@ -64,6 +67,12 @@ class Recipe:
             hard_M = self.num_images + np.asarray(indices) % self.num_hard_negatives
             image_M = np.where(is_hard_M, hard_M, image_M)
         return draws | {"item": image_M.astype(np.int32), "corner": corner_M2.astype(np.int32)}
+
+    def _draw_numbers(self, seed: int, epoch: int, positions_M: np.ndarray) -> dict[str, np.ndarray]:
+        patch_hw = self.grid.patch_hw
+        return draw_samples(
+            self.config, self.kernels, patch_hw=patch_hw, seed=seed, epoch=epoch, positions_M=positions_M
+        )
 
 
 class PatchSource:
@@ -99,10 +108,21 @@ class PatchSource:
                 crop_disturbed(planes_CHW, (y, x), row_of(draws, i), recipe.config, self._noise, patch_CPP)
             else:
                 crop(planes_CHW, (y, x), patch_CPP)
-            if kind == DEFECTS:
-                paint(patch_CPP, mask_MPP[i], row_of(draws, i), recipe.kernels, full_swing=recipe.config.reads_pixels)
-            elif kind == LINES:
+            if kind == LINES:
                 paint_lines(patch_CPP, row_of(draws, i))
+        self._paint(patches_MCPP, mask_MPP, draws)
+
+    def _paint(self, patches_MCPP: np.ndarray, mask_MPP: np.ndarray, draws: Mapping[str, np.ndarray]) -> None:
+        """Defects: those that touch no other one all at once, where that pays, the others one by one."""
+        kernels, reads_pixels = self._recipe.kernels, self._recipe.config.reads_pixels
+        left_MK = np.arange(draws["kernel"].shape[1]) < draws["num"][:, None]
+        is_small = kernels.value_QSS[0].size <= MOST_AT_ONCE_PX and not reads_pixels
+        if is_small and left_MK.sum() >= AT_ONCE and patches_MCPP.flags.c_contiguous and mask_MPP.flags.c_contiguous:
+            left_MK = paint_apart(patches_MCPP, mask_MPP, draws, kernels)
+        for i in np.flatnonzero(left_MK.any(1)).tolist():
+            sample = {name: draws[name][i][left_MK[i]] for name in ("kernel", "amplitude", "center", "labelled")}
+            sample["num"] = left_MK[i].sum()
+            paint(patches_MCPP[i], mask_MPP[i], sample, kernels, full_swing=reads_pixels)
 
 
 class ParameterSource:

@@ -20,7 +20,9 @@ import torch.distributed as dist
 from torch import nn
 
 from flatout.engine.device_choice import make_current
-from flatout.engine.rank_watch import LOST_AFTER_S, RankWatch, is_of_collective, store_of_launcher
+from flatout.engine.interrupts import ignore_ending
+from flatout.engine.rank_store import store_of_launcher
+from flatout.engine.rank_watch import LOST_AFTER_S, RankWatch, is_of_collective
 from flatout.errors import ConfigError, Interrupted
 
 PATIENCE_S = 1800
@@ -36,10 +38,17 @@ class World:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    local_size: int = 0
+    """Ranks on this machine; 0: the launcher does not say."""
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    @property
+    def size_here(self) -> int:
+        """Ranks that share the cores of this machine; all of them, where nothing better is known."""
+        return self.local_size or self.size
 
     def share_of(self, total_batch: int) -> int:
         """Samples per step of one rank."""
@@ -83,9 +92,16 @@ class World:
 
     def copy_from_first(self, network: nn.Module) -> None:
         """Give a network the first rank's weights and buffers: running statistics are each rank's own between steps."""
-        if self.size > 1:
-            for tensor in network.state_dict().values():
-                dist.broadcast(tensor, src=0)
+        if self.size == 1:
+            return
+        tensors = list(network.state_dict().values())
+        # One copy per number format, whatever the memory formats are.
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+            flat = torch.cat([tensor.reshape(-1) for tensor in alike])
+            dist.broadcast(flat, src=0)
+            for tensor, part in zip(alike, flat.split([tensor.numel() for tensor in alike]), strict=True):
+                tensor.copy_(part.view(tensor.shape))
 
     def wait_for_all(self) -> None:
         """Returns when every rank has come here, however long that takes."""
@@ -110,7 +126,7 @@ def read_world(local_rank: int = -1) -> World:
         raise ConfigError(
             "WORLD_SIZE is set, but neither LOCAL_RANK nor --local_rank says which GPU is this process's."
         )
-    return World(rank=_number("RANK", local), size=size, local_rank=local)
+    return World(rank=_number("RANK", local), size=size, local_rank=local, local_size=_number("LOCAL_WORLD_SIZE", 0))
 
 
 @contextmanager
@@ -124,12 +140,16 @@ def together(world: World, device: torch.device, *, lost_after_s: float = LOST_A
     try:
         yield
     except Interrupted:
-        leave(world)  # all ranks have come to the same end
+        # All have come to the same end. A launcher ends all as soon as one has ended, so none may be the first.
+        world.wait_for_all()
+        leave(world)
         raise
     except BaseException as error:
         # Not parted from properly: taking connections down together needs everybody.
         for watch in _watches:
             if is_of_collective(error):
+                # A launcher wants us to end, as we do; first we say why.
+                ignore_ending()
                 raise watch.explain(error) from error
             watch.tell(error)
         raise

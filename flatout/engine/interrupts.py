@@ -61,6 +61,12 @@ class Interrupts:
             stop_at_once()
 
 
+def ignore_ending() -> None:
+    """For a process that is about to end by itself: SIGTERM changes nothing any more."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def stop_at_once() -> None:
     """End without another thought: files on disk are whole at any moment, and workers end with us."""
     # A progress bar may have hidden the cursor, and nobody else will bring it back.

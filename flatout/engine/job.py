@@ -49,6 +49,24 @@ class EpochReport(NamedTuple):
     num_samples: int
     num_bad: int
     """Steps whose loss or gradients were not finite, and which changed nothing."""
+    step_ms: float = 0.0
+    """Of wall time, on average."""
+    wait_ms: float = 0.0
+    """Of `step_ms`, spent waiting for a batch."""
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.num_samples / max(self.seconds, 1e-9)
+
+    def timing(self) -> dict[str, float]:
+        """For log.jsonl."""
+        return {
+            "seconds": round(self.seconds, 3),
+            "images_per_s": self.samples_per_s,
+            "step_ms": round(self.step_ms, 3),
+            "wait_ms": round(self.wait_ms, 3),
+            "bad_steps": self.num_bad,
+        }
 
 
 class Job(Protocol):

@@ -35,6 +35,7 @@ from flatout.engine.precision import Amp, Precision
 from flatout.engine.random_state import random_state, set_random_state
 from flatout.engine.running_statistics import RunningStatistics
 from flatout.engine.schedule import Schedule
+from flatout.engine.shared_state import load_for_all
 from flatout.engine.step_log import StepLog
 from flatout.errors import DivergedError, Interrupted
 from flatout.profiler import clock
@@ -95,9 +96,12 @@ class Loop:
         tell: Callable[[Tick], None] = lambda tick: None,
         callbacks: Callbacks | None = None,
         stop_early: Callable[[], str | None] | None = None,
+        between: Callable[[int, int], Callable[[], None] | None] | None = None,
     ) -> None:
         """`forward` is the network as it is called, compiled or for several ranks; `network` holds the weights.
-        `stop_early` is asked where a training may stop, and says why it has to, or None."""
+        `stop_early` is asked where a training may stop, and says why it has to, or None. `between` is asked after an
+        optimizer step (epoch, steps of it that are done) whether there is something to do, such as a validation within
+        an epoch; all ranks must answer alike, and its time is nobody's."""
         self.job, self.network, self.optimizer = job, network, optimizer
         self.schedule, self.batches, self.config = schedule, batches, config
         self.device, self.average, self.generations = device, average, generations
@@ -109,6 +113,7 @@ class Loop:
         self._forward = forward or network
         self._statistics = RunningStatistics(network)
         self.tell, self._callbacks, self._stop_early = tell, callbacks or Callbacks(), stop_early
+        self._between = between
         self._log = StepLog(len(job.item_names) + 2, config.log_every, device)
         self._meter = Meter(job.item_names)
         self._guard = Guard()
@@ -125,6 +130,8 @@ class Loop:
 
     def run(self) -> None:
         """Train to the end. Interrupted or StoppedAfter once all is saved; DivergedError if there is no way on."""
+        if self._stop_early is not None:
+            self._stop_if_long_enough()
         while self.epoch < self.config.epochs:
             try:
                 with self._own_stream():
@@ -151,6 +158,8 @@ class Loop:
             self._phase = phase
             self._graphs.forget()
         self._meter.begin_interval()
+        if self.step:  # saved where something was due, and before it was done
+            self._pause_if_due()
         batches = iter(self.batches.epoch(self.epoch, start=self.step))
         while self.step < self.config.steps_per_epoch:
             began = time.perf_counter()
@@ -182,6 +191,7 @@ class Loop:
             self._look(self._log.turn())
         if knobs.steps:
             self._at_boundary()
+            self._pause_if_due()
 
     def _work(self, inputs: dict[str, Tensor], *, window_ends: bool) -> Tensor:
         """Forward and backward, as a graph where that is wanted and possible."""
@@ -261,7 +271,7 @@ class Loop:
 
     def _roll_back(self) -> None:
         """Set everything back to the last good generation, or give up."""
-        saved = self.generations.load() if self.generations is not None else None
+        saved = load_for_all(self.generations, self.world)
         if not self._guard.roll_back() or saved is None:
             tried = (
                 "There is no saved state to go back to."
@@ -302,6 +312,15 @@ class Loop:
         wished = self._interrupts.take_save_request()
         if self.world.any_of(wished or self._save_is_due()):
             self.save()
+
+    def _pause_if_due(self) -> None:
+        """Host-device wait, if there is something to do between two steps. An epoch's end is worked off elsewhere."""
+        if self._between is None or self.step >= self.config.steps_per_epoch:
+            return
+        if (work := self._between(self.epoch, self.step)) is not None:
+            self._look(self._log.drain())
+            work()
+            self._meter.begin_interval()
 
     def _stop_if_long_enough(self) -> None:
         why = None

@@ -22,7 +22,8 @@ class Meter:
     def begin_epoch(self) -> None:
         self._sum_K = np.zeros(len(self._names))
         self._num_good = self._num_bad = self._num_samples = 0
-        self._seconds = 0.0
+        self._seconds = self._waited_s = 0.0
+        self._num_steps = 0
 
     def begin_interval(self) -> None:
         self._began = time.perf_counter()
@@ -31,10 +32,12 @@ class Meter:
 
     def waited(self, seconds: float) -> None:
         self._waited += seconds
+        self._waited_s += seconds
 
     def count(self, num_samples: int) -> None:
         """A step was queued."""
         self._steps += 1
+        self._num_steps += 1
         self._samples += num_samples
         self._num_samples += num_samples
 
@@ -59,7 +62,16 @@ class Meter:
         return Tick(epoch, step, self.means(), self.lrs[0] if self.lrs else 0.0, *self._speed)
 
     def report(self) -> EpochReport:
-        return EpochReport(self.means(), self.lrs, self._seconds, self._num_samples, self._num_bad)
+        per_step_ms = 1e3 / max(1, self._num_steps)
+        return EpochReport(
+            self.means(),
+            self.lrs,
+            self._seconds,
+            self._num_samples,
+            self._num_bad,
+            step_ms=self._seconds * per_step_ms,
+            wait_ms=self._waited_s * per_step_ms,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -68,6 +80,8 @@ class Meter:
             "num_bad": self._num_bad,
             "num_samples": self._num_samples,
             "seconds": self._seconds,
+            "waited_s": self._waited_s,
+            "num_steps": self._num_steps,
             "lrs": list(self.lrs),
         }
 
@@ -75,5 +89,6 @@ class Meter:
         self._sum_K = np.array(state["sums"])
         self._num_good, self._num_bad = state["num_good"], state["num_bad"]
         self._num_samples, self._seconds = state["num_samples"], state["seconds"]
+        self._waited_s, self._num_steps = state["waited_s"], state["num_steps"]
         self.lrs = tuple(state["lrs"])
         self.begin_interval()

@@ -56,6 +56,13 @@ class StepProgress:
             self._told_s = now_s
             logger.info("%s", step_line(self._title, done, self._total, texts, self._pace))
 
+    def say(self, text: str) -> None:
+        """A line in the log; above the bar where both are on the terminal."""
+        if self._bar is not None and sys.stdout.isatty():
+            self._bar[0].console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            logger.info("%s", text)
+
     def _is_due(self, done: int, now_s: float) -> bool:
         return self._told_s is None or done >= self._total or now_s - self._told_s >= self._every_s
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, float]
+READY_ENOUGH = 0.9
+"""Below this share of steps' time with a batch at hand, the input is worth a word."""
 TAIL_BYTES = 4 << 20
 """Of a log: enough for tens of thousands of epochs."""
 
@@ -37,9 +39,10 @@ def run_state(folder: Path, *, price_per_hour: float | None = None, now_s: float
         "epochs": config.get("epochs"),
         "rows": rows,
         "series": series_of(rows),
+        "readiness": readiness_of(rows),
         "left_s": seconds_left(rows, config.get("epochs"), seconds) if state == "running" else None,
         "cost": cost_of(seconds, started_s, changed_s, price_per_hour),
-        "warnings": warnings_of(folder, rows),
+        "warnings": [*warnings_of(folder, rows), *input_warnings(rows)],
         "config": {key: value for key, value in config.items() if value not in (None, "", False)},
     }
 
@@ -139,6 +142,25 @@ def cost_of(
         return None
     wall_s = changed_s - started_s if started_s and changed_s else 0.0
     return price_per_hour * max(wall_s, sum(seconds)) / 3600
+
+
+def readiness_of(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """How much of the last epoch's time a batch was ready when the step wanted one; None if nobody measured it."""
+    row = rows[-1] if rows else {}
+    if not row.get("step_ms") or "wait_ms" not in row:
+        return None
+    share = min(1.0, max(0.0, 1 - row["wait_ms"] / row["step_ms"]))
+    waits = f"a step waits {row['wait_ms']:.1f} of {row['step_ms']:.1f} ms"
+    said = f"batches were ready {100 * share:.0f} % of the time: {waits}"
+    return {"share": share, "said": said}
+
+
+def input_warnings(rows: Sequence[Row]) -> list[str]:
+    """From the second epoch on (in the first, files come from the disk): a step that waits too long for data."""
+    found = readiness_of(rows)
+    if found is None or len(rows) < 2 or found["share"] >= READY_ENOUGH:
+        return []
+    return [f"input is the bottleneck: {found['said']}. `flatout profile` says why and what would help."]
 
 
 def warnings_of(folder: Path, rows: Sequence[Row]) -> list[str]:

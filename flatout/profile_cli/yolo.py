@@ -73,6 +73,8 @@ class YoloTraining(EngineTraining):
                 fresh=True,
                 resume=False,
                 log_every=num_steps,
+                log_to=("none",),
+                no_preflight=True,
             )
         )
 

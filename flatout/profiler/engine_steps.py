@@ -1,5 +1,7 @@
 """Observe a training by flatout's own engine: its marks say where steps begin, so nothing has to be told apart."""
 
+from pathlib import Path
+
 from flatout.profiler import clock
 from flatout.profiler.observation import COUNTED, TRACED, WARM_UP, Observation
 from flatout.profiler.outcome import Profile
@@ -43,6 +45,13 @@ class EngineObservation(Observation):
     @property
     def profile(self) -> Profile:
         return Profile(self)
+
+    def report(self, folder: Path) -> str:
+        """Ledger and verdict for a terminal, empty if it was too short; the page goes to `folder`."""
+        if not self.is_complete:
+            return ""
+        page = self.profile.save(folder)
+        return f"\nWhere a step goes (as a page: {page}):\n{self.profile.text()}"
 
     def step_begins(self) -> None:
         """The loop asks for a batch."""

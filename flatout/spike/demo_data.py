@@ -7,18 +7,20 @@ It is simulated, and says nothing about real cameras; it shows that everything w
 Dimension key:  S sub-frames of an exposure   H W frame   T spike frames
 """
 
-import shutil
-from dataclasses import dataclass
+import re
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
+from flatout.engine.drawn_set import draw_set
 from flatout.errors import ConfigError
 from flatout.spike.pictures import write_picture
 from flatout.spike.streams.decode import pack
 
-MARK = "demo-data"
-"""A file in the root that says the folder is ours to replace."""
+VERSION = 1
+"""Of the simulation: raised when the same numbers make other scenes."""
+OURS = re.compile(r"(demo|config)\.yaml|(train|test)/scene_\d+/(blur|sharp|spike)/\d+\.(png|dat)")
 THRESHOLD = 1.0
 """Brightness that makes a spike, in units of full scale per spike frame."""
 SUBFRAMES = 8
@@ -87,18 +89,18 @@ class _Shape:
 
 
 def write_demo_data(folder: Path, config: DemoConfig) -> Path:
-    """Simulate a data set into a folder; returns its training YAML. Other people's files are never touched."""
-    if folder.exists() and any(folder.iterdir()):
-        if not (folder / MARK).is_file():
-            raise ConfigError(f"{folder} holds other files: choose an empty folder.")
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / MARK).write_text("simulated by flatout; may be deleted\n")
-    (folder / "config.yaml").write_text(f"spike_h: {config.height // 2}\nspike_w: {config.width // 2}\n")
-    for split, count in (("train", config.train), ("test", config.test)):
-        for number in range(count):
-            _write_sequence(folder / split / f"scene_{number:02d}", config, seed=(config.seed, split == "test", number))
+    """Simulate a data set into a folder, unless the same one is there already; returns its training YAML."""
+
+    def draw() -> None:
+        (folder / "config.yaml").write_text(f"spike_h: {config.height // 2}\nspike_w: {config.width // 2}\n")
+        for split, count in (("train", config.train), ("test", config.test)):
+            for number in range(count):
+                seed = (config.seed, split == "test", number)
+                _write_sequence(folder / split / f"scene_{number:02d}", config, seed=seed)
+
+    draw_set(folder, {"job": "spike", "version": VERSION, **asdict(config)}, OURS, draw)
     path = folder / "demo.yaml"
+    # Also of a set that is there: the folder may have been moved.
     path.write_text(_YAML.format(root=folder, crop=min(64, config.height)))
     return path
 
@@ -107,7 +109,7 @@ def _write_sequence(folder: Path, config: DemoConfig, *, seed: tuple[int, ...]) 
     rng = np.random.default_rng(seed)
     scene = Scene(rng, config.height, config.width)
     charge = rng.uniform(0, 1, (config.height // 2, config.width // 2))
-    (folder / "spike").mkdir(parents=True)
+    (folder / "spike").mkdir(parents=True, exist_ok=True)
     for number in range(config.frames):
         lights = [scene.at(number + (sub + 0.5) / SUBFRAMES) for sub in range(SUBFRAMES)]
         spikes, charge = _fire(lights, charge, config.spike_frames // SUBFRAMES)

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from flatout.errors import ConfigError, DataError
-from flatout.spike.streams.decode import Box, oriented, stored_rows
+from flatout.spike.streams.decode import Box, StoredRows, oriented
 from flatout.spike.streams.layout import Layout
 
 
@@ -44,17 +44,15 @@ def crop_counts(
 ) -> np.ndarray:
     """Counts of a crop [B, h, w] straight from a file's bytes (bench/spike_crop.py)."""
     dtype = dtype or count_dtype(len(stream_TF), num_bins)
-    counts: np.ndarray | None = None
-    skip = 0
-    # Bin by bin: what is unpacked at a time then stays in the cache, and its memory is used again.
+    rows, counts = StoredRows(stream_TF, layout, box), None
     for bin_, (begin, end) in enumerate(pairwise(bin_edges(len(stream_TF), num_bins).tolist())):
         if begin < end:
-            rows, skip = stored_rows(stream_TF[begin:end], layout, box)
+            spikes = rows[begin:end]
             if counts is None:
-                counts = np.zeros((num_bins, *rows.shape[1:]), dtype)
-            np.add.reduce(rows, axis=0, dtype=dtype, out=counts[bin_])
+                counts = np.zeros((num_bins, *spikes.shape[1:]), dtype)
+            np.add.reduce(spikes, axis=0, dtype=dtype, out=counts[bin_])
     assert counts is not None, "a stream has at least one frame"
-    return oriented(counts, skip, layout, box)
+    return oriented(counts, rows.skip, layout, box)
 
 
 def count_dtype(num_frames: int, num_bins: int, *, largest_value: int = 1) -> np.dtype:

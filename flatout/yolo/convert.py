@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from flatout.errors import CheckpointError
-from flatout.yolo.load import network_of
+from flatout.yolo.loading import network_of
 from flatout.yolo.model.deploy import largest_difference, to_deploy
 from flatout.yolo.model.network import Network
 from flatout.yolo.out_file import check_out

@@ -1,14 +1,14 @@
 """What is a network, and what does a file of weights hold? Facts for people and for programs."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from flatout.errors import CheckpointError
-from flatout.yolo.load import blueprint_of, check_fit, is_fused, num_classes_of
+from flatout.yolo.loading import blueprint_of, check_fit, is_fused, num_classes_of
 from flatout.yolo.model.blueprint import Blueprint, Head, Row
 from flatout.yolo.model.configs import find_config, load_config
 from flatout.yolo.model.draft import draw_blueprint
@@ -23,7 +23,7 @@ class NetworkFacts:
     """What a config builds."""
 
     head: str
-    """Detect, IDetect or IAuxDetect."""
+    """Detect, IDetect, IAuxDetect, or a layer with several heads."""
     num_classes: int
     channels: int
     """Of the picture."""
@@ -37,6 +37,8 @@ class NetworkFacts:
     """index, from, number, module, args, parameters."""
     table: str
     """The rows as aligned text."""
+    heads: list[dict[str, Any]] | None = None
+    """Of a layer with several: name, classes and weight of each."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ def _facts(blueprint: Blueprint, state: State | None = None, where: str | Path =
         fused_size=describe(inference),
         rows=_rows(network),
         table=layer_table(network),
+        heads=None if head.groups is None else [asdict(group) for group in head.groups.heads],
     )
 
 

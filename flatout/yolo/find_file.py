@@ -16,6 +16,14 @@ from flatout.yolo.options import NEVER_RELEASED
 
 logger = logging.getLogger(__name__)
 
+RELEASES = "https://github.com/WongKinYiu/yolov7/releases/download/v0.1"
+RELEASED = tuple(
+    f"{name}{ending}"
+    for name in ("yolov7", "yolov7x", "yolov7-w6", "yolov7-e6", "yolov7-d6", "yolov7-e6e", "yolov7-tiny")
+    for ending in (".pt", "_training.pt")
+    if (name, ending) != ("yolov7-tiny", "_training.pt")
+)
+"""Files of weights that YOLOv7's authors offer there."""
 DEFAULT_NETWORK = "cfg/training/yolov7.yaml"
 _SHIPPED = {"data": ("", "data"), "cfg": ("", "cfg/training", "cfg/deploy", "training", "deploy")}
 """Folders of ours, and how people write them in front of a file name."""
@@ -54,8 +62,16 @@ def find_weights(given: str) -> Path | None:
         logger.warning("--weights was not given, and there is no %s: training starts from scratch.", NEVER_RELEASED)
         return None
     raise CheckpointError(
-        f"--weights {given}: no such file. Check the path, or give --weights '' to start from scratch."
+        f"--weights {given}: no such file. {_where_to_get(path)}Check the path, or give --weights '' to start from "
+        "scratch."
     )
+
+
+def _where_to_get(path: Path) -> str:
+    """For files that YOLOv7's authors have released: nothing is downloaded here, but everybody can do it by hand."""
+    if path.name not in RELEASED:
+        return ""
+    return f"Fetch it by hand, into this folder: curl -LO {RELEASES}/{path.name} "
 
 
 def find_cfg(given: str, *, weights: Path | None) -> Path | None:

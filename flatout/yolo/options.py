@@ -11,6 +11,10 @@ from flatout.errors import ConfigError
 
 Compile = Literal["on", "off", "auto"]
 Amp = Literal["fp16", "bf16", "off"]
+LogTo = Literal["tensorboard", "wandb", "mlflow", "none"]
+
+GENERATIONS = 300
+"""Of `--evolve` without a number."""
 
 NEVER_RELEASED = "yolo7.pt"
 """YOLOv7's default for `--weights`. There is no such file, so it means: from scratch."""
@@ -36,7 +40,8 @@ class TrainOptions:
     nosave: bool = False
     notest: bool = False
     noautoanchor: bool = False
-    evolve: bool = False
+    evolve: bool | int = False
+    """True: as many generations as YOLOv7 has; a number: so many."""
     bucket: str = ""
     cache_images: bool = False
     image_weights: bool = False
@@ -66,11 +71,14 @@ class TrainOptions:
     test_batch_size: int | None = None
     """None: twice the batch size."""
     heads: int = 0
+    """Of the network; 0: as its config says."""
     head_config: str = ""
+    """File that says which head has which classes."""
     transfer_weights: bool = False
     auto_lr: bool = False
     class_aware_aug: bool = False
     head_params: str = "data/hyp.head_params.yaml"
+    head_attention: bool = False
 
     # Ours: speed
     fast_dataloader: bool = False
@@ -91,6 +99,10 @@ class TrainOptions:
     """First epoch that assigns targets by OTA; earlier ones use the plain loss."""
     patience: int = 0
     """Epochs without a better fitness after which training ends; 0: never."""
+    price: float | None = None
+    """Of an hour, in any currency."""
+    budget: str = ""
+    """Money (with a price) or time after which training stops: 5.00, 2h30m."""
     seed: int | None = None
     """None: YOLOv7's, which is 2 + the global rank, and 1 without DDP."""
     deterministic: bool = False
@@ -106,6 +118,13 @@ class TrainOptions:
     verify_cache: bool = False
     log_every: int = 50
     """Steps between two lines of the log."""
+    log_to: tuple[LogTo, ...] = ()
+    """Empty: TensorBoard, if it is installed."""
+    mirror: str = ""
+    """URL to copy saved states to, and to continue from on a machine that has none."""
+    on_done: str = ""
+    """A command to run when all is over."""
+    no_preflight: bool = False
 
     # From the environment
     stop_after: int | None = None
@@ -118,6 +137,11 @@ class TrainOptions:
     def __post_init__(self) -> None:
         if problems := list(_problems_of_training(self)):
             raise ConfigError("; ".join(problems))
+
+    @property
+    def generations(self) -> int:
+        """Of a search for hyper-parameters; 0: none."""
+        return GENERATIONS if self.evolve is True else int(self.evolve)
 
     def resolved(self, *, cuda: bool, bf16: bool) -> "TrainOptions":
         """What the shortcuts stand for on a machine with or without CUDA and bf16; resolving twice changes nothing."""
@@ -197,7 +221,7 @@ TASKS = ("train", "val", "test", "speed", "study")
 def _problems_of_training(options: TrainOptions) -> Iterator[str]:
     yield from _too_small(options, 1, "epochs", "batch_size", "test_batch_size", "save_every_steps", "log_every")
     yield from _too_small(options, 1, "stop_after")
-    yield from _too_small(options, 0, "workers", "heads", "ota_from", "patience", "seed", "profile")
+    yield from _too_small(options, 0, "workers", "heads", "ota_from", "patience", "seed", "profile", "evolve", "price")
     if min(options.img_size) < 1:
         yield f"--img-size {options.img_size[0]} {options.img_size[1]}: both sizes must be 1 or more"
     if not options.freeze or min(options.freeze) < 0:

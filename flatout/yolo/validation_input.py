@@ -56,14 +56,15 @@ class ValidationBatch(NamedTuple):
 class ValidationInput:
     """Batches of an image set, again and again. Holds workers and slots: a context manager, `close()` twice is fine."""
 
-    def __init__(self, image_set: ImageSet, batches: DeviceBatches) -> None:
-        """Use `open_validation`."""
+    def __init__(self, image_set: ImageSet, batches: DeviceBatches | None) -> None:
+        """Use `open_validation`. None: there are no batches for this rank."""
         self.image_set = image_set
         self._batches = batches
         self._passes = 0
 
     def __enter__(self) -> Self:
-        self._batches.feed.start()
+        if self._batches is not None:
+            self._batches.feed.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -71,19 +72,22 @@ class ValidationInput:
 
     def __len__(self) -> int:
         """Batches of a pass."""
-        return len(self._batches)
+        return 0 if self._batches is None else len(self._batches)
 
     @property
     def num_images(self) -> int:
         return len(self.image_set)
 
     def close(self) -> None:
-        self._batches.feed.close()
+        if self._batches is not None:
+            self._batches.feed.close()
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[ValidationBatch]:
-        """One pass over all pictures; the same for every epoch. Ends any other pass."""
+        """One pass over all pictures of this rank; the same for every epoch. Ends any other pass."""
         # Numbered by itself: the feed reads ahead into its next epoch, and that is then the next pass.
         number, self._passes = self._passes, self._passes + 1
+        if self._batches is None:
+            return
         for batch in self._batches.epoch(number, start):
             yield ValidationBatch(
                 batch["images"],
@@ -108,8 +112,12 @@ def open_validation(
     store: Store | None = None,
     on_device: bool = False,
     single_cls: bool = False,
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> ValidationInput:
     """A validation input; workers start with the first pass, or in a `with` block.
+
+    Of several ranks each gets every `num_ranks`-th batch, as it would be for one; there may be none left for the last.
 
     `store` holds `ResizedPictures(image_set, size=size, augment=False)`; without one every pass decodes every picture.
     `on_device` copies the pictures to the device now, where they stay. With `rect` every batch is as small as its
@@ -121,10 +129,13 @@ def open_validation(
         image_set = _as_one_class(image_set)
     batch_size = min(batch_size, len(image_set))
     batches = _batches(image_set, size=size, batch_size=batch_size, stride=stride, pad=pad, rect=rect)
+    share = batches.share(rank, num_ranks)
+    if share is None:
+        return ValidationInput(image_set, None)
     pictures = ResizedPictures(image_set, size=size, augment=False) if store is None else store
-    plan = Plan(num_samples=len(image_set), batch_size=batch_size, shuffle=False, last="short", order=batches.order_N)
+    plan = Plan(num_samples=len(image_set), batch_size=batch_size, shuffle=False, last="short", order=share.order_N)
     open_input = _kept_on_device if on_device else _from_host
-    return ValidationInput(image_set, open_input(image_set, pictures, batches, plan, size, device, workers))
+    return ValidationInput(image_set, open_input(image_set, pictures, share, plan, size, device, workers))
 
 
 Pictures = Store | ResizedPictures

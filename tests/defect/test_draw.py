@@ -141,3 +141,31 @@ def test_batches_do_not_depend_on_workers_or_batch_size(workers):
     other = Plan(num_samples=len(source), batch_size=7, seed=11, last="short")
     together = [np.concatenate([batch["images"] for batch in plain_batches(source, each, 2)]) for each in (plan, other)]
     np.testing.assert_array_equal(*together)
+
+
+@pytest.mark.parametrize("sizes", [[1] * 40, [3, 1, 4, 1, 5, 9, 2, 6, 9], [20, 20], [7, 33]])
+def test_numbers_do_not_depend_on_how_many_are_asked_for_at_a_time(sizes):
+    images = Textures(3)
+    recipe, positions = recipe_for(images, partial_leak_prob=0.5), np.arange(40)
+    wanted = recipe_for(images, partial_leak_prob=0.5).draw(7, 2, positions, positions)
+    pieces = np.split(positions, np.cumsum(sizes)[:-1])
+    found = [recipe.draw(7, 2, piece, piece) for piece in pieces]
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(np.concatenate([piece[name] for piece in found]), array)
+
+
+def test_numbers_of_another_epoch_or_seed_are_others_also_one_at_a_time():
+    recipe, one = recipe_for(Textures(3)), np.array([5])
+    draws = [recipe.draw(seed, epoch, one, one)["center"] for seed, epoch in ((1, 0), (1, 1), (2, 0), (1, 0))]
+    assert not np.array_equal(draws[0], draws[1]) and not np.array_equal(draws[0], draws[2])
+    np.testing.assert_array_equal(draws[0], draws[3])
+
+
+def test_with_one_reference_both_are_the_same_picture():
+    images = Textures(2)
+    images.images = [np.repeat(image[:1], 3, axis=0) for image in images.images]
+    recipe = recipe_for(images, one_reference=True, shift_px=2.0, noise=4.0, steepness=3.0, defect_share=1.0)
+    plan = Plan(num_samples=len(recipe), batch_size=len(recipe))
+    (batch,) = plain_batches(PatchSource(recipe, images), plan, 0)
+    np.testing.assert_array_equal(batch["images"][:, 1], batch["images"][:, 2])
+    assert (batch["images"][:, 0] != batch["images"][:, 1]).any()

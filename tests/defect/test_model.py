@@ -1,7 +1,9 @@
 """Networks, loss and schedules give the published numbers."""
 
 import re
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -126,12 +128,36 @@ def test_rates_and_gammas_follow_the_golden_schedule(case):
     assert gammas == pytest.approx(record["gamma"], abs=1e-12)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-2)])
+class Tolerance(NamedTuple):
+    """Relative, of what three steps come to."""
+
+    losses: tuple[float, float, float]
+    gradients: float
+    total_gradient: float
+    running_means: float
+
+
+# Float32 is promised to 1e-3, and that is what two losses, the gradient and the running means keep. What does not:
+# - the third loss. It is a property of the function, not of the arithmetic: in float64, inputs that differ by half a
+#   unit of float32's last place (6e-8) move it by up to 9e-4, as Adam has divided by the size of a gradient twice;
+# - gradients of the deepest level, off by 2e-3 because a convolution adds 1152 products in float32 before a batch norm
+#   over eight values. With those sums alone in float64 ("exact sums"), all else being float32, they agree to 1e-5.
+TOLERANCES = {
+    "float64": Tolerance((1e-6, 1e-6, 1e-6), 1e-6, 1e-6, 1e-6),
+    "float32, exact sums": Tolerance((1e-5, 1e-3, 1e-2), 1e-3, 1e-3, 1e-3),
+    "float32": Tolerance((1e-5, 1e-3, 1e-2), 5e-3, 1e-3, 1e-3),
+}
+
+
+@pytest.mark.parametrize("arithmetic", TOLERANCES)
 @pytest.mark.parametrize("case", golden_cases("defect/train_step.json", entries))
-def test_three_adam_steps_give_the_golden_losses(case, dtype, tolerance):
+def test_three_adam_steps_give_the_golden_losses(case, arithmetic):
     name, record = case
     version, alpha = re.fullmatch(r"(v\d)_alpha(.+)", name).groups()
+    dtype, tolerance = getattr(torch, arithmetic[:7]), TOLERANCES[arithmetic]
     network = golden_network(version, 16, record["weights_seed"]).to(dtype).train()
+    if "exact sums" in arithmetic:
+        add_exactly(network)
     x = np.random.RandomState(record["input_seed"]).uniform(0, 1, (2, 3, 64, 64))
     mask = torch.zeros(2, 1, 64, 64)
     mask[0, 0, 10:13, 20:25] = 1
@@ -147,16 +173,27 @@ def test_three_adam_steps_give_the_golden_losses(case, dtype, tolerance):
         if step == 0:
             norms = {key: parameter.grad.norm().item() for key, parameter in network.named_parameters()}
         optimizer.step()
-    # In float32 the deepest batch norms see eight values per channel, and Adam divides by the size of a gradient: with
-    # any convolution and either form of the loss, gradients are off by 0.2 %, the third loss by 0.2 to 0.7 %.
-    assert losses[0] == pytest.approx(record["losses"][0], rel=min(tolerance, 1e-3))
-    assert losses == pytest.approx(record["losses"], rel=tolerance)
+    for loss, golden, allowed in zip(losses, record["losses"], tolerance.losses, strict=True):
+        assert loss == pytest.approx(golden, rel=allowed)
     for key, norm in record["grad_norms"].items():
-        assert norms[key] == pytest.approx(norm, rel=tolerance), key
-    assert np.linalg.norm(list(norms.values())) == pytest.approx(record["total_grad_norm"], rel=tolerance)
+        assert norms[key] == pytest.approx(norm, rel=tolerance.gradients), key
+    total = np.linalg.norm(list(norms.values()))
+    assert total == pytest.approx(record["total_grad_norm"], rel=tolerance.total_gradient)
     state = network.state_dict()
     for key, norm in record["running_mean_norm_after3"].items():
-        assert state[key].norm().item() == pytest.approx(norm, rel=tolerance), key
+        assert state[key].norm().item() == pytest.approx(norm, rel=tolerance.running_means), key
+
+
+def add_exactly(network: nn.Module) -> None:
+    """Have convolutions sum in float64 and round once."""
+
+    def forward(conv: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = conv.weight.double(), conv.bias.double()
+        return nn.functional.conv2d(x.double(), weight, bias, padding=conv.padding).float()
+
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            module.forward = partial(forward, module)
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])

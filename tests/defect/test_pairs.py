@@ -11,7 +11,7 @@ from bench.defect_boards import _floor
 from flatout.defect.evaluate.judge import judge
 from flatout.defect.strips.canonical import canonical
 from flatout.defect.strips.find import Judged
-from flatout.defect.strips.pairs import list_pairs, read_pair, read_template
+from flatout.defect.strips.pairs import best_shift, list_pairs, moved, read_pair, read_template
 from flatout.errors import DataError
 
 BOARDS = Path(os.environ.get("FLATOUT_DATA", "none")) / "deeppcb_mini"
@@ -50,3 +50,21 @@ def test_a_plain_difference_reaches_its_published_overlap_on_real_boards():
     judged = [Judged(path, pair.mask, is_good=False) for path, pair in pairs.items()]
     outcome = judge(_floor, judged, read=lambda path: canonical(read_pair(pairs[path])), threshold=0.5)
     assert outcome.scores()["pixel_IoU"] == pytest.approx(0.462, abs=0.005)
+
+
+@pytest.mark.parametrize("shift", [(0, 0), (1, -2), (-4, 4), (3, 0)])
+def test_a_template_is_moved_to_where_it_fits_whatever_the_defects(shift):
+    rng = np.random.default_rng(3)
+    target = cv2.resize((rng.random((12, 14)) > 0.5).astype(np.uint8) * 255, (112, 96), interpolation=cv2.INTER_NEAREST)
+    reference = moved(target, (-shift[0], -shift[1]))
+    target[20:26, 30:38] = 255 - target[20:26, 30:38]
+    assert best_shift(target, reference, 4) == shift
+    inner = slice(4, -4)
+    differs = moved(reference, shift)[inner, inner] != target[inner, inner]
+    assert differs.sum() == 6 * 8, "the defect, and nothing else"
+
+
+def test_a_template_that_fits_everywhere_stays_where_it_is():
+    plane = np.full((32, 40), 90, np.uint8)
+    assert best_shift(plane, plane, 3) == (0, 0)
+    np.testing.assert_array_equal(moved(plane, (0, 0)), plane)

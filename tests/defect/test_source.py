@@ -67,6 +67,7 @@ RECIPES = {
     "leaks and lines": {"partial_leak_prob": 0.5, "line_ratio": 0.5},
     "hard negatives": {"hard": 2, "hard_negative_ratio": 0.5},
     "disturbed": {"shift_px": 2.5, "noise": 3.0, "edge_noise": 0.2, "gain": 0.1, "offset": 9.0},
+    "one reference": {"shift_px": 2.5, "noise": 3.0, "steepness": 4.0, "one_reference": True},
     "boards": {"mode": "board", "defect_share": 1.0},
     "optics": {"mode": "psf", "defect_share": 1.0},
 }

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from flatout.defect.synth.allocate import IN_PLANE_GC, groups_by_rank
+from flatout.defect.synth.config import SynthConfig
+from flatout.defect.synth.draw import draw_samples, row_of
 from flatout.defect.synth.kernels import Kernels, gaussian_kernel, label_of
 from flatout.defect.synth.lines import Line, add_line, room_of
-from flatout.defect.synth.paint import paint
+from flatout.defect.synth.paint import paint, paint_apart
 from flatout.defect.synth.psf import Psf, camera_crop, cut_out
 from flatout.errors import ConfigError
 from flatout.feed.lru import Lru
@@ -151,3 +153,22 @@ def test_the_feeds_lru_keeps_what_the_golden_one_keeps(case):
     assert cache.hits == record["n_hits"]
     assert evicted == record["evicted"]
     assert list(cache) == record["left_oldest_first"]
+
+
+@pytest.mark.parametrize("crowd", [(2, 3), (3, 8), (20, 40)])
+def test_painting_many_at_once_is_painting_them_one_by_one(crowd):
+    kernels = Kernels.standard()
+    config = SynthConfig(num_defects=crowd, defect_share=0.9, partial_leak_prob=0.3)
+    draws = draw_samples(config, kernels, patch_hw=(40, 36), seed=1, epoch=0, positions_M=np.arange(24))
+    patches = np.random.default_rng(0).uniform(0, 255, (24, 3, 40, 36)).astype(np.float32)
+    masks, wanted, wanted_masks = np.zeros((24, 40, 36), bool), patches.copy(), np.zeros((24, 40, 36), bool)
+    for number in range(24):
+        paint(wanted[number], wanted_masks[number], row_of(draws, number), kernels, full_swing=False)
+    left = paint_apart(patches, masks, draws, kernels)
+    for number in np.flatnonzero(left.any(1)):
+        rest = {name: draws[name][number][left[number]] for name in ("kernel", "amplitude", "center", "labelled")}
+        paint(patches[number], masks[number], rest | {"num": left[number].sum()}, kernels, full_swing=False)
+    np.testing.assert_array_equal(patches, wanted)
+    np.testing.assert_array_equal(masks, wanted_masks)
+    used = np.arange(draws["kernel"].shape[1]) < draws["num"][:, None]
+    assert (used & ~left).any(), "some touch no other"

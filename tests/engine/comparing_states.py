@@ -10,7 +10,7 @@ from torch import Tensor
 from flatout.engine.checkpoint.container import read_container
 from flatout.engine.records import NAMES
 
-NOT_COMPARED = ("run.", "training.meter.seconds")
+NOT_COMPARED = ("run.", "training.meter.seconds", "training.meter.waited_s")
 """Where and how long it trained."""
 
 

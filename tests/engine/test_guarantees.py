@@ -4,14 +4,13 @@ Trainings are real processes; they are compared to the last bit.
 """
 
 import random
-import re
-import socket
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.engine.comparing_states import differences_between, state_of
+from tests.engine.toy_ranks import samples_of
 from tests.engine.toy_runs import REPEATS, Toys
 from tests.engine.toy_training import toy_network
 
@@ -30,12 +29,6 @@ def interrupted_at(toys: Toys, project: Path, *places: str, args: tuple[object, 
     run = toys.run(project, *args)
     assert run.code == 0, run.said
     return project / "toy"
-
-
-def samples_of(said: str) -> dict[tuple[int, int], list[int]]:
-    """Which samples each step saw, out of a log."""
-    found = re.findall(r"^epoch (\d+) step (\d+) samples \[(.*)\]$", said, re.MULTILINE)
-    return {(int(epoch), int(step)): [int(number) for number in numbers.split(",")] for epoch, step, numbers in found}
 
 
 def test_the_toy_really_learns(undisturbed: Path):
@@ -109,27 +102,6 @@ def test_another_seed_is_another_stream_with_any_number_of_workers(toys: Toys, t
     assert streams[1, 0] == streams[1, 2]
     assert streams[2, 0] == streams[2, 2]
     assert all(streams[1, 0][place] != streams[2, 0][place] for place in streams[1, 0])
-
-
-def test_two_ranks_see_together_what_one_sees_alone(toys: Toys, tmp_path: Path):
-    """G6: the same samples in every step, and the same weights on both ranks; not the same bits as alone."""
-    args = ("--epochs", 2)
-    alone = samples_of(toys.run(tmp_path / "alone", *args, env={"TOY_LOG": "DEBUG"}).said)
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "TOY_LOG": "DEBUG"}
-    runs = [
-        toys.start(tmp_path / "together", *args, env=meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(2)
-    ]
-    assert [run.wait() for run in runs] == [0, 0], [run.said for run in runs]
-    first, second = (samples_of(run.said) for run in runs)
-    assert {place: first[place] + second[place] for place in first} == alone
-    assert len({re.search(r"^weights \w+$", run.said, re.MULTILINE)[0] for run in runs}) == 1  # type: ignore[index]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_with_two_threads_a_resume_changes_nothing_either(toys: Toys, tmp_path: Path):

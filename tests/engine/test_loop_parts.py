@@ -172,6 +172,10 @@ class TestWorld:
         monkeypatch.setenv("RANK", "3")
         monkeypatch.setenv("LOCAL_RANK", "1")
         assert read_world() == World(3, 4, 1)
+        assert read_world().size_here == 4
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        assert read_world().size_here == 2, "of two machines"
+        monkeypatch.delenv("LOCAL_WORLD_SIZE")
         monkeypatch.delenv("LOCAL_RANK")
         assert read_world(2) == World(3, 4, 2)
         with pytest.raises(ConfigError, match="LOCAL_RANK"):

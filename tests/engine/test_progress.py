@@ -61,6 +61,19 @@ def test_on_a_terminal_a_bar_is_drawn_and_removed(caplog):
     assert not caplog.messages
 
 
+def test_a_line_goes_above_the_bar_on_a_terminal_and_else_to_the_log(caplog, monkeypatch):
+    caplog.set_level(logging.INFO)
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    with StepProgress(10, stream=terminal) as progress:
+        progress.say("image 1/2 [bold]a.jpg: 3 bolts")
+    assert "image 1/2 [bold]a.jpg: 3 bolts" in terminal.getvalue() and not caplog.messages
+    monkeypatch.setattr("sys.stdout", io.StringIO())  # somebody keeps the lines in a file
+    with StepProgress(10, stream=terminal) as progress:
+        progress.say("image 2/2 b.jpg: nothing")
+    assert caplog.messages == ["image 2/2 b.jpg: nothing"]
+
+
 @pytest.mark.parametrize("jump_s", [86_400, -86_400, 3600, -3600])
 def test_a_wall_clock_that_jumps_changes_no_line(jump_s: float, caplog, monkeypatch):
     """F11: an ETA from time.time would be a day off, or negative."""

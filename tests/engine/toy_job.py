@@ -22,17 +22,21 @@ from torch import nn
 from flatout import __main__ as door
 from flatout.door import Command
 from flatout.engine import distributed
+from flatout.engine.callbacks import Callbacks, RunStart
 from flatout.engine.determinism import set_determinism
 from flatout.engine.distributed import World
 from flatout.engine.ema import MovingAverage
+from flatout.engine.ending import telling_end
 from flatout.engine.environment import differences, environment
 from flatout.engine.generations import Generations
 from flatout.engine.interrupts import Interrupts
 from flatout.engine.loop import Loop, LoopConfig, StoppedAfter
+from flatout.engine.mirror import Mirror
 from flatout.engine.optim import make_optimizer
 from flatout.engine.random_state import seed_all
 from flatout.engine.records import Records
 from flatout.engine.run_folder import Run, choose_run, newest_last
+from flatout.engine.shared_state import load_for_all
 from flatout.errors import DataError
 from flatout.feed import Feed, FeedConfig, Plan
 from tests.engine.toy_data import Noise
@@ -65,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--delay-ms", type=float, default=0)
     made.add_argument("--clock-jump-s", type=float, default=0)
     made.add_argument("--lost-after-s", type=float, default=25)
+    made.add_argument("--mirror", default="")
     for name in ("exist-ok", "fresh", "break-lock", "allow-data-change", "transient", "deterministic", "unkeyed"):
         made.add_argument(f"--{name}", action="store_true")
     made.add_argument("--signal-at", default="", help="epoch:step:SIGNAL,...")
@@ -89,6 +94,13 @@ def train(options: argparse.Namespace) -> Path:
     world = distributed.read_world()
     with distributed.together(world, CPU, lost_after_s=options.lost_after_s), ExitStack() as stack:
         run: Run | None = None
+        hearers = []
+        if world.is_first and options.mirror:
+            hearers = [Mirror(options.mirror, options.name, patience_s=5)]
+            fetched = hearers[0].fetch(options.project, options.name, config)
+            if fetched is not None and fetched.finished:
+                return fetched.folder
+        callbacks = Callbacks(hearers)
         if world.is_first:
             run = stack.enter_context(
                 choose_run(
@@ -98,25 +110,33 @@ def train(options: argparse.Namespace) -> Path:
             )  # fmt: skip
         place = Place(*world.from_first((run.folder, run.continues) if run else None))
         logger.info("%s %s", "continuing" if place.continues else "beginning", place.folder)
-        loop = prepare(options, place, world, stack)
-        logger.info("training")
-        try:
-            loop.run()
-        except StoppedAfter:
-            return place.folder
-        logger.debug("weights %s", digest_of(loop.network))
-        if run is not None:
-            run.finish()
+        with telling_end(callbacks, place.folder) as ending:
+            loop = prepare(options, place, world, stack, callbacks)
+            callbacks.start(
+                RunStart(
+                    job="toy", folder=place.folder, config=config, epoch=loop.epoch, epochs=options.epochs,
+                    continues=place.continues,
+                )
+            )  # fmt: skip
+            logger.info("training")
+            try:
+                loop.run()
+            except StoppedAfter as stopped:
+                ending.why = str(stopped)
+                return place.folder
+            logger.debug("weights %s", digest_of(loop.network))
+            if run is not None:
+                run.finish()
         return place.folder
 
 
-def prepare(options: argparse.Namespace, run: Place, world: World, stack: ExitStack) -> Loop:
+def prepare(options: argparse.Namespace, run: Place, world: World, stack: ExitStack, callbacks: Callbacks) -> Loop:
     seed_all(options.seed)
     set_determinism(options.deterministic, long_run=False)
     network = toy_network().to(options.device)
     average = MovingAverage(network, decay=0.9, ramp=5)
     interrupts = stack.enter_context(Interrupts())
-    records = stack.enter_context(Records(run.folder))
+    records = stack.enter_context(Records(run.folder if world.is_first else scratch(run.folder, world)))
     per_epoch = 8 * options.steps
     plan = Plan(
         num_samples=per_epoch, batch_size=8 // world.size, seed=options.seed, rank=world.rank, num_ranks=world.size
@@ -142,11 +162,11 @@ def prepare(options: argparse.Namespace, run: Place, world: World, stack: ExitSt
         interrupts=interrupts,
         world=world,
         forward=nn.parallel.DistributedDataParallel(network) if world.size > 1 else network,
+        callbacks=callbacks,
     )  # fmt: skip
     if not run.continues and world.is_first:
         generations.forget()
-    world.wait_for_all()
-    saved = generations.load()
+    saved = load_for_all(generations, world)
     if saved is None:
         records.clear()
     else:
@@ -157,6 +177,13 @@ def prepare(options: argparse.Namespace, run: Place, world: World, stack: ExitSt
         loop.load_sections(without(saved.sections, options.forget, loop))
         logger.info("continuing at epoch %d step %d", loop.epoch, loop.step)
     return loop
+
+
+def scratch(folder: Path, world: World) -> Path:
+    """Where a rank that is not the first writes what nobody reads."""
+    own = folder / f"rank{world.rank}"
+    own.mkdir(exist_ok=True)
+    return own
 
 
 def digest_of(network: nn.Module) -> str:

@@ -53,6 +53,7 @@ def test_a_store_returns_what_decode_returns(tmp_path, blobs, place, workers):
 def test_everything_is_decoded_once_and_never_again_while_the_store_lives(tmp_path, blobs, place):
     with Store.open(blobs, config(tmp_path, place)) as store:
         visits = len(lines_of(blobs.log))
+        assert visits == len(blobs), "nothing is decoded twice, not even to learn how much room to make"
         with Store.open(blobs, config(tmp_path, place)) as again:
             contents(store)
             contents(again)

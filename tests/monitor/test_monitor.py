@@ -1,6 +1,7 @@
 """The monitor shows the last consistent state of any run folder, to this machine and to whoever knows the token."""
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from flatout.engine.callbacks import End, RunStart
+from flatout.engine.warnings_kept import KeepWarnings
 from flatout.errors import ConfigError
 from flatout.monitor import find_run
 from flatout.monitor.run_state import read_csv, read_rows, run_state
@@ -42,6 +45,17 @@ def test_a_running_run_has_curves_and_time_left(run):
     assert state["series"]["box"] == [[row["epoch"], row["box"]] for row in ROWS]
     assert state["cost"] == pytest.approx(0.012, abs=0.002)
     assert json.dumps(state)
+
+
+def test_readiness_tells_how_long_steps_wait_and_warns_when_that_is_long(run):
+    assert run_state(run)["readiness"] is None
+    rows = [row | {"step_ms": 60.0, "wait_ms": wait_ms} for row, wait_ms in zip(ROWS, (50.0, 30.0, 3.0), strict=True)]
+    for shown, share, num_warnings in ((1, 1 / 6, 0), (2, 0.5, 1), (3, 0.95, 0)):
+        (run / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows[:shown]))
+        state = run_state(run)
+        assert state["readiness"]["share"] == pytest.approx(share)
+        assert len(state["warnings"]) == num_warnings, "the first epoch reads files; later ones should not wait"
+    assert "3.0 of 60.0 ms" in state["readiness"]["said"]
 
 
 def test_a_crashed_run_says_so_and_what_to_do(run):
@@ -139,3 +153,14 @@ def test_the_page_asks_nobody_else():
     page = (Path(__file__).parents[2] / "flatout" / "monitor" / "page.html").read_text()
     assert "src=" not in page and "href=" not in page
     assert page.count("http") == page.count("http://www.w3.org/2000/svg")
+
+
+def test_the_last_warnings_of_a_training_are_shown(run):
+    keeper = KeepWarnings()
+    keeper.start(RunStart(job="defect", folder=run, config={}, epoch=0, epochs=1, continues=False))
+    logging.getLogger("flatout.feed").warning("2 of 9 items\ncould not be decoded")
+    logging.getLogger("flatout.feed").info("all is well")
+    keeper.end(End(how="finished", folder=run, epoch=1))
+    logging.getLogger("flatout.feed").warning("after its end")
+    (told,) = run_state(run)["warnings"]
+    assert told.endswith("WARNING 2 of 9 items could not be decoded")

@@ -23,7 +23,7 @@ TINY = (
     "DATA.CROP_SIZE=16", "DATA.NUM_VOXEL_BINS=4", "DATA.CLIP_LEN=2", "DATA.USE_RAM_CACHE=false", "TRAIN.EPOCHS=8",
     "TRAIN.BATCH_SIZE=2", "TRAIN.GRADIENT_ACCUMULATION_STEPS=2", "TRAIN.OPTIM.LR=4e-3", "TRAIN.SCHED.WARMUP_STEPS=1",
     "TRAIN.EMA_DECAY=0.5", "DATALOADER.TRAIN_WORKERS=0", "DATALOADER.VAL_WORKERS=0", "MODEL.WIDTH=4",
-    "LOG.VAL_EVERY_STEPS=1", "LOG.TENSORBOARD=false", "TEST.NUM_WORKERS=0", "TEST.TILE_SIZE=0",
+    "LOG.VAL_EVERY_STEPS=null", "LOG.TENSORBOARD=false", "TEST.NUM_WORKERS=0", "TEST.TILE_SIZE=0",
 )  # fmt: skip
 
 
@@ -83,6 +83,22 @@ def test_a_training_that_was_stopped_ends_with_the_same_bits(demo, trained, tmp_
     rows = [[json.loads(line)["psnr"] for line in (each / "log.jsonl").read_text().splitlines()]
             for each in (result.folder, trained)]  # fmt: skip
     assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("stops", [(), (6,)])
+def test_validations_fall_where_the_steps_say_also_within_an_epoch(demo, tmp_path, stops):
+    """Two optimizer steps make an epoch; the third one ends inside the second. A stop just there loses nothing."""
+    config = config_for(demo, tmp_path / "run", "LOG.VAL_EVERY_STEPS=3", "TRAIN.EPOCHS=3")
+    for stop in stops:
+        assert not train(config, on_cpu(stop_after=stop)).finished
+        assert not list((tmp_path / "run/metrics").glob("val_step_*.json"))
+    assert train(config, on_cpu()).finished
+    found = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "run/metrics").glob("val_step_*.json")}
+    assert sorted(found) == ["val_step_3", "val_step_6"]
+    assert found["val_step_3"]["psnr"] != found["val_step_6"]["psnr"]
+    rows = [json.loads(line) for line in (tmp_path / "run/log.jsonl").read_text().splitlines()]
+    assert [("psnr" in row, row["epoch"]) for row in rows] == [(False, 0), (False, 1), (True, 2)]
+    assert all(0 <= row["wait_ms"] <= row["step_ms"] for row in rows)
 
 
 def test_a_finished_run_is_not_overwritten(demo, trained):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 CHECKOUT = Path(__file__).parents[2]
 LIMIT_S = 100.0
-SCRIPTS = ("train.py", "train_aux.py", "test.py")
+SCRIPTS = ("train.py", "train_aux.py", "test.py", "detect.py", "export.py")
 
 
 class Ended(NamedTuple):
@@ -74,6 +74,8 @@ def serve() -> None:
     """Until standard input ends: fork a process per order, wait for it, tell its exit code."""
 
     import flatout.yolo.evaluate
+    import flatout.yolo.export.whole
+    import flatout.yolo.predict.whole
     import flatout.yolo.train  # noqa: F401
 
     for line in sys.stdin:

@@ -14,8 +14,10 @@ from flatout.__main__ import main
 from flatout.yolo.commands.log_lines import show_log
 from flatout.yolo.compat import flags
 from flatout.yolo.compat.not_built import refuse_what_is_not_built
+from flatout.yolo.export import ExportOptions
 from flatout.yolo.find_file import find_cfg, find_file
 from flatout.yolo.options import TestOptions, TrainOptions
+from flatout.yolo.predict.options import DetectOptions
 from tests.golden_cases import golden_cases, golden_root
 from tests.yolo.typed_commands import BUILT, Typed, commands, typed_values
 
@@ -37,7 +39,7 @@ def known_flags(script: str) -> list[dict]:
         pytest.skip(f"cli.json does not list the flags of {script}")
     new = json.loads((golden_root() / "yolov7-data/commands.json").read_text()).get("seed_new_flags", [])
     added = [{"dest": flag["flag"].removeprefix("--").replace("-", "_"), **flag} for flag in new]
-    return [*table["flags"], *(added if script != "test.py" else [])]
+    return [*table["flags"], *(added if script not in ("test.py", "detect.py", "export.py") else [])]
 
 
 @pytest.fixture
@@ -54,10 +56,12 @@ def test_a_command_sets_what_it_says_and_nothing_else(typed: Typed, no_files_her
         return check_shortcut(typed)
     if "--help" in typed.words:
         return check_help(typed)
-    if typed.script not in BUILT:
-        pytest.skip(typed.why_not())
     if BUILT[typed.script] == "train":
         return check_training(typed)
+    if BUILT[typed.script] == "detect":
+        return check_detect(typed)
+    if BUILT[typed.script] == "export":
+        return check_export(typed)
     return check_test(typed)
 
 
@@ -82,12 +86,23 @@ def check_test(typed: Typed) -> None:
     assert find_file(expected.data).is_file()
 
 
+def check_detect(typed: Typed) -> None:
+    values = typed_values(typed.words, known_flags(typed.script))
+    expected = DetectOptions(**(values | {"weights": tuple(values["weights"])}))
+    assert flags.detect_options(flags.detect_parser().parse_args(typed.words)) == expected
+
+
+def check_export(typed: Typed) -> None:
+    values = typed_values(typed.words, known_flags(typed.script))
+    sizes = values.pop("img_size", [640])
+    expected = ExportOptions(**values, img_size=(sizes[0], sizes[-1]))
+    assert flags.export_options(flags.export_parser().parse_args(typed.words)) == expected
+
+
 def check_files(typed: Typed, options: TrainOptions) -> None:
     """All of its YAML files come with flatout, and it is not refused, unless it needs what is not built."""
     assert find_file(options.data).is_file()
     assert find_file(options.hyp, flag="--hyp").is_file()
-    if reason := typed.why_not():
-        pytest.skip(reason)
     refuse_what_is_not_built(options)
     assert find_cfg(options.cfg, weights=None)
 

@@ -5,11 +5,14 @@ from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
+import cv2
 import pytest
 import torch
 
 from flatout.yolo.compat import flags
+from flatout.yolo.predict.sources import is_video_name
 from tests.golden_cases import golden_cases
+from tests.yolo.predict.small_sources import draw_video, picture
 from tests.yolo.script_runs import Ended, Scripts
 from tests.yolo.stand_in import draw_coco
 from tests.yolo.typed_commands import BUILT, Typed, commands
@@ -36,8 +39,6 @@ COMMANDS = golden_cases("yolov7-data/commands.json", commands)
 @pytest.mark.slow
 @pytest.mark.parametrize("typed", COMMANDS)
 def test_a_command_of_yolov7_runs(typed: Typed, scripts: Scripts):
-    if reason := typed.why_not():
-        pytest.skip(reason)
     if not typed.script:
         pytest.skip(f"{typed.id}: runs the text of train.py; test_commands.py shows that the parser answers the same")
     if "--help" in typed.words:
@@ -45,6 +46,10 @@ def test_a_command_of_yolov7_runs(typed: Typed, scripts: Scripts):
         assert ended.code == 0 and f"--{typed.searched_for()} " in ended.said
     elif BUILT[typed.script] == "train":
         run_training(typed, scripts)
+    elif BUILT[typed.script] == "detect":
+        run_detect(typed, scripts)
+    elif BUILT[typed.script] == "export":
+        run_export(typed, scripts)
     else:
         run_test(typed, scripts)
 
@@ -55,6 +60,8 @@ def run_training(typed: Typed, scripts: Scripts) -> None:
     small = SMALL_NETWORK in options.cfg
     if not HAS_GPU and not wants_gpu:
         skip_what_takes_long_on_a_cpu(typed, small=small)
+    if options.weights.startswith("runs/") and (HAS_GPU or not wants_gpu):
+        provide(scripts, Path(options.weights))
     kind = ("whole", options.fast_dataloader, options.nosave)
     whole = small and options.epochs <= FEW_EPOCHS and not typed.env and is_first(*kind)
     ended = scripts.run(typed.script, typed.words, dict(typed.env) | ({} if whole else {"FLATOUT_STOP_AFTER": "1"}))
@@ -97,6 +104,28 @@ def run_test(typed: Typed, scripts: Scripts) -> None:
     assert header.split()[-4:] == ["P", "R", "mAP@.5", "mAP@.5:.95"]
     assert any(line.split()[:1] == ["all"] for line in ended.said.splitlines())
     return None
+
+
+def run_detect(typed: Typed, scripts: Scripts) -> None:
+    options = flags.detect_parser().parse_args(typed.words)
+    for weights in options.weights:
+        provide(scripts, Path(weights))
+    source = scripts.folder / options.source
+    (draw_video(source, 2) if is_video_name(options.source) else cv2.imwrite(str(source), picture(0, (640, 480))))
+    ended = scripts.run(typed.script, typed.words, typed.env)
+    assert ended.code == 0, ended.said
+    assert (newest_run(scripts.folder / options.project, options.name) / source.name).is_file()
+    assert f" {options.source}: " in ended.said and "Results saved to runs/detect/exp" in ended.said
+
+
+def run_export(typed: Typed, scripts: Scripts) -> None:
+    options = flags.export_parser().parse_args(typed.words)
+    provide(scripts, Path(options.weights))
+    ended = scripts.run(typed.script, typed.words, typed.env)
+    assert ended.code == 0, ended.said
+    stem = (scripts.folder / options.weights).with_suffix("")
+    assert stem.with_suffix(".onnx").is_file() and stem.with_suffix(".torchscript.pt").is_file()
+    assert ended.said.count("largest difference") == 2
 
 
 def provide(scripts: Scripts, weights: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from flatout.errors import CheckpointError, ConfigError
 from flatout.yolo.convert import convert_weights
-from flatout.yolo.load import load_network
+from flatout.yolo.loading import load_network
 from flatout.yolo.model.deploy import to_deploy
 from flatout.yolo.weights import read_weights, save_weights
 from tests.golden_cases import SHIPPED

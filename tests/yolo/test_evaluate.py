@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flatout.yolo.confusion_file import read_confusion
 from flatout.yolo.evaluate import Evaluate
 from flatout.yolo.loss import LossConfig, LossParts, plain_loss
 from flatout.yolo.metrics import IOU_THRESHOLDS, score_classes
@@ -211,7 +212,8 @@ def test_pictures_of_the_first_batches_and_curves_appear_in_the_folder(batches, 
     Evaluate(names=NAMES).run(Scripted(answers), batches, plots=tmp_path)
     expected = {f"test_batch{number}_{what}.jpg" for number in range(3) for what in ("labels", "pred")}
     expected |= {"PR_curve.png", "F1_curve.png", "P_curve.png", "R_curve.png", "confusion_matrix.png"}
-    assert {path.name for path in tmp_path.iterdir()} == expected
+    assert {path.name for path in tmp_path.iterdir()} == expected | {"confusion_matrix.csv"}
+    assert read_confusion(tmp_path / "confusion_matrix.csv").names == tuple(NAMES)
 
 
 def test_a_folder_that_takes_no_pictures_costs_only_the_pictures(batches, tmp_path, caplog):

@@ -11,8 +11,10 @@ import pytest
 
 from flatout.__main__ import main
 from flatout.errors import ConfigError
-from flatout.yolo.compat import flags, not_built, test_flags, train_flags
+from flatout.yolo.compat import detect_flags, export_flags, flags, not_built, test_flags, train_flags
+from flatout.yolo.export import ExportOptions
 from flatout.yolo.options import TestOptions, TrainOptions
+from flatout.yolo.predict.options import DetectOptions
 from tests.golden_cases import golden_cases
 from tests.test_cli import loaded_after
 
@@ -20,9 +22,9 @@ PARSERS = {
     "train.py": flags.train_parser,
     "train_aux.py": flags.train_parser,
     "test.py": flags.test_parser,
+    "detect.py": flags.detect_parser,
+    "export.py": flags.export_parser,
 }
-"""A script that is built gets its parser here."""
-NOT_BUILT = ("detect.py", "export.py")
 NEW = [flag.name for group in (train_flags.SPEED, train_flags.RECIPE, train_flags.FILES) for flag in group]
 SAMPLES = {"int": ("7", 7), "float": ("0.25", 0.25), "str": ("abc", "abc")}
 
@@ -36,9 +38,7 @@ def script(request) -> tuple[argparse.ArgumentParser, dict[str, Any]]:
     """The parser of ours that answers for a script, and what the script itself knows."""
     name, record = request.param
     script = name.removeprefix("fork/")
-    assert script in PARSERS or script in NOT_BUILT, f"unknown script {name!r}"
-    if script in NOT_BUILT:
-        pytest.skip(f"{script} is not built yet")
+    assert script in PARSERS, f"unknown script {name!r}"
     return PARSERS[script](), record
 
 
@@ -93,9 +93,10 @@ def test_every_abbreviation_still_means_its_flag(script):
 
 def test_what_was_ambiguous_still_is(script):
     parser, record = script
+    whole = {flag["flag"] for flag in record["flags"]}
     for flag in record["flags"]:
         shorter = record.get("shortest_unique_prefix", {}).get(flag["flag"], "")[:-1]
-        if len(shorter) > 2:
+        if len(shorter) > 2 and shorter not in whole:  # a whole flag is never ambiguous: --dynamic, --dynamic-batch
             words, _ = words_for(flag, shorter)
             assert "ambiguous option" in complaint_about(parser, *words), words
 
@@ -110,7 +111,7 @@ def test_flags_of_the_fork_are_those_it_added(script):
 
 @pytest.mark.parametrize("flag", NEW)
 def test_a_new_flag_is_written_in_full(flag):
-    value = {"--compile": "on", "--amp": "bf16"}.get(flag, "3")
+    value = {"--compile": "on", "--amp": "bf16", "--log-to": "none"}.get(flag, "3")
     is_switch = getattr(TrainOptions(), flag.removeprefix("--").replace("-", "_")) is False
     parsed(flags.train_parser(), flag, *([] if is_switch else [value]))
     if flag[:-1] not in NEW:
@@ -118,8 +119,9 @@ def test_a_new_flag_is_written_in_full(flag):
 
 
 def test_new_flags_do_not_begin_like_the_abbreviations_that_people_use():
-    ours = [*NEW, *(flag.name for flag in test_flags.OURS)]
+    ours = [*NEW, *(flag.name for table in (test_flags, detect_flags, export_flags) for flag in table.OURS)]
     assert not [flag for flag in ours if flag.startswith(("--img", "--batch", "--conf", "--iou", "--cache-", "--topk"))]
+    assert not [flag.name for flag in detect_flags.OURS if flag.name.startswith("--class")]
 
 
 # -- from words to options -----------------------------------------------------------------------------------------
@@ -132,6 +134,8 @@ def train_options(words: str, **environ: str) -> TrainOptions:
 def test_nothing_typed_means_the_defaults():
     assert train_options("") == TrainOptions()
     assert flags.test_options(parsed(flags.test_parser())) == TestOptions()
+    assert flags.detect_options(parsed(flags.detect_parser())) == DetectOptions()
+    assert flags.export_options(parsed(flags.export_parser())) == ExportOptions()
 
 
 def test_a_shortcut_is_parsed_alone_and_resolved_afterwards():
@@ -178,6 +182,13 @@ def test_all_three_launchers_are_understood(words, environ, rank):
     assert train_options(words, **environ).local_rank == rank
 
 
+def test_evolve_is_a_switch_that_may_take_a_number():
+    asked = ("", "--evolve", "--evolve 7", "--ev --img 320")
+    assert [train_options(words).generations for words in asked] == [0, 300, 7, 300]
+    with pytest.raises(ConfigError, match="--evolve -1 must be 0 or more"):
+        train_options("--evolve=-1")
+
+
 def test_the_environment_is_read_at_the_door():
     options = train_options("", USE_COMPILE="1", DIAGNOSE_COMPILE="1", FLATOUT_STOP_AFTER="5")
     assert (options.use_compile, options.diagnose_compile, options.stop_after) == (True, True, 5)
@@ -197,19 +208,44 @@ def test_wrong_values_are_told_all_at_once():
         flags.test_options(parsed(flags.test_parser(), "--task", "vall"))
     with pytest.raises(ConfigError, match="--img-size 1 2 3: give one size"):
         train_options("--img 1 2 3")
+    wrong = "--img 0 --conf 2 --at-once 0 --classes -1"
+    with pytest.raises(ConfigError) as told:
+        flags.detect_options(parsed(flags.detect_parser(), *wrong.split()))
+    for flag in ("--img-size 0", "--conf-thres 2.0", "--at-once 0", "--classes -1"):
+        assert flag in str(told.value)
+
+
+def test_the_flags_of_export_make_sense_together():
+    def told_about(words: str) -> str:
+        with pytest.raises(ConfigError) as told:
+            flags.export_options(parsed(flags.export_parser(), *words.split()))
+        return str(told.value)
+
+    wrong = told_about("--img 0 --batch 0 --conf 2 --topk 0 --max-wh -1 --opset 3 --pictures 0 --formats tflite")
+    for flag in ("--img-size 0", "--batch-size 0", "--conf-thres 2", "--topk-all 0", "--max-wh -1", "--opset 3"):
+        assert flag in wrong
+    assert "--pictures 0" in wrong and "--formats tflite is none of torchscript, onnx" in wrong
+    assert "give one of them" in told_about("--end2end --include-nms")
+    assert "give one of them" in told_about("--data a.yaml --images b")
+    assert "a height and a width" in told_about("--img 1 2 3")
+    assert "coremltools" in told_about("--formats coreml") and "has ended" in told_about("--formats lite")
+    assert "no ensemble" in complaint_about(flags.export_parser(), "--weights", "a.pt", "b.pt")
+
+
+def test_include_still_means_nms():
+    """`--include` is a shortened flag of YOLOv7, so it could not be the name of a new one."""
+    assert parsed(flags.export_parser(), "--include").include_nms is True
+
+
+def test_a_new_flag_of_detect_is_written_in_full_and_stands_in_nobodys_way():
+    assert "Write --save-crop." in complaint_about(flags.detect_parser(), "--save-cr")
+    assert parsed(flags.detect_parser(), "--save-c").save_conf is True
 
 
 # -- what is refused -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--bucket b", "--evolve", "--sync-bn", "--upload_dataset", "--entity me", "--bbox_interval 3",
-        "--save_period 5", "--artifact_alias x", "--heads 4", "--head-config heads.yaml", "--class-aware-aug",
-        "--head-params my.yaml",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("words", ["--bucket b", "--compat-pt"])
 def test_what_is_not_built_is_refused_by_name(words):
     flag = words.split()[0]
     with pytest.raises(ConfigError, match=rf"^{flag}: .*\. Leave the flag out\.$"):
@@ -227,10 +263,10 @@ def test_help_says_what_is_refused_and_of_nothing_else():
 
 
 def test_all_refusals_come_together_and_before_torch(capsys):
-    assert main(["yolo", "train", "--heads", "4", "--evolve"]) == 2
+    assert main(["yolo", "train", "--compat-pt", "--bucket", "b"]) == 2
     told = capsys.readouterr().err
-    assert "--heads: " in told and "--evolve: " in told
-    statement = "from flatout.__main__ import main\nassert main(['yolo', 'train', '--evolve']) == 2"
+    assert "--compat-pt: " in told and "--bucket: " in told
+    statement = "from flatout.__main__ import main\nassert main(['yolo', 'train', '--bucket', 'b']) == 2"
     assert "torch" not in loaded_after(statement)
 
 
@@ -238,7 +274,8 @@ def test_help_and_mistakes_do_not_import_torch():
     statement = """
 import contextlib
 from flatout.__main__ import main
-for words in (["train", "--help"], ["test", "--help"], ["train", "--lr0", "1"], ["train", "--fast-data"]):
+helps = [[command, "-h"] for command in ("train", "test", "detect", "export")]
+for words in (*helps, ["train", "--lr0", "1"], ["train", "--fast-data"]):
     with contextlib.suppress(SystemExit):
         main(["yolo", *words])
 """
@@ -259,7 +296,7 @@ def test_an_unknown_flag_gets_the_nearest_one():
     assert "Did you mean --iou-thres?" in complaint_about(flags.test_parser(), "--iou-thresh=0.5")
 
 
-@pytest.mark.parametrize("parser", [flags.train_parser, flags.test_parser])
+@pytest.mark.parametrize("parser", [flags.train_parser, flags.test_parser, flags.detect_parser, flags.export_parser])
 def test_every_flag_of_the_tables_is_explained(parser):
     for action in parser()._actions:
         assert action.help and len(action.help) > 10, action.option_strings

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flatout.errors import CheckpointError, ConfigError
-from flatout.yolo.load import load_network, start_network
+from flatout.yolo.loading import load_network, start_network
 from flatout.yolo.model.configs import find_config
 from flatout.yolo.model.fuse import fused
 from flatout.yolo.model.network import Network
@@ -167,7 +167,7 @@ def test_anchors_are_taken_over_unless_others_were_given(network, given, resume,
     trained |= {key: value * 2 for key, value in trained.items() if "anchor" in key}
     path = saved(tmp_path / "x.pt", replace(weights_of(network), state=trained))
     cfg = narrow_config(tmp_path, "yolov7-tiny") if given.get("cfg") else None
-    start = start_network(cfg, path, nc=3, anchors=given.get("anchors"), resume=resume)
+    start = start_network(cfg, path, nc=3, anchors=given.get("anchors"), keeps_anchors=resume)
     assert torch.equal(start.network.head.anchors, trained["model.77.anchors"]) is kept
     assert [key for key in start.transfer.skipped if "anchor" not in key] == []
 

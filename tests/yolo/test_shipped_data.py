@@ -11,6 +11,7 @@ from flatout.yaml_strict import load_yaml
 from flatout.yolo.data.data_yaml import open_data_yaml, read_data_yaml
 from flatout.yolo.find_file import shipped_folder
 from flatout.yolo.hyp import load_hyp
+from flatout.yolo.stages import read_plan
 from tests.golden_cases import golden_cases
 
 DATA = shipped_folder("data")
@@ -63,6 +64,8 @@ def test_every_shipped_file_is_read_by_those_who_use_it(name):
         load_hyp(DATA / name)
     elif name in NO_HYP:
         assert isinstance(load_yaml(DATA / name), dict)
+    elif name.startswith("stages."):
+        assert read_plan(DATA / name).num_epochs > 1
     elif "geometry" in name:
         with pytest.raises(ConfigError, match="names: missing key"):
             open_data_yaml(DATA / name)

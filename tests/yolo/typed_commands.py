@@ -9,9 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-BUILT = {"train.py": "train", "train_aux.py": "train", "test.py": "test"}
-"""Script -> command of `flatout yolo`; one line per script that is built."""
-NOT_BUILT = ("detect.py", "export.py")
+BUILT = {
+    "train.py": "train",
+    "train_aux.py": "train",
+    "test.py": "test",
+    "detect.py": "detect",
+    "export.py": "export",
+}
+"""Script -> command of `flatout yolo`."""
 SECTIONS = {"seed_commands", "other_commands", "seed_new_flags", "seed_env"}
 
 
@@ -30,14 +35,6 @@ class Typed(NamedTuple):
         """What `... | grep WORD` looks for in the output."""
         return shlex.split(self.text.rpartition("grep")[2])[-1]
 
-    def why_not(self) -> str:
-        """Why it cannot be obeyed yet; empty if it can."""
-        if self.script in NOT_BUILT:
-            return f"{self.id}: {self.script} is not built yet"
-        if "--heads" in self.words:
-            return f"{self.id}: networks with several heads are not built yet"
-        return ""
-
 
 def take_apart(record: Mapping[str, Any]) -> Typed:
     """Words of the script alone: without `time`, variables, the interpreter and what follows a pipe."""
@@ -47,7 +44,7 @@ def take_apart(record: Mapping[str, Any]) -> Typed:
         words.pop(0)
     assert words[0] in ("python", "python3"), record["cmd"]
     script = "" if words[1] == "-c" else words[1]
-    assert script in ("", *BUILT, *NOT_BUILT), f"unknown script in {record['cmd']}"
+    assert script in ("", *BUILT), f"unknown script in {record['cmd']}"
     return Typed(record["id"], record["cmd"], script, words[2:], record.get("env", {}), record.get("must", ""))
 
 

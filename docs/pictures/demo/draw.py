@@ -11,7 +11,7 @@ import torch
 
 from flatout.yolo.data.decode import read_picture
 from flatout.yolo.data.letterbox import fit, letterbox
-from flatout.yolo.load import load_network
+from flatout.yolo.loading import load_network
 from flatout.yolo.nms import NmsConfig, non_max_suppression
 from flatout.yolo.pictures.boxes import draw_boxes
 

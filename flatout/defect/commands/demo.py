@@ -3,7 +3,10 @@
 import argparse
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from flatout.defect.options import TrainOptions
 
 DESCRIPTION = """\
 Draw strips, train a network on them with painted defects, and show what it finds in strips it has not seen. Under three
@@ -40,26 +43,18 @@ def main(argv: list[str]) -> int:
     from flatout.defect.train import train
     from flatout.engine.device_choice import choose_device
     from flatout.engine.log_lines import show_log
+    from flatout.profiler.engine_steps import EngineObservation
 
     show_log()
     options = TrainOptions(gpu_id=args.gpu_id)
     pace = ON_GPU if choose_device(options.device).type == "cuda" else ON_CPU
     began_s = time.monotonic()
     data = write_demo_data(args.out / "data", DemoDataConfig(images=pace.images))
-    result = train(
-        TrainOptions(
-            training_dataset_path=str(data),
-            checkpoint_path=str(args.out),
-            name="train",
-            patch_size=pace.patch,
-            base_width=pace.base_width,
-            epochs=pace.epochs,
-            gpu_id=args.gpu_id,
-            # Two cores are better off without a second process beside the network's own threads.
-            num_workers="auto" if pace is ON_GPU else 0,
-            use_mask=False,
-        )
+    observation = EngineObservation(
+        images_per_step=options.bs, num_steps=None, title="flatout demo defect: an image is a patch"
     )
+    with observation.observing():
+        result = train(_training(args.out, data, args.gpu_id, pace))
     trained_s = time.monotonic() - began_s
     test = TestOptions(
         model_path=str(result.folder / "weights/best.pt"),
@@ -73,4 +68,22 @@ def main(argv: list[str]) -> int:
     print(f"\nLook at\n  {result.folder / 'examples.png'}   what it learned from")
     print(f"  {args.out / 'test'}/bright_spots/*_result.png   what it sees in test strips; red: the truth")
     print("The same with your own images: docs/defect.md")
+    print(observation.report(result.folder))
     return 0
+
+
+def _training(out: Path, data: Path, gpu_id: int | None, pace: Pace) -> "TrainOptions":
+    from flatout.defect.options import TrainOptions
+
+    return TrainOptions(
+        training_dataset_path=str(data),
+        checkpoint_path=str(out),
+        name="train",
+        patch_size=pace.patch,
+        base_width=pace.base_width,
+        epochs=pace.epochs,
+        gpu_id=gpu_id,
+        # Two cores are better off without a second process beside the network's own threads.
+        num_workers="auto" if pace is ON_GPU else 0,
+        use_mask=False,
+    )

@@ -11,7 +11,7 @@ EPILOG = """\
 example:
   flatout defect export --model_path runs/defect/exp/weights/best.pt --size 976 176 --output strip.onnx
 
-Exit code: 0, 2 wrong arguments or a package is missing, 4 weights that cannot be read.
+Exit code: 0, 2 wrong arguments or a package is missing, 4 weights that cannot be read, 8 the file is not the network.
 """
 CALIBRATED = 32
 

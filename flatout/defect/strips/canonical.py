@@ -11,6 +11,7 @@ from flatout.feed.source import DecodeError
 
 PLANES = 3
 TOP = 255.0
+MIDDLE = 127.5
 _STORED = (PLANES, PLANES + 1)
 """Planes a file may have; the fourth is a production mask and is dropped."""
 _PLANES_FIRST_ABOVE = 4

@@ -38,12 +38,43 @@ def list_pairs(folder: Path) -> list[Pair]:
     return [Pair(name, templates[name], inspected[name], masks.get(name)) for name in sorted(inspected)]
 
 
-def read_pair(pair: Pair) -> np.ndarray:
-    """Planes target (inspected), ref1 and ref2 (the template), uint8 [3, H, W]."""
+def read_pair(pair: Pair, *, align_px: int = 0) -> np.ndarray:
+    """Planes target (inspected), ref1 and ref2 (the template), uint8 [3, H, W].
+
+    `align_px`: move the template by up to so many whole pixels to where it fits best.
+    """
     target, reference = _grey(pair.inspected), _grey(pair.template)
     if target.shape != reference.shape:
         raise DecodeError(f"{pair.inspected}: it measures {target.shape}, its template {reference.shape}.")
+    if align_px:
+        reference = moved(reference, best_shift(target, reference, align_px))
     return np.stack((target, reference, reference))
+
+
+def best_shift(target_HW: np.ndarray, reference_HW: np.ndarray, most_px: int) -> tuple[int, int]:
+    """(dy, dx) by which the reference has to be moved to differ least from target; of equal ones the smallest.
+
+    Every whole shift is tried on what all of them have in common: sums over a picture hardly see defects.
+    """
+    height, width = target_HW.shape
+    inner = target_HW[most_px : height - most_px, most_px : width - most_px].astype(np.int16)
+    side = range(-most_px, most_px + 1)
+    shifts = sorted(((dy, dx) for dy in side for dx in side), key=lambda shift: abs(shift[0]) + abs(shift[1]))
+
+    def difference(shift: tuple[int, int]) -> int:
+        top, left = most_px - shift[0], most_px - shift[1]
+        part = reference_HW[top : top + inner.shape[0], left : left + inner.shape[1]]
+        return int(np.abs(inner - part).sum())
+
+    return min(shifts, key=difference)
+
+
+def moved(plane_HW: np.ndarray, shift_yx: tuple[int, int]) -> np.ndarray:
+    """A plane moved down and to the right by whole pixels; its edge is repeated."""
+    rows, columns = (
+        np.clip(np.arange(length) - by, 0, length - 1) for length, by in zip(plane_HW.shape, shift_yx, strict=True)
+    )
+    return np.asarray(plane_HW[rows[:, None], columns])
 
 
 def read_template(pair: Pair) -> np.ndarray:

@@ -46,6 +46,11 @@ class SynthConfig:
     """Largest relative change of a plane's contrast."""
     offset: float = 0.0
     """Largest change of a plane's brightness, in grey levels."""
+    steepness: float = 1.0
+    """Contrast around the middle grey, applied after shift and noise: a scanner that tells black from white only has
+    full steps at every edge, wherever it sees it."""
+    one_reference: bool = False
+    """There is one reference only: ref2 is ref1 again, and a difference to both says no more than to one."""
 
     def __post_init__(self) -> None:
         low, high = self.num_defects
@@ -61,7 +66,7 @@ class SynthConfig:
             raise ConfigError("hard_negative_ratio and line_ratio together exceed 1.")
         if self.min_target_only not in (0, 1):
             raise ConfigError(f"min_target_only={self.min_target_only} must be 0 or 1.")
-        for name in ("shift_px", "noise", "edge_noise", "gain", "offset", "margin"):
+        for name in ("shift_px", "noise", "edge_noise", "gain", "offset", "steepness", "margin"):
             if not 0 <= getattr(self, name) < 256:
                 raise ConfigError(f"{name}={getattr(self, name)} must not be negative, nor 256 or more.")
         for each in (*self.amplitudes, self.partial_leak_scale):
@@ -71,7 +76,7 @@ class SynthConfig:
     @property
     def disturbs(self) -> bool:
         """Whether planes are moved, scaled or made noisy before anything is painted."""
-        return any((self.shift_px, self.noise, self.edge_noise, self.gain, self.offset))
+        return self.steepness != 1 or any((self.shift_px, self.noise, self.edge_noise, self.gain, self.offset))
 
     @property
     def reads_pixels(self) -> bool:

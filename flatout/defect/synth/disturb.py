@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from flatout.defect.strips.canonical import TOP
+from flatout.defect.strips.canonical import MIDDLE, TOP
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.draw import NOISE_ROOM
 from flatout.feed.philox import keyed_uniform
@@ -46,6 +46,8 @@ def crop_disturbed(
         if config.edge_noise:
             strength = config.noise + config.edge_noise * steepness(patch_PP)
         patch_PP = patch_PP + table[y : y + height, x : x + width] * strength
+        if config.steepness != 1:
+            patch_PP = (patch_PP - MIDDLE) * config.steepness + MIDDLE
         np.clip(patch_PP, 0, TOP, out=out_CPP[plane])
 
 

@@ -85,6 +85,8 @@ def _defects(
     in_plane_MKC = IN_PLANE_GC[group_MK].astype(np.float32)
     if leak_MK3 is not None:
         _add_leaks(config, in_plane_MKC, group_MK == T, leak_MK3)
+    if config.one_reference:
+        in_plane_MKC[:, :, 1:] = in_plane_MKC[:, :, 1:].max(2, keepdims=True)
     used_MK = np.arange(place_MK6.shape[1]) < num_M[:, None]
     return {
         "num": np.where(kind_M == DEFECTS, num_M, 0).astype(np.int32),
@@ -146,6 +148,8 @@ def _lines(uniform: np.ndarray) -> dict[str, np.ndarray]:
 def _disturbances(config: SynthConfig, uniform_MC6: np.ndarray) -> dict[str, np.ndarray]:
     """`shift` float32 [M, C, 2] (x, y), zero for target; `gain` and `offset` float32 [M, C]; `noise_at` int32
     [M, C, 2]: which part of the noise table a plane gets."""
+    if config.one_reference:
+        uniform_MC6 = uniform_MC6[:, [0, 1, 1]]
     centred = 2 * uniform_MC6 - 1
     shift_MC2 = centred[:, :, :2] * config.shift_px
     shift_MC2[:, 0] = 0

@@ -1,8 +1,11 @@
-"""Paint drawn defects into one patch: a kernel's box at a time, clipped to the patch, saturated after each.
+"""Paint drawn defects into patches: a kernel's box at a time, clipped to the patch, saturated after each.
 
 Order matters where defects overlap: 240 + 80 - 60 is 195, 240 - 60 + 80 is 255. A kernel is never rescaled at an edge.
 
-Dimension key:  C planes   H W patch   h w window   K defects   S side of a kernel's square
+    paint         one patch, defect after defect
+    paint_apart   all defects of many patches at once that touch no other one; for them order does not matter
+
+Dimension key:  M patches   C planes   H W patch   h w window   K defects   S side of a square   N painted at once
 """
 
 from collections.abc import Mapping
@@ -10,12 +13,55 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatout.defect.strips.canonical import TOP
+from flatout.defect.strips.canonical import MIDDLE, TOP
 from flatout.defect.synth.kernels import Kernels
 
-MIDDLE = 127.5
 VISIBLE = 100.0
 """Grey levels that a full-swing defect must change a pixel of target by to be labelled there."""
+
+
+MOST_AT_ONCE_PX = 81
+"""Pixels of a kernel's square up to which painting many at once is worth its overhead."""
+
+
+def paint_apart(
+    patches_MCHW: np.ndarray, masks_MHW: np.ndarray, draws: Mapping[str, np.ndarray], kernels: Kernels
+) -> np.ndarray:
+    """Paint those defects of `draws` that lie apart from the others of their patch, all in one go; the result is what
+    `paint` gives. Returns which are left, bool [M, K]. Both arrays must be without gaps."""
+    num_planes, height, width = patches_MCHW.shape[1:]
+    center_MK2, reach = draws["center"], kernels.reach
+    used_MK = np.arange(center_MK2.shape[1]) < draws["num"][:, None]
+    apart_MK = used_MK & _apart(center_MK2, used_MK, reach) & _whole(center_MK2, reach, (height, width))
+    sample_N, place_N = np.nonzero(apart_MK)
+    kernel_N = draws["kernel"][sample_N, place_N]
+    x_N, y_N = center_MK2[sample_N, place_N].T.astype(np.int64) - reach
+    offset_SS = np.arange(2 * reach + 1)[:, None] * width + np.arange(2 * reach + 1)
+    pixel_NSS = (sample_N * height + y_N)[:, None, None] * width + x_N[:, None, None] + offset_SS
+    # Of the first plane; a patch has `num_planes` times as many values as its mask.
+    first_N = (num_planes - 1) * height * width * sample_N
+    plane_C = height * width * np.arange(num_planes)
+    value_NCSS = (pixel_NSS + first_N[:, None, None])[:, None] + plane_C[:, None, None]
+    patches = patches_MCHW.reshape(-1)
+    amplitude_NC = draws["amplitude"][sample_N, place_N]
+    painted = patches[value_NCSS] + kernels.value_QSS[kernel_N][:, None] * amplitude_NC[:, :, None, None]
+    patches[value_NCSS] = np.clip(painted, 0, TOP, out=painted)
+    marked_NSS = kernels.label_QSS[kernel_N] & draws["labelled"][sample_N, place_N][:, None, None]
+    masks_MHW.reshape(-1)[pixel_NSS[marked_NSS]] = True
+    return np.asarray(used_MK & ~apart_MK)
+
+
+def _apart(center_MK2: np.ndarray, used_MK: np.ndarray, reach: int) -> np.ndarray:
+    """Whether a defect's square touches no other one's, bool [M, K]."""
+    near_MKK2 = np.abs(center_MK2[:, :, None] - center_MK2[:, None]) <= 2 * reach
+    touch_MKK = near_MKK2[..., 0] & near_MKK2[..., 1] & used_MK[:, None]
+    return np.asarray(touch_MKK.sum(2) == 1)  # itself
+
+
+def _whole(center_MK2: np.ndarray, reach: int, shape_hw: tuple[int, int]) -> np.ndarray:
+    """Whether a defect's square lies in the patch, bool [M, K]."""
+    low_MK = (center_MK2 >= reach).all(2)
+    return np.asarray(low_MK & (center_MK2 < np.array([shape_hw[1], shape_hw[0]]) - reach).all(2))
 
 
 def paint(

@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 from flatout.defect.evaluate.outcome import Outcome
 from flatout.defect.train.weight_files import WeightFiles
+from flatout.engine.epoch_keeper import EpochKeeper
 from flatout.engine.job import EpochReport
 from flatout.engine.records import Records
-from flatout.engine.tensorboard import TensorBoard
 
 logger = logging.getLogger(__name__)
 
 Validate = Callable[[nn.Module], Outcome]
-NOTHING_YET = -1.0
 EXAMPLES = 8
 """Samples of the first batch that are drawn."""
 
@@ -31,7 +30,7 @@ class EpochEndConfig:
     patience: int = 0
 
 
-class EpochEnd:
+class EpochEnd(EpochKeeper):
     """Called by the job; its state is saved with the training."""
 
     def __init__(
@@ -41,15 +40,16 @@ class EpochEnd:
         network: nn.Module,
         validate: Validate | None,
         records: Records | None,
-        board: TensorBoard | None,
+        after: Callable[[int, Mapping[str, float]], None],
         files: WeightFiles,
         run: Mapping[str, Any],
     ) -> None:
-        """`validate` None: nothing to validate on, or not the first rank. `records` None: not the first rank."""
+        """`validate` None: nothing to validate on, or not the first rank. `records` None: not the first rank.
+        `after` gets the epoch's scalars."""
+        super().__init__(records=records, files=files, run=run)
         self._config, self._network, self._validate = config, network, validate
-        self._records, self._board, self._files, self._run = records, board, files, dict(run)
+        self._after, self._files = after, files
         self._examples: tuple[Tensor, Tensor] | None = None
-        self.best_fitness, self.best_epoch, self.epoch = NOTHING_YET, -1, -1
         self.outcome: Outcome | None = None
         self.last_loss = 0.0
 
@@ -77,32 +77,16 @@ class EpochEnd:
         if self._records is not None and epoch == 0 and step == 0:
             self._examples = images_BCPP[:EXAMPLES].clone(), masks_B1PP[:EXAMPLES].clone()
 
-    def sections(self) -> dict[str, dict[str, object]]:
-        state: dict[str, object] = {
-            "best_fitness": self.best_fitness,
-            "best_epoch": self.best_epoch,
-            "epoch": self.epoch,
-            "last_loss": self.last_loss,
-            "records": self._records.state_dict() if self._records is not None else {"bytes": {}},
-        }
-        return {"weights": dict(self._files.about) | {"kind": "full"}, "run": self._run, "job": state}
+    def own_state(self) -> dict[str, object]:
+        return {"last_loss": self.last_loss}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best_fitness, self.best_epoch, self.epoch = state["best_fitness"], state["best_epoch"], state["epoch"]
+    def load_own_state(self, state: Mapping[str, Any]) -> None:
         self.last_loss = state["last_loss"]
-        if self._records is not None:
-            self._records.load_state_dict(state["records"])
-
-    def flush(self) -> None:
-        self._files.flush()
 
     def _judge(self, epoch: int, found: Outcome | None) -> None:
         """Keep the best; without a validation, the newest."""
-        if found is not None and found.fitness <= self.best_fitness:
+        if not self.takes(epoch, None if found is None else found.fitness):
             return
-        self.best_epoch = epoch
-        if found is not None:
-            self.best_fitness = found.fitness
         self._files.keep_best(
             self._network,
             epoch=epoch,
@@ -112,20 +96,14 @@ class EpochEnd:
 
     def _record(self, epoch: int, report: EpochReport, found: Outcome | None) -> None:
         assert self._records is not None
-        speed = report.num_samples / max(report.seconds, 1e-9)
         scores = found.scores() if found is not None else {}
         row: dict[str, float | None] = {"epoch": epoch, "loss": report.items["loss"], "lr": report.lrs[0]}
         self._records.row("results.csv", row | scores)
-        timing: dict[str, float | None] = {
-            "seconds": round(report.seconds, 3),
-            "images_per_s": speed,
-            "bad_steps": report.num_bad,
-        }
-        self._records.event("log.jsonl", row | scores | timing)
-        if self._board is not None:
-            known = {f"val/{name}": value for name, value in scores.items() if value is not None}
-            losses = {"train/loss": report.items["loss"], "train/lr": report.lrs[0], "train/samples_per_s": speed}
-            self._board.write(epoch, losses | known)
+        self._records.event("log.jsonl", {**row, **scores, **report.timing()})
+        known = {f"val/{name}": value for name, value in scores.items() if value is not None}
+        losses = {"train/loss": report.items["loss"], "train/lr": report.lrs[0]}
+        losses["train/samples_per_s"] = report.samples_per_s
+        self._after(epoch, losses | known)
 
     def _draw_examples(self) -> None:
         """examples.png: what the network learned from; look at it first. Waits for the device."""

@@ -121,7 +121,7 @@ def feed_config(options: TrainOptions, plan: Plan, world: World) -> FeedConfig:
     """
     config = FeedConfig(
         workers=options.num_workers,
-        local_ranks=world.size,
+        local_ranks=world.size_here,
         prefetch_factor=options.prefetch_factor,
         micro_batch=min(plan.batch_size, MICRO_BATCH),
         epochs=options.epochs,

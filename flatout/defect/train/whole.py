@@ -1,6 +1,7 @@
 """The whole of `flatout defect train`: options in; weights, results and pictures in a run folder out."""
 
 import logging
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,21 +23,27 @@ from flatout.defect.train.validate import Validation
 from flatout.defect.train.weight_files import BEST, WeightFiles
 from flatout.defect.weights import about, load_network
 from flatout.engine import distributed
+from flatout.engine.callbacks import Callback, Callbacks, RunStart, Scores
 from flatout.engine.compiling import Compiled
 from flatout.engine.determinism import set_determinism
 from flatout.engine.device_choice import choose_devices
 from flatout.engine.distributed import World
+from flatout.engine.ending import telling_end
 from flatout.engine.environment import differences, environment
 from flatout.engine.generations import Generation, Generations
 from flatout.engine.interrupts import Interrupts
 from flatout.engine.job import Tick
+from flatout.engine.loggers.choose import choose_loggers
 from flatout.engine.loop import Loop, LoopConfig, StoppedAfter
 from flatout.engine.optim import make_optimizer
 from flatout.engine.precision import DTYPES, Amp, default_fast_amp
+from flatout.engine.preflight.disk import check_disk, disk_need
+from flatout.engine.preflight.gpu import check_gpus
 from flatout.engine.progress import StepProgress
 from flatout.engine.random_state import seed_all
 from flatout.engine.records import Records
-from flatout.engine.tensorboard import TensorBoard
+from flatout.engine.shared_state import load_for_all
+from flatout.engine.spending import Spending
 from flatout.errors import CheckpointError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -56,32 +63,40 @@ class TrainResult:
     """Mean over the last epoch."""
     finished: bool
     """False if it was asked to end early; the same command then continues."""
+    why: str = ""
+    """Why it ended early."""
 
 
-def train(options: TrainOptions) -> TrainResult:
-    """Train as the options say.
+def train(
+    options: TrainOptions, callbacks: Iterable[Callback] = (), *, spending: Spending | None = None
+) -> TrainResult:
+    """Train as the options say. `callbacks` hear of it; `spending` is an account that was opened before.
 
     Raises Interrupted once a signal was obeyed and everything is saved: the same call then continues.
     """
     if options.resume:
         options = options_to_resume(options)
+    spending = spending or Spending(options.price, options.budget)
     world = distributed.read_world()
+    if world.is_first and not options.no_preflight:
+        check_gpus(options.device)
     device = device_for(options.device, world)
+    hearers = Callbacks([spending, *choose_loggers(options.log_to), *callbacks] if world.is_first else ())
     # Before the folder is made: data that cannot be used leaves nothing behind.
     images = find_images(options)
     recipe = make_recipe(options, images)
     seed_all(options.seed)
-    distributed.join(world, device)
-    try:
-        with ExitStack() as stack:
-            run = stack.enter_context(open_run(options)) if world.is_first else None
-            folder, continues = world.from_first((str(run.folder), run.continues) if run else None)
-            result = _Training(options, images, recipe, world, device, Path(folder), continues, stack).go()
+    with distributed.together(world, device), ExitStack() as stack:
+        run = stack.enter_context(open_run(options)) if world.is_first else None
+        folder, continues = world.from_first((str(run.folder), run.continues) if run else None)
+        training = _Training(options, images, recipe, world, device, Path(folder), continues, stack)
+        with telling_end(hearers, Path(folder)) as ending:
+            result = training.go(hearers, spending)
             if run is not None and result.finished:
                 run.finish()
-            return result
-    finally:
-        distributed.leave(world)
+            ending.why = result.why
+        logger.info("%s%s: %s.", folder, "" if result.finished else ", so far", spending.line())
+        return result
 
 
 def device_for(text: str, world: World) -> torch.device:
@@ -121,8 +136,9 @@ class _Training:
         if options.channels_last:
             self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def go(self) -> TrainResult:
+    def go(self, callbacks: Callbacks, spending: Spending) -> TrainResult:
         folder = self._folder
+        self._callbacks, self._spending = callbacks, spending
         (folder / WEIGHTS).mkdir(exist_ok=True)
         interrupts = self._stack.enter_context(Interrupts())
         source = self._stack.enter_context(
@@ -130,15 +146,20 @@ class _Training:
         )
         epoch_end = self._epoch_end(interrupts)
         loop = self._loop(source, epoch_end, interrupts)
+        if self._world.is_first and not self._options.no_preflight:
+            check_disk(folder, disk_need(self._network, None, loop.optimizer, kept=0))
         self._begin(loop)
         steps = source.steps_per_epoch
         try:
             with StepProgress(self._options.epochs * steps, start=loop.epoch * steps + loop.step) as progress:
-                loop.tell = lambda tick: progress.advance(tick.epoch * steps + tick.step, figures(tick))
+                loop.tell = lambda tick: progress.advance(
+                    tick.epoch * steps + tick.step,
+                    figures(tick) | spending.figures(tick.step_ms / 1e3 * loop.steps_left),
+                )
                 loop.run()
         except StoppedAfter as stopped:
-            logger.info("Stopped after %s steps, as asked. The same command continues.", stopped)
-            return TrainResult(folder, epoch_end.outcome, epoch_end.last_loss, finished=False)
+            logger.info("%s", stopped)
+            return TrainResult(folder, epoch_end.outcome, epoch_end.last_loss, finished=False, why=str(stopped))
         if self._world.is_first:
             _draw_results(folder)
         logger.info("Results are in %s, the best network in %s.", folder, folder / WEIGHTS / BEST)
@@ -166,15 +187,12 @@ class _Training:
 
     def _epoch_end(self, interrupts: Interrupts) -> EpochEnd:
         first = self._world.is_first
-        board = TensorBoard(self._folder) if first else None
-        if board is not None:
-            self._stack.callback(board.close)
         return EpochEnd(
             EpochEndConfig(folder=self._folder, patience=self._options.patience),
             network=self._network,
             validate=self._validation(interrupts) if first else None,
             records=self._stack.enter_context(Records(self._folder)) if first else None,
-            board=board,
+            after=self._after_epoch,
             files=WeightFiles(self._folder / WEIGHTS, about(self._network, patch=self._options.patch)),
             run={
                 "config": config_of_run(self._options),
@@ -227,6 +245,8 @@ class _Training:
             interrupts=interrupts,
             world=self._world,
             forward=self._forward(),
+            callbacks=self._callbacks,
+            stop_early=self._spending.over if self._spending.has_budget else None,
         )
 
     def _forward(self) -> nn.Module:
@@ -240,7 +260,7 @@ class _Training:
         """What the run folder holds, if this command continues it."""
         generations = Generations(self._folder / WEIGHTS)
         if continues:
-            return generations.load()
+            return load_for_all(generations, self._world)
         if self._world.is_first and (self._folder / WEIGHTS).is_dir():
             generations.forget()
         return None
@@ -248,13 +268,28 @@ class _Training:
     def _begin(self, loop: Loop) -> None:
         """Continue a saved training, or save the beginning of a new one."""
         if self._saved is None:
+            self._callbacks.start(self._started(loop))
             loop.save()
             return
         check_data(self._saved, self._images, self._options)
         for line in differences(self._saved.sections["run"]["environment"], environment()):  # type: ignore[index]
             logger.info("%s", line)
         loop.load_sections(self._saved.sections)
+        self._callbacks.start(self._started(loop))
         logger.info("Continuing %s at epoch %d, step %d.", self._folder, loop.epoch, loop.step)
+
+    def _started(self, loop: Loop) -> RunStart:
+        return RunStart(
+            job="defect",
+            folder=self._folder,
+            config=config_of_run(self._options),
+            epoch=loop.epoch,
+            epochs=self._options.epochs,
+            continues=self._saved is not None,
+        )
+
+    def _after_epoch(self, epoch: int, scalars: Mapping[str, float]) -> None:
+        self._callbacks.validation(Scores(epoch=epoch, at=epoch, scalars=scalars))
 
 
 def _draw_results(folder: Path) -> None:

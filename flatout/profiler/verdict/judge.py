@@ -15,6 +15,7 @@ WORTH_IT = 1.03
 """A remedy that promises less than this is not offered."""
 
 UNEXPLAINED_TOO_MUCH = 0.25
+MARK_IT = "mark the parts of your loop with flatout.profiler.clock.stage(name) to see more"
 
 
 def judge(measurement: Measurement, trials: Sequence[Trial] = ()) -> Verdict:
@@ -126,8 +127,10 @@ def _nothing(n: Numbers) -> Verdict:
         return Verdict(
             cause="unexplained",
             sentence=f"{n.percent(unexplained_ms)} of the step lies outside of every known stage, and no rule fits it.",
-            evidence=[f"{line.ms:.1f} ms per step at {line.where}  {line.text}".rstrip() for line in lines]
-            or ["mark the parts of your loop with flatout.profiler.clock.stage(name) to see more"],
+            evidence=[
+                *([f"{line.ms:.1f} ms per step at {line.where}  {line.text}".rstrip() for line in lines] or [MARK_IT]),
+                *_limits_line(n),
+            ],
             remedies=[],
         )
     compute_ms = n.network_ms

@@ -20,19 +20,24 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     show_log()
     # Now, because help and mistakes are answered without torch.
+    from flatout.profiler.engine_steps import EngineObservation
     from flatout.spike.config import load_config
     from flatout.spike.demo_data import DemoConfig, write_demo_data
     from flatout.spike.train import TrainOptions, train
 
     data = args.out / "data"
-    # A demo that was interrupted continues on the data it began with.
-    path = data / "demo.yaml" if (data / "demo.yaml").is_file() else write_demo_data(data, DemoConfig())
+    path = write_demo_data(data, DemoConfig())
     config = load_config(path, [f"LOG.SAVE_DIR={args.out / 'train'}", f"DATA.ROOT={data}"])
-    result = train(config, TrainOptions(device=args.device))
+    observation = EngineObservation(
+        images_per_step=config.TRAIN.BATCH_SIZE, num_steps=None, title="flatout demo spike: an image is a clip"
+    )
+    with observation.observing():
+        result = train(config, TrainOptions(device=args.device))
     print(f"\n{result.evaluation}" if result.evaluation is not None else "")
     print("Look at (blurry | restored | true):")
     for picture in sorted((result.folder / "visuals").glob("*.png")):
         print(f"  {picture}")
+    print(observation.report(result.folder))
     return 0
 
 

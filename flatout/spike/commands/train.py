@@ -7,6 +7,7 @@ from flatout.engine.log_lines import show_log
 from flatout.errors import ConfigError
 from flatout.spike.commands.arguments import add_config, add_device, parser
 
+LOGGERS = ("tensorboard", "wandb", "mlflow", "none")
 DESCRIPTION = """\
 Train a deblurring network as a YAML says. Interrupted (Ctrl-C, SIGTERM) it saves, and the same command continues.
 """
@@ -25,6 +26,9 @@ def main(argv: list[str]) -> int:
     args = train_parser("flatout spike train").parse_args(argv)
     show_log()
     # Now, because help and mistakes are answered without torch.
+    from flatout.engine.on_done import OnDone
+    from flatout.engine.spending import Spending
+    from flatout.engine.warnings_kept import KeepWarnings
     from flatout.spike.config import load_config
     from flatout.spike.train import TrainOptions, train
 
@@ -36,9 +40,15 @@ def main(argv: list[str]) -> int:
         allow_data_change=args.allow_data_change,
         break_lock=args.break_lock,
         save_every_minutes=args.save_every_minutes,
+        log_to=tuple(args.log_to),
+        price=args.price,
+        budget=args.budget,
+        no_preflight=args.no_preflight,
         stop_after=_stop_after(os.environ.get("FLATOUT_STOP_AFTER")),
     )
-    train(load_config(args.config, args.set), options)
+    spending = Spending(options.price, options.budget)
+    with OnDone(args.on_done, spending) as done:
+        train(load_config(args.config, args.set), options, [done, KeepWarnings()], spending=spending)
     return 0
 
 
@@ -62,4 +72,9 @@ def train_parser(prog: str) -> argparse.ArgumentParser:
     made.add_argument("--allow-data-change", action="store_true", help="continue although the data has changed")
     made.add_argument("--break-lock", action="store_true", help="take a folder that another host had locked")
     made.add_argument("--save-every-minutes", type=float, default=10.0, metavar="M", help="default: %(default)s")
+    made.add_argument("--log-to", nargs="+", default=(), choices=LOGGERS, help="where numbers go, besides the run")
+    made.add_argument("--price", type=float, metavar="PER_HOUR", help="of this machine, in any currency")
+    made.add_argument("--budget", default="", help="stop, saved, when this is spent: 5.00 (with --price) or 2h30m")
+    made.add_argument("--on-done", default="", metavar="COMMAND", help="run it when all is over; see docs/costs.md")
+    made.add_argument("--no-preflight", action="store_true", help="do not look at disk and GPU before training")
     return made

@@ -15,6 +15,8 @@ import numpy as np
 
 from flatout.spike.streams.layout import BEGIN, Content, Layout, StreamError
 
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+"""Linux only."""
 CONTENT_BYTES = 1 << 20
 """Read at a time to learn what a file holds; a packed file shows it in the first bytes."""
 
@@ -42,30 +44,55 @@ def map_stream(path: str | Path, layout: Layout) -> np.ndarray:
                 "Something changes it: run the command again.",
                 kind="reshape",
             )
-        memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+        # All pages at once: reading ahead would fetch them anyway, and 88 page faults cost more than all the pages.
+        memory = mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ)
     return np.frombuffer(memory, np.uint8).reshape(layout.frames, layout.frame_bytes)
 
 
 def decode(stream_TF: np.ndarray, layout: Layout, box: Box | None = None) -> np.ndarray:
     """Spikes in image orientation, uint8 [T, h, w]; 0 and 1, or any byte in format `bytes`."""
     box = box or whole(layout)
-    rows, skip = stored_rows(stream_TF, layout, box)
-    return oriented(rows, skip, layout, box)
+    rows = StoredRows(stream_TF, layout, box)
+    return oriented(rows[0 : len(stream_TF)], rows.skip, layout, box)
 
 
-def stored_rows(stream_TF: np.ndarray, layout: Layout, box: Box) -> tuple[np.ndarray, int]:
-    """Rows of the crop as they are stored, uint8 [T, h, at least w], and how many columns to skip.
+class StoredRows:
+    """Rows of a crop as they are stored: `rows[begin:end]` is uint8 [frames, h, at least w].
 
-    Whoever sums over frames does that first, while the bytes lie side by side, and orients the small result.
+    The crop's bytes are copied once, and unpacked for those frames only that are asked for: what is unpacked at a time
+    then stays in the cache. Whoever sums over frames does that before turning the small result around.
     """
-    top, bottom = box.top, box.bottom
-    if layout.flipud:
-        top, bottom = layout.height - box.bottom, layout.height - box.top
-    if layout.format != "packed":
-        return stream_TF.reshape(-1, layout.height, layout.width)[:, top:bottom], box.left
-    if layout.width % 8 == 0:
-        return _unpack_whole_bytes(stream_TF, layout, top, bottom, box)
-    return _unpack_straddling(stream_TF, layout, top, bottom), box.left
+
+    def __init__(self, stream_TF: np.ndarray, layout: Layout, box: Box) -> None:
+        top, bottom = box.top, box.bottom
+        if layout.flipud:
+            top, bottom = layout.height - box.bottom, layout.height - box.top
+        self._height, self._width = bottom - top, layout.width
+        self.skip = box.left
+        """Columns before the crop."""
+        self._straddles = 0
+        """Pixels before the first, where bytes hold pixels of two rows."""
+        self._is_packed = layout.format == "packed"
+        if not self._is_packed:
+            self._cut = stream_TF.reshape(-1, layout.height, layout.width)[:, top:bottom]
+        elif layout.width % 8 == 0:
+            first, last = box.left // 8, -(-box.right // 8)
+            cut = stream_TF.reshape(-1, layout.height, layout.width // 8)[:, top:bottom, first:last]
+            self._cut = np.ascontiguousarray(cut).reshape(len(cut), -1)
+            self.skip, self._width = box.left - 8 * first, 8 * (last - first)
+        else:
+            begin, end = top * layout.width, bottom * layout.width
+            self._cut = np.ascontiguousarray(stream_TF[:, begin // 8 : -(-end // 8)])
+            self._straddles = begin % 8
+
+    def __getitem__(self, frames: slice) -> np.ndarray:
+        cut = self._cut[frames]
+        if not self._is_packed:
+            return cut
+        # As one row: NumPy unpacks short rows at half the speed.
+        bits_TK = np.unpackbits(cut.reshape(-1), bitorder="little").reshape(len(cut), -1)
+        bits_TK = bits_TK[:, self._straddles :][:, : self._height * self._width]
+        return bits_TK.reshape(len(cut), self._height, self._width)
 
 
 def oriented(rows: np.ndarray, skip: int, layout: Layout, box: Box) -> np.ndarray:
@@ -93,22 +120,3 @@ def pack(spikes_THW: np.ndarray, *, flipud: bool = True) -> np.ndarray:
     rows = spikes_THW[:, ::-1] if flipud else spikes_THW
     flat_TK = np.ascontiguousarray(rows, np.uint8).reshape(len(rows), -1)
     return np.packbits(flat_TK, axis=1, bitorder="little").reshape(-1)
-
-
-def _unpack_whole_bytes(
-    stream_TF: np.ndarray, layout: Layout, top: int, bottom: int, box: Box
-) -> tuple[np.ndarray, int]:
-    """Rows begin on whole bytes: take rows and bytes of the crop, then unpack just those."""
-    first, last = box.left // 8, -(-box.right // 8)
-    cut = stream_TF.reshape(-1, layout.height, layout.width // 8)[:, top:bottom, first:last]
-    # As one row: NumPy unpacks short rows at half the speed.
-    bits = np.unpackbits(np.ascontiguousarray(cut).reshape(-1), bitorder="little")
-    return bits.reshape(len(cut), bottom - top, 8 * (last - first)), box.left - 8 * first
-
-
-def _unpack_straddling(stream_TF: np.ndarray, layout: Layout, top: int, bottom: int) -> np.ndarray:
-    """Bytes hold pixels of two rows: unpack whole rows."""
-    begin, end = top * layout.width, bottom * layout.width
-    cut = np.ascontiguousarray(stream_TF[:, begin // 8 : -(-end // 8)])
-    bits = np.unpackbits(cut, axis=1, bitorder="little")[:, begin % 8 :][:, : end - begin]
-    return bits.reshape(len(cut), bottom - top, layout.width)

@@ -5,7 +5,9 @@ import logging
 import torch
 
 from flatout.engine.job import Tick
+from flatout.engine.loop import Loop
 from flatout.engine.progress import StepProgress
+from flatout.engine.spending import Spending
 from flatout.spike.loader_plan import hint
 
 logger = logging.getLogger(__name__)
@@ -14,13 +16,14 @@ logger = logging.getLogger(__name__)
 class Teller:
     """What the terminal shows while training."""
 
-    def __init__(self, progress: StepProgress, steps_per_epoch: int) -> None:
-        self._progress, self._steps_per_epoch = progress, steps_per_epoch
+    def __init__(self, loop: Loop, progress: StepProgress, spending: Spending) -> None:
+        self._loop, self._progress, self._spending = loop, progress, spending
         self._has_hinted = False
 
     def __call__(self, tick: Tick) -> None:
-        done = tick.epoch * self._steps_per_epoch + tick.step
-        self._progress.advance(done, figures(tick))
+        done = tick.epoch * self._loop.config.steps_per_epoch + tick.step
+        left_s = tick.step_ms / 1e3 * self._loop.steps_left
+        self._progress.advance(done, figures(tick) | self._spending.figures(left_s))
         # From the second epoch on: before, files come from the disk and kernels are chosen.
         if tick.epoch > 0 and not self._has_hinted:
             self._has_hinted = True

@@ -1,6 +1,7 @@
 """The whole of `flatout spike train`: a config in; checkpoints, metrics and pictures in a run folder out."""
 
 import logging
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,19 +11,25 @@ import torch
 from torch import nn
 
 from flatout.engine import distributed
+from flatout.engine.callbacks import Callback, Callbacks, RunStart, Scores
 from flatout.engine.compiling import Compiled
 from flatout.engine.determinism import set_determinism
 from flatout.engine.distributed import World
 from flatout.engine.ema import MovingAverage
+from flatout.engine.ending import telling_end
 from flatout.engine.environment import differences, environment
 from flatout.engine.generations import Generation, Generations
 from flatout.engine.interrupts import Interrupts
+from flatout.engine.loggers.choose import choose_loggers
 from flatout.engine.loop import Loop, LoopConfig, StoppedAfter
 from flatout.engine.precision import DTYPES
+from flatout.engine.preflight.disk import check_disk, disk_need
+from flatout.engine.preflight.gpu import check_gpus
 from flatout.engine.progress import StepProgress
 from flatout.engine.random_state import seed_all
 from flatout.engine.records import Records
-from flatout.engine.tensorboard import TensorBoard
+from flatout.engine.shared_state import load_for_all
+from flatout.engine.spending import Spending
 from flatout.errors import DataError
 from flatout.spike.clip_feed import (
     ClipFeed,
@@ -63,37 +70,47 @@ class TrainResult:
     """Of the last validation; None if there was none."""
     finished: bool
     """False if it was asked to end early; the same command then continues."""
+    why: str = ""
+    """Why it ended early."""
 
 
-def train(config: SpikeConfig, options: TrainOptions) -> TrainResult:
-    """Train as the config says.
+def train(
+    config: SpikeConfig, options: TrainOptions, callbacks: Iterable[Callback] = (), *, spending: Spending | None = None
+) -> TrainResult:
+    """Train as the config says. `callbacks` hear of it; `spending` is an account that was opened before.
 
     Raises Interrupted once a signal was obeyed and everything is saved: the same call then continues.
     """
+    spending = spending or Spending(options.price, options.budget)
     world = distributed.read_world()
+    if world.is_first and not options.no_preflight:
+        check_gpus(options.device)
     device = choose_device_of(options.device, world)
+    loggers = choose_loggers(options.log_to or (() if config.LOG.TENSORBOARD else ("none",)), board_within="logs")
+    hearers = Callbacks([spending, *loggers, *callbacks] if world.is_first else ())
     seed_all(config.SEED)
-    distributed.join(world, device)
-    try:
-        with ExitStack() as stack:
-            # Before the folder is made: a data set that cannot be used leaves nothing behind.
-            clips = open_training(config.DATA)
-            steps = plan_steps(
-                len(clips[0]),
-                world=world.size,
-                batch=config.TRAIN.BATCH_SIZE,
-                accumulation=config.TRAIN.GRADIENT_ACCUMULATION_STEPS,
-            )
-            epochs = config.TRAIN.EPOCHS or steps.epochs_for(config.TRAIN.TOTAL_STEPS or 1)
-            run = stack.enter_context(open_run(config, options, epochs)) if world.is_first else None
-            folder, continues = world.from_first((str(run.folder), run.continues) if run else None)
-            place = Place(Path(folder), continues)
-            result = _Training(config, options, clips, steps, epochs, world, device, place, stack).go()
+    with distributed.together(world, device), ExitStack() as stack:
+        # Before the folder is made: a data set that cannot be used leaves nothing behind.
+        clips = open_training(config.DATA)
+        steps = plan_steps(
+            len(clips[0]),
+            world=world.size,
+            batch=config.TRAIN.BATCH_SIZE,
+            accumulation=config.TRAIN.GRADIENT_ACCUMULATION_STEPS,
+        )
+        epochs = config.TRAIN.EPOCHS or steps.epochs_for(config.TRAIN.TOTAL_STEPS or 1)
+        run = stack.enter_context(open_run(config, options, epochs)) if world.is_first else None
+        folder, continues = world.from_first((str(run.folder), run.continues) if run else None)
+        place = Place(Path(folder), continues)
+        training = _Training(config, options, clips, steps, epochs, world, device, place, stack)
+        with telling_end(hearers, place.folder) as ending:
+            result = training.go(hearers, spending)
             if run is not None and result.finished:
                 run.finish()
-            return result
-    finally:
-        distributed.leave(world)
+            ending.why = result.why
+        if world.is_first:
+            logger.info("%s%s: %s.", folder, "" if result.finished else ", so far", spending.line())
+        return result
 
 
 @dataclass(frozen=True)
@@ -132,23 +149,26 @@ class _Training:
         self._average = MovingAverage(self._network, decay=config.TRAIN.EMA_DECAY)
         self._to_clip = ToClip(config.DATA)
 
-    def go(self) -> TrainResult:
+    def go(self, callbacks: Callbacks, spending: Spending) -> TrainResult:
         folder = self._place.folder
+        self._callbacks, self._spending = callbacks, spending
         (folder / CKPTS).mkdir(exist_ok=True)
         interrupts = self._stack.enter_context(Interrupts())
         source = self._stack.enter_context(self._open_input())
         epoch_end = self._epoch_end(source, interrupts)
         loop = self._loop(source, epoch_end, interrupts)
+        if self._world.is_first and not self._options.no_preflight:
+            check_disk(folder, disk_need(self._network, self._average, loop.optimizer, kept=0))
         self._begin(loop)
         micro = self._steps.trained_micro_batches
         try:
             with StepProgress(self._epochs * micro, start=loop.epoch * micro + loop.step) as progress:
                 if self._world.is_first:
-                    loop.tell = Teller(progress, micro)
+                    loop.tell = Teller(loop, progress, spending)
                 loop.run()
         except StoppedAfter as stopped:
-            logger.info("Stopped after %s micro-batches, as asked. The same command continues.", stopped)
-            return TrainResult(folder, epoch_end.evaluation, finished=False)
+            logger.info("%s", stopped)
+            return TrainResult(folder, epoch_end.evaluation, finished=False, why=str(stopped))
         if self._world.is_first:
             logger.info("Results are in %s, the best weights in %s.", folder, folder / CKPTS / "best.pt")
         return TrainResult(folder, epoch_end.evaluation, finished=True)
@@ -202,21 +222,18 @@ class _Training:
         validation = None
         if first and self._val_clips is not None and self._options.validate:
             validation = self._validation(self._val_clips, source, interrupts)
-        every = config.LOG.VAL_EVERY_STEPS
-        board = TensorBoard(folder / "logs") if first and config.LOG.TENSORBOARD else None
-        if board is not None:
-            self._stack.callback(board.close)
         return EpochEnd(
             EpochEndConfig(
                 epochs=self._epochs,
                 steps_per_epoch=self._steps.steps_per_epoch,
-                validate_every=max(1, -(-every // self._steps.steps_per_epoch)) if every else 1,
                 folder=folder,
+                accumulation=self._steps.accumulation,
+                validate_every=config.LOG.VAL_EVERY_STEPS or None,
             ),
             average=self._average.network,
             validate=validation,
             records=self._stack.enter_context(Records(folder)) if first else None,
-            board=board,
+            after=self._after_epoch,
             files=WeightFiles(folder / CKPTS, self._about()),
             run={
                 "config": config_of_run(config, self._epochs),
@@ -274,6 +291,9 @@ class _Training:
             interrupts=interrupts,
             world=self._world,
             forward=self._forward(),
+            callbacks=self._callbacks,
+            stop_early=self._spending.over if self._spending.has_budget else None,
+            between=epoch_end.between,
         )
 
     def _forward(self) -> nn.Module:
@@ -289,18 +309,33 @@ class _Training:
             if self._world.is_first and (self._place.folder / CKPTS).is_dir():
                 generations.forget()
             return None
-        return generations.load()
+        return load_for_all(generations, self._world)
 
     def _begin(self, loop: Loop) -> None:
         """Continue a saved training, or save the beginning of a new one."""
         if self._saved is None:
+            self._callbacks.start(self._started(loop))
             loop.save()
             return
         self._check_data(self._saved)
         for line in differences(self._saved.sections["run"]["environment"], environment()):  # type: ignore[index]
             logger.info("%s", line)
         loop.load_sections(self._saved.sections)
+        self._callbacks.start(self._started(loop))
         logger.info("Continuing %s at epoch %d, micro-batch %d.", self._place.folder, loop.epoch, loop.step)
+
+    def _started(self, loop: Loop) -> RunStart:
+        return RunStart(
+            job="spike",
+            folder=self._place.folder,
+            config=config_of_run(self._config, self._epochs),
+            epoch=loop.epoch,
+            epochs=self._epochs,
+            continues=self._saved is not None,
+        )
+
+    def _after_epoch(self, epoch: int, steps: int, scalars: Mapping[str, float]) -> None:
+        self._callbacks.validation(Scores(epoch=epoch, at=steps, scalars=scalars))
 
     def _check_data(self, saved: Generation) -> None:
         if saved.sections["run"]["data"] == self._train_clips.fingerprint():  # type: ignore[index]

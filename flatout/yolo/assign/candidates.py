@@ -11,13 +11,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flatout.yolo.assign.cells import Maps
 from flatout.yolo.assign.matches import Anchors, Matches, Search, pack_place
 
 _SHIFTS = ((0, 0), (-1, 0), (0, -1), (1, 0), (0, 1))
 """Way from the centre to the point whose cell is taken, in units of `reach`; one per kind."""
 
 
-def list_candidates(maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors, search: Search) -> Matches:
+def list_candidates(maps: Sequence[Maps], targets_T6: Tensor, anchors: Anchors, search: Search) -> Matches:
     """Every candidate with the target that brought it, layer after layer in list order: kind, anchor, target.
 
     A cell that several targets bring, or one target twice, is listed as often. Rows of `targets_T6` (image,

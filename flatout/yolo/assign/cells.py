@@ -8,15 +8,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flatout.yolo.assign.joined_map import JoinedMap
 from flatout.yolo.assign.matches import Place
 
+Maps = Tensor | JoinedMap
+"""A prediction map [images, anchors, rows, columns, channels], or what looks like one."""
 
-def cells_per_layer(maps: Sequence[Tensor]) -> list[int]:
+
+def cells_per_layer(maps: Sequence[Maps]) -> list[int]:
     """How many cells each map has, all images and anchors together."""
     return [each.shape[:4].numel() for each in maps]
 
 
-def cell_number(maps: Sequence[Tensor], image_N: Tensor, place: Place) -> Tensor:
+def cell_number(maps: Sequence[Maps], image_N: Tensor, place: Place) -> Tensor:
     """The number of each entry's cell, int64 [N]: layer after layer, in the order of the maps' axes."""
     sizes = cells_per_layer(maps)
     begin_L, rows_L, columns_L = (
@@ -32,7 +36,7 @@ def cell_number(maps: Sequence[Tensor], image_N: Tensor, place: Place) -> Tensor
     return begin_L[place.layer] + line_N * columns_L[place.layer] + place.column
 
 
-def split_by_layer(maps: Sequence[Tensor], cell_N: Tensor, num_per_layer: Sequence[int]) -> list[Tensor]:
+def split_by_layer(maps: Sequence[Maps], cell_N: Tensor, num_per_layer: Sequence[int]) -> list[Tensor]:
     """Cell numbers counted from the beginning of their own map, one tensor per layer."""
     parts, begin = [], 0
     for num_cells, cell_n in zip(cells_per_layer(maps), cell_N.split(list(num_per_layer)), strict=True):
@@ -41,9 +45,12 @@ def split_by_layer(maps: Sequence[Tensor], cell_N: Tensor, num_per_layer: Sequen
     return parts
 
 
-def gather_cells(maps: Sequence[Tensor], cells: Sequence[Tensor]) -> Tensor:
+def gather_cells(maps: Sequence[Maps], cells: Sequence[Tensor]) -> Tensor:
     """All channels of cells given per layer, float32 [N, O]."""
-    rows = [one_map.flatten(0, 3).index_select(0, cell_n) for one_map, cell_n in zip(maps, cells, strict=True)]
+    rows = [
+        one_map.rows(cell_n) if isinstance(one_map, JoinedMap) else one_map.flatten(0, 3).index_select(0, cell_n)
+        for one_map, cell_n in zip(maps, cells, strict=True)
+    ]
     return torch.cat(rows).float()
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flatout.yolo.assign.cells import (
+    Maps,
     cell_number,
     cells_per_layer,
     gather_cells,
@@ -32,8 +33,8 @@ class Columns(NamedTuple):
     class_row: Tensor
 
 
-def read_columns(maps: Sequence[Tensor], candidates: Matches, anchors: Anchors) -> Columns:
-    """Read every candidate's predictions once, in float32."""
+def read_columns(maps: Sequence[Maps], candidates: Matches, anchors: Anchors, own_HP: Tensor | None = None) -> Columns:
+    """Read every candidate's predictions once, in float32. `own_HP`: the class outputs that count, by head."""
     place = unpack_place(candidates.place_M)
     image_M = candidates.image_M.long()
     cell_M = cell_number(maps, image_M, place)
@@ -44,7 +45,8 @@ def read_columns(maps: Sequence[Tensor], candidates: Matches, anchors: Anchors) 
     twin_M = last_of_same_cell(cell_M, sum(cells_per_layer(maps)))
     box_xyxy_M4 = _decode_px(logits_MO[:, :4], place, anchors)[twin_M]
     x1, y1, x2, y2 = (each.contiguous() for each in box_xyxy_M4.unbind(1))
-    class_cost_MC = _class_cost(logits_MO[:, 4:])
+    own_MC = None if own_HP is None else own_HP[image_M % len(own_HP)]
+    class_cost_MC = _class_cost(logits_MO[:, 4:], own_MC)
     return Columns(
         corners_px=(x1, y1, x2, y2),
         area_px=(x2 - x1) * (y2 - y1),
@@ -63,13 +65,15 @@ def _decode_px(logits_M4: Tensor, place: Place, anchors: Anchors) -> Tensor:
     return torch.cat((centre_M2 - half_M2, centre_M2 + half_M2), 1)
 
 
-def _class_cost(logits_MO: Tensor) -> Tensor:
+def _class_cost(logits_MO: Tensor, own_MC: Tensor | None) -> Tensor:
     """Binary cross-entropy, summed over the classes, between y = sqrt(p_class * p_object) and one true class.
 
     With z = log(y / (1 - y)) it is sum_j softplus(z_j) - z_true, and softplus(z) = -log(1 - y): so all classes of a
     candidate are done once, whatever the number of targets that ask. Objectness is column 0. [M, C]
     """
     sure_MC = logits_MO[:, 1:].sigmoid().mul_(logits_MO[:, :1].sigmoid()).sqrt_()
+    if own_MC is not None:
+        sure_MC.mul_(own_MC)  # what a head does not answer for costs nothing, and no target asks for it
     unsure_MC = 1 - sure_MC
     nothing_true_M1 = -unsure_MC.log().sum(1, keepdim=True)
     return unsure_MC.div_(sure_MC).log_().add_(nothing_true_M1)

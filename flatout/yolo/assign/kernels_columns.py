@@ -9,7 +9,15 @@ pointers.
 import triton
 import triton.language as tl
 
-from flatout.yolo.assign.kernels_layers import cell_offset, channel_stride, layer_sides, of_layer, pack, unpack
+from flatout.yolo.assign.kernels_layers import (
+    cell_offset,
+    channel_stride,
+    is_own_class,
+    layer_sides,
+    of_layer,
+    pack,
+    unpack,
+)
 
 
 @triton.jit(do_not_specialize=["num_targets"])
@@ -115,11 +123,11 @@ def list_columns(
 
 @triton.jit(do_not_specialize=["num_slots"])
 def read_columns(
-    p0, p1, p2, p3, table_p, anchor_p, stride_p,
+    p0, p1, p2, p3, table_p, heads_p, anchor_p, stride_p,
     place_p, image_p, target_p,
     offset_p, box_p, sure_p, nothing_p,
     num_slots,
-    ANCHORS: tl.constexpr, CLASSES: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr,
+    ANCHORS: tl.constexpr, HEADS: tl.constexpr, CLASSES: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """What the network predicts at each candidate.
 
@@ -133,7 +141,7 @@ def read_columns(
         if tl.max(valid.to(tl.int32), 0) > 0:
             layer, anchor, row, column = unpack(tl.load(place_p + slot, mask=valid, other=0))
             image = tl.load(image_p + slot, mask=valid, other=0)
-            offset = cell_offset(table_p, layer, image, anchor, row, column)
+            offset = cell_offset(table_p, layer, image, anchor, row, column, ANCHORS, HEADS)
             step = channel_stride(table_p, layer)
             map_p = of_layer(layer, p0, p1, p2, p3) + offset
             stride = tl.load(stride_p + layer)
@@ -149,6 +157,7 @@ def read_columns(
             for begin in range(0, CLASSES, AT_ONCE):
                 one_class = begin + tl.arange(0, AT_ONCE)[None, :]
                 there = valid[:, None] & (one_class < CLASSES)
+                there = is_own_class(heads_p, image, one_class, there, HEADS, CLASSES)
                 logit = tl.load(map_p[:, None] + (5 + one_class) * step[:, None], mask=there, other=0).to(tl.float32)
                 right = tl.sqrt(tl.sigmoid(logit) * sure[:, None])
                 nothing -= tl.sum(tl.where(there, tl.log(1 - right), 0.0), 1)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from flatout.yolo.assign.layer_table import FIELDS
-from flatout.yolo.assign.matches import ANCHOR_BITS, LAYER_BITS, SIDE_BITS
+from flatout.yolo.assign.matches import ANCHOR_BITS, LAYER_BITS, MAX_KERNEL_LAYERS, SIDE_BITS
 
 _LAYER_BITS: tl.constexpr = tl.constexpr(LAYER_BITS)
 _ANCHOR_BITS: tl.constexpr = tl.constexpr(ANCHOR_BITS)
@@ -18,6 +18,7 @@ _PLACE_BITS: tl.constexpr = tl.constexpr(LAYER_BITS + ANCHOR_BITS)
 _LAYER_MASK: tl.constexpr = tl.constexpr((1 << LAYER_BITS) - 1)
 _ANCHOR_MASK: tl.constexpr = tl.constexpr((1 << ANCHOR_BITS) - 1)
 _SIDE_MASK: tl.constexpr = tl.constexpr((1 << SIDE_BITS) - 1)
+_HEAD_ROWS: tl.constexpr = tl.constexpr(MAX_KERNEL_LAYERS)
 _WIDTH: tl.constexpr = tl.constexpr(len(FIELDS))
 _COLUMNS: tl.constexpr = tl.constexpr(FIELDS.index("columns"))
 _ROWS: tl.constexpr = tl.constexpr(FIELDS.index("rows"))
@@ -56,11 +57,28 @@ def layer_sides(table_p, layer):
 
 
 @triton.jit
-def cell_offset(table_p, layer, image, anchor, row, column):
-    """Where a cell's first channel lies in its layer's map, in elements, int64."""
+def cell_offset(table_p, layer, image, anchor, row, column, ANCHORS: tl.constexpr, HEADS: tl.constexpr):
+    """Where a cell's first channel lies in its layer's map, in elements, int64.
+
+    With HEADS (0: maps of a single head) the maps are joined, and image v is head v % HEADS of picture v // HEADS.
+    """
     row_p = table_p + layer * _WIDTH
-    offset = image.to(tl.int64) * tl.load(row_p + _IMAGE) + anchor * tl.load(row_p + _ANCHOR)
+    if HEADS == 0:
+        offset = image.to(tl.int64) * tl.load(row_p + _IMAGE) + anchor * tl.load(row_p + _ANCHOR)
+    else:
+        head_p = table_p + (_HEAD_ROWS + image % HEADS) * _WIDTH
+        channel = ANCHORS * tl.load(head_p) + anchor * tl.load(head_p + 1)
+        offset = (image // HEADS).to(tl.int64) * tl.load(row_p + _IMAGE) + channel * tl.load(row_p + _CHANNEL)
     return offset + row * tl.load(row_p + _ROW) + column * tl.load(row_p + _COLUMN)
+
+
+@triton.jit
+def is_own_class(heads_p, image, one_class, there, HEADS: tl.constexpr, CLASSES: tl.constexpr):
+    """Which of the classes count for the head of each image: a block [image, class] from rows and columns of them."""
+    if HEADS > 0:
+        own_p = heads_p + (image % HEADS)[:, None] * (2 + CLASSES) + 2 + one_class
+        there = there & (tl.load(own_p, mask=there, other=0.0) > 0)
+    return there
 
 
 @triton.jit

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flatout.yolo.assign.matches import MAX_KERNEL_LAYERS
+
 FIELDS = (
     "columns",
     "rows",
@@ -30,15 +32,30 @@ class MapKind(NamedTuple):
     strides: tuple[int, ...]
 
 
-def layer_table(maps: Sequence[Tensor]) -> Tensor:
-    """int64 [L, 8] on the maps' device. Made once for each combination of shapes, so only the first step copies."""
-    kinds = tuple(MapKind((each.shape[3], each.shape[2]), each.stride()) for each in maps)
-    return _table(kinds, maps[0].device)
+def layer_table(maps: Sequence[Tensor], outputs_H: tuple[int, ...] = ()) -> Tensor:
+    """int64 [L, 8] on the maps' device. Made once for each combination of shapes, so only the first step copies.
+
+    For joined maps [B, N, Y, X] of several heads with so many outputs per anchor, rows from MAX_KERNEL_LAYERS on say
+    of each head how many channels come before it, per anchor, and how many are its own.
+    """
+    kinds = tuple(MapKind((each.shape[3], each.shape[2]), _strides(each)) for each in maps)
+    return _table(kinds, outputs_H, maps[0].device)
+
+
+def _strides(one_map: Tensor) -> tuple[int, ...]:
+    """Of image, anchor, row, column and channel; in a joined map the anchor's differs from head to head."""
+    if one_map.dim() == 5:
+        return one_map.stride()
+    image, channel, row, column = one_map.stride()
+    return image, 0, row, column, channel
 
 
 @functools.lru_cache(maxsize=256)
-def _table(kinds: tuple[MapKind, ...], device: torch.device) -> Tensor:
-    return _constant([[*kind.sides, *kind.strides, 0] for kind in kinds], device)
+def _table(kinds: tuple[MapKind, ...], outputs_H: tuple[int, ...], device: torch.device) -> Tensor:
+    layers = [[*kind.sides, *kind.strides, 0] for kind in kinds]
+    filling = [[0] * len(FIELDS)] * (MAX_KERNEL_LAYERS - len(kinds))
+    heads = [[sum(outputs_H[:head]), outputs, *[0] * (len(FIELDS) - 2)] for head, outputs in enumerate(outputs_H)]
+    return _constant([*layers, *(filling + heads if heads else [])], device)
 
 
 @functools.lru_cache(maxsize=256)
@@ -48,5 +65,9 @@ def constants(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def _constant(values: object, device: torch.device) -> Tensor:
-    host = torch.tensor(values)
-    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+    return without_waiting(torch.tensor(values), device)
+
+
+def without_waiting(host: Tensor, device: torch.device) -> Tensor:
+    """A constant on the device, copied there without making the host wait."""
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)

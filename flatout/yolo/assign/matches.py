@@ -103,12 +103,13 @@ def unpack_place(place_M: Tensor) -> Place:
     )
 
 
-def check_maps(maps: Sequence[Tensor], anchors: Anchors) -> None:
-    """Refuse maps that do not belong to these anchors."""
+def check_maps(maps: Sequence[Tensor], anchors: Anchors, *, joined: bool = False) -> None:
+    """Refuse maps that do not belong to these anchors; `joined` ones hold several heads (heads.py)."""
     num_layers, num_anchors, _ = anchors.size_LA2.shape
     shapes = [tuple(each.shape) for each in maps]
     fits = len(maps) == len(anchors.strides_px) == num_layers <= 1 << LAYER_BITS
-    if not fits or any(len(shape) != 5 or shape[1] != num_anchors for shape in shapes):
+    is_map = all(len(shape) == 4 if joined else len(shape) == 5 and shape[1] == num_anchors for shape in shapes)
+    if not fits or not is_map:
         raise ValueError(
             f"prediction maps {shapes} do not fit {num_layers} layers of {num_anchors} anchors at strides "
             f"{anchors.strides_px}: one map [images, anchors, rows, columns, 5 + classes] per layer is wanted."

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from flatout.yolo.assign import kernels_columns, kernels_ota
+from flatout.yolo.assign.heads import Heads, num_classes, num_images
 from flatout.yolo.assign.layer_table import constants, layer_table
 from flatout.yolo.assign.matches import MAX_KERNEL_LAYERS, Anchors, Matches, Search, Spans
 from flatout.yolo.launch import start
@@ -33,17 +34,20 @@ class _Columns(NamedTuple):
     nothing: Tensor
 
 
-def list_on_device(maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors, search: Search) -> Matches:
-    """Every candidate in its slot, with the target that brought it."""
+def list_on_device(
+    maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors, search: Search, heads: Heads | None = None
+) -> Matches:
+    """Every candidate in its slot, with the target that brought it; `heads` where the maps are joined."""
     num_layers, num_anchors, _ = anchors.size_LA2.shape
-    spans = _group(plain_float(targets_T6), maps[0].shape[0], KINDS * num_anchors * num_layers, num_layers)
+    num = num_images(maps, heads)
+    spans = _group(plain_float(targets_T6), num, KINDS * num_anchors * num_layers, num_layers)
     num_slots = spans.slots_per_target * len(targets_T6)
     place_M, image_M = spans.image_T.new_empty(2, num_slots)
     target_M = spans.image_T.new_full((num_slots,), -1)
     if num_slots:
         start(
             kernels_columns.list_columns,
-            maps[0].shape[0],
+            num,
             plain_float(targets_T6),
             spans.row_T,
             spans.first_row_B,
@@ -64,16 +68,18 @@ def list_on_device(maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors,
     return Matches(place_M, image_M, target_M, spans=spans)
 
 
-def ota_on_device(maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors, search: Search) -> Matches:
+def ota_on_device(
+    maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors, search: Search, heads: Heads | None = None
+) -> Matches:
     """The OTA matches, in the slots of the candidates."""
-    candidates = list_on_device(maps, targets_T6, anchors, search)
+    candidates = list_on_device(maps, targets_T6, anchors, search, heads)
     num_taken_T = targets_T6.new_zeros(len(targets_T6), dtype=torch.int32)
     if not len(targets_T6):
         return candidates._replace(num_taken_T=num_taken_T)
     spans = candidates.spans
     assert spans is not None
-    columns = _read(maps, candidates, anchors)
-    num_slots, num_classes = len(candidates.place_M), maps[0].shape[4] - 5
+    columns = _read(maps, candidates, anchors, heads)
+    num_slots, most_classes = len(candidates.place_M), num_classes(maps, heads)
     num_takers_M = torch.zeros_like(candidates.target_M)
     owner_M = torch.full_like(candidates.target_M, -1)
     height_px = maps[0].shape[2] * anchors.strides_px[0]
@@ -92,10 +98,10 @@ def ota_on_device(maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors, 
         num_takers_M,
         owner_M,
         height_px,
-        maps[0].shape[0],
+        num_images(maps, heads),
         num_slots,
         LAYERS=len(maps),
-        CLASSES=num_classes,
+        CLASSES=most_classes,
         SLOTS=spans.slots_per_target,
         TOP=search.top,
         KEEP=32,
@@ -115,11 +121,16 @@ def ota_on_device(maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors, 
         owner_M,
         height_px,
         num_slots,
-        CLASSES=num_classes,
+        CLASSES=most_classes,
         COLUMNS=16,
         ROWS=32,
     )
     return candidates._replace(target_M=owner_M, num_taken_T=num_taken_T)
+
+
+def outputs_of(heads: Heads | None) -> tuple[int, ...]:
+    """Outputs per anchor of each head of joined maps; none for maps of a single head."""
+    return () if heads is None else heads.groups.outputs_H
 
 
 def four_maps(maps: Sequence[Tensor]) -> list[Tensor]:
@@ -151,9 +162,9 @@ def _group(targets_T6: Tensor, batch_size: int, slots_per_target: int, num_layer
     return Spans(slots_per_target, image_T, row_T, first_row_B, image_T.new_empty(batch_size, num_layers + 1))
 
 
-def _read(maps: Sequence[Tensor], candidates: Matches, anchors: Anchors) -> _Columns:
+def _read(maps: Sequence[Tensor], candidates: Matches, anchors: Anchors, heads: Heads | None) -> _Columns:
     """Read every candidate's predictions."""
-    num_slots, num_classes = len(candidates.place_M), maps[0].shape[4] - 5
+    num_slots, most_classes = len(candidates.place_M), num_classes(maps, heads)
     numbers_6M = maps[0].new_empty(6, num_slots, dtype=torch.float32)
     offset_M = candidates.place_M.new_empty(num_slots, dtype=torch.int64)
     columns = _Columns(offset_M, numbers_6M[:4], numbers_6M[4], numbers_6M[5])
@@ -161,15 +172,17 @@ def _read(maps: Sequence[Tensor], candidates: Matches, anchors: Anchors) -> _Col
         kernels_columns.read_columns,
         PROGRAMS,
         *four_maps(maps),
-        layer_table(maps),
+        layer_table(maps, outputs_of(heads)),
+        numbers_6M if heads is None else heads.table_HF,
         plain_float(anchors.size_LA2),
         constants(anchors.strides_px, maps[0].device),
         *candidates[:3],
         *columns,
         num_slots,
         ANCHORS=anchors.size_LA2.shape[1],
-        CLASSES=num_classes,
+        HEADS=0 if heads is None else heads.num,
+        CLASSES=most_classes,
         COLUMNS=16,
-        AT_ONCE=classes_at_once(num_classes),
+        AT_ONCE=classes_at_once(most_classes),
     )
     return columns

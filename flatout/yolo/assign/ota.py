@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from flatout.yolo.assign.candidates import image_of_targets, list_candidates
+from flatout.yolo.assign.cells import Maps
 from flatout.yolo.assign.columns import Columns, read_columns
 from flatout.yolo.assign.matches import Anchors, Matches, Search
 from flatout.yolo.boxes import cxcywh_to_xyxy
@@ -62,10 +63,12 @@ class _Group(NamedTuple):
 
 
 @torch.no_grad()
-def torch_assign_ota(maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors, search: Search) -> Matches:
-    """Match lists of the whole batch, images ascending, in each the columns in list order."""
+def torch_assign_ota(
+    maps: Sequence[Maps], targets_T6: Tensor, anchors: Anchors, search: Search, own_HP: Tensor | None = None
+) -> Matches:
+    """Match lists of the whole batch, images ascending, in each the columns in list order; `own_HP` as in heads.py."""
     candidates = list_candidates(maps, targets_T6, anchors, search)
-    columns = read_columns(maps, candidates, anchors)
+    columns = read_columns(maps, candidates, anchors, own_HP)
     image_T = image_of_targets(targets_T6, batch_size=maps[0].shape[0])
     rows = _read_rows(targets_T6, height_px=round(maps[0].shape[2] * anchors.strides_px[0]))
     num_takers_M = torch.zeros_like(candidates.target_M)

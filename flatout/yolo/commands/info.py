@@ -3,7 +3,7 @@
 import argparse
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flatout.yolo.model.configs import names_config
 
@@ -68,7 +68,14 @@ def network_lines(network: "NetworkFacts") -> list[str]:
         _line("fused", fused),
         _line("head", f"{network.head}, {network.num_classes} classes, pictures of {network.channels} channels"),
         *(_line(f"stride {stride:g}", f"anchors {_pairs(anchors)} px") for stride, anchors in levels),
+        *(_line(f"head {number}", _group(head)) for number, head in enumerate(network.heads or ())),
     ]
+
+
+def _group(head: dict[str, Any]) -> str:
+    classes = head["classes"]
+    shown = ", ".join(map(str, classes[:12])) + (", ..." if len(classes) > 12 else "")
+    return f"{head['name']}: {len(classes)} classes ({shown}), weight {head['weight']:g}"
 
 
 def contents_lines(source: str, contents: "Contents") -> list[str]:

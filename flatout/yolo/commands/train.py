@@ -3,11 +3,16 @@
 import os
 import sys
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from flatout.yolo.commands.log_lines import show_log
 from flatout.yolo.compat.flags import train_options, train_parser
 from flatout.yolo.compat.not_built import refuse_what_is_not_built
 from flatout.yolo.options import TrainOptions
+
+if TYPE_CHECKING:
+    from flatout.engine.on_done import OnDone
+    from flatout.engine.spending import Spending
 
 
 def main(argv: list[str]) -> int:
@@ -18,22 +23,50 @@ def main(argv: list[str]) -> int:
     refuse_what_is_not_built(options)
     show_log(only_warnings=os.environ.get("RANK", "0") not in ("", "0"))
     # Now, because help and mistakes are answered without torch.
+    if (num_ranks := _ranks_to_start(options)) > 1:
+        from flatout.engine.launch_ranks import launch_ranks
+
+        return launch_ranks(["yolo", "train", *argv], num_ranks)
+    from flatout.engine.on_done import OnDone
+    from flatout.engine.spending import Spending
+
+    spending = Spending(options.price, options.budget)
+    with OnDone(options.on_done, spending) as done:
+        return _answer(options, spending, done)
+
+
+def _ranks_to_start(options: TrainOptions) -> int:
+    """GPUs that `--device 0,1` names, each of which gets a process; 1 if a launcher has done that, or cannot help."""
+    if "," not in options.device or "WORLD_SIZE" in os.environ or options.generations or options.profile:
+        return 1
+    from flatout.engine.device_choice import choose_devices
+
+    return len(choose_devices(options.device))
+
+
+def _answer(options: TrainOptions, spending: "Spending", done: "OnDone") -> int:
+    from flatout.engine.warnings_kept import KeepWarnings
+    from flatout.yolo.evolve import evolve
     from flatout.yolo.train import train
 
-    if options.profile:
-        return _profiled(options)
-    train(options)
+    if options.generations:
+        evolve(options, [done], spending=spending)
+    elif options.profile:
+        return _profiled(options, spending, done)
+    else:
+        train(options, [done, KeepWarnings()], spending=spending)
     return 0
 
 
-def _profiled(options: TrainOptions) -> int:
+def _profiled(options: TrainOptions, spending: "Spending", done: "OnDone") -> int:
     """Train, and say what the first steps were like."""
+    from flatout.engine.warnings_kept import KeepWarnings
     from flatout.profiler.engine_steps import EngineObservation
     from flatout.yolo.train import train
 
     observation = EngineObservation(images_per_step=options.batch_size, num_steps=options.profile)
     with observation.observing():
-        result = train(options)
+        result = train(options, [done, KeepWarnings()], spending=spending)
     if result is not None and observation.is_complete:
         print(observation.profile.text())
         print(f"The same as a page: {observation.profile.save(result.folder)}")

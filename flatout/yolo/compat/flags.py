@@ -8,9 +8,11 @@ import argparse
 from collections.abc import Mapping, Sequence
 
 from flatout.errors import ConfigError
-from flatout.yolo.compat import test_flags, train_flags
+from flatout.yolo.compat import detect_flags, export_flags, test_flags, train_flags
 from flatout.yolo.compat.flag import FlagParser
+from flatout.yolo.export.options import ExportOptions
 from flatout.yolo.options import TestOptions, TrainOptions
+from flatout.yolo.predict.options import DetectOptions
 
 
 def train_parser(prog: str = "flatout yolo train") -> argparse.ArgumentParser:
@@ -32,6 +34,24 @@ def test_parser(prog: str = "flatout yolo test") -> argparse.ArgumentParser:  # 
     parser.add_flags("flags of YOLOv7", test_flags.YOLOV7, defaults, shortened=True)
     parser.add_flags("flag of its fork Yolov7fast", test_flags.FORK, defaults, shortened=True)
     parser.add_flags("new", test_flags.OURS, defaults, shortened=False)
+    return parser
+
+
+def detect_parser(prog: str = "flatout yolo detect") -> argparse.ArgumentParser:
+    """Reads the flags of detect.py."""
+    parser = FlagParser(prog, detect_flags.DESCRIPTION, detect_flags.EPILOG)
+    defaults = DetectOptions()
+    parser.add_flags("flags of YOLOv7", detect_flags.YOLOV7, defaults, shortened=True)
+    parser.add_flags("new", detect_flags.OURS, defaults, shortened=False)
+    return parser
+
+
+def export_parser(prog: str = "flatout yolo export") -> argparse.ArgumentParser:
+    """Reads the flags of export.py."""
+    parser = FlagParser(prog, export_flags.DESCRIPTION, export_flags.EPILOG)
+    defaults = ExportOptions()
+    parser.add_flags("flags of YOLOv7", export_flags.YOLOV7, defaults, shortened=True)
+    parser.add_flags("new", export_flags.OURS, defaults, shortened=False)
     return parser
 
 
@@ -57,6 +77,23 @@ def test_options(args: argparse.Namespace) -> TestOptions:
     from flatout.config import build_config
 
     return build_config(vars(args) | {"weights": weights}, TestOptions)
+
+
+def detect_options(args: argparse.Namespace) -> DetectOptions:
+    """What parsed flags ask for; ConfigError names every mistake."""
+    weights = [args.weights] if isinstance(args.weights, str) else args.weights
+    from flatout.config import build_config
+
+    return build_config(vars(args) | {"weights": weights}, DetectOptions)
+
+
+def export_options(args: argparse.Namespace) -> ExportOptions:
+    """What parsed flags ask for; ConfigError names every mistake."""
+    if len(args.img_size) > 2:
+        raise ConfigError(f"--img-size {' '.join(map(str, args.img_size))}: give one size, or a height and a width.")
+    from flatout.config import build_config
+
+    return build_config(vars(args) | {"img_size": [args.img_size[0], args.img_size[-1]]}, ExportOptions)
 
 
 def train_and_test_size(sizes: Sequence[int]) -> list[int]:

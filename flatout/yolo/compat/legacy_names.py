@@ -16,6 +16,8 @@ from flatout.yolo.compat.numpy_values import numpy_names
 # Whatever the name: nothing of these packages is looked up or imported, so forks with blocks of their own load too.
 _MODULE_PACKAGES = re.compile(r"models\.(common|yolo)|torch\.nn\.modules\.\w+|torch\.nn\.parallel\.\w+")
 _CLASS_NAME = re.compile(r"[A-Za-z]\w*")
+HEAD_CONFIG = "utils.head_config.HeadConfig"
+"""What 1B4H networks keep beside their modules; compat/head_config_object.py reads its attributes."""
 
 
 class ModuleStandIn(Built):
@@ -46,9 +48,9 @@ def legacy_vocabulary(storages: Storages) -> Vocabulary:
 
 
 def _module_name(module: str, name: str) -> Name | None:
-    if not (_MODULE_PACKAGES.fullmatch(module) and _CLASS_NAME.fullmatch(name)):
-        return None
     type_name = f"{module}.{name}"
+    if not (_MODULE_PACKAGES.fullmatch(module) and _CLASS_NAME.fullmatch(name)) and type_name != HEAD_CONFIG:
+        return None
     return Name(type_name, lambda arguments: ModuleStandIn(type_name))
 
 
@@ -63,6 +65,8 @@ def _torch_names() -> dict[str, Make | None]:
     return {
         "torch._utils._rebuild_parameter": make_parameter,
         "torch._utils._rebuild_parameter_with_state": make_parameter,
-        # Attributes of wrappers for several GPUs; nothing here reads them.
+        # Attributes of wrappers for several GPUs, and where a head configuration came from; nothing here reads them.
         "torch.device": lambda arguments: None,
+        "pathlib.PosixPath": lambda arguments: None,
+        "pathlib.WindowsPath": lambda arguments: None,
     }

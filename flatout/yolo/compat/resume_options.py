@@ -20,11 +20,12 @@ from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.options import TrainOptions
 
 _OF_THIS_CALL = ("resume", "break_lock", "allow_data_change", "local_rank", "stop_after", "diagnose_compile",
-                 "profile")  # fmt: skip
+                 "profile", "price", "budget", "on_done", "no_preflight", "mirror")  # fmt: skip
 """Said anew by every command; never taken from a run."""
 _NO_MATTER = (
     *_OF_THIS_CALL, "fresh", "exist_ok", "project", "name", "device", "workers", "save_every_minutes",
-    "save_every_steps", "log_every", "compat_pt", "verify_cache",
+    "save_every_steps", "log_every", "compat_pt", "verify_cache", "evolve", "log_to", "entity", "upload_dataset",
+    "bbox_interval", "save_period", "artifact_alias",
 )  # fmt: skip
 """Where, on what and how often: nothing that is learned depends on them, so a run may go on with others."""
 

@@ -15,40 +15,47 @@ YOLOV7 = (
     switch("--nosave", "save only after the last epoch"),
     switch("--notest", "validate only after the last epoch"),
     switch("--noautoanchor", "keep the anchors without asking whether they fit the data"),
-    switch("--evolve", "search for better hyper-parameters; not built yet, refused"),
-    value("--bucket", "Google bucket to copy results to; not built yet, refused"),
+    value(
+        "--evolve",
+        "search for better hyper-parameters in N whole trainings (300)",
+        type=int,
+        nargs="?",
+        const=True,
+        metavar="N",
+    ),
+    value("--bucket", "Google bucket to copy results to; refused: --mirror gs://bucket/folder does it"),
     switch("--cache-images", "decode every picture once and keep it in memory"),
     switch("--image-weights", "show pictures of badly recognised classes more often"),
-    value("--device", "cpu, or numbers of GPUs: 0 or 0,1,2,3; '' takes the first GPU, or the CPU if there is none"),
+    value("--device", "cpu, a GPU: 0, or several that train together: 0,1,2,3; '' is the first GPU, else the CPU"),
     switch("--multi-scale", "another picture size for every batch, 0.5 to 1.5 times --img-size"),
     switch("--single-cls", "treat all classes as one"),
     switch("--adam", "Adam instead of SGD"),
-    switch("--sync-bn", "batch-norm statistics over all GPUs; not built yet, refused"),
+    switch("--sync-bn", "batch-norm statistics over the pictures of all GPUs, where several train together"),
     value("--local_rank", "set by launchers, as is $LOCAL_RANK", type=int, also="--local-rank", metavar="N"),
     value("--workers", "processes that read and augment, at most; fewer where CPUs or batches are few", type=int),
     value("--project", "folder of the folders of runs", metavar="FOLDER"),
-    value("--entity", "Weights & Biases; not built yet, refused"),
+    value("--entity", "log to Weights & Biases, as this user or team"),
     value("--name", "name of the run; a number is added if that name is taken"),
     switch("--exist-ok", "use the folder of that name even if it exists"),
     switch("--quad", "a quarter of the batch: every four pictures become one, joined or enlarged"),
     switch("--linear-lr", "let the learning rate fall along a line instead of a cosine"),
     value("--label-smoothing", "how uncertain true classes are made, 0 to 1", type=float, metavar="EPS"),
-    switch("--upload_dataset", "Weights & Biases; not built yet, refused"),
-    value("--bbox_interval", "Weights & Biases; not built yet, refused", type=int, metavar="N"),
-    value("--save_period", "Weights & Biases; not built yet, refused", type=int, metavar="N"),
-    value("--artifact_alias", "Weights & Biases; not built yet, refused", metavar="ALIAS"),
+    switch("--upload_dataset", "accepted for YOLOv7's sake: the data set is not sent anywhere"),
+    value("--bbox_interval", "accepted for YOLOv7's sake: pictures go to W&B at the end", type=int, metavar="N"),
+    value("--save_period", "send the weights to W&B every N epochs; -1: never", type=int, metavar="N"),
+    value("--artifact_alias", "what weights sent to W&B are called besides", metavar="ALIAS"),
     value("--freeze", "N: leave layers 0 to N-1 as they are; several: exactly those", type=int, nargs="+", metavar="N"),
     switch("--v5-metric", "average precision as YOLOv5 computes it, with recall going on to 1"),
 )
 
 FORK = (
     value("--test-batch-size", "pictures per step of the validation (default: twice --batch-size)", type=int),
-    value("--heads", "number of heads, 4 for 1B4H networks; not built yet, refused", type=int, metavar="N"),
-    value("--head-config", "which head answers for which classes; not built yet, refused"),
+    value("--heads", "several heads, each for a block of classes, or as --head-config says", type=int, metavar="N"),
+    value("--head-config", "file that says which head answers for which classes, and so how many heads there are"),
     switch("--transfer-weights", "take every tensor of --weights that fits by name and shape, and nothing else"),
     switch("--auto-lr", "above 64 pictures per batch, learning rate times sqrt(batch / 64); from 128, longer warm-up"),
-    switch("--class-aware-aug", "augmentation by class, for networks with several heads; not built yet, refused"),
-    value("--head-params", "augmentation of each head's classes; not built yet, refused"),
+    switch("--class-aware-aug", "turn and shear a mosaic as suits the head that most of its labels belong to, by lot"),
+    value("--head-params", "file with the augmentation of each head's classes"),
 )
 
 SPEED = (
@@ -74,7 +81,10 @@ RECIPE = (
     switch("--sequential", "visit the pictures in YOLOv7's order, which is not shuffled on one GPU"),
     value("--ota-from", "use the plain loss before this epoch, OTA from it on", type=int, metavar="EPOCH"),
     value("--patience", "end after this many epochs without a better fitness; 0: never", type=int, metavar="N"),
+    value("--price", "what an hour of this machine costs, in any currency", type=float, metavar="PER_HOUR"),
+    value("--budget", "stop, saved, when this much is spent: money (with --price) or time, like 5.00 or 2h30m"),
     value("--seed", "of every random number (default: YOLOv7's, 1 on one GPU)", type=int, metavar="N"),
+    switch("--head-attention", "with several heads: let each look at the maps through an attention of its own (CBAM)"),
     switch("--deterministic", "repeat a run bit by bit, at some cost in speed"),
 )
 
@@ -88,6 +98,15 @@ FILES = (
     switch("--strict-labels", "obey all label rules of YOLOv7: one bad line drops the picture"),
     switch("--verify-cache", "compare decoded pictures in caches with their checksums"),
     value("--log-every", "steps between two lines of the log", type=int, metavar="STEPS"),
+    value(
+        "--log-to",
+        "where numbers go besides the run folder (default: tensorboard, if it is installed)",
+        nargs="+",
+        choices=("tensorboard", "wandb", "mlflow", "none"),
+    ),
+    value("--mirror", "copy saved states to s3://bucket/folder or another URL, and go on from there", metavar="URL"),
+    value("--on-done", "run this command when all is over; $FLATOUT_OUTCOME and others tell what", metavar="COMMAND"),
+    switch("--no-preflight", "do not look at disk, memory and GPU before training"),
 )
 
 DESCRIPTION = """\
@@ -100,7 +119,7 @@ examples:
   %(prog)s --data data/coco320.yaml --img 320 --cfg yolov7-tiny --batch 64 --epochs 100 --weights ''
   %(prog)s --data my.yaml --cfg yolov7 --weights yolov7.pt --fast    from weights, as fast as this machine can
   %(prog)s --resume                                                  the newest run goes on where it stopped
-  torchrun --nproc_per_node 4 train.py --batch 256 ...               four GPUs
+  %(prog)s --device 0,1,2,3 --batch 256 ...                          four GPUs; torchrun works too
 
 files: --data, --cfg and --hyp are taken as given; else looked for below this folder, where exactly one may match;
 else taken from those that come with flatout (data/*.yaml, cfg/training/*.yaml).
@@ -108,5 +127,6 @@ else taken from those that come with flatout (data/*.yaml, cfg/training/*.yaml).
 environment: USE_COMPILE=1 is --compile on, DIAGNOSE_COMPILE=1 reports where the network cannot be compiled and trains
 nothing, FLATOUT_STOP_AFTER=N ends cleanly after N steps, to try a long command.
 
-Exit code: 0, 2 wrong options, 3 data, 4 weights, 5 no room, 75 interrupted and saved (type the same command again).
+Exit code: 0, 2 wrong options, 3 data, 4 weights, 5 no room, 7 another rank was lost, 75 interrupted and saved (type
+the same command again).
 """

@@ -25,7 +25,12 @@ class CocoSet(NamedTuple):
 
 def coco_names(path: str) -> tuple[str, ...]:
     """The names of the classes, in the order of their ids: how the file itself numbers them."""
-    return tuple(str(category["name"]) for category in sorted(_categories(load_json(path)), key=lambda c: c["id"]))
+    return tuple(str(category["name"]) for category in categories_by_id(load_json(path)))
+
+
+def categories_by_id(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """The categories in the order of their ids, each with `id` and `name`; DataError if there are none."""
+    return sorted(_categories(content), key=lambda category: category["id"])
 
 
 def read_coco(path: str, names: Sequence[str]) -> CocoSet:

@@ -35,8 +35,11 @@ class DataYaml:
     """Where the data comes from, or the command that fetches it. Never obeyed on its own."""
     heads: int | None = None
     grouping: str | None = None
-    head_assignments: dict[str, dict[str, int | float | list[int]]] | None = None
-    """With `heads` and `grouping`: which head of a network with several answers for which classes."""
+    full_head: bool | None = None
+    generated_by: str | None = None
+    head_assignments: dict[str, dict[str, int | float | str | list[int]]] | None = None
+    """With the keys before it: which head of a network with several answers for which classes. Read by `--head-config`,
+    for which a data YAML may serve as well."""
 
 
 class Complaint(NamedTuple):

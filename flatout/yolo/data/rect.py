@@ -19,6 +19,14 @@ class RectBatches(NamedTuple):
     batch_N: np.ndarray
     """int64: batch of each place in the order."""
 
+    def share(self, rank: int, num_ranks: int) -> "RectBatches | None":
+        """Every `num_ranks`-th batch, beginning with number `rank`; None if there are fewer than that."""
+        mine = [self.order_N[self.batch_N == batch] for batch in range(rank, len(self.shape_hw_S2), num_ranks)]
+        if not mine:
+            return None
+        batch_N = np.repeat(np.arange(len(mine)), [len(batch) for batch in mine])
+        return RectBatches(np.concatenate(mine), self.shape_hw_S2[rank::num_ranks], batch_N)
+
 
 class StepShapes:
     """Shape of the pictures of each step for a `flatout.feed.Plan`, the same in every epoch."""

@@ -1,23 +1,22 @@
 """The set on disk: pictures, labels, a data YAML, and a note by which a later call knows its own files.
 
     FOLDER/demo.yaml                      what training is given; written last
-    FOLDER/drawn.json                     what was drawn; written first
+    FOLDER/drawn.json                     what was drawn; see flatout/engine/drawn_set.py
     FOLDER/images/{train,val}/0000.jpg    FOLDER/labels/{train,val}/0000.txt
 
 Files that are not in this list are never touched, and a folder with any of them is refused.
 """
 
 import json
-import os
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
 
-from flatout.errors import ConfigError, ResourceError
+from flatout.engine.drawn_set import draw_set
+from flatout.errors import ConfigError
 from flatout.feed.progress import progress
 from flatout.yolo.demo_data.scene import Scene, draw_scene
 from flatout.yolo.demo_data.shapes import SHAPES
@@ -25,8 +24,8 @@ from flatout.yolo.demo_data.shapes import SHAPES
 VERSION = 1
 """Of the drawing: raised when the same numbers make other pictures, so that an old set is drawn anew."""
 QUALITY = 92
-NOTE, YAML = "drawn.json", "demo.yaml"
-OURS = re.compile(rf"{re.escape(NOTE)}|{re.escape(YAML)}|images/(train|val)/\d+\.jpg|labels/(train|val)/\d+\.txt")
+YAML = "demo.yaml"
+OURS = re.compile(rf"{re.escape(YAML)}|images/(train|val)/\d+\.jpg|labels/(train|val)/\d+\.txt")
 SPLITS = ("train", "val")
 
 
@@ -50,13 +49,8 @@ class DemoDataConfig:
 
 def write_demo_data(folder: Path, config: DemoDataConfig, *, show_progress: bool = False) -> Path:
     """Draw the set, unless it is there already; returns the data YAML."""
-    yaml, note = folder / YAML, {"version": VERSION, **asdict(config)}
-    try:
-        if _note_in(folder) == note and yaml.exists():
-            _write_text(yaml, yaml_text(folder))  # the folder may have been moved
-            return yaml
-        _clear(folder)
-        _write_text(folder / NOTE, json.dumps(note, indent=2) + "\n")
+
+    def draw() -> None:
         with progress("drawing", config.images + config.val, shown=show_progress) as advance:
             done, nbytes = 0, 0
             for split, count in zip(SPLITS, (config.images, config.val), strict=True):
@@ -64,10 +58,10 @@ def write_demo_data(folder: Path, config: DemoDataConfig, *, show_progress: bool
                     nbytes += _write_picture(folder, split, number, draw_number(config, split, number))
                     done += 1
                     advance(done, nbytes)
-        _write_text(yaml, yaml_text(folder))
-    except OSError as error:
-        raise ResourceError(f"{folder}: the demo set cannot be written: {error.strerror}.") from None
-    return yaml
+
+    draw_set(folder, {"job": "yolo", "version": VERSION, **asdict(config)}, OURS, draw)
+    _write_text(folder / YAML, yaml_text(folder))  # also of a set that is there: the folder may have been moved
+    return folder / YAML
 
 
 def draw_number(config: DemoDataConfig, split: str, number: int) -> Scene:
@@ -102,31 +96,6 @@ def _write_picture(folder: Path, split: str, number: int, scene: Scene) -> int:
     image.write_bytes(content)
     _write_text(folder / "labels" / split / f"{number:04}.txt", label_text(scene))
     return len(content)
-
-
-def _note_in(folder: Path) -> Any:
-    try:
-        return json.loads((folder / NOTE).read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _clear(folder: Path) -> None:
-    """Remove what an earlier call drew; ConfigError if anything else is there."""
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder}: is a file. Name a folder.")
-    files = [Path(parent, name) for parent, _, names in os.walk(folder) for name in names]
-    foreign = [file for file in files if not OURS.fullmatch(file.relative_to(folder).as_posix())]
-    # Without the note even files that are named like ours may be somebody's own.
-    if foreign or (files and not (folder / NOTE).exists()):
-        raise ConfigError(
-            f"{folder}: holds files that are not of a demo set, such as {(foreign or files)[0].relative_to(folder)}. "
-            "They are left alone: choose an empty or new folder."
-        )
-    # The YAML first: it says that a set is whole. The note stays: an interrupted call must still know its files.
-    for file in sorted(files, key=lambda file: file.name != YAML):
-        if file.name != NOTE:
-            file.unlink()
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from flatout.errors import ConfigError
 from flatout.yolo.input_size import LEAST_GRID
-from flatout.yolo.load import load_network
+from flatout.yolo.loading import load_network
 from flatout.yolo.model.augmented import Ensemble, predict_augmented
 from flatout.yolo.model.fuse import fused
 from flatout.yolo.model.heads import Predictions
@@ -23,6 +23,8 @@ class Subject(NamedTuple):
     num_classes: int
     stride: int
     """Sides of the input are multiples of it."""
+    names: tuple[str, ...] = ()
+    """Of the classes, as the last file of weights has them."""
 
 
 class Augmented(nn.Module):
@@ -52,7 +54,7 @@ def load_subject(paths: Sequence[str], device: torch.device, *, augment: bool = 
     network = network.to(device).eval()
     if device.type == "cuda":
         network = network.half().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return Subject(network, classes.pop(), stride)
+    return Subject(network, classes.pop(), stride, tuple(networks[-1].names))
 
 
 @torch.no_grad()

@@ -5,6 +5,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from flatout.errors import ResourceError
+from flatout.yolo.confusion_file import write_confusion
 from flatout.yolo.metrics import Evaluation
 from flatout.yolo.nms import Detections
 from flatout.yolo.validation_input import ValidationBatch
@@ -45,15 +47,20 @@ class EvaluationPictures:
         self._drawn += 1
 
     def finish(self, evaluation: Evaluation) -> None:
-        """Curves, if anything was found, and the confusion matrix."""
+        """Curves, if anything was found, and the confusion matrix, drawn and as numbers."""
         if not self._works:
             return
+        from flatout.yolo.pictures.confusion import as_shown
         from flatout.yolo.pictures.evaluation import plot_evaluation
 
         try:
             plot_evaluation(evaluation, self._names, self._folder)
+            if evaluation.confusion is not None:
+                write_confusion(as_shown(evaluation.confusion), self._names, self._folder / "confusion_matrix.csv")
         except OSError as error:
             self._give_up(error)
+        except ResourceError as error:
+            logger.warning("%s The evaluation goes on.", error)
 
     def _give_up(self, error: OSError) -> None:
         self._works = False

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from flatout.feed.progress import progress
 from flatout.yolo.evaluate.pictures import EvaluationPictures
+from flatout.yolo.evaluate.shares import Join, put_together, share_of
 from flatout.yolo.loss import LossParts
 from flatout.yolo.metrics import Evaluation, Evaluator
 from flatout.yolo.model.heads import Predictions
@@ -96,15 +97,18 @@ class Evaluate:
         plots: Path | None = None,
         watchers: Sequence[Watcher] = (),
         shown: bool = False,
+        confusion: bool = False,
+        join: Join | None = None,
     ) -> Outcome:
         """Judge a network that gives `Predictions`, on the device where it is; it is left in the mode it was in.
 
         `amp` is the precision of autocast; without it the network runs in the precision of its weights. `hybrid`
         gives the labels to NMS as certain boxes. `plots` is the folder for pictures of the first batches, curves and
-        the confusion matrix. `shown` shows the progress.
+        the confusion matrix, which `confusion` counts also without pictures. `shown` shows the progress. `join` puts
+        the shares of several ranks together, each of which runs some of the batches (shares.py).
         """
         nms = NmsConfig(conf_thres=conf_thres, iou_thres=iou_thres, multi_label=True)
-        evaluator = Evaluator(len(self.names), confusion=plots is not None, v5_metric=self.v5_metric)
+        evaluator = Evaluator(len(self.names), confusion=confusion or plots is not None, v5_metric=self.v5_metric)
         pictures = None if plots is None else EvaluationPictures(plots, self.names)
         watchers = [*watchers, *([pictures.watch] if pictures else [])]
         forward = _Forward(network, amp)
@@ -124,6 +128,8 @@ class Evaluate:
                     watch(batch, found, native)
                 done, nbytes = done + len(batch.indices), nbytes + batch.images.nbytes
                 advance(done, nbytes)
+        if join is not None:
+            losses = put_together(join(share_of(evaluator, losses)), evaluator)
         evaluation = evaluator.result()
         if pictures is not None:
             pictures.finish(evaluation)

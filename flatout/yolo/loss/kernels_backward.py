@@ -9,33 +9,66 @@ Function arguments that end in _p are pointers.
 import triton
 import triton.language as tl
 
-from flatout.yolo.assign.kernels_layers import channel_stride, layer_sides, of_layer, unpack
-from flatout.yolo.loss.kernels_forward import anchor_size, cell_pointer, read_logits, true_box
+from flatout.yolo.assign.kernels_layers import channel_stride, is_own_class, layer_sides, of_layer, unpack
+from flatout.yolo.loss.kernels_forward import (
+    anchor_size,
+    cell_pointer,
+    class_share,
+    group_of,
+    head_weight,
+    read_logits,
+    true_box,
+)
 from flatout.yolo.loss.kernels_math import bce_gradient, ciou, decode, decode_gradient
 
 
 @triton.jit
-def _objectness_at(number, step, CHANNELS: tl.constexpr):
-    """Where the objectness with a running number lies in a map: memory is [groups, channels, step] in every layout."""
-    return (number // step * CHANNELS + 4) * step + number % step
+def _objectness_at(number, step, places_p, PLACES: tl.constexpr, CHANNELS: tl.constexpr):
+    """Where the objectness with a running number lies in a map: memory is [groups, channels, step] in every layout.
+
+    A single head has one in every group, at channel 4; joined maps have PLACES, at the channels `places_p` lists.
+    """
+    if PLACES == 0:
+        channel = number // step * CHANNELS + 4
+    else:
+        channel = number // step // PLACES * CHANNELS + tl.load(places_p + number // step % PLACES)
+    return channel * step + number % step
+
+
+@triton.jit
+def _first_objectness(begin, step, places_p, PLACES: tl.constexpr, CHANNELS: tl.constexpr):
+    """The number of the first objectness at or after a place in memory."""
+    group = begin // (CHANNELS * step)
+    rest = begin % (CHANNELS * step)
+    if PLACES == 0:
+        number = group * step + tl.minimum(tl.maximum(rest - 4 * step, 0), step)
+    else:
+        # Behind the places: how many of them come before each channel.
+        before_p = places_p + PLACES + rest // step
+        before = tl.load(before_p)
+        is_place = tl.load(before_p + 1) > before
+        number = (group * PLACES + before) * step + tl.where(is_place, rest % step, 0)
+    return number
 
 
 @triton.jit(do_not_specialize=["num_images"])
 def empty_gradient(
-    p0, p1, p2, p3, g0, g1, g2, g3, table_p, balance_p, upstream_p,
+    p0, p1, p2, p3, g0, g1, g2, g3, table_p, heads_p, places_p, balance_p, upstream_p,
     num_images, obj_gain, obj_pw, gamma,
-    LAYERS: tl.constexpr, ANCHORS: tl.constexpr, CHANNELS: tl.constexpr,
+    LAYERS: tl.constexpr, ANCHORS: tl.constexpr, HEADS: tl.constexpr, CLASSES: tl.constexpr,
+    CHANNELS: tl.constexpr, GROUPS: tl.constexpr,
     BLOCK: tl.constexpr, LANES: tl.constexpr, FOCAL: tl.constexpr,
 ):  # fmt: skip
     """The whole gradient as if nothing were there: zeros, and in the same pass what objectness gets in every cell.
 
-    A program writes BLOCK numbers of one layer, in the order of memory. Clearing first and writing the objectness by
+    A program writes BLOCK numbers of one layer, in the order of memory. A pixel has GROUPS groups of CHANNELS: one per
+    anchor, or a single one in joined maps. Clearing first and writing the objectness by
     another kernel would bring every line of the map through the cache twice.
     """
     block = tl.program_id(0)
     for layer in tl.static_range(LAYERS):
         columns, rows = layer_sides(table_p, layer)
-        num_numbers = num_images.to(tl.int64) * (ANCHORS * CHANNELS) * rows * columns
+        num_numbers = num_images.to(tl.int64) * (GROUPS * CHANNELS) * rows * columns
         num_blocks = tl.cdiv(num_numbers, BLOCK).to(tl.int32)
         if (block >= 0) & (block < num_blocks):
             map_p, grad_p = of_layer(layer, p0, p1, p2, p3), of_layer(layer, g0, g1, g2, g3)
@@ -51,12 +84,13 @@ def empty_gradient(
             # The loss carries the number of images, the mean divides by it.
             scale = tl.load(upstream_p) * obj_gain * tl.load(balance_p + layer) / (ANCHORS * rows * columns)
             step = channel_stride(table_p, layer)
-            rest = begin % (CHANNELS * step)
-            number = begin // (CHANNELS * step) * step + tl.minimum(tl.maximum(rest - 4 * step, 0), step)
-            while _objectness_at(number, step, CHANNELS) < end:
-                cell_at = _objectness_at(number + tl.arange(0, LANES), step, CHANNELS)
+            number = _first_objectness(begin, step, places_p, HEADS * ANCHORS, CHANNELS)
+            while _objectness_at(number, step, places_p, HEADS * ANCHORS, CHANNELS) < end:
+                lanes = number + tl.arange(0, LANES)
+                cell_at = _objectness_at(lanes, step, places_p, HEADS * ANCHORS, CHANNELS)
                 logit = tl.load(map_p + cell_at, mask=cell_at < end, other=0.0).to(tl.float32)
-                gradient = scale * bce_gradient(logit, 0.0, obj_pw, gamma, FOCAL)
+                weight = head_weight(heads_p, lanes // step // ANCHORS, HEADS, CLASSES)
+                gradient = scale * weight * bce_gradient(logit, 0.0, obj_pw, gamma, FOCAL)
                 tl.store(grad_p + cell_at, gradient.to(grad_p.dtype.element_ty), mask=cell_at < end)
                 number += LANES
         block -= num_blocks
@@ -64,10 +98,11 @@ def empty_gradient(
 
 @triton.jit(do_not_specialize=["num_slots", "num_images"])
 def match_gradient(
-    p0, p1, p2, p3, g0, g1, g2, g3, table_p, anchor_p, targets_p,
+    p0, p1, p2, p3, g0, g1, g2, g3, table_p, heads_p, anchor_p, targets_p,
     place_p, image_p, target_p, link_p, balance_p, count_p, upstream_p,
     num_slots, num_images, box_gain, obj_gain, cls_gain, gr, smoothing, cls_pw, obj_pw, gamma,
-    ANCHORS: tl.constexpr, CLASSES: tl.constexpr, AT_ONCE: tl.constexpr, COLUMNS: tl.constexpr, FOCAL: tl.constexpr,
+    LAYERS: tl.constexpr, ANCHORS: tl.constexpr, HEADS: tl.constexpr, CLASSES: tl.constexpr,
+    AT_ONCE: tl.constexpr, COLUMNS: tl.constexpr, FOCAL: tl.constexpr,
 ):  # fmt: skip
     """Gradient of all channels of the matched cells."""
     lane = tl.arange(0, COLUMNS)
@@ -83,16 +118,18 @@ def match_gradient(
             layer, _, _, _ = unpack(place)
             columns, rows = layer_sides(table_p, layer)
             step = channel_stride(table_p, layer)
-            share = upstream * num_images / tl.maximum(tl.load(count_p + layer), 1.0)
-            map_p = cell_pointer(p0, p1, p2, p3, table_p, place, image)
-            grad_p = cell_pointer(g0, g1, g2, g3, table_p, place, image)
+            weighted = upstream * head_weight(heads_p, image, HEADS, CLASSES)
+            group = group_of(image, layer, LAYERS, HEADS)
+            share = weighted * num_images / tl.maximum(tl.load(count_p + group), 1.0)
+            map_p = cell_pointer(p0, p1, p2, p3, table_p, place, image, ANCHORS, HEADS)
+            grad_p = cell_pointer(g0, g1, g2, g3, table_p, place, image, ANCHORS, HEADS)
             anchor_w, anchor_h = anchor_size(anchor_p, place, ANCHORS)
             true_x, true_y, true_w, true_h = true_box(targets_p, table_p, target, place, writes)
             lx, ly, lw, lh, objectness = read_logits(map_p, step, writes)
             x, y, w, h = decode(lx, ly, lw, lh, anchor_w, anchor_h)
             overlap, by_x, by_y, by_w, by_h = ciou(x, y, w, h, true_x, true_y, true_w, true_h)
             true_objectness = (1 - gr) + gr * tl.maximum(overlap, 0.0)
-            by_objectness = upstream * obj_gain * tl.load(balance_p + layer) / (ANCHORS * rows * columns)
+            by_objectness = weighted * obj_gain * tl.load(balance_p + layer) / (ANCHORS * rows * columns)
             by_objectness *= bce_gradient(objectness, true_objectness, obj_pw, gamma, FOCAL)
             # The matches of the cell before the last one, backwards.
             before = (link >> 1) - 1
@@ -115,10 +152,11 @@ def match_gradient(
             tl.store(grad_p + 3 * step, (scale * by_h * dh).to(kind), mask=writes)
             tl.store(grad_p + 4 * step, by_objectness.to(kind), mask=writes)
             if CLASSES > 1:
-                scale = cls_gain * share / CLASSES
+                scale = cls_gain * share * class_share(heads_p, image, HEADS, CLASSES)
                 for begin in range(0, CLASSES, AT_ONCE):
                     one_class = begin + tl.arange(0, AT_ONCE)[None, :]
                     there = writes[:, None] & (one_class < CLASSES)
+                    there = is_own_class(heads_p, image, one_class, there, HEADS, CLASSES)
                     channel = (5 + one_class) * step[:, None]
                     logit = tl.load(map_p[:, None] + channel, mask=there, other=0.0).to(tl.float32)
                     gradient = tl.zeros([COLUMNS, AT_ONCE], tl.float32)

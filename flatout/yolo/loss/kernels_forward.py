@@ -8,7 +8,14 @@ Function arguments that end in _p are pointers.
 import triton
 import triton.language as tl
 
-from flatout.yolo.assign.kernels_layers import cell_offset, channel_stride, layer_sides, of_layer, unpack
+from flatout.yolo.assign.kernels_layers import (
+    cell_offset,
+    channel_stride,
+    is_own_class,
+    layer_sides,
+    of_layer,
+    unpack,
+)
 from flatout.yolo.loss.kernels_math import bce, ciou, decode
 
 SUMS = 4
@@ -17,10 +24,38 @@ _SUMS: tl.constexpr = tl.constexpr(SUMS)
 
 
 @triton.jit
-def cell_pointer(p0, p1, p2, p3, table_p, place, image):
+def cell_pointer(p0, p1, p2, p3, table_p, place, image, ANCHORS: tl.constexpr, HEADS: tl.constexpr):
     """Pointer to the first channel of a cell."""
     layer, anchor, row, column = unpack(place)
-    return of_layer(layer, p0, p1, p2, p3) + cell_offset(table_p, layer, image, anchor, row, column)
+    offset = cell_offset(table_p, layer, image, anchor, row, column, ANCHORS, HEADS)
+    return of_layer(layer, p0, p1, p2, p3) + offset
+
+
+@triton.jit
+def head_weight(heads_p, image, HEADS: tl.constexpr, CLASSES: tl.constexpr):
+    """What the losses of an image's head are multiplied by."""
+    weight = 1.0
+    if HEADS > 0:
+        weight = tl.load(heads_p + image % HEADS * (2 + CLASSES))
+    return weight
+
+
+@triton.jit
+def class_share(heads_p, image, HEADS: tl.constexpr, CLASSES: tl.constexpr):
+    """One over the number of classes of an image's head; 0 if it has only one."""
+    share = 1.0 / CLASSES
+    if HEADS > 0:
+        share = tl.load(heads_p + image % HEADS * (2 + CLASSES) + 1)
+    return share
+
+
+@triton.jit
+def group_of(image, layer, LAYERS: tl.constexpr, HEADS: tl.constexpr):
+    """Matches are counted per layer, and of several heads for each on its own."""
+    group = layer
+    if HEADS > 0:
+        group = image % HEADS * LAYERS + layer
+    return group
 
 
 @triton.jit
@@ -82,14 +117,15 @@ def _same_cell(
 
 @triton.jit(do_not_specialize=["num_slots"])
 def match_terms(
-    p0, p1, p2, p3, table_p, anchor_p, targets_p,
+    p0, p1, p2, p3, table_p, heads_p, anchor_p, targets_p,
     place_p, image_p, target_p, first_row_p, first_slot_p,
     link_p, partial_p,
     num_slots, gr, smoothing, cls_pw, obj_pw, gamma,
-    LAYERS: tl.constexpr, ANCHORS: tl.constexpr, SLOTS: tl.constexpr, CLASSES: tl.constexpr, AT_ONCE: tl.constexpr,
+    LAYERS: tl.constexpr, ANCHORS: tl.constexpr, HEADS: tl.constexpr, CLASSES: tl.constexpr,
+    SLOTS: tl.constexpr, AT_ONCE: tl.constexpr,
     COLUMNS: tl.constexpr, OTHERS: tl.constexpr, WIDTH: tl.constexpr, FOCAL: tl.constexpr,
 ):  # fmt: skip
-    """Box, class and objectness terms of the matches, summed per layer.
+    """Box, class and objectness terms of the matches, summed per layer, or per head and layer.
 
     link, for the backward pass: twice the slot of the cell's match before this one plus one, plus 1 if it is the last.
     """
@@ -105,7 +141,7 @@ def match_terms(
             image = tl.load(image_p + slot, mask=valid, other=0)
             layer, _, _, _ = unpack(place)
             step = channel_stride(table_p, layer)
-            map_p = cell_pointer(p0, p1, p2, p3, table_p, place, image)
+            map_p = cell_pointer(p0, p1, p2, p3, table_p, place, image, ANCHORS, HEADS)
             lx, ly, lw, lh, objectness = read_logits(map_p, step, valid)
             anchor_w, anchor_h = anchor_size(anchor_p, place, ANCHORS)
             x, y, w, h = decode(lx, ly, lw, lh, anchor_w, anchor_h)
@@ -123,35 +159,39 @@ def match_terms(
                 for begin in range(0, CLASSES, AT_ONCE):
                     one_class = begin + tl.arange(0, AT_ONCE)[None, :]
                     there = valid[:, None] & (one_class < CLASSES)
+                    there = is_own_class(heads_p, image, one_class, there, HEADS, CLASSES)
                     logit = tl.load(map_p[:, None] + (5 + one_class) * step[:, None], mask=there, other=0.0)
                     true_class = tl.where(one_class == class_id, 1 - 0.5 * smoothing, 0.5 * smoothing)
                     loss = bce(logit.to(tl.float32), true_class, cls_pw, gamma, FOCAL)
                     cls += tl.sum(tl.where(there, loss, 0.0), 1)
-            for one in tl.static_range(LAYERS):
-                here = valid & (layer == one)
-                at = sum_index - one * _SUMS
-                sums += tl.where(at == 0, tl.sum(tl.where(here, 1 - overlap, 0.0), 0), 0.0)
-                sums += tl.where(at == 1, tl.sum(tl.where(here, cls, 0.0), 0), 0.0)
-                sums += tl.where(at == 2, tl.sum(tl.where(here & last, gain, 0.0), 0), 0.0)
-                sums += tl.where(at == 3, tl.sum(here.to(tl.float32), 0), 0.0)
+                cls *= class_share(heads_p, image, HEADS, CLASSES)
+            kind = (sum_index % _SUMS)[:, None]
+            group = group_of(image, layer, LAYERS, HEADS)
+            here = ((sum_index // _SUMS)[:, None] == group[None, :]) & valid[None, :]
+            term = tl.where(kind == 0, (1 - overlap)[None, :], tl.where(kind == 1, cls[None, :], 1.0))
+            term = tl.where(kind == 2, tl.where(last, gain, 0.0)[None, :], term)
+            sums += tl.sum(tl.where(here, term, 0.0), 1)
     tl.store(partial_p + tl.program_id(0) * WIDTH + sum_index, sums)
 
 
 @triton.jit
-def cell_of(index, table_p, layer, ANCHORS: tl.constexpr):
-    """Offset in its map of the cell with a running number, in the order of the map's axes."""
+def cell_of(index, table_p, layer, ANCHORS: tl.constexpr, HEADS: tl.constexpr):
+    """Offset in its map of the cell with a running number, in the order of the axes image, anchor, row, column."""
     columns, rows = layer_sides(table_p, layer)
     line = index // columns
     plane = line // rows
-    return cell_offset(table_p, layer, plane // ANCHORS, plane % ANCHORS, line % rows, index % columns)
+    image = plane // ANCHORS
+    return cell_offset(table_p, layer, image, plane % ANCHORS, line % rows, index % columns, ANCHORS, HEADS)
 
 
 @triton.jit(do_not_specialize=["num_images"])
 def empty_objectness(
-    p0, p1, p2, p3, table_p, partial_p, num_images, obj_pw, gamma,
-    LAYERS: tl.constexpr, ANCHORS: tl.constexpr, BLOCK: tl.constexpr, FOCAL: tl.constexpr,
+    p0, p1, p2, p3, table_p, heads_p, partial_p, num_images, obj_pw, gamma,
+    LAYERS: tl.constexpr, ANCHORS: tl.constexpr, HEADS: tl.constexpr, CLASSES: tl.constexpr,
+    BLOCK: tl.constexpr, FOCAL: tl.constexpr,
 ):  # fmt: skip
-    """Objectness loss of all cells as if nothing were there, summed per layer; matches correct it in `match_terms`."""
+    """Objectness loss of all cells as if nothing were there, by the weight of their head and summed per layer; matches
+    correct it in `match_terms`. `num_images` counts every head of a picture."""
     for layer in tl.static_range(LAYERS):
         columns, rows = layer_sides(table_p, layer)
         num_cells = num_images * ANCHORS * rows * columns
@@ -160,38 +200,43 @@ def empty_objectness(
         for block in range(tl.program_id(0), tl.cdiv(num_cells, BLOCK), tl.num_programs(0)):
             index = block * BLOCK + tl.arange(0, BLOCK)
             there = index < num_cells
-            logit = tl.load(map_p + cell_of(index, table_p, layer, ANCHORS), mask=there, other=0.0).to(tl.float32)
-            sums += tl.where(there, bce(logit, 0.0, obj_pw, gamma, FOCAL), 0.0)
+            offset = cell_of(index, table_p, layer, ANCHORS, HEADS)
+            logit = tl.load(map_p + offset, mask=there, other=0.0).to(tl.float32)
+            weight = head_weight(heads_p, index // (ANCHORS * rows * columns), HEADS, CLASSES)
+            sums += tl.where(there, bce(logit, 0.0, obj_pw, gamma, FOCAL) * weight, 0.0)
         tl.store(partial_p + tl.program_id(0) * LAYERS + layer, tl.sum(sums, 0))
 
 
 @triton.jit(do_not_specialize=["num_images"])
 def sum_up(
-    table_p, balance_p, match_partial_p, empty_partial_p, total_p, items_p, objectness_p, count_p,
+    table_p, heads_p, balance_p, match_partial_p, empty_partial_p, total_p, items_p, objectness_p, count_p,
     num_images, box_gain, obj_gain, cls_gain,
-    LAYERS: tl.constexpr, ANCHORS: tl.constexpr, CLASSES: tl.constexpr,
+    LAYERS: tl.constexpr, ANCHORS: tl.constexpr, HEADS: tl.constexpr, CLASSES: tl.constexpr,
     WIDTH: tl.constexpr, PROGRAMS: tl.constexpr, MATCHES: tl.constexpr,
 ):  # fmt: skip
-    """One program: the loss and its parts from all partial sums; also how many matches each layer has."""
+    """One program: the loss and its parts from all partial sums; also how many matches each layer has, or each layer of
+    each head. `num_images` counts pictures."""
     program = tl.arange(0, PROGRAMS)
-    box = 0.0
-    obj = 0.0
-    cls = 0.0
+    box = tl.full([], 0.0, tl.float32)
+    obj = tl.full([], 0.0, tl.float32)
+    cls = tl.full([], 0.0, tl.float32)
     for layer in tl.static_range(LAYERS):
         columns, rows = layer_sides(table_p, layer)
         objectness = tl.sum(tl.load(empty_partial_p + program * LAYERS + layer), 0)
-        count = 0.0
         if MATCHES:
-            sums_p = match_partial_p + program * WIDTH + layer * _SUMS
-            count = tl.sum(tl.load(sums_p + 3), 0)
-            share = 1.0 / tl.maximum(count, 1.0)
-            box += tl.sum(tl.load(sums_p), 0) * share
-            cls += tl.sum(tl.load(sums_p + 1), 0) * share / CLASSES
-            objectness += tl.sum(tl.load(sums_p + 2), 0)
+            for head in range(HEADS if HEADS > 0 else 1):
+                group = group_of(head, layer, LAYERS, HEADS)
+                weight = head_weight(heads_p, head, HEADS, CLASSES)
+                sums_p = match_partial_p + program * WIDTH + group * _SUMS
+                count = tl.sum(tl.load(sums_p + 3), 0)
+                share = weight / tl.maximum(count, 1.0)
+                box += tl.sum(tl.load(sums_p), 0) * share
+                cls += tl.sum(tl.load(sums_p + 1), 0) * share
+                objectness += tl.sum(tl.load(sums_p + 2), 0) * weight
+                tl.store(count_p + group, count)
         objectness = objectness / (num_images * ANCHORS * rows * columns)
         obj += objectness * tl.load(balance_p + layer)
         tl.store(objectness_p + layer, objectness)
-        tl.store(count_p + layer, count)
     box *= box_gain
     obj *= obj_gain
     cls *= cls_gain

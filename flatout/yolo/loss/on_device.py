@@ -4,6 +4,8 @@ Forward reads each map's objectness once and the matched cells once; backward wr
 matched cells over it.
 """
 
+import bisect
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,9 +13,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flatout.yolo.assign.layer_table import layer_table
+from flatout.yolo.assign.heads import Heads, num_classes
+from flatout.yolo.assign.joined_map import objectness_channels
+from flatout.yolo.assign.layer_table import layer_table, without_waiting
 from flatout.yolo.assign.matches import Anchors, Matches, Spans
-from flatout.yolo.assign.on_device import PROGRAMS, classes_at_once, four_maps, plain_float, power_of_two
+from flatout.yolo.assign.on_device import (
+    PROGRAMS,
+    classes_at_once,
+    four_maps,
+    outputs_of,
+    plain_float,
+    power_of_two,
+)
 from flatout.yolo.launch import start
 from flatout.yolo.loss import kernels_backward, kernels_forward
 from flatout.yolo.loss.config import LossConfig
@@ -31,14 +42,38 @@ def device_head_loss(
     config: LossConfig,
     balance_L: Tensor,
     weight: float,
+    heads: Heads | None = None,
 ) -> LossParts:
-    """`head_loss` for matches kept in slots by the kernels of assign/on_device.py."""
+    """`head_loss` for matches kept in slots by the kernels of assign/on_device.py; `heads` where maps are joined."""
     assert matches.spans is not None
     dense = [each if _is_dense(each) else each.contiguous() for each in maps]
+    num_anchors = anchors.size_LA2.shape[1]
     head = _Head(
-        dense, layer_table(dense), plain_float(targets_T6), *matches[:3], plain_float(anchors.size_LA2), balance_L
+        dense,
+        layer_table(dense, outputs_of(heads)),
+        balance_L if heads is None else heads.table_HF,
+        balance_L if heads is None else _places(heads.groups.outputs_H, num_anchors, balance_L.device),
+        plain_float(targets_T6),
+        *matches[:3],
+        plain_float(anchors.size_LA2),
+        balance_L,
     )
-    return LossParts(*_HeadLoss.apply(config, weight, matches.spans, *_flatten(head)))
+    sizes = _Sizes(
+        LAYERS=len(dense),
+        ANCHORS=num_anchors,
+        HEADS=0 if heads is None else heads.num,
+        CLASSES=num_classes(dense, heads),
+    )
+    return LossParts(*_HeadLoss.apply(config, weight, matches.spans, sizes, *_flatten(head)))
+
+
+@functools.lru_cache(maxsize=64)
+def _places(outputs_H: tuple[int, ...], num_anchors: int, device: torch.device) -> Tensor:
+    """int32: the objectness channels of a joined map, then how many of them come before channel 0, 1, ... and the end.
+    The first call copies it to the device."""
+    places = objectness_channels(outputs_H, num_anchors, torch.device("cpu")).tolist()
+    before = [bisect.bisect_left(places, channel) for channel in range(num_anchors * sum(outputs_H) + 1)]
+    return without_waiting(torch.tensor([*places, *before], dtype=torch.int32), device)
 
 
 def _is_dense(one_map: Tensor) -> bool:
@@ -56,6 +91,9 @@ class _Head(NamedTuple):
 
     maps: list[Tensor]
     table: Tensor
+    heads_HF: Tensor
+    """Of joined maps (assign/heads.py); else anything."""
+    places: Tensor
     targets_T6: Tensor
     place_M: Tensor
     image_M: Tensor
@@ -63,28 +101,38 @@ class _Head(NamedTuple):
     anchors_LA2: Tensor
     balance_L: Tensor
 
-    @property
-    def num_classes(self) -> int:
-        return self.maps[0].shape[4] - 5
 
-    def sizes(self) -> dict[str, int]:
-        """Constants of most kernels."""
-        num_layers, num_anchors, _ = self.anchors_LA2.shape
-        return {"LAYERS": num_layers, "ANCHORS": num_anchors}
+class _Sizes(NamedTuple):
+    """Constants of the kernels, by the names they have there."""
+
+    LAYERS: int
+    ANCHORS: int
+    HEADS: int
+    """Of joined maps; 0 for the maps of a single head."""
+    CLASSES: int
+
+    @property
+    def num_heads(self) -> int:
+        return max(self.HEADS, 1)
+
+    @property
+    def sums_width(self) -> int:
+        """Sums that a program leaves."""
+        return kernels_forward.SUMS * power_of_two(self.LAYERS * self.num_heads)
 
 
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, config: LossConfig, weight: float, spans: Spans, *tensors: Tensor
+        ctx: Any, config: LossConfig, weight: float, spans: Spans, sizes: _Sizes, *tensors: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         head = _unflatten(tensors)
         link_M = torch.empty_like(head.place_M)
-        empty_sums = _sum_empty(head, config)
-        match_sums = _sum_matches(head, config, spans, link_M)
-        total, items, obj_L, count_L = _add_up(head, config, weight, empty_sums, match_sums)
-        ctx.save_for_backward(link_M, count_L, *tensors)
-        ctx.config, ctx.weight = config, weight
+        empty_sums = _sum_empty(head, sizes, config)
+        match_sums = _sum_matches(head, sizes, config, spans, link_M)
+        total, items, obj_L, count_G = _add_up(head, sizes, config, weight, empty_sums, match_sums)
+        ctx.save_for_backward(link_M, count_G, *tensors)
+        ctx.config, ctx.weight, ctx.sizes = config, weight, sizes
         ctx.mark_non_differentiable(items, obj_L)
         ctx.set_materialize_grads(False)
         return total, items, obj_L
@@ -92,12 +140,12 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-        link_M, count_L, *tensors = ctx.saved_tensors
+        link_M, count_G, *tensors = ctx.saved_tensors
         head = _unflatten(tensors)
         grads = [torch.empty_like(each) for each in head.maps]
-        _write_empty(head, ctx.config, ctx.weight, grads, upstream)
-        _write_matches(head, ctx.config, ctx.weight, grads, upstream, link_M, count_L)
-        return (None, None, None, *[None] * (len(tensors) - len(grads)), *grads)
+        _write_empty(head, ctx.sizes, ctx.config, ctx.weight, grads, upstream)
+        _write_matches(head, ctx.sizes, ctx.config, ctx.weight, grads, upstream, link_M, count_G)
+        return (None, None, None, None, *[None] * (len(tensors) - len(grads)), *grads)
 
 
 def _flatten(head: _Head) -> list[Tensor]:
@@ -110,7 +158,7 @@ def _unflatten(tensors: Sequence[Tensor]) -> _Head:
     return _Head(list(tensors[others:]), *tensors[:others])
 
 
-def _sum_empty(head: _Head, config: LossConfig) -> Tensor:
+def _sum_empty(head: _Head, sizes: _Sizes, config: LossConfig) -> Tensor:
     """Objectness loss of all cells as if they were empty: partial sums [programs, L]."""
     sums = head.balance_L.new_empty(PROGRAMS * len(head.maps))
     start(
@@ -118,28 +166,31 @@ def _sum_empty(head: _Head, config: LossConfig) -> Tensor:
         PROGRAMS,
         *four_maps(head.maps),
         head.table,
+        head.heads_HF,
         sums,
-        head.maps[0].shape[0],
+        head.maps[0].shape[0] * sizes.num_heads,
         config.obj_pw,
         config.fl_gamma,
-        **head.sizes(),
+        **sizes._asdict(),
         BLOCK=512,
         FOCAL=config.fl_gamma > 0,
     )
     return sums
 
 
-def _sum_matches(head: _Head, config: LossConfig, spans: Spans, link_M: Tensor) -> Tensor | None:
-    """Terms of the matches: partial sums [programs, layers x kinds of sum]; none without targets. Fills link_M."""
+def _sum_matches(head: _Head, sizes: _Sizes, config: LossConfig, spans: Spans, link_M: Tensor) -> Tensor | None:
+    """Terms of the matches: partial sums [programs, heads x layers x kinds of sum]; none without targets. Fills
+    link_M."""
     if not len(link_M):
         return None
-    width = kernels_forward.SUMS * power_of_two(len(head.maps))
+    width = sizes.sums_width
     sums = head.balance_L.new_empty(PROGRAMS * width)
     start(
         kernels_forward.match_terms,
         PROGRAMS,
         *four_maps(head.maps),
         head.table,
+        head.heads_HF,
         head.anchors_LA2,
         head.targets_T6,
         head.place_M,
@@ -155,10 +206,9 @@ def _sum_matches(head: _Head, config: LossConfig, spans: Spans, link_M: Tensor) 
         config.cls_pw,
         config.obj_pw,
         config.fl_gamma,
-        **head.sizes(),
+        **sizes._asdict(),
         SLOTS=spans.slots_per_target,
-        CLASSES=head.num_classes,
-        AT_ONCE=classes_at_once(head.num_classes),
+        AT_ONCE=classes_at_once(sizes.CLASSES),
         COLUMNS=8,
         OTHERS=64,
         WIDTH=width,
@@ -169,15 +219,16 @@ def _sum_matches(head: _Head, config: LossConfig, spans: Spans, link_M: Tensor) 
 
 
 def _add_up(
-    head: _Head, config: LossConfig, weight: float, empty_sums: Tensor, match_sums: Tensor | None
+    head: _Head, sizes: _Sizes, config: LossConfig, weight: float, empty_sums: Tensor, match_sums: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Total, items, objectness of the layers, and the number of matches of each."""
-    num_layers = len(head.maps)
-    results = tuple(head.balance_L.new_empty(shape) for shape in ((), (4,), (num_layers,), (num_layers,)))
+    """Total, items, objectness of the layers, and the number of matches of each, of several heads one by one."""
+    shapes = ((), (4,), (sizes.LAYERS,), (sizes.LAYERS * sizes.num_heads,))
+    results = tuple(head.balance_L.new_empty(shape) for shape in shapes)
     start(
         kernels_forward.sum_up,
         1,
         head.table,
+        head.heads_HF,
         head.balance_L,
         empty_sums if match_sums is None else match_sums,
         empty_sums,
@@ -186,31 +237,36 @@ def _add_up(
         config.box * weight,
         config.obj * weight,
         config.cls * weight,
-        **head.sizes(),
-        CLASSES=head.num_classes,
-        WIDTH=kernels_forward.SUMS * power_of_two(num_layers),
+        **sizes._asdict(),
+        WIDTH=sizes.sums_width,
         PROGRAMS=PROGRAMS,
         MATCHES=match_sums is not None,
     )
     return results
 
 
-def _write_empty(head: _Head, config: LossConfig, weight: float, grads: list[Tensor], upstream: Tensor) -> None:
+def _write_empty(
+    head: _Head, sizes: _Sizes, config: LossConfig, weight: float, grads: list[Tensor], upstream: Tensor
+) -> None:
     """The whole gradient as if all cells were empty."""
+    is_joined = sizes.HEADS > 0
     start(
         kernels_backward.empty_gradient,
         sum(-(-each.numel() // GRADIENT_BLOCK) for each in grads),
         *four_maps(head.maps),
         *four_maps(grads),
         head.table,
+        head.heads_HF,
+        head.places,
         head.balance_L,
         upstream,
         head.maps[0].shape[0],
         config.obj * weight,
         config.obj_pw,
         config.fl_gamma,
-        **head.sizes(),
-        CHANNELS=head.maps[0].shape[4],
+        **sizes._asdict(),
+        CHANNELS=head.maps[0].shape[1 if is_joined else 4],
+        GROUPS=1 if is_joined else sizes.ANCHORS,
         BLOCK=GRADIENT_BLOCK,
         LANES=64,
         FOCAL=config.fl_gamma > 0,
@@ -219,12 +275,13 @@ def _write_empty(head: _Head, config: LossConfig, weight: float, grads: list[Ten
 
 def _write_matches(
     head: _Head,
+    sizes: _Sizes,
     config: LossConfig,
     weight: float,
     grads: list[Tensor],
     upstream: Tensor,
     link_M: Tensor,
-    count_L: Tensor,
+    count_G: Tensor,
 ) -> None:
     """The rows of the matched cells, over what `_write_empty` wrote."""
     if not len(link_M):
@@ -235,6 +292,7 @@ def _write_matches(
         *four_maps(head.maps),
         *four_maps(grads),
         head.table,
+        head.heads_HF,
         head.anchors_LA2,
         head.targets_T6,
         head.place_M,
@@ -242,7 +300,7 @@ def _write_matches(
         head.target_M,
         link_M,
         head.balance_L,
-        count_L,
+        count_G,
         upstream,
         len(link_M),
         head.maps[0].shape[0],
@@ -254,9 +312,8 @@ def _write_matches(
         config.cls_pw,
         config.obj_pw,
         config.fl_gamma,
-        ANCHORS=head.anchors_LA2.shape[1],
-        CLASSES=head.num_classes,
-        AT_ONCE=classes_at_once(head.num_classes),
+        **sizes._asdict(),
+        AT_ONCE=classes_at_once(sizes.CLASSES),
         COLUMNS=8,
         FOCAL=config.fl_gamma > 0,
         num_warps=2,

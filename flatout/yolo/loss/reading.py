@@ -7,62 +7,102 @@ Dimension key:  N matches   O channels, 5 + classes   S cells of all layers   L 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flatout.yolo.assign.cells import cell_number, gather_cells, split_by_layer
+from flatout.yolo.assign.cells import Maps, cell_number, gather_cells, split_by_layer
+from flatout.yolo.assign.joined_map import OBJECTNESS, JoinedMap
 from flatout.yolo.assign.matches import Matches, Place, unpack_place
-
-OBJECTNESS = 4
 
 
 class Entries(NamedTuple):
     """Matches layer after layer, without empty slots; int64 [N] each."""
 
     place: Place
+    image: Tensor
     cell: Tensor
     target: Tensor
     num_per_layer: list[int]
 
 
-def sort_by_layer(maps: Sequence[Tensor], matches: Matches) -> Entries:
+def sort_by_layer(maps: Sequence[Maps], matches: Matches) -> Entries:
     """Matches in list order, layer after layer. Asks the device for their number."""
     place, num_layers = unpack_place(matches.place_M), len(maps)
     layer_M = torch.where(matches.target_M >= 0, place.layer, num_layers)
     num_per_layer = torch.bincount(layer_M, minlength=num_layers)[:num_layers].tolist()
     order_N = torch.argsort(layer_M, stable=True)[: sum(num_per_layer)]
     place = Place(*(each[order_N] for each in place))
-    cell_N = cell_number(maps, matches.image_M[order_N].long(), place)
-    return Entries(place, cell_N, matches.target_M[order_N].long(), num_per_layer)
+    image_N = matches.image_M[order_N].long()
+    cell_N = cell_number(maps, image_N, place)
+    return Entries(place, image_N, cell_N, matches.target_M[order_N].long(), num_per_layer)
 
 
-def read_cells(maps: Sequence[Tensor], entries: Entries) -> tuple[Tensor, Tensor]:
+def read_cells(maps: Sequence[Maps], entries: Entries) -> tuple[Tensor, Tensor]:
     """All channels of the matched cells [N, O], and the objectness logits of all cells [S]; float32."""
     cells = split_by_layer(maps, entries.cell, entries.num_per_layer)
-    logits_NO, objectness_S = _ReadCells.apply(cells, *maps)
+    values = [one_map.values_BNYX if isinstance(one_map, JoinedMap) else one_map for one_map in maps]
+    logits_NO, objectness_S = _ReadCells.apply(cells, maps, *values)
     return logits_NO, objectness_S
 
 
 class _ReadCells(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, cells: list[Tensor], *maps: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, cells: list[Tensor], maps: Sequence[Maps], *values: Tensor) -> tuple[Tensor, Tensor]:
         ctx.cells = cells
-        ctx.kinds = [(each.shape, each.dtype) for each in maps]
-        objectness = [one_map[..., OBJECTNESS].reshape(-1) for one_map in maps]
+        # Where things are is all that the gradient needs: of maps of a single head their shapes, not their values.
+        ctx.places = [
+            _InJoined(one_map) if isinstance(one_map, JoinedMap) else _InMap(one_map.shape) for one_map in maps
+        ]
+        ctx.kinds = [(each.shape, each.dtype) for each in values]
+        objectness = [place.objectness(each).reshape(-1) for place, each in zip(ctx.places, values, strict=True)]
         return gather_cells(maps, cells), torch.cat(objectness).float()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logits_NO: Tensor, grad_objectness_S: Tensor) -> tuple[Tensor | None, ...]:
-        grads: list[Tensor | None] = [None]
+        grads: list[Tensor | None] = [None, None]
         logits = grad_logits_NO.split([len(cell_n) for cell_n in ctx.cells])
-        objectness = grad_objectness_S.split([shape[:4].numel() for shape, _ in ctx.kinds])
-        for (shape, dtype), cell_n, grad_nO, grad_s in zip(ctx.kinds, ctx.cells, logits, objectness, strict=True):
+        objectness = grad_objectness_S.split([place.num_cells for place in ctx.places])
+        for (shape, dtype), place, cell_n, grad_nO, grad_s in zip(
+            ctx.kinds, ctx.places, ctx.cells, logits, objectness, strict=True
+        ):
             grad = torch.zeros(shape, dtype=dtype, device=grad_s.device)
-            grad[..., OBJECTNESS] = grad_s.view(shape[:4])
-            grad.view(-1, shape[4]).index_add_(0, cell_n, grad_nO.to(dtype))
+            place.write(grad, cell_n, grad_nO.to(dtype), grad_s.to(dtype))
             grads.append(grad)
         return tuple(grads)
+
+
+class _InMap:
+    """Where cells are in the map of a single head, [images, anchors, rows, columns, channels]."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        self.num_cells = shape[:4].numel()
+
+    def objectness(self, values: Tensor) -> Tensor:
+        return values[..., OBJECTNESS]
+
+    def write(self, grad: Tensor, cell_n: Tensor, grad_nO: Tensor, grad_s: Tensor) -> None:
+        grad[..., OBJECTNESS] = grad_s.view(grad.shape[:4])
+        grad.view(-1, grad.shape[4]).index_add_(0, cell_n, grad_nO)
+
+
+class _InJoined:
+    """Where the cells of images are in a joined map, [pictures, channels, rows, columns]."""
+
+    def __init__(self, joined: JoinedMap) -> None:
+        # Without the values: the map is not kept for the backward pass.
+        values = joined.values_BNYX.new_empty(()).expand(joined.values_BNYX.shape)
+        self._joined = replace(joined, values_BNYX=values)
+        self.num_cells = joined.shape[:4].numel()
+
+    def objectness(self, values: Tensor) -> Tensor:
+        return values[:, self._joined.objectness_channels()]
+
+    def write(self, grad: Tensor, cell_n: Tensor, grad_nO: Tensor, grad_s: Tensor) -> None:
+        batch, _, rows, columns = grad.shape
+        grad[:, self._joined.objectness_channels()] = grad_s.view(batch, -1, rows, columns)
+        grad.index_put_(self._joined.index_of(cell_n), grad_nO, accumulate=True)

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flatout.yolo.assign.cells import cells_per_layer, last_of_same_cell
+from flatout.yolo.assign.cells import Maps, cells_per_layer, last_of_same_cell
+from flatout.yolo.assign.heads import Heads
 from flatout.yolo.assign.matches import Anchors, Matches
 from flatout.yolo.boxes import paired_ciou
 from flatout.yolo.loss.config import LossConfig
@@ -18,32 +19,41 @@ from flatout.yolo.loss.reading import Entries, read_cells, sort_by_layer
 
 
 def torch_head_loss(
-    maps: Sequence[Tensor],
+    maps: Sequence[Maps],
     targets_T6: Tensor,
     matches: Matches,
     anchors: Anchors,
     config: LossConfig,
     balance_L: Tensor,
     weight: float,
+    heads: Heads | None = None,
 ) -> LossParts:
-    """`head_loss` for any device. On a GPU it waits for the number of matches."""
+    """`head_loss` for any device; `heads` where they are views of joined maps. On a GPU it waits for the number of
+    matches."""
     entries = sort_by_layer(maps, matches)
     logits_NO, objectness_S = read_cells(maps, entries)
     ciou_N = paired_ciou(*_boxes(logits_NO, targets_T6, maps, entries, anchors))
-    share_N = _share_of_layer(entries.num_per_layer, logits_NO)
+    share_N = (
+        _share_of_layer(entries.num_per_layer, logits_NO)
+        if heads is None
+        else _share_of_head(heads, entries, num_layers=len(maps))
+    )
     box = torch.dot(1 - ciou_N, share_N)
-    cls = torch.dot(_class_loss(logits_NO[:, 5:], targets_T6[entries.target, 1].long(), config), share_N)
+    class_N = targets_T6[entries.target, 1].long()
+    cls = torch.dot(_class_loss(logits_NO[:, 5:], class_N, config, heads, entries.image), share_N)
     true_S = _true_objectness(entries, ciou_N.detach(), config.gr, len(objectness_S))
     obj_S = _bce(objectness_S, true_S, config.obj_pw, config)
-    obj_L = torch.stack([layer.mean() for layer in obj_S.split(cells_per_layer(maps))])
+    num_images, layers = maps[0].shape[0], obj_S.split(cells_per_layer(maps))
+    obj_L = torch.stack([_mean_of_cells(layer, heads, num_images) for layer in layers])
     parts_3 = torch.stack((config.box * box, config.obj * torch.dot(obj_L, balance_L), config.cls * cls)) * weight
     total = parts_3.sum()
     items_4 = torch.cat((parts_3, total[None])).detach()
-    return LossParts(total * maps[0].shape[0], items_4, obj_L.detach())
+    num_pictures = num_images if heads is None else num_images // heads.num
+    return LossParts(total * num_pictures, items_4, obj_L.detach())
 
 
 def _boxes(
-    logits_NO: Tensor, targets_T6: Tensor, maps: Sequence[Tensor], entries: Entries, anchors: Anchors
+    logits_NO: Tensor, targets_T6: Tensor, maps: Sequence[Maps], entries: Entries, anchors: Anchors
 ) -> tuple[Tensor, Tensor]:
     """Predicted and true boxes in cells, relative to the corner of the matched cell, cxcywh [N, 4]."""
     layer_N, anchor_N, row_N, column_N = entries.place
@@ -61,14 +71,33 @@ def _share_of_layer(num_per_layer: Sequence[int], like: Tensor) -> Tensor:
     return shares_L.repeat_interleave(torch.tensor(num_per_layer, device=like.device), output_size=len(like))
 
 
-def _class_loss(logits_NC: Tensor, class_N: Tensor, config: LossConfig) -> Tensor:
+def _share_of_head(heads: Heads, entries: Entries, *, num_layers: int) -> Tensor:
+    """The head's weight over the number of its matches in a match's layer. float32 [N]"""
+    head_N = entries.image % heads.num
+    group_N = head_N * num_layers + entries.place.layer
+    num_G = torch.bincount(group_N, minlength=heads.num * num_layers)
+    return heads.weight_H[head_N] / num_G[group_N]
+
+
+def _mean_of_cells(loss_S: Tensor, heads: Heads | None, num_images: int) -> Tensor:
+    """Mean over the cells of a layer; of several heads the sum of their means, by weight."""
+    if heads is None:
+        return loss_S.mean()
+    return torch.dot(loss_S.view(num_images // heads.num, heads.num, -1).mean((0, 2)), heads.weight_H)
+
+
+def _class_loss(logits_NC: Tensor, class_N: Tensor, config: LossConfig, heads: Heads | None, image_N: Tensor) -> Tensor:
     """Mean over the classes of each match, [N]; zero where there is only one class to choose from."""
     num_classes = logits_NC.shape[1]
     if num_classes == 1:
         return logits_NC.new_zeros(len(logits_NC))
     true_NC = torch.full_like(logits_NC, 0.5 * config.label_smoothing)
     true_NC.scatter_(1, class_N[:, None], 1 - 0.5 * config.label_smoothing)
-    return _bce(logits_NC, true_NC, config.cls_pw, config).mean(1)
+    loss_NC = _bce(logits_NC, true_NC, config.cls_pw, config)
+    if heads is None:
+        return loss_NC.mean(1)
+    head_N = image_N % heads.num
+    return (loss_NC * heads.own_HP[head_N]).sum(1) * heads.class_share_H[head_N]
 
 
 def _true_objectness(entries: Entries, ciou_N: Tensor, gr: float, num_cells: int) -> Tensor:

@@ -7,6 +7,9 @@ something was found, and images without any detection or without any label do no
 Dimension key:  B images   C classes   D detections   L labels   P pairs of a detection and a label of its image
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +33,10 @@ class ConfusionMatrix:
         num_cells = (self.num_classes + 1) ** 2
         counts = torch.bincount(cells, minlength=num_cells)[:num_cells]
         self._counts = counts if self._counts is None else self._counts + counts
+
+    def hold(self, counts: Sequence[np.ndarray]) -> None:
+        """From here on the sum of these, each as `counts` gives it."""
+        self._counts = torch.from_numpy(np.sum(counts, axis=0)).flatten() if counts else None
 
     def counts(self) -> Tensor:
         """int64 [C + 1, C + 1] on the host; the last row and column are the background."""

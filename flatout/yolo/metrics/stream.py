@@ -36,10 +36,11 @@ class Evaluator:
     def __init__(self, num_classes: int, *, confusion: bool = False, v5_metric: bool = False) -> None:
         """`confusion` also counts what is taken for what; `v5_metric` lets recall curves end at 1."""
         self.num_classes = num_classes
-        self._confusion = ConfusionMatrix(num_classes) if confusion else None
+        self.confusion = ConfusionMatrix(num_classes) if confusion else None
         self._v5_metric = v5_metric
-        self._batches: list[Matches] = []
-        self._num_images = 0
+        self.batches: list[Matches] = []
+        """In the order they came. Several ranks put theirs together here (evaluate/shares.py)."""
+        self.num_images = 0
 
     @torch.no_grad()
     def update(
@@ -54,18 +55,18 @@ class Evaluator:
         found = found._replace(row_D6=torch.cat((box_D4, found.row_D6[:, 4:]), dim=1))
         labels = labels_in_pictures(target_T6, letterbox, input_hw)
         right_DK = match_to_labels(found, labels)
-        self._batches.append(Matches(right_DK, found.score_D, found.class_D, labels.class_L))
-        self._num_images += found.num_images
-        if self._confusion is not None:
-            self._confusion.update(found, labels)
+        self.batches.append(Matches(right_DK, found.score_D, found.class_D, labels.class_L))
+        self.num_images += found.num_images
+        if self.confusion is not None:
+            self.confusion.update(found, labels)
         return found
 
     def matches(self) -> Matches:
         """All batches so far, on the host. The host waits for the device, once."""
-        if not self._batches:
+        if not self.batches:
             nothing = torch.zeros(0)
             return Matches(torch.zeros(0, len(IOU_THRESHOLDS)).bool(), nothing, nothing.long(), nothing.long())
-        return Matches(*(torch.cat(column).cpu() for column in zip(*self._batches, strict=True)))
+        return Matches(*(torch.cat(column).cpu() for column in zip(*self.batches, strict=True)))
 
     def result(self) -> Evaluation:
         """Sum up all batches so far; more may follow."""
@@ -83,7 +84,7 @@ class Evaluator:
         )
         precision, recall, map50, map50_95 = _means(scores)
         return Evaluation(
-            num_images=self._num_images,
+            num_images=self.num_images,
             num_labels=len(label_class_L),
             num_classes=self.num_classes,
             precision=precision,
@@ -91,7 +92,7 @@ class Evaluator:
             map50=map50,
             map50_95=map50_95,
             classes=scores,
-            confusion=None if self._confusion is None else self._confusion.counts().numpy(),
+            confusion=None if self.confusion is None else self.confusion.counts().numpy(),
         )
 
     def _check(self, label_class_L: np.ndarray) -> None:

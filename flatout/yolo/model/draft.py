@@ -189,7 +189,10 @@ class _Draft:
         channels = tuple(shape.channels for shape in shapes)
         written = (origin, number, module, list(values))
         groups = self._groups(module, num_classes)
-        return Head(index, sources, module, num_classes, anchors, channels, strides, written, groups)
+        head = Head(index, sources, module, num_classes, anchors, channels, strides, written, groups)
+        if self._num_weights + head.num_outputs * sum(channels) > MAX_WEIGHTS:
+            raise ValueError(f"the network would have more than {MAX_WEIGHTS:,} parameters")
+        return head
 
     def _groups(self, module: str, num_classes: int) -> HeadConfig | None:
         written = self._config.get("head_config")

@@ -84,7 +84,7 @@ LINEAR = nn.Identity()
 
 def _normed(branch: nn.Sequential, x: Tensor) -> Tensor:
     conv, norm = branch
-    assert isinstance(norm, nn.BatchNorm2d)
+    assert isinstance(norm, nn.BatchNorm2d | nn.SyncBatchNorm)
     return norm_act(conv(x), norm, LINEAR)
 
 

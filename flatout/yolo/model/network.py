@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from flatout.yolo.model.blueprint import IMAGE, Blueprint, Head, Row, needed_rows
@@ -18,7 +17,7 @@ from flatout.yolo.model.kinds import KINDS
 from flatout.yolo.model.layers import make_layer
 from flatout.yolo.model.multihead import MultiHeadDetect, MultiHeadDetectAttention
 
-LAYERS: dict[str, type[Detect]] = {
+DETECTION_LAYERS: dict[str, type[Detect]] = {
     "Detect": Detect,
     "IDetect": IDetect,
     "IAuxDetect": IAuxDetect,
@@ -47,7 +46,9 @@ class Network(nn.Module):
         super().__init__()
         self.blueprint = blueprint
         self.names = [str(index) for index in range(blueprint.head.num_classes)]
-        self.model = nn.Sequential(*map(_make_row, blueprint.rows), LAYERS[blueprint.head.kind](blueprint.head))
+        self.model = nn.Sequential(
+            *map(_make_row, blueprint.rows), DETECTION_LAYERS[blueprint.head.kind](blueprint.head)
+        )
         head = blueprint.head
         self._training_steps = _schedule((*blueprint.rows, head))
         # Outside of training nobody reads the auxiliary outputs, so the rows that only serve them are left out.

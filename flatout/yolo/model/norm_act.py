@@ -30,7 +30,7 @@ FINISH_TILE = (256, 8)
 MOVE_TILE = 256
 
 
-def norm_act(x: Tensor, norm: nn.BatchNorm2d, act: nn.Module) -> Tensor:
+def norm_act(x: Tensor, norm: nn.BatchNorm2d | nn.SyncBatchNorm, act: nn.Module) -> Tensor:
     """act(norm(x)); in training also moves the running statistics, as `norm` does."""
     if not _suits(x, norm, act):
         y: Tensor = act(norm(x))
@@ -47,7 +47,7 @@ def norm_act(x: Tensor, norm: nn.BatchNorm2d, act: nn.Module) -> Tensor:
     return result
 
 
-def _suits(x: Tensor, norm: nn.BatchNorm2d, act: nn.Module) -> bool:
+def _suits(x: Tensor, norm: nn.BatchNorm2d | nn.SyncBatchNorm, act: nn.Module) -> bool:
     return (
         type(norm) is nn.BatchNorm2d
         and norm.training

@@ -111,7 +111,9 @@ def ticks(low: float, high: float, *, most: int, whole: bool = False) -> list[tu
     low, high = min(low, high), max(low, high)
     raw = max((high - low) / most, 1.0 if whole else 0.0)
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    # A quarter of ten is no whole number; a quarter of a hundred is.
+    factors = (1, 2, 5, 10) if whole and power < 10 else (1, 2, 2.5, 5, 10)
+    step = next(factor * power for factor in factors if factor * power >= raw * (1 - 1e-9))
     values = np.arange(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1) * step
     return list(zip(values.tolist(), written(values, step), strict=True))
 

@@ -38,6 +38,7 @@ def draw_boxes(
     *,
     score_n: np.ndarray | None = None,
     letters_px: float = 7,
+    line_px: int = LINE_PX,
 ) -> None:
     """Draw boxes in place, large ones first, then their names.
 
@@ -49,7 +50,7 @@ def draw_boxes(
     for number in np.argsort(-area_n, kind="stable").tolist():
         left, top, right, bottom = corners[number]
         colour = colour_of(int(class_n[number]))
-        cv2.rectangle(image_HWC, (left, top), (right, bottom), colour, LINE_PX, cv2.LINE_AA)
+        cv2.rectangle(image_HWC, (left, top), (right, bottom), colour, line_px, cv2.LINE_AA)
     taken: list[Tag] = []
     for number in np.argsort(-(area_n if score_n is None else score_n), kind="stable").tolist():
         kind = int(class_n[number])
@@ -72,7 +73,8 @@ def _places(text: str, corners: Sequence[int], size_hw: tuple[int, ...], letters
     left, top, right, bottom = corners
     height, width = size_hw
     margin = _margin(letters_px)
-    tag_w, tag_h = measure(text, letters_px)[0] + 2 * margin, round(letters_px) + 2 * margin
+    tag_w = measure(text, letters_px, _weight(letters_px))[0] + 2 * margin
+    tag_h = round(letters_px) + 2 * margin
     for x, y in ((left - 1, top - tag_h), (left - 1, top - 1), (right + 2 - tag_w, top - tag_h), (left - 1, bottom)):
         x, y = max(0, min(x, width - tag_w)), max(0, min(y, height - tag_h))
         yield Tag(x, y, x + tag_w, y + tag_h)
@@ -81,8 +83,14 @@ def _places(text: str, corners: Sequence[int], size_hw: tuple[int, ...], letters
 def _draw_tag(image_HWC: np.ndarray, tag: Tag, text: str, kind: int, letters_px: float) -> None:
     colour, margin = colour_of(kind), _margin(letters_px)
     cv2.rectangle(image_HWC, (tag.left, tag.top), (tag.right - 1, tag.bottom - 1), colour, cv2.FILLED)
-    write(image_HWC, text, tag.left + margin, tag.bottom - 1 - margin, letters_px, ink_on(colour))
+    left, baseline = tag.left + margin, tag.bottom - 1 - margin
+    write(image_HWC, text, left, baseline, letters_px, ink_on(colour), _weight(letters_px))
 
 
 def _margin(letters_px: float) -> int:
     return max(2, round(letters_px * 0.4))
+
+
+def _weight(letters_px: float) -> int:
+    """Width of the strokes of letters."""
+    return max(1, round(letters_px / 7.5))

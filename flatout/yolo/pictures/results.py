@@ -11,7 +11,7 @@ import numpy as np
 
 from flatout.errors import DataError
 from flatout.yolo.pictures.axes import Axes, Place
-from flatout.yolo.pictures.palette import ACCENT, WARM
+from flatout.yolo.pictures.palette import ACCENT, MUTED, WARM
 from flatout.yolo.pictures.picture_file import write_picture
 from flatout.yolo.pictures.sheet import Sheet
 
@@ -44,15 +44,18 @@ LEFT, TOP = 56, 40
 GAP_W, GAP_H = 56, 66
 
 
-def results_png(results_txt: Path, file: Path | None = None) -> Path:
-    """Draw a results.txt, by default into results.png beside it; DataError if it holds no epoch."""
+def results_png(results_txt: Path, file: Path | None = None, *, marks: Sequence[float] = ()) -> Path:
+    """Draw a results.txt, by default into results.png beside it; DataError if it holds no epoch.
+
+    `marks` are epochs at which a line is drawn from top to bottom: where something else begins.
+    """
     table = read_results(results_txt)
     columns, rows = 5, -(-len(PANELS) // 5)
     sheet = Sheet(LEFT + columns * WIDTH + (columns - 1) * GAP_W + 24, TOP + rows * HEIGHT + (rows - 1) * GAP_H + 46)
     for number, panel in enumerate(PANELS):
         left, top = LEFT + number % columns * (WIDTH + GAP_W), TOP + number // columns * (HEIGHT + GAP_H)
         place = Place(left, top, left + WIDTH, top + HEIGHT)
-        _draw_panel(sheet, place, panel, table[:, 0], table[:, panel.column], last_row=number >= columns)
+        _draw_panel(sheet, place, panel, table[:, 0], table[:, panel.column], marks, last_row=number >= columns)
     return write_picture(file or results_txt.with_name("results.png"), sheet.picture())
 
 
@@ -74,7 +77,14 @@ def _numbers(words: Sequence[str]) -> list[float] | None:
 
 
 def _draw_panel(
-    sheet: Sheet, place: Place, panel: Panel, epoch_E: np.ndarray, value_E: np.ndarray, *, last_row: bool
+    sheet: Sheet,
+    place: Place,
+    panel: Panel,
+    epoch_E: np.ndarray,
+    value_E: np.ndarray,
+    marks: Sequence[float],
+    *,
+    last_row: bool,
 ) -> None:
     # YOLOv7 writes 0 for a loss that was not measured.
     value_E = np.where(panel.is_loss & (value_E == 0), np.nan, value_E)
@@ -88,6 +98,8 @@ def _draw_panel(
         x_label="epoch" if last_row else "",
         whole_x=True,
     )
+    for (x, _), *_ in (axes.to_px(np.array([mark]), np.zeros(1)).tolist() for mark in marks):
+        sheet.line([(x, place.top), (x, place.bottom)], MUTED, 0.9)
     colour = WARM if panel.is_loss else ACCENT
     axes.curve(epoch_E, value_E, colour, 1.8)
     if len(epoch_E) <= 40:

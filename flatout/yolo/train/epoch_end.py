@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from flatout.engine.distributed import World
 from flatout.engine.job import EpochReport
 from flatout.engine.records import Records
 from flatout.errors import ResourceError
@@ -25,8 +26,8 @@ SCORES = ("precision", "recall", "mAP_0.5", "mAP_0.5:0.95", "val_box", "val_obj"
 
 Resample = Callable[[list[float], int], None]
 """(mAP of each class, empty before the first validation; first epoch to be drawn by it): sets sampling weights."""
-Validate = Callable[[nn.Module, bool], Outcome]
-"""(network, whether this is the last epoch) -> what it scored."""
+Validate = Callable[[nn.Module, bool], Outcome | None]
+"""(network, whether this is the last epoch) -> what it scored; None on all ranks but the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +48,16 @@ class EpochEnd:
         config: EpochEndConfig,
         *,
         average: nn.Module,
-        validate: Validate | None,
+        validate: Validate,
         records: Records,
         files: WeightFiles,
         about: Mapping[str, Any],
         run: Mapping[str, Any],
         after: Callable[[int, Mapping[str, float]], None] = lambda epoch, scalars: None,
         resample: Resample | None = None,
+        world: World | None = None,
     ) -> None:
-        """`validate` None: this rank does not. `after` gets the epoch's scalars, for logs."""
+        """`after` gets the epoch's scalars, for logs. All ranks validate, the first one writes down what they found."""
         self._config = config
         self._average = average
         self._validate = validate
@@ -64,6 +66,7 @@ class EpochEnd:
         self._about, self._run = dict(about), dict(run)
         self._after = after
         self._resample = resample
+        self._world = world or World()
         self.whole_state: Callable[[], Mapping[str, object]] = dict
         """All sections of the training, set once the loop exists."""
         self.best_fitness = 0.0
@@ -81,7 +84,7 @@ class EpochEnd:
         outcome = self._validated(last)
         scores = outcome.scores if outcome else (0.0,) * len(SCORES)
         self._record(epoch, report, scores, num_targets, width_px)
-        stops = self._judge(epoch, outcome)
+        stops: bool = self._world.from_first(self._judge(epoch, outcome))
         if stops and not last:
             self._validated(last=True)  # once more, with the pictures and the table of a last epoch
         self._after(epoch, self._scalars(report, scores))
@@ -90,7 +93,7 @@ class EpochEnd:
             self.maps = outcome.evaluation.maps.tolist() if outcome else self.maps
             if not last:
                 self._resample(self.maps, epoch + 1)
-        if not self._config.nosave and is_kept(epoch, self._config.epochs) and self._validate is not None:
+        if not self._config.nosave and is_kept(epoch, self._config.epochs) and self._world.is_first:
             self._written(self._files.save_epoch, epoch, self.whole_state())
         return stops
 
@@ -127,14 +130,14 @@ class EpochEnd:
             logger.warning("%s Training goes on.", error)
 
     def _validated(self, last: bool) -> Outcome | None:
-        if self._validate is None or (self._config.notest and not last):
+        if self._config.notest and not last:
             return None
         return self._validate(self._average, last)
 
     def _record(
         self, epoch: int, report: EpochReport, scores: tuple[float, ...], num_targets: int, width_px: int
     ) -> None:
-        if self._validate is None:
+        if not self._world.is_first:
             return
         result = EpochResult(
             epoch, self._config.epochs, memory_gb(), tuple(report.items.values()), num_targets, width_px, scores
@@ -143,8 +146,7 @@ class EpochEnd:
         rates = {f"lr{index}": rate for index, rate in enumerate(report.lrs)}
         row = {"epoch": epoch} | report.items | dict(zip(SCORES, scores, strict=True)) | rates
         self._records.row("results.csv", row)
-        timing = {"seconds": round(report.seconds, 3), "images_per_s": report.num_samples / max(report.seconds, 1e-9)}
-        self._records.event("log.jsonl", row | timing | {"bad_steps": report.num_bad})
+        self._records.event("log.jsonl", row | report.timing())
 
     def _judge(self, epoch: int, outcome: Outcome | None) -> bool:
         """Keep the best; True if nothing got better for too long."""

@@ -1,11 +1,19 @@
 """The pictures of a training, and how its data is told from changed data."""
 
 import hashlib
+import logging
 from dataclasses import dataclass
 
 import numpy as np
 
+from flatout.errors import DataError
 from flatout.yolo.data.image_set import ImageSet
+from flatout.yolo.data.label_cache import default_folder
+from flatout.yolo.data.open_set import SplitConfig, open_split
+from flatout.yolo.data.scan import ScanConfig
+from flatout.yolo.train.setting import Setting
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -23,3 +31,31 @@ class Pictures:
             for array in (images.size_wh_N2, images.labels.class_box_T5, images.labels.first_N, images.labels.point_P2):
                 digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
+
+
+def open_pictures(setting: Setting) -> Pictures:
+    """Both sets, scanned or from the cache of an earlier scan. Ranks wait for each other here."""
+    config = SplitConfig(
+        scan=ScanConfig(strict=setting.options.strict_labels),
+        cache_folder=default_folder(),
+        single_class=setting.options.single_cls,
+    )
+    # The first rank scans, the others find its cache.
+    if not setting.world.is_first:
+        setting.world.wait_for_all()
+    pictures = Pictures(*(open_split(setting.data, split, config).images for split in ("train", "val")))
+    if setting.world.is_first:
+        setting.world.wait_for_all()
+    return pictures
+
+
+def check_unchanged(fingerprint: str, pictures: Pictures, setting: Setting) -> None:
+    """DataError if these are not the pictures of the run that is continued, unless that is wished for."""
+    if fingerprint == pictures.fingerprint():
+        return
+    told = f"{setting.data.file}: pictures or labels have changed since this run was saved"
+    if not setting.options.allow_data_change:
+        raise DataError(
+            f"{told}. Start a new run with --fresh, or continue with the changed data with --allow-data-change."
+        )
+    logger.warning("%s; continuing with the changed ones, as asked.", told)

@@ -18,6 +18,7 @@ from flatout.errors import ConfigError
 from flatout.feed import Feed, FeedConfig, Plan, Rows, Store, StoreConfig
 from flatout.feed.device import DeviceBatches
 from flatout.profiler import machine
+from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.device_input import DeviceInputConfig, training_input
 from flatout.yolo.augment.pictures import ResizedPictures
@@ -48,6 +49,12 @@ class InputConfig:
     dtype: torch.dtype
     """Of the network's input, where pictures are made on the device."""
     world: World
+    class_aware: ClassAware | None = None
+    """Turn and shear mosaics by the head that their labels belong to."""
+    keeps: bool | None = None
+    """Whether pictures are kept decoded; None: as the options say."""
+    slots: int | None = None
+    """Batches under way; None: the feed's own rule."""
 
 
 class TrainingInput:
@@ -97,11 +104,16 @@ def open_input(images: ImageSet, config: InputConfig, options: TrainOptions) -> 
                 augment,
                 size=config.size,
                 painter="fast" if options.fast_dataloader else "classic",
+                class_aware=config.class_aware,
             )
             workers = num_workers(options.workers, config.batch_size, config.world)
             micro_batch = pictures_per_task(config.batch_size, workers)
             feed_config = FeedConfig(
-                workers=workers, micro_batch=micro_batch, epochs=config.epochs, on_error="substitute"
+                workers=workers,
+                micro_batch=micro_batch,
+                slots=config.slots,
+                epochs=config.epochs,
+                on_error="substitute",
             )
             feed = Feed(source, plan, feed_config)
             batches = DeviceBatches(feed, config.device)
@@ -128,7 +140,15 @@ def _on_device(
     )
     try:
         return training_input(
-            images, pictures, augment, plan, size=config.size, device=config.device, config=device_config, rect=rect
+            images,
+            pictures,
+            augment,
+            plan,
+            size=config.size,
+            device=config.device,
+            config=device_config,
+            class_aware=config.class_aware,
+            rect=rect,
         )
     except ConfigError as error:
         if not options.fast:
@@ -139,7 +159,7 @@ def _on_device(
 
 def num_workers(asked: int, batch_size: int, world: World) -> int:
     """YOLOv7's rule: no more than cores per rank, pictures per batch, or were asked for; one picture needs none."""
-    cores = max(1, machine.cores().usable // world.size)
+    cores = max(1, machine.cores().usable // world.size_here)
     return min(cores, batch_size if batch_size > 1 else 0, asked)
 
 
@@ -157,7 +177,8 @@ def _pictures(
     images: ImageSet, config: InputConfig, options: TrainOptions, stack: ExitStack
 ) -> Store | ResizedPictures:
     pictures = ResizedPictures(images, size=config.size, augment=True)
-    if not (options.fast_dataloader or options.cache_images or options.device_augment):
+    wanted = options.fast_dataloader or options.cache_images or options.device_augment
+    if not (wanted if config.keeps is None else config.keeps or options.device_augment):
         return pictures
     store = stack.enter_context(Store.open(pictures, StoreConfig(verify=options.verify_cache)))
     logger.info("Pictures for training: %s", store.statistics())

@@ -16,12 +16,13 @@ from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.find_file import find_cfg, find_weights
 from flatout.yolo.hyp import Hyp
 from flatout.yolo.input_size import LEAST_GRID
-from flatout.yolo.load import Start, start_network
+from flatout.yolo.loading import Start, start_network
 from flatout.yolo.model.info import describe
 from flatout.yolo.model.network import Network, build_network
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.param_groups import parameter_groups
 from flatout.yolo.schedule import scaled_weight_decay
+from flatout.yolo.train.heads import chosen_heads
 from flatout.yolo.weights import transfer
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,10 @@ def make_network(options: TrainOptions, hyp: Hyp, names: Sequence[str]) -> Start
     """Fresh, or with whatever fits of `--weights`; on the CPU, in float32."""
     weights = find_weights(options.weights)
     cfg = find_cfg(options.cfg, weights=weights)
-    start = start_network(cfg, weights, nc=len(names), anchors=hyp.anchors)
+    heads = chosen_heads(options, num_classes=len(names))
+    start = start_network(
+        cfg, weights, nc=len(names), anchors=hyp.anchors, heads=heads, keeps_anchors=options.transfer_weights
+    )
     if options.transfer_weights:
         start = start._replace(weights=None)
     start.network.names = list(names)

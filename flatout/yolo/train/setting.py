@@ -13,6 +13,7 @@ from flatout.engine import distributed
 from flatout.engine.device_choice import choose_devices
 from flatout.engine.distributed import World
 from flatout.engine.precision import Amp, default_fast_amp
+from flatout.engine.preflight.gpu import check_gpus
 from flatout.engine.run_folder import Run, choose_run, run_of
 from flatout.errors import ConfigError
 from flatout.yolo.compat.resume_options import (
@@ -90,6 +91,8 @@ def read_setting(options: TrainOptions) -> Setting:
         hyp = load_hyp(find_file(options.hyp, flag="--hyp"))
         if options.auto_lr:
             hyp = hyp.for_batch(world.share_of(options.batch_size))
+    if world.is_first and not options.no_preflight:
+        check_gpus(options.device)
     device = _device(options.device, world)
     fast_amp = default_fast_amp(device)
     resolved = options.resolved(cuda=device.type == "cuda", bf16=fast_amp == "bf16")
@@ -116,10 +119,8 @@ def _device(text: str, world: World) -> torch.device:
             raise ConfigError(f"rank {world.local_rank} of this machine has no GPU: --device names {len(devices)}.")
         return devices[world.local_rank]
     if len(devices) > 1:
-        logger.warning(
-            "%d GPUs are there, one is used. For all of them: torchrun --nproc_per_node %d train.py ...",
-            len(devices), len(devices),
-        )  # fmt: skip
+        numbers = ",".join(str(device.index) for device in devices)
+        logger.warning("%d GPUs are there, one is used. For all of them add: --device %s", len(devices), numbers)
     return devices[0]
 
 

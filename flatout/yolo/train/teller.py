@@ -9,6 +9,7 @@ from flatout.engine.compiling import Compiled, compile_pays
 from flatout.engine.job import Tick
 from flatout.engine.loop import Loop
 from flatout.engine.progress import StepProgress
+from flatout.engine.spending import Spending
 
 logger = logging.getLogger(__name__)
 
@@ -19,14 +20,14 @@ SETTLED_AFTER = 60
 class Teller:
     """Called at every log interval."""
 
-    def __init__(self, loop: Loop, progress: StepProgress, *, compile_auto: bool) -> None:
-        self._loop = loop
-        self._progress = progress
+    def __init__(self, loop: Loop, progress: StepProgress, spending: Spending, *, compile_auto: bool) -> None:
+        self._loop, self._progress, self._spending = loop, progress, spending
         self._is_undecided = compile_auto
 
     def __call__(self, tick: Tick) -> None:
         done = tick.epoch * self._loop.config.steps_per_epoch + tick.step
-        self._progress.advance(done, figures(tick))
+        left_s = tick.step_ms / 1e3 * self._loop.steps_left
+        self._progress.advance(done, figures(tick) | self._spending.figures(left_s))
         if self._is_undecided and self._loop.steps_here >= SETTLED_AFTER:
             self._is_undecided = False
             self._decide(tick)

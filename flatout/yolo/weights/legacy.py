@@ -8,6 +8,7 @@ from torch import Tensor
 
 from flatout.engine.checkpoint.plain import PlainReader
 from flatout.engine.checkpoint.refusal import Refusal, quoted
+from flatout.yolo.compat.head_config_object import head_config_inside
 from flatout.yolo.compat.legacy_names import ModuleStandIn
 from flatout.yolo.compat.module_state import network_inside, state_of
 from flatout.yolo.weights.weights import Kind, State, Weights, checked_state, checked_weights
@@ -47,8 +48,12 @@ def _state_in(value: object, entry: str, reader: PlainReader) -> State | None:
 def _attributes(model: object, reader: PlainReader) -> dict[str, object]:
     if not isinstance(model, ModuleStandIn):
         return {}
-    attributes = network_inside(model).attributes
-    return {field: reader.plain(attributes.get(name), field) for name, field in _NETWORK_ATTRIBUTES.items()}
+    network = network_inside(model)
+    fields = {field: reader.plain(network.attributes.get(name), field) for name, field in _NETWORK_ATTRIBUTES.items()}
+    heads, config = head_config_inside(network, reader), fields["config"]
+    if heads is not None and isinstance(config, dict):
+        fields["config"] = config | {"head_config": heads.plain()}
+    return fields
 
 
 def _kind_of(top: dict[object, object]) -> Kind:

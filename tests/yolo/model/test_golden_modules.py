@@ -12,9 +12,10 @@ from torch import nn
 
 from flatout.yolo.model.blueprint import Head
 from flatout.yolo.model.fuse import fold_batch_norm, fuse_branches, fuse_implicit
-from flatout.yolo.model.heads import Detect, IAuxDetect, IDetect, make_head
+from flatout.yolo.model.heads import Detect, IAuxDetect, IDetect
 from flatout.yolo.model.layers import MP, SP, SPPCSPC, Concat, Conv, DownC, ReOrg, RepConv, Shortcut
 from flatout.yolo.model.literals import Activation
+from flatout.yolo.model.network import DETECTION_LAYERS
 from tests.golden_cases import golden_cases
 from tests.yolo.golden_network import fill, uniform
 
@@ -55,7 +56,7 @@ def argument(node):
 def make_detection(kind: str, record: dict) -> Detect:
     anchors = tuple(tuple(map(float, level)) for level in record["anchors"])
     channels = tuple(shape[1] for shape in record["inputs"])
-    head = make_head(Head(0, (), kind, record["nc"], anchors, channels, tuple(map(float, record["strides"])), ()))
+    head = DETECTION_LAYERS[kind](Head(0, (), kind, record["nc"], anchors, channels, tuple(map(float, record["strides"])), ()))
     head.anchors /= head.stride.view(-1, 1, 1)
     return head
 

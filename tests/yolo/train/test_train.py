@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flatout.errors import CheckpointError, ConfigError, DataError
-from flatout.yolo.load import load_network
+from flatout.yolo.loading import load_network
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import TrainResult, train
 from flatout.yolo.weights import read_weights

@@ -14,6 +14,7 @@ from flatout.yolo.model.draft import draw_blueprint
 from flatout.yolo.model.effective import KEYS
 from flatout.yolo.model.fuse import fused
 from flatout.yolo.model.network import Network
+from flatout.yolo.model.with_heads import HeadChoice
 from flatout.yolo.weights import State, Transfer, Weights, read_weights, transfer
 
 logger = logging.getLogger(__name__)
@@ -52,23 +53,23 @@ def start_network(
     *,
     nc: int | None = None,
     anchors: float | None = None,
-    resume: bool = False,
+    heads: HeadChoice | None = None,
+    keeps_anchors: bool = False,
 ) -> Start:
     """A network to train: fresh from `cfg`, or with what fits of the weights in `path`; overrides as in
-    `draw_blueprint`.
+    `draw_blueprint`, and `heads` instead of the config's detection layer.
 
     Without `cfg` the config stored in the file is used. Anchors of the file are left out where a config or a number of
-    anchors was given, unless the run is resumed.
+    anchors was given, unless `keeps_anchors` wants every entry that fits.
     """
     if path is None:
         if cfg is None:
             raise ConfigError("neither a model config nor weights to start from. Name one with --cfg or --weights.")
-        blueprint = draw_blueprint(load_config(cfg), nc=nc, anchors=anchors, where=str(cfg))
-        return Start(Network(blueprint), None, None)
+        return Start(Network(_blueprint(load_config(cfg), nc, anchors, heads, str(cfg))), None, None)
     weights = read_weights(path)
-    network = Network(blueprint_of(weights, where=path, cfg=cfg, nc=nc, anchors=anchors))
+    network = Network(blueprint_of(weights, where=path, cfg=cfg, nc=nc, anchors=anchors, heads=heads))
     given = cfg is not None or anchors is not None
-    taken = transfer(network, weights.for_training(), skip_anchors=given and not resume)
+    taken = transfer(network, weights.for_training(), skip_anchors=given and not keeps_anchors)
     logger.info("%s", taken.line(path))
     return Start(network, weights, taken)
 
@@ -96,10 +97,11 @@ def blueprint_of(
     cfg: str | Path | None = None,
     nc: int | None = None,
     anchors: float | None = None,
+    heads: HeadChoice | None = None,
 ) -> Blueprint:
     """How the network of weights is built: by `cfg` where given, else by the config stored with them."""
     if cfg is not None:
-        return draw_blueprint(load_config(cfg), nc=nc, anchors=anchors, where=str(cfg))
+        return _blueprint(load_config(cfg), nc, anchors, heads, str(cfg))
     if weights.config is None:
         raise CheckpointError(
             f"{where}: holds tensors, but not how their network is built. Name its model config with --cfg."
@@ -107,9 +109,17 @@ def blueprint_of(
     # Forks of YOLOv7 keep further things in it.
     config = {key: value for key, value in weights.config.items() if key in KEYS}
     try:
-        return draw_blueprint(config, nc=nc, anchors=anchors, where=f"{where}: its model config")
+        return _blueprint(config, nc, anchors, heads, f"{where}: its model config")
     except ConfigError as error:
         raise CheckpointError(f"{error} Give a sound one with --cfg.") from None
+
+
+def _blueprint(
+    config: object, nc: int | None, anchors: float | None, heads: HeadChoice | None, where: str
+) -> Blueprint:
+    if heads is not None:
+        config = heads.applied_to(config, where=where)
+    return draw_blueprint(config, nc=nc, anchors=anchors, where=where)
 
 
 def check_fit(network: Network, state: State, where: str | Path) -> None:

@@ -1,0 +1,244 @@
+"""What do several heads cost, and do they keep the accuracy they start from?
+
+Three questions about yolov7-tiny-1b4h with the `standard` grouping (four heads of 20 classes): is one convolution per
+level for all heads faster than one per head; what does the loss router cost, plain and OTA, against the loss of a
+single head with 80 classes on the same targets (promised: at most 1.3 times); how long is a whole step on a GPU (320
+px, batch 384; loop, augmentation and graphs as in bench/train_step.py) against a single head's, plain and OTA. On a CPU
+the first two are measured on small batches, and the third is left out.
+
+--finetune trains a network with one head on the demo set (or on --data), gives its weights to one with three heads, and
+trains that for a few epochs: mAP@.5 must not be more than 0.02 below where it started. Takes minutes on a GPU.
+Answer: bench/results/multihead_<machine>_<yyyymm>.md (rewrite it with --write).
+"""
+
+import argparse
+import functools
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench import train_step
+from bench.detections import Case, make_case
+from bench.device_copy import time_on_device
+from bench.measure import Timing, arguments, facts_line, measure, report
+from bench.promises import Criterion
+from flatout.yolo.find_file import shipped_folder
+from flatout.yolo.loss import LossConfig, ota_loss, ota_router_loss, plain_loss, plain_router_loss
+from flatout.yolo.model.configs import load_config
+from flatout.yolo.model.head_config import HeadConfig, read_head_config
+from flatout.yolo.model.multihead import MultiHeadDetect
+from flatout.yolo.model.network import build_network
+
+CONFIG = LossConfig()
+MOST_ROUTER = 1.3
+MOST_LOST = 0.02
+Forward = Callable[[MultiHeadDetect, list[Tensor]], list[Tensor]]
+GROUPINGS = ("standard", "geometry", "anticonfusion")
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--finetune", action="store_true", help="also train, transfer and train on")
+    parser.add_argument("--data", default="", help="data YAML to fine-tune on (default: a demo set that is drawn)")
+    parser.add_argument("--epochs", type=int, nargs=2, default=(60, 15), help="of the single head, of the three")
+    options = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    print(facts_line(), flush=True)
+    numbers: dict[str, Any] = {"device": torch.cuda.get_device_name() if device == "cuda" else "cpu"}
+    criteria: list[Criterion] = []
+    lines = [numbers["device"], ""]
+    for part in (convolutions, routers, whole_steps):
+        lines += [*part(device, numbers, criteria, options), ""]
+    if options.finetune:
+        lines += [*fine_tuned(numbers, criteria, options), ""]
+    numbers["criteria"] = [asdict(each) | {"passed": each.passed} for each in criteria]
+    report("multihead", "\n".join([*lines, *map(str, criteria)]), numbers, options)
+    return int(not all(each.passed for each in criteria))
+
+
+def timed(fn: Callable[[], object], device: str, *, quick: bool) -> Timing:
+    repeats = 3 if quick else 15
+    return time_on_device(fn, repeats) if device == "cuda" else measure(fn, warmup=1, repeats=repeats)
+
+
+def grouping(name: str) -> HeadConfig:
+    return read_head_config(shipped_folder("data") / f"coco_320_1b4h_{name}.yaml")
+
+
+# -- one convolution or four ---------------------------------------------------------------------------------------
+
+
+def convolutions(
+    device: str, numbers: dict[str, Any], _: list[Criterion], options: argparse.Namespace
+) -> Iterator[str]:
+    """Forward and backward of the detection layer alone."""
+    head = build_network(load_config("yolov7-tiny-1b4h"), heads=grouping("standard")).head.to(device).train()
+    assert isinstance(head, MultiHeadDetect)
+    batch = 384 if device == "cuda" and not options.quick else 8
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    head.to(dtype).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    xs = [
+        torch.randn(batch, channels, 40 >> level, 40 >> level, device=device, dtype=dtype)
+        .contiguous(memory_format=torch.channels_last)
+        .requires_grad_()
+        for level, channels in enumerate((128, 256, 512))
+    ]
+    ways: dict[str, Forward] = {"one per level": MultiHeadDetect.__call__, "one per head": one_by_one}
+    yield f"detection layer, 320 px, batch {batch}, forward and backward"
+    times = {}
+    for name, forward in ways.items():
+        step = functools.partial(_forward_and_backward, forward, head, xs)
+        times[name] = timed(step, device, quick=options.quick)
+        yield f"  convolutions: {name:14} {times[name].text()}"
+    numbers["convolutions_ms"] = {name: 1e3 * timing.median for name, timing in times.items()}
+    yield f"  ratio {times['one per head'].median / times['one per level'].median:.2f}"
+
+
+def one_by_one(head: MultiHeadDetect, xs: list[Tensor]) -> list[Tensor]:
+    """What the reference does: a convolution for every head and level."""
+    levels = range(len(xs))
+    return [
+        F.conv2d(xs[level], conv.weight, conv.bias)
+        for level in levels
+        for conv in (convs[level] for convs in head.heads)  # type: ignore[index]
+    ]
+
+
+def _forward_and_backward(forward: Forward, head: MultiHeadDetect, xs: list[Tensor]) -> None:
+    total = torch.stack([one_map.float().mean() for one_map in forward(head, xs)]).sum()
+    torch.autograd.grad(total, [*head.heads.parameters(), *xs])
+
+
+# -- the router ----------------------------------------------------------------------------------------------------
+
+
+def routers(
+    device: str, numbers: dict[str, Any], criteria: list[Criterion], options: argparse.Namespace
+) -> Iterator[str]:
+    """Losses with their backward pass, against a single head's on the same targets."""
+    batch = 384 if device == "cuda" and not options.quick else 8
+    dtype = torch.float16 if device == "cuda" else torch.float32
+    single = make_case(batch, 16, 320, device=device, dtype=dtype)
+    yield f"loss with backward, 320 px, batch {batch}, 16 boxes per image" + (
+        ", in a graph" if device == "cuda" else ""
+    )
+    for kind, loss, router in (("plain", plain_loss, plain_router_loss), ("OTA", ota_loss, ota_router_loss)):
+        alone = loss_time(functools.partial(loss, *single, CONFIG), single, device, options)
+        yield f"  {kind:6} one head      {alone.text()}"
+        for name in GROUPINGS:
+            groups = grouping(name)
+            several = joined_case(single, groups)
+            timing = loss_time(functools.partial(router, *several, CONFIG, groups), several, device, options)
+            ratio = timing.median / alone.median
+            yield f"  {kind:6} {name:13} {timing.text()}   {ratio:.2f}x"
+            numbers[f"router {kind} {name}"] = {"ms": 1e3 * timing.median, "ratio": ratio}
+            if device == "cuda":
+                criteria.append(Criterion(promise=f"{kind} router, {name} / one head", value=ratio, limit=MOST_ROUTER))
+
+
+def joined_case(single: Case, groups: HeadConfig) -> Case:
+    """Joined maps for the same targets."""
+    maps = []
+    for one_map in single.maps:
+        batch, anchors, rows, columns, _ = one_map.shape
+        joined = torch.randn(batch, rows, columns, anchors * sum(groups.outputs_H), device=one_map.device).sub_(2)
+        maps.append(joined.to(one_map.dtype).permute(0, 3, 1, 2).requires_grad_())
+    return single._replace(maps=maps)
+
+
+def loss_time(loss: Callable[[], Any], case: Case, device: str, options: argparse.Namespace) -> Timing:
+    def both() -> None:
+        torch.autograd.grad(loss().total, case.maps)
+
+    if device == "cpu":
+        return timed(both, device, quick=options.quick)
+    both()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        both()
+    return timed(graph.replay, device, quick=options.quick)
+
+
+# -- the whole step ------------------------------------------------------------------------------------------------
+
+
+def whole_steps(device: str, numbers: dict[str, Any], _: list[Criterion], options: argparse.Namespace) -> Iterator[str]:
+    if device == "cpu":
+        yield "whole step: needs a GPU"
+        return
+    torch.backends.cudnn.benchmark = True
+    batch = 16 if options.quick else 384
+    yield f"{'whole step, 320 px, batch ' + str(batch):40}{'ms':>9}{'img/s':>9}{'busy':>8}{'waits':>7}{'GiB':>7}"
+    for name in ("yolov7-tiny", "yolov7-tiny-1b4h", "yolov7-tiny-1b4h-attn"):
+        for kind, ota in (("plain", False), ("OTA", True)):
+            case = train_step.Case(name, 320, batch, None, None)
+            row = train_step.measure(case, kind, train_step.device_input, ota=ota)
+            numbers[f"step {name} {kind}"] = asdict(row)
+            yield (
+                f"{name + ', ' + kind:40}{row.step_ms:9.2f}{row.images_per_s:9.0f}{100 * row.busy:7.1f}%{row.waits:7d}"
+                f"{row.peak_gib:7.1f}"
+            )
+
+
+# -- accuracy ------------------------------------------------------------------------------------------------------
+
+
+def fine_tuned(numbers: dict[str, Any], criteria: list[Criterion], options: argparse.Namespace) -> Iterator[str]:
+    """One head, then three from its weights."""
+    from flatout.yolo.demo_data.files import DemoDataConfig, write_demo_data
+    from flatout.yolo.options import TrainOptions
+    from flatout.yolo.train import train
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data = options.data
+        if not data:
+            write_demo_data(folder / "demo", DemoDataConfig(images=48, val=12) if options.quick else DemoDataConfig())
+            data = str(folder / "demo/demo.yaml")
+        common = {
+            "data": data,
+            "img_size": (96, 96) if options.quick else (320, 320),
+            "batch_size": 16,
+            "hyp": "data/hyp.demo.yaml",
+            "project": str(folder / "runs"),
+            "fast": torch.cuda.is_available(),
+            "fast_dataloader": True,
+            "workers": 2,
+        }
+        first, then = (2, 1) if options.quick else options.epochs
+        single = train(TrainOptions(cfg="yolov7-tiny", weights="", epochs=first, name="one", **common))
+        assert single is not None
+        start = str(single.folder / "weights/best.pt")
+        yield f"{first} epochs with one head, then {then} with three from its weights, {Path(data).name}"
+        yield f"  one head     mAP@.5 {best_map50(single.folder):.3f}"
+        for kind, changes in {"three heads": {}, "three heads, freeze 50": {"freeze": (50,)}}.items():
+            several = train(
+                TrainOptions(
+                    cfg="yolov7-tiny-1b4h",
+                    weights=start,
+                    transfer_weights=True,
+                    heads=3,
+                    epochs=then,
+                    name=kind.replace(" ", "").replace(",", ""),
+                    **(common | changes),
+                )
+            )
+            assert several is not None
+            lost = best_map50(single.folder) - best_map50(several.folder)
+            numbers[kind] = {"map50": best_map50(several.folder), "lost": lost}
+            yield f"  {kind:24} mAP@.5 {best_map50(several.folder):.3f}"
+            criteria.append(Criterion(promise=f"mAP@.5 lost by {kind}", value=lost, limit=MOST_LOST, unit=""))
+
+
+def best_map50(folder: Path) -> float:
+    return max(float(line.split()[10]) for line in (folder / "results.txt").read_text().splitlines())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,169 @@
+"""How many pictures per second does detection look at, and what is gained by reading and drawing beside the network?
+
+Both sides in one run over the same folder of JPEG pictures, with the same network, thresholds and files written: our
+detect (threads read ahead and write behind), against a plain loop that decodes, letterboxes, runs the network, draws
+and encodes one picture after the other, with the same functions. The two take turns; both must find the same boxes.
+Runs on the GPU if there is one, else, or with --cpu, on the host.
+
+Answer: bench/results/predict_<machine>_<yyyymm>.md (rewrite it with --write).
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+
+from bench import noise
+from bench.measure import arguments, facts_line, report
+from flatout.feed import plan_workers
+from flatout.yolo.demo_data.scene import draw_scene
+from flatout.yolo.evaluate.networks import Subject
+from flatout.yolo.model.configs import load_config
+from flatout.yolo.model.fuse import fused
+from flatout.yolo.model.network import build_network
+from flatout.yolo.nms import NmsConfig
+from flatout.yolo.pictures.picture_file import write_picture
+from flatout.yolo.predict.files import frames_of, read_frame
+from flatout.yolo.predict.frames import Frame, Origin
+from flatout.yolo.predict.outputs import Outputs, Wishes
+from flatout.yolo.predict.predictor import Predictor
+from flatout.yolo.predict.result import Result
+from flatout.yolo.predict.results import results_of
+from flatout.yolo.predict.sources import Files, find_sources
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How much is measured."""
+
+    pictures: int
+    width: int = 1280
+    height: int = 960
+    img_size: int = 320
+    turns: int = 5
+    num_classes: int = 80
+
+
+WAITING = "OMP_WAIT_POLICY"
+MOST_BOXES = 12
+"""Per picture: as many as a photo of a street has."""
+
+CPU = Setting(pictures=32)
+GPU = Setting(pictures=512, img_size=640)
+QUICK = Setting(pictures=4, width=320, height=240, img_size=64, turns=2)
+
+
+def draw_folder(folder: Path, setting: Setting) -> Files:
+    """JPEG pictures as a camera would make them."""
+    for number in range(setting.pictures):
+        scene = draw_scene(320, 240, np.random.default_rng([7, number]))
+        large = cv2.resize(scene.image, (setting.width, setting.height), interpolation=cv2.INTER_CUBIC)
+        cv2.imwrite(str(folder / f"{number:04}.jpg"), large)
+    found = find_sources(str(folder))
+    assert isinstance(found, Files)
+    return found
+
+
+def make_predictor(setting: Setting, device: torch.device) -> Predictor:
+    """yolov7-tiny, untrained; its certainty is set so that every picture has some boxes to draw."""
+    torch.manual_seed(0)
+    network = build_network(load_config("yolov7-tiny"), nc=setting.num_classes).eval()
+    with torch.no_grad():
+        coarsest: Any = network.head.m[-1]
+        coarsest.bias.view(3, 5 + setting.num_classes)[:, 4:6] += 8
+    network = fused(network).to(device)
+    if device.type == "cuda":
+        network = network.half().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    names = tuple(f"class {number}" for number in range(setting.num_classes))
+    subject = Subject(network, setting.num_classes, 32, names)
+    return Predictor(subject, size=setting.img_size, device=device, nms=NmsConfig(max_det=MOST_BOXES))
+
+
+def plainly(files: Files, predictor: Predictor, out: Path) -> list[Result]:
+    """One step after the other, one picture at a time."""
+    results = []
+    for number, path in enumerate(files.pictures):
+        frame = read_frame(Origin(path, "image", number, len(files)))
+        assert isinstance(frame, Frame)
+        (result,) = predictor([predictor.prepare(frame)])
+        write_picture(out / Path(path).name, result.draw())
+        results.append(result)
+    return results
+
+
+def beside(files: Files, predictor: Predictor, out: Path) -> list[Result]:
+    """As detect.py does it."""
+    threads = min(8, plan_workers("cpu*1.0").total)
+    results = []
+    with Outputs(out, Wishes(), threads=threads) as outputs:
+        for result in results_of(frames_of(files), predictor, threads=threads):
+            assert isinstance(result, Result)
+            outputs.keep(result)
+            results.append(result)
+    return results
+
+
+Side = Callable[[Files, Predictor, Path], list[Result]]
+SIDES: dict[str, Side] = {"plain": plainly, "detect": beside}
+
+
+def compare(files: Files, predictor: Predictor, out: Path, turns: int) -> tuple[dict[str, list[float]], bool]:
+    """Pictures per second of each side in every turn but the first, and whether they found the same."""
+    rates: dict[str, list[float]] = {name: [] for name in SIDES}
+    found: dict[str, list[Result]] = {}
+    for _ in range(turns + 1):
+        for name, side in SIDES.items():
+            begin_s = time.perf_counter()
+            found[name] = side(files, predictor, out)
+            rates[name].append(len(files) / (time.perf_counter() - begin_s))
+    pairs = zip(found["plain"], found["detect"], strict=True)
+    same = all(one.path == other.path and len(one) == len(other) for one, other in pairs)
+    return {name: each[1:] for name, each in rates.items()}, same
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--cpu", action="store_true", help="measure on the host even if there is a GPU")
+    options = parser.parse_args()
+    if WAITING not in os.environ:  # as the command sets it, and read when torch is loaded
+        words = [sys.executable, "-m", "bench.predict", *sys.argv[1:]]
+        os.execve(sys.executable, words, {**os.environ, WAITING: "PASSIVE"})
+    device = torch.device("cuda" if torch.cuda.is_available() and not options.cpu else "cpu")
+    setting = QUICK if options.quick else GPU if device.type == "cuda" else CPU
+    print(facts_line(), flush=True)
+    before = noise.listen().line()
+    print(before, file=sys.stderr, flush=True)
+    predictor = make_predictor(setting, device)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "in").mkdir()
+        (Path(folder) / "out").mkdir()
+        files = draw_folder(Path(folder) / "in", setting)
+        rates, same = compare(files, predictor, Path(folder) / "out", setting.turns)
+    ratios = [ours / plain for ours, plain in zip(rates["detect"], rates["plain"], strict=True)]
+    where = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    lines = [
+        before,
+        f"{where}; yolov7-tiny at {setting.img_size} px, {setting.pictures} JPEG pictures of {setting.width} x "
+        f"{setting.height}, boxes drawn, JPEG written; {setting.turns} turns",
+        *(f"{name:7} {median(each):8.1f} img/s ({min(each):.1f} to {max(each):.1f})" for name, each in rates.items()),
+        f"ratio   {median(ratios):8.2f} ({min(ratios):.2f} to {max(ratios):.2f}), turn by turn",
+        f"the same boxes: {'yes' if same else 'NO'}",
+    ]
+    if options.quick:
+        lines.append("a quick run shows that the script works, its figures mean nothing")
+    numbers = {"noise": before, "where": where, "setting": asdict(setting), "img_per_s": rates, "ratios": ratios}
+    report("predict", "\n".join(lines), numbers | {"same": same}, options)
+    return int(not same)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""python export.py ... : the YOLOv7 command line, answered by flatout."""
+
+import sys
+
+from flatout.__main__ import main
+
+if __name__ == "__main__":
+    sys.exit(main(["yolo", "export", *sys.argv[1:]]))

@@ -1,0 +1,46 @@
+"""flatout bootstrap: print the on-start script of a rented machine."""
+
+import argparse
+from collections.abc import Sequence
+
+_EXAMPLES = """\
+examples:
+  flatout bootstrap --mirror s3://my-bucket/bolts --fetch 'aws s3 sync s3://my-bucket/data data' \\
+      --at-end 'shutdown -h now' -- yolo train --data data/bolts.yaml --cfg yolov7-tiny --img 320 --batch 64 --fast
+  flatout bootstrap --gpus all -- yolo train --data /data/coco.yaml --cfg yolov7 --batch 256 > on-start.sh
+
+The script is POSIX sh below 4,000 characters, made for the on-start field of a rented machine. It keeps a torch that
+the image brings, ends with the training's exit code (0 done, 75 interrupted: run it again), and does nothing once the
+training is over. It holds no keys: set them as environment variables of the machine. More: docs/rented-gpu.md
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the script; returns the exit code."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    options = _parser().parse_args(argv[:at])
+    from flatout.bootstrap.script import Job, script_of
+
+    print(script_of(Job(command=argv[at + 1 :], **vars(options))), end="")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="flatout bootstrap",
+        usage="flatout bootstrap [FLAG ...] -- COMMAND OF FLATOUT",
+        description="Print a script that makes a rented machine train, and go on where it was after a preemption.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    flags = {
+        "mirror": ("URL", "copy saved states to s3://bucket/folder; a fresh machine goes on from there"),
+        "fetch": ("SHELL", "one line that brings the data, run once after the installation"),
+        "at-end": ("SHELL", "one line for when all is over, such as stopping the machine; $FLATOUT_EXIT is the code"),
+        "work": ("FOLDER", "where everything is kept (default: /workspace/flatout, else ~/flatout)"),
+        "package": ("SPEC", "what pip installs: a name, a wheel, git+https://... (default: flatout)"),
+    }
+    for name, (metavar, help_text) in flags.items():
+        parser.add_argument(f"--{name}", default="", metavar=metavar, help=help_text)
+    parser.add_argument("--gpus", default="1", metavar="N", help="GPUs to train on together, or all (default: 1)")
+    return parser

@@ -1,0 +1,115 @@
+"""One process per GPU without a launcher: `--device 0,1` starts them here, on this machine.
+
+    this process --starts, passes signals on--> rank 0, rank 1 ...     ends with the exit code that tells the cause
+
+What torchrun does on one machine, except that exit codes survive: 75 still means that the same command continues.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from flatout.engine.interrupts import ENDING, SAVING
+from flatout.errors import ChildLostError
+
+GRACE_S = 60.0
+"""For the others to end by themselves once one has; they notice within half of it."""
+_POLL_S = 0.1
+_PR_SET_PDEATHSIG = 1
+
+
+def launch_ranks(words: Sequence[str], num_ranks: int, *, grace_s: float = GRACE_S) -> int:
+    """Run `flatout WORDS` as so many ranks, to their end; returns the exit code of the whole."""
+    command = [sys.executable, "-m", "flatout", *words]
+    port = _free_port()
+    ranks = [
+        # A session of its own: Ctrl-C comes here, and goes on to each of them once.
+        subprocess.Popen(
+            command, env=environ_of(rank, num_ranks, port, os.environ), start_new_session=True, preexec_fn=_end_with_us
+        )
+        for rank in range(num_ranks)
+    ]
+    try:
+        with _passing_on(ranks):
+            return exit_code_of(_wait(ranks, grace_s))
+    finally:
+        _kill(ranks)
+
+
+def environ_of(rank: int, num_ranks: int, port: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """What torchrun would set, and where flatout is if it is not installed."""
+    place = {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "RANK": rank, "LOCAL_RANK": rank}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    threads = {"OMP_NUM_THREADS": max(1, len(os.sched_getaffinity(0)) // num_ranks)}
+    package = str(Path(__file__).parents[2])
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, (package, environ.get("PYTHONPATH"))))}
+    return {name: str(value) for name, value in (threads | dict(environ) | place | meeting | path).items()}
+
+
+def exit_code_of(codes: Sequence[int]) -> int:
+    """Of all ranks together: the cause, not what followed from it. Negative codes are signals."""
+    lost = ChildLostError.exit_code
+    causes = [code for code in codes if code > 0 and code != lost]
+    return causes[0] if causes else lost if any(codes) else 0
+
+
+def _wait(ranks: Sequence["subprocess.Popen[bytes]"], grace_s: float) -> list[int]:
+    """Exit codes, those that ended first coming first."""
+    codes: dict[int, int] = {}
+    end_s: float | None = None
+    while len(codes) < len(ranks):
+        for rank, process in enumerate(ranks):
+            if rank not in codes and (code := process.poll()) is not None:
+                codes[rank] = code
+                if code and end_s is None:
+                    end_s = time.monotonic() + grace_s
+        if end_s is not None and time.monotonic() > end_s:
+            _kill(ranks)
+        time.sleep(_POLL_S)
+    return list(codes.values())
+
+
+def _kill(ranks: Sequence["subprocess.Popen[bytes]"]) -> None:
+    for process in ranks:
+        if process.poll() is None:
+            process.kill()
+
+
+@contextmanager
+def _passing_on(ranks: Sequence["subprocess.Popen[bytes]"]) -> Iterator[None]:
+    """Inside the block signals are for the ranks, which save and end, or save and go on."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for process in ranks:
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (*ENDING, SAVING) if _is_heard(number)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _is_heard(number: signal.Signals) -> bool:
+    """Signals that were ignored when we began, as nohup asks for, stay ignored."""
+    return signal.getsignal(number) != signal.SIG_IGN
+
+
+def _end_with_us() -> None:
+    """In a rank, before it begins: if this process is killed, be told to save and end."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,130 @@
+"""Bring a mirrored run back: the newest generation whose files are whole becomes a run folder again."""
+
+import errno
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flatout.engine.checkpoint.atomic import write_error
+from flatout.engine.mirror import manifest as manifests
+from flatout.engine.mirror.manifest import Manifest, steps_of
+from flatout.engine.mirror.place import Place, PlaceError
+from flatout.engine.mirror.snapshot import position_note, read_position
+from flatout.engine.run_folder import RECORD_NAME, changes, new_run_folder, numbered, only_extends, read_record
+from flatout.errors import CheckpointError, ConfigError, ResourceError
+
+logger = logging.getLogger(__name__)
+
+STATE_NAME = "last.pt"
+
+
+class Fetched(NamedTuple):
+    """What a mirror had to say about a command."""
+
+    folder: Path
+    finished: bool
+    """The training has ended: there is nothing left to do."""
+
+
+def fetch(place: Place, project: Path, name: str, config: Mapping[str, Any]) -> Fetched | None:
+    """Make the run folder of this command what the mirror knows of it; None if that is nothing new.
+
+    ConfigError if the mirror holds a run of another config; ResourceError if it cannot be reached, and CheckpointError
+    if what it holds is damaged: never a silent new beginning.
+    """
+    try:
+        found = manifests.numbers(place)
+        newest = manifests.read(place, found[-1]) if found else None
+    except PlaceError as error:
+        raise ResourceError(f"{error} Nothing was started. Mend that, or leave --mirror out.") from error
+    if newest is None:
+        return None
+    _check_config(place, newest, config)
+    local = _local_run(project, name, config, finished=newest.finished)
+    if local is not None and (newest.finished or _steps_in(local) >= newest.steps):
+        return Fetched(local, finished=True) if newest.finished else None
+    return _fetch_newest(place, found, project, name, local)
+
+
+def _check_config(place: Place, manifest: Manifest, config: Mapping[str, Any]) -> None:
+    differing = changes(manifest.config, config)
+    if differing and (manifest.finished or not only_extends(manifest.config, config)):
+        state = "a finished" if manifest.finished else "an unfinished"
+        raise ConfigError(
+            f"{place.url} holds {state} run of another config: {', '.join(differing)}. Use another --name or --mirror; "
+            "--fresh begins anew, and replaces what is there."
+        )
+
+
+def _local_run(project: Path, name: str, config: Mapping[str, Any], *, finished: bool) -> Path | None:
+    """The folder on this machine that holds an earlier moment of the run, or its end."""
+    for folder in reversed(numbered(project, name).values()):
+        record = read_record(folder)
+        if record and bool(record.get("finished")) == finished and only_extends(record["config"], config):
+            return folder
+    return None
+
+
+def _steps_in(folder: Path) -> int:
+    found = [steps_of(read_position(state)) for state in folder.glob(f"*/{STATE_NAME}")]
+    return max(found, default=-1)
+
+
+def _fetch_newest(place: Place, found: list[int], project: Path, name: str, local: Path | None) -> Fetched:
+    problems = []
+    scratch = project / f".{name}.fetching"
+    for number in reversed(found):
+        shutil.rmtree(scratch, ignore_errors=True)
+        try:
+            manifest = manifests.read(place, number)
+            _download(place, manifest, scratch)
+        except PlaceError as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            logger.warning("%s The generation before it is taken.", problem)
+        folder = _move(scratch, project, name, local)
+        _note_position(folder, manifest)
+        logger.info("%s: fetched generation %d (%s) from %s.", folder, number, manifest.where(), place.url)
+        return Fetched(folder, manifest.finished)
+    shutil.rmtree(scratch, ignore_errors=True)
+    raise CheckpointError(f"{place.url}: no generation can be used, and nothing was started over. {' '.join(problems)}")
+
+
+def _download(place: Place, manifest: Manifest, scratch: Path) -> None:
+    """All files, each compared with its digest; ResourceError if there is no room for them here."""
+    try:
+        scratch.mkdir(parents=True)
+        if manifest.nbytes > shutil.disk_usage(scratch).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise write_error(error, scratch, manifest.nbytes) from error
+    logger.info("Fetching %.1f MB (%s) from %s.", manifest.nbytes / 1e6, manifest.where(), place.url)
+    for name, file in manifest.files.items():
+        target = scratch / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if place.download(file.key, target) != file.sha256:
+            raise PlaceError(f"{place.url}/{file.key}: is damaged: its sha256 differs.")
+
+
+def _move(scratch: Path, project: Path, name: str, local: Path | None) -> Path:
+    """To its final place: run.json last, because a folder without one is no run."""
+    folder = local or new_run_folder(project, name, exist_ok=False)
+    names = sorted(path.relative_to(scratch) for path in scratch.rglob("*") if path.is_file())
+    for part in sorted(names, key=lambda path: path.name == RECORD_NAME):
+        (folder / part).parent.mkdir(exist_ok=True)
+        (scratch / part).replace(folder / part)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def _note_position(folder: Path, manifest: Manifest) -> None:
+    """As a save would: so that the next start finds it here, and does not fetch it again."""
+    for state in folder.glob(f"*/{STATE_NAME}"):
+        with suppress(OSError):
+            position_note(state).write_text(json.dumps(manifest.position))

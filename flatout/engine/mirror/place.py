@@ -1,0 +1,130 @@
+"""A folder behind an fsspec URL, and the few things a mirror does there.
+
+    s3:// gs:// az://          by obstore, which is small and keeps its own connections (the extra `cloud`)
+    file:// memory:// others   by fsspec itself, which torch brings along
+
+Credentials come from the environment or the machine, as the cloud's own tools find them; never from the URL.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from flatout.errors import ConfigError
+
+OBJECT_STORES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "abfs", "abfss": "abfs"}
+"""Schemes that obstore serves, and its own name for each."""
+RETRIES = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
+"""Of one call; whoever copies in the background comes back later anyhow."""
+CLIENT = {"connect_timeout": "10s", "timeout": "600s"}
+_CHUNK_BYTES = 8 << 20
+
+T = TypeVar("T")
+
+
+class PlaceError(Exception):
+    """The place could not be reached, or did not obey; the text is one line."""
+
+
+class Place:
+    """Objects by key below a URL. Calls wait for the network; PlaceError says what was wrong with it."""
+
+    def __init__(self, url: str, *below: str) -> None:
+        """ConfigError if nobody here can speak to such a URL, or if it holds a password."""
+        check_url(url)
+        self.url = "/".join((url.rstrip("/"), *below))
+        self._fs, root = _open(self.url)
+        self._root = root.rstrip("/")
+
+    def keys(self, folder: str) -> list[str]:
+        """Names of what lies in a folder; none if there is no such folder."""
+        try:
+            self._fs.invalidate_cache()
+            found = self._do("list", folder, lambda path: self._fs.ls(path, detail=False))
+        except _Missing:
+            return []
+        return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
+
+    def read(self, key: str) -> bytes:
+        content: bytes = self._do("read", key, self._fs.cat_file)
+        return content
+
+    def write(self, content: bytes, key: str) -> None:
+        """Small things, whole or not at all where the store promises that."""
+        self._do("write", key, lambda path: self._fs.pipe_file(self._in_a_folder(path), content))
+
+    def upload(self, source: Path, key: str) -> None:
+        self._do("write", key, lambda path: self._fs.put_file(str(source), self._in_a_folder(path)))
+
+    def download(self, key: str, target: Path) -> str:
+        """Into a new file; returns the SHA-256 of what came."""
+        return self._do("read", key, lambda path: self._stream(path, target))
+
+    def remove(self, key: str) -> None:
+        try:
+            self._do("remove", key, self._fs.rm_file)
+        except _Missing:
+            return
+
+    def _stream(self, path: str, target: Path) -> str:
+        digest = hashlib.sha256()
+        with self._fs.open(path, "rb") as source, target.open("xb") as sink:
+            while chunk := source.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                sink.write(chunk)
+        return digest.hexdigest()
+
+    def _in_a_folder(self, path: str) -> str:
+        """The path, below folders that exist now. Object stores know none, and need none."""
+        if "file" in self._fs.protocol:
+            self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        return path
+
+    def _do(self, what: str, key: str, work: Callable[[str], T]) -> T:
+        try:
+            return work(f"{self._root}/{key}")
+        except FileNotFoundError as error:
+            raise _Missing(f"{self.url}: cannot {what} {key}: there is no such object.") from error
+        except Exception as error:
+            # Anything at all: each store has errors of its own, and none of them may end a training.
+            told = " ".join(f"{type(error).__name__}: {error}".split()).partition(" Debug source")[0][:300].rstrip(".")
+            raise PlaceError(f"{self.url}: cannot {what} {key}: {told}.") from error
+
+
+class _Missing(PlaceError):
+    """There is no such object."""
+
+
+def check_url(url: str) -> None:
+    parts = urlsplit(url)
+    if not parts.scheme or "://" not in url:
+        raise ConfigError(f"--mirror {url}: write a URL, such as s3://bucket/folder or file:///mnt/disk/folder.")
+    if "@" in parts.netloc or parts.query:
+        raise ConfigError(
+            f"--mirror {parts.scheme}://...: a URL is written into logs and files, so no keys belong in it. Give them "
+            "as environment variables (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS)."
+        )
+
+
+def _open(url: str) -> tuple[Any, str]:
+    """The file system of fsspec for a URL, and the path in it."""
+    import fsspec  # type: ignore[import-untyped]
+
+    scheme, _, rest = url.partition("://")
+    if scheme in OBJECT_STORES and importlib.util.find_spec("obstore") is not None:
+        store: Any = importlib.import_module("obstore.fsspec").FsspecStore
+        # A server of one's own, in the next room, may go without encryption if its address says so.
+        plain = {"allow_http": os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")}
+        return store(OBJECT_STORES[scheme], retry_config=RETRIES, client_options=CLIENT | plain), rest
+    try:
+        fs, root = fsspec.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        advice = "Install what speaks to it: pip install 'flatout[cloud]'" if scheme in OBJECT_STORES else str(error)
+        raise ConfigError(f"--mirror {url}: {scheme}:// is not understood here. {advice}") from error
+    return fs, str(root)

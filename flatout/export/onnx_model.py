@@ -1,0 +1,108 @@
+"""A torch module as an ONNX model in memory, and what is done to it before it becomes a file.
+
+torch has two exporters. The one by torch.export is its default since 2.9: it needs one package more (onnxscript),
+writes opset 18 and converts back from there, and describes a node of somebody else's (a TensorRT plugin) in onnxscript
+only. The older one, by tracing, needs the package onnx alone, writes the asked-for opset directly and takes the
+description of a foreign node from the function itself. It is deprecated but there in every torch from 2.6 to 2.13, and
+its result is compared with the network anyway; so it is the one used here, and this file is the only one that knows.
+"""
+
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from flatout.engine.checkpoint.atomic import replacing
+from flatout.errors import ConfigError
+from flatout.export.packages import need
+
+Model: TypeAlias = Any
+"""onnx.ModelProto."""
+Axes = Mapping[str, Mapping[int, str]]
+"""Of inputs and outputs: number of an axis -> its name, where its length is not fixed."""
+
+
+@torch.no_grad()
+def traced(
+    module: nn.Module,
+    example: Tensor,
+    *,
+    input_name: str,
+    output_names: Sequence[str],
+    free_axes: Axes,
+    opset: int,
+) -> Model:
+    """The model that computes what the module computes; the module is in evaluation mode, on the CPU."""
+    onnx = need("onnx")
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        # That this exporter is deprecated, that constants are constants, that not all of them are computed: all known.
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message=".*might cause the trace to be incorrect")
+        warnings.filterwarnings("ignore", message="Constant folding")
+        path = str(Path(folder, "traced.onnx"))
+        try:
+            torch.onnx.export(
+                module,
+                (example,),
+                path,
+                input_names=[input_name],
+                output_names=list(output_names),
+                dynamic_axes={name: dict(axes) for name, axes in free_axes.items()} or None,
+                opset_version=opset,
+                dynamo=False,
+            )
+        except torch.onnx.errors.UnsupportedOperatorError as error:
+            raise ConfigError(f"Opset {opset} is too old for this network: {error}") from None
+        return onnx.load(path)
+
+
+def simplified(model: Model) -> Model:
+    """The same with constants computed and needless nodes gone."""
+    return need("onnxslim").slim(model)
+
+
+def state_facts(model: Model, facts: Mapping[str, str]) -> None:
+    """Write what a user must know into the model's metadata."""
+    need("onnx").helper.set_model_props(model, dict(facts))
+
+
+def state_shapes(model: Model, shapes: Mapping[str, Sequence[int | str]]) -> None:
+    """Say the shapes of outputs as people would: numbers, and names of free axes."""
+    onnx = need("onnx")
+    for output in model.graph.output:
+        if output.name in shapes:
+            dtype = output.type.tensor_type.elem_type
+            output.CopyFrom(onnx.helper.make_tensor_value_info(output.name, dtype, list(shapes[output.name])))
+
+
+def without_outputs(model: Model, names: Iterable[str]) -> Model:
+    """A copy that does not give some outputs; every node stays."""
+    copied = type(model)()
+    copied.CopyFrom(model)
+    dropped = set(names)
+    for output in list(copied.graph.output):
+        if output.name in dropped:
+            copied.graph.output.remove(output)
+    return copied
+
+
+def opset_of(model: Model) -> int:
+    """Version of the standard operators."""
+    return next(int(each.version) for each in model.opset_import if each.domain in ("", "ai.onnx"))
+
+
+def check(model: Model) -> None:
+    """onnx's own checks; nodes of other domains are left to whoever runs them."""
+    need("onnx").checker.check_model(model)
+
+
+def save(model: Model, path: Path) -> int:
+    """The file, whole or not at all; returns its bytes. ResourceError if there is no room."""
+    content = model.SerializeToString()
+    with replacing(path, needed_bytes=len(content)) as sink:
+        sink.write(content)
+    return len(content)

@@ -1,0 +1,165 @@
+"""A detector in Python: the commands train, test, detect and export as methods of one object."""
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from flatout.config import build_config
+from flatout.engine.device_choice import choose_device, make_current
+from flatout.errors import CheckpointError, ConfigError, DataError
+from flatout.feed import plan_workers
+from flatout.yolo.evaluate.networks import Subject
+from flatout.yolo.model.configs import find_config, names_config
+from flatout.yolo.options import TestOptions, TrainOptions
+from flatout.yolo.predict.frames import Unreadable
+from flatout.yolo.predict.given import Given, frames_of_given
+from flatout.yolo.predict.lines import shown
+from flatout.yolo.predict.load_predictor import load_networks, predictor_for
+from flatout.yolo.predict.options import PredictOptions
+from flatout.yolo.predict.result import Result
+from flatout.yolo.predict.results import results_of
+
+if TYPE_CHECKING:
+    from flatout.engine.callbacks import Callback
+    from flatout.yolo.evaluate import TestResult
+    from flatout.yolo.export import ExportOutcome
+    from flatout.yolo.train import TrainResult
+
+
+class Detector:
+    """A network with weights, or a model config that has none yet. Methods take the commands' flags as keywords.
+
+    The network is loaded when it is first needed and stays on its device. Not for several threads at once.
+    """
+
+    def __init__(self, path_or_cfg: str | Path, *, device: str = "") -> None:
+        """See `flatout.yolo.load`."""
+        self._device = device
+        self._loaded: tuple[bool, torch.device, Subject] | None = None
+        self.config: Path | None = None
+        """The model config of a detector that has no weights yet."""
+        self.weights: Path | None = None
+        """The file of weights; after `train`, the best of the run."""
+        if names_config(path_or_cfg):
+            self.config = find_config(path_or_cfg)
+        else:
+            self.weights = Path(path_or_cfg)
+            if not self.weights.is_file():
+                raise CheckpointError(f"{path_or_cfg}: no such file of weights. Check the path.")
+
+    def __repr__(self) -> str:
+        return f"Detector({str(self.weights or self.config)!r})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the classes."""
+        return self._networks()[1].names
+
+    def train(self, data: str | Path, *, callbacks: Iterable["Callback"] = (), **options: Any) -> "TrainResult":
+        """Train on a data set, by its YAML; `options` are the flags of `train.py`: epochs=10, img_size=320, ...
+        `callbacks` hear of it (docs/callbacks.md).
+
+        The run folder is as the command's; afterwards the detector is the best of it. A detector from a config starts
+        from scratch, one from weights starts from them. Raises Interrupted once a signal was obeyed and everything is
+        saved: the same call then continues.
+        """
+        from flatout.engine.on_done import OnDone
+        from flatout.engine.spending import Spending
+        from flatout.yolo.train import train
+
+        start = {"cfg": str(self.config), "weights": ""} if self.config else {"weights": str(self.weights)}
+        values = {"data": str(data), "device": self._device, **start, **options}
+        if isinstance(values.get("img_size"), int):
+            values["img_size"] = [values["img_size"]] * 2
+        asked = build_config(values, TrainOptions, where="train()")
+        spending = Spending(asked.price, asked.budget)
+        with OnDone(asked.on_done, spending) as done:
+            result = train(asked, [*callbacks, done], spending=spending)
+        if result is None:
+            raise ConfigError("train(diagnose_compile=True) makes a report and trains nothing. Leave it out.")
+        files = [result.folder / "weights" / name for name in ("best.pt", "last.pt")]
+        self._become(next(file for file in files if file.is_file()))
+        return result
+
+    def evaluate(self, data: str | Path, **options: Any) -> "TestResult":
+        """Judge it on a data set, by its YAML; `options` are the flags of `test.py`: img_size=320, task="test", ...
+
+        `result.outcome.evaluation` has map50, map50_95, precision, recall and classes; `str(result)` is the table.
+        """
+        from flatout.yolo.evaluate import test
+
+        values = {"data": str(data), "device": self._device, "weights": [str(self._with_weights())], **options}
+        return test(build_config(values, TestOptions, where="evaluate()"))
+
+    def predict(
+        self, source: Given | Sequence[Given], *, on_error: Literal["raise", "skip"] = "raise", **options: Any
+    ) -> list[Result]:
+        """What is in pictures: a result each, in order.
+
+        `source` is a path (a picture, folder, pattern, list or video), an array (uint8 [H, W, 3], BGR, as OpenCV reads
+        pictures), or a sequence of these. `options` are the fields of `PredictOptions`: img_size=640, conf_thres=0.25,
+        iou_thres=0.45, classes, agnostic_nms, augment, at_once. What cannot be read is a DataError that names all of
+        it, or is left out. Results keep their pictures: use `stream` for what does not fit into memory.
+        """
+        found = list(self._results(source, _predict_options(options)))
+        unreadable = [each for each in found if isinstance(each, Unreadable)]
+        if unreadable and on_error == "raise":
+            listed = "\n".join(f"  {shown(each.path)}: {each.reason}" for each in unreadable)
+            raise DataError(f'{len(unreadable)} sources cannot be read (on_error="skip" leaves them out):\n{listed}')
+        return [each for each in found if isinstance(each, Result)]
+
+    def stream(self, source: Given | Sequence[Given], **options: Any) -> Iterator[Result]:
+        """As `predict`, one result after the other, for long videos, and for cameras and streams, which have no end.
+
+        Close the iterator, or let it go, to end its threads. What cannot be read is left out.
+        """
+        with closing(self._results(source, _predict_options(options))) as results:
+            for result in results:
+                if isinstance(result, Result):
+                    yield result
+
+    def export(self, **options: Any) -> "ExportOutcome":
+        """Write it for other programs; `options` are the flags of `export.py`: grid=True, simplify=True, ..."""
+        from flatout.yolo.export import ExportOptions, export
+
+        weights = str(self._with_weights())
+        if isinstance(options.get("img_size"), int):
+            options["img_size"] = [options["img_size"]] * 2
+        return export(weights, build_config({"weights": weights, **options}, ExportOptions, where="export()"))
+
+    def _results(
+        self, source: Given | Sequence[Given], options: PredictOptions
+    ) -> Generator[Result | Unreadable, None, None]:
+        device, subject = self._networks(augment=options.augment)
+        predictor = predictor_for(subject, device, options)
+        threads = min(options.workers, plan_workers("cpu*1.0").total)
+        with ExitStack() as stack:
+            frames = frames_of_given(source, stack)
+            results = results_of(frames, predictor, threads=threads, at_once=options.at_once)
+            yield from stack.enter_context(closing(results))
+
+    def _networks(self, *, augment: bool = False) -> tuple[torch.device, Subject]:
+        """Where it runs, and the network; one is kept, because networks on a GPU take room."""
+        if self._loaded is None or self._loaded[0] != augment:
+            device = choose_device(self._device)
+            make_current(device)
+            self._loaded = augment, device, load_networks([str(self._with_weights())], device, augment=augment)
+        return self._loaded[1:]
+
+    def _with_weights(self) -> Path:
+        if self.weights is None:
+            raise ConfigError(
+                f"{self.config} is a model config, which has no weights yet. Train it first, or load a file of weights."
+            )
+        return self.weights
+
+    def _become(self, weights: Path) -> None:
+        self.weights, self.config = weights, None
+        self._loaded = None
+
+
+def _predict_options(options: dict[str, Any]) -> PredictOptions:
+    return build_config(options, PredictOptions, where="predict()")

@@ -1,0 +1,8 @@
+"""`--evolve`: better hyper-parameters by mutation and selection, one whole training per generation.
+
+best rows of evolve.txt -> parent -> mutated values -> training -> scores -> next row of evolve.txt
+"""
+
+from flatout.yolo.evolve.whole import EvolveResult, evolve
+
+__all__ = ["EvolveResult", "evolve"]

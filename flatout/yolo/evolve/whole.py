@@ -1,0 +1,194 @@
+"""The whole of `--evolve`: options in; evolve.txt, evolve.csv, evolve.png and hyp_evolved.yaml in a run folder out."""
+
+import logging
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from flatout.engine.callbacks import Callback, Callbacks, RunStart, Scores
+from flatout.engine.checkpoint.atomic import replacing
+from flatout.engine.distributed import read_world
+from flatout.engine.ending import telling_end
+from flatout.engine.heard_between import HeardBetween
+from flatout.engine.run_folder import Run, choose_run
+from flatout.engine.spending import Spending
+from flatout.errors import ConfigError, DivergedError
+from flatout.yolo.compat.resume_options import config_of_run
+from flatout.yolo.evolve.genes import choose_parent, mutated
+from flatout.yolo.evolve.rows import SCORES, Rows, hyp_text, values_of
+from flatout.yolo.find_file import find_file
+from flatout.yolo.hyp import Hyp, load_hyp
+from flatout.yolo.options import TrainOptions
+from flatout.yolo.train.audience import audience
+from flatout.yolo.train.whole import train
+
+logger = logging.getLogger(__name__)
+
+FIRST_SEED = 1
+"""Of a search without --seed: that of YOLOv7's trainings."""
+
+
+@dataclass(frozen=True)
+class EvolveResult:
+    """What a search left behind."""
+
+    folder: Path
+    generations: int
+    """That are complete."""
+    best_fitness: float
+    finished: bool
+    """False if it was asked to end early; the same command then continues."""
+    why: str = ""
+
+
+def evolve(
+    options: TrainOptions, callbacks: Iterable[Callback] = (), *, spending: Spending | None = None
+) -> EvolveResult:
+    """Search as the options say: `options.generations` trainings, validated and saved only at their ends.
+
+    Callbacks hear of generations as if they were epochs. The first generation is the hyp file as it is. Raises
+    Interrupted once a signal was obeyed and everything is saved: the same call then continues within that generation.
+    """
+    if read_world(options.local_rank).size > 1:
+        raise ConfigError("--evolve trains on one device: start it without torchrun.")
+    if options.resume:
+        raise ConfigError("--evolve and --resume: leave --resume out, the same command continues a search.")
+    spending = spending or Spending(options.price, options.budget)
+    hyp = load_hyp(find_file(options.hyp, flag="--hyp"))
+    hearers = audience(options, callbacks, spending)
+    with HeardBetween() as signals, _open_run(options, hyp) as run, telling_end(hearers, run.folder) as ending:
+        search = _Search(options, hyp, run, hearers, spending, signals)
+        result = search.go()
+        ending.why = result.why
+        if result.finished:
+            run.finish()
+        return result
+
+
+def _open_run(options: TrainOptions, hyp: Hyp) -> Run:
+    return choose_run(
+        Path(options.project),
+        options.name,
+        config=config_of_run(options, hyp) | {"evolve": True},
+        exist_ok=options.exist_ok,
+        fresh=options.fresh,
+        resume=None,
+        break_lock=options.break_lock,
+    )
+
+
+class _Search:
+    """Generation after generation, in a folder that is locked."""
+
+    def __init__(
+        self,
+        options: TrainOptions,
+        hyp: Hyp,
+        run: Run,
+        callbacks: Callbacks,
+        spending: Spending,
+        signals: HeardBetween,
+    ) -> None:
+        self._options, self._hyp, self._folder = options, hyp, run.folder
+        self._callbacks, self._spending, self._signals = callbacks, spending, signals
+        self._rows = Rows(run.folder)
+        if not run.continues:
+            self._rows.forget()
+
+    def go(self) -> EvolveResult:
+        self._callbacks.start(self._started())
+        while len(self._rows) < self._options.generations:
+            if why := self._generation(len(self._rows)):
+                return self._result(why)
+        (self._folder / "hyp_next.yaml").unlink(missing_ok=True)
+        logger.info("The best values are in %s.", self._folder / "hyp_evolved.yaml")
+        return self._result()
+
+    def _generation(self, number: int) -> str:
+        """Train the next generation and write its row; why the search has to stop, or ""."""
+        child = self._child(number)
+        file = self._folder / "hyp_next.yaml"
+        _write(file, hyp_text(child, self._hyp, about=f"generation {number}, in training"))
+        training = replace(
+            self._options, evolve=False, hyp=str(file), project=str(self._folder), name=_name(number), exist_ok=True,
+            fresh=False, nosave=True, notest=True, patience=0, log_to=("none",), entity=None, mirror="",
+            no_preflight=self._options.no_preflight or number > 0,
+        )  # fmt: skip
+        logger.info("Generation %d, training %d of %d.", number, number + 1, self._options.generations)
+        try:
+            result = train(training, [self._signals], spending=self._spending)
+        except DivergedError as error:
+            # Values that cannot be trained with are an answer too.
+            logger.warning("Generation %d: %s It counts as 0.", number, error)
+            scores: tuple[float, ...] = (0.0,) * len(SCORES)
+        else:
+            assert result is not None
+            if not result.finished:
+                return result.why
+            assert result.outcome is not None
+            scores = result.outcome.scores
+        self._take(number, scores, child)
+        return ""
+
+    def _child(self, number: int) -> dict[str, float]:
+        """Values of a generation; a function of the seed, the number and the rows so far."""
+        if number == 0:
+            return values_of(self._hyp)
+        rng = np.random.default_rng((self._options.seed or FIRST_SEED, number))
+        parent = self._rows.hyp_of(choose_parent(self._rows.fitness_N, rng))
+        # A network that keeps its own anchors has no number of them to change.
+        kept = {} if self._hyp.anchors is not None else {"anchors": parent.pop("anchors")}
+        return mutated(parent, rng) | kept
+
+    def _take(self, number: int, scores: tuple[float, ...], child: dict[str, float]) -> None:
+        before = self._rows.best if len(self._rows) else None
+        self._rows.add(scores, child)
+        best, fitness_N = self._rows.best, self._rows.fitness_N
+        logger.info(
+            "Generation %d: fitness %.5f; the best is %.5f of generation %d.",
+            number, fitness_N[number], fitness_N[best], best,
+        )  # fmt: skip
+        # Only the folder of the best generation stays.
+        for each in {number, before} - {best, None}:
+            shutil.rmtree(self._folder / _name(each), ignore_errors=True)
+        about = f"generation {best} of {len(self._rows)}: fitness {fitness_N[best]:.5f}"
+        _write(self._folder / "hyp_evolved.yaml", hyp_text(self._rows.hyp_of(best), self._hyp, about=about))
+        self._draw()
+        scalars = {f"evolve/{name}": score for name, score in zip(SCORES, scores, strict=True)}
+        scalars["evolve/fitness"] = float(fitness_N[number])
+        self._callbacks.validation(Scores(epoch=number, at=number, scalars=scalars))
+
+    def _draw(self) -> None:
+        try:
+            from flatout.yolo.pictures.evolution import evolve_png
+
+            evolve_png(self._folder / "evolve.csv", self._folder / "evolve.png")
+        except (ImportError, OSError, ValueError) as error:
+            logger.warning("No picture of the search was drawn: %s.", error)
+
+    def _started(self) -> RunStart:
+        return RunStart(
+            job="yolo",
+            folder=self._folder,
+            config=config_of_run(self._options, self._hyp) | {"evolve": True},
+            epoch=len(self._rows),
+            epochs=self._options.generations,
+            continues=len(self._rows) > 0,
+        )
+
+    def _result(self, why: str = "") -> EvolveResult:
+        done = len(self._rows)
+        best = float(self._rows.fitness_N.max()) if done else 0.0
+        return EvolveResult(self._folder, done, best, finished=not why, why=why)
+
+
+def _name(generation: int | None) -> str:
+    return f"generation_{generation:03d}"
+
+
+def _write(path: Path, text: str) -> None:
+    with replacing(path, needed_bytes=len(text)) as sink:
+        sink.write(text.encode())

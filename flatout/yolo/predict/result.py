@@ -1,0 +1,124 @@
+"""What was found in one picture: plain arrays, and the forms that other tools read.
+
+Dimension key:  n detections   H W picture
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flatout.errors import ConfigError
+from flatout.yolo.metrics.coco import image_id_of
+from flatout.yolo.predict.frames import Origin
+
+if TYPE_CHECKING:
+    import supervision
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Result:
+    """The detections of one picture, the surest first. The arrays are the caller's."""
+
+    boxes: np.ndarray
+    """float32 [n, 4]: left, top, right, bottom in pixels of the picture, inside it."""
+    scores: np.ndarray
+    """float32 [n], 0 to 1, falling."""
+    classes: np.ndarray
+    """int64 [n]."""
+    names: tuple[str, ...]
+    """Of all classes; `names[classes[0]]` is what the first detection is."""
+    image: np.ndarray = field(repr=False)
+    """uint8 [H, W, 3], BGR: the picture as it was looked at."""
+    origin: Origin
+    """The file, stream or array it came from."""
+    ms: float = 0.0
+    """Of the network and NMS, its share of the batch."""
+
+    def __len__(self) -> int:
+        return len(self.boxes)
+
+    @property
+    def path(self) -> str:
+        return self.origin.path
+
+    @property
+    def pixel_boxes(self) -> np.ndarray:
+        """int64 [n, 4]: corners rounded to whole pixels, as `detect.py` draws and writes them."""
+        return self.boxes.round().astype(np.int64)
+
+    @property
+    def stem(self) -> str:
+        """Of files about it: the name of its file, with the number of the frame where there are several."""
+        origin = self.origin
+        return origin.stem if origin.frame is None else f"{origin.stem}_{origin.frame}"
+
+    def summary(self) -> str:
+        """'2 bolts, 1 nut', classes in their order; 'nothing' where nothing was found."""
+        counts = sorted(Counter(self.classes.tolist()).items())
+        return ", ".join(f"{count} {_plural(self.names[kind], count)}" for kind, count in counts) or "nothing"
+
+    def to_coco(
+        self, *, image_id: int | str | None = None, category_ids: Sequence[int] | None = None
+    ) -> list[dict[str, Any]]:
+        """One {image_id, category_id, bbox, score} per detection, as the COCO API reads it: bbox is x, y, w, h to 3
+        decimals, score to 5.
+
+        `image_id` is by default the number in the file's name, else the name. `category_ids` translates classes
+        (`flatout.yolo.metrics.coco.COCO_CATEGORY_IDS` for COCO); without, a class is its own number.
+        """
+        name: int | str = image_id_of(f"{self.stem}.jpg") if image_id is None else image_id
+        corner_n2, far_n2 = self.boxes[:, :2], self.boxes[:, 2:]
+        box_n4 = np.concatenate((corner_n2, far_n2 - corner_n2), 1).astype(np.float64).round(3)
+        scores = self.scores.astype(np.float64).round(5).tolist()
+        kinds = self.classes.tolist()
+        return [
+            {
+                "image_id": name,
+                "category_id": kind if category_ids is None else category_ids[kind],
+                "bbox": box,
+                "score": score,
+            }
+            for kind, box, score in zip(kinds, box_n4.tolist(), scores, strict=True)
+        ]
+
+    def to_supervision(self) -> "supervision.Detections":
+        """As `supervision.Detections`; ConfigError where that package is not installed."""
+        try:
+            import supervision
+        except ImportError:
+            raise ConfigError("to_supervision() needs the package supervision: pip install supervision") from None
+        names = np.array([self.names[kind] for kind in self.classes.tolist()], dtype=str)
+        return supervision.Detections(
+            xyxy=self.boxes.copy(),
+            confidence=self.scores.copy(),
+            class_id=self.classes.copy(),
+            data={"class_name": names},
+        )
+
+    def draw(self) -> np.ndarray:
+        """The picture with boxes, names and scores on it: a new uint8 [H, W, 3], BGR."""
+        from flatout.yolo.pictures.boxes import draw_boxes
+
+        drawn = self.image.copy()
+        height, width = drawn.shape[:2]
+        draw_boxes(
+            drawn,
+            self.pixel_boxes.astype(np.float64),
+            self.classes,
+            self.names,
+            score_n=self.scores,
+            letters_px=max(7.0, LETTERS * (height + width)),
+            line_px=max(2, round(LINE * (height + width))),
+        )
+        return drawn
+
+
+LETTERS, LINE = 0.006, 0.0013
+"""Height of capitals and width of lines, as shares of height + width."""
+
+
+def _plural(name: str, count: int) -> str:
+    return name if count == 1 else f"{name}s"

@@ -1,0 +1,200 @@
+"""The whole of `detect.py`: weights and a source in; pictures, videos, labels, crops and JSON in a run folder out."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from flatout.engine.device_choice import choose_device, make_current
+from flatout.engine.interrupts import Interrupts
+from flatout.engine.progress import StepProgress
+from flatout.engine.run_folder import new_run_folder
+from flatout.errors import DataError
+from flatout.feed import plan_workers
+from flatout.yolo.predict.files import count_frames, frames_of
+from flatout.yolo.predict.frames import ReadFrame, Unreadable
+from flatout.yolo.predict.lines import closing_lines, result_line, shown, unreadable_lines
+from flatout.yolo.predict.live import LiveFrames
+from flatout.yolo.predict.load_predictor import load_networks, predictor_for
+from flatout.yolo.predict.options import DetectOptions
+from flatout.yolo.predict.outputs import Outputs, Wishes
+from flatout.yolo.predict.predictor import Predictor
+from flatout.yolo.predict.result import Result
+from flatout.yolo.predict.results import results_of
+from flatout.yolo.predict.sources import Files, Streams, find_sources
+from flatout.yolo.predict.update import strip_weights
+from flatout.yolo.predict.window import Windows, open_windows
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectResult:
+    """What was done, and what is to be printed."""
+
+    text: str
+    folder: Path
+    frames: int
+    """Pictures and frames of videos that were looked at."""
+    detections: int
+    unreadable: tuple[Unreadable, ...]
+    interrupted: str | None
+    """The signal that ended it early; None if all was seen. A camera or stream is always ended so, and never early."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def detect(options: DetectOptions, *, each: Callable[[Result], None] | None = None) -> DetectResult:
+    """Detect as the options say; `each` gets every result, in order.
+
+    ConfigError, DataError or CheckpointError where that cannot be done; DataError too if nothing at all could be read.
+    A signal ends it between two pictures, with everything written that was seen.
+    """
+    sources = find_sources(options.source)
+    predictor = _predictor(options)
+    with ExitStack() as stack:
+        frames, total = _frames(sources, stack)
+        folder = new_run_folder(Path(options.project), options.name, options.exist_ok)
+        looking = _Looking(options, sources, folder, total, each)
+        looking.at(frames, predictor)
+    if not looking.frames and looking.unreadable:
+        raise DataError("\n".join(["nothing of --source could be read.", *unreadable_lines(looking.unreadable)]))
+    return looking.result(strip_weights(options.weights) if options.update else [])
+
+
+class _Looking:
+    """One pass over a source, and its counts."""
+
+    def __init__(
+        self,
+        options: DetectOptions,
+        sources: Files | Streams,
+        folder: Path,
+        total: int,
+        each: Callable[[Result], None] | None,
+    ) -> None:
+        self._options, self._folder, self._total, self._each = options, folder, total, each
+        self._streams = sources if isinstance(sources, Streams) else None
+        # YOLOv7 writes no pictures for a list, which there is always one of streams.
+        self._pictures = not options.nosave and not (self._streams and self._streams.listed)
+        self._json = f"{Path(options.weights[0]).stem}_predictions.json" if options.save_json else None
+        self.frames = self._detections = self._num_txt = 0
+        self.unreadable: list[Unreadable] = []
+        self._seconds = 0.0
+        self._signal: str | None = None
+
+    def at(self, frames: Iterable[ReadFrame], predictor: Predictor) -> None:
+        """Look at all frames, or until a signal comes; what was seen is on the disk afterwards."""
+        begin_s = time.perf_counter()
+        threads = min(self._options.workers, plan_workers("cpu*1.0").total)
+        with (
+            _windows(self._options) as windows,
+            Interrupts() as interrupts,
+            self._progress() as progress,
+            Outputs(self._folder, self._wishes(windows), threads=threads) as outputs,
+            closing(
+                results_of(
+                    frames,
+                    predictor,
+                    threads=threads,
+                    at_once=self._at_once(),
+                    stopped=lambda: interrupts.requested is not None or (windows is not None and windows.stopped),
+                )
+            ) as results,
+        ):
+            for result in results:
+                self._note(result, outputs, progress)
+                if windows is not None:
+                    windows.show()
+        self._num_txt, self._signal = outputs.num_txt, interrupts.requested
+        self._seconds = time.perf_counter() - begin_s
+
+    def result(self, more: list[str]) -> DetectResult:
+        lines = closing_lines(
+            frames=self.frames,
+            detections=self._detections,
+            seconds=self._seconds,
+            folder=self._folder,
+            wrote=[*self._wrote(), *more],
+            unreadable=self.unreadable,
+        )
+        if self._signal:
+            lines.insert(0, f"{self._signal}: ended here; everything that was seen is written.")
+        return DetectResult(
+            text="\n".join(lines),
+            folder=self._folder,
+            frames=self.frames,
+            detections=self._detections,
+            unreadable=tuple(self.unreadable),
+            interrupted=None if self._streams else self._signal,
+        )
+
+    def _progress(self) -> AbstractContextManager[StepProgress | None]:
+        """A stream has no end to be shown."""
+        return StepProgress(self._total, title="detect") if self._streams is None else nullcontext()
+
+    def _note(self, result: Result | Unreadable, outputs: Outputs, progress: StepProgress | None) -> None:
+        tell = partial(logger.info, "%s") if progress is None else progress.say
+        if isinstance(result, Unreadable):
+            self.unreadable.append(result)
+            tell(f"{shown(result.path)}: cannot be read: {result.reason}")
+        else:
+            outputs.keep(result)
+            self.frames += 1
+            self._detections += len(result)
+            tell(result_line(result))
+            if self._each is not None:
+                self._each(result)
+        if progress is not None:
+            # Headers of videos may promise fewer frames than there are.
+            progress.advance(min(self.frames + len(self.unreadable), self._total))
+
+    def _at_once(self) -> int | None:
+        return len(self._streams.addresses) if self._streams and not self._options.at_once else self._options.at_once
+
+    def _wishes(self, windows: Windows | None) -> Wishes:
+        return Wishes(
+            pictures=self._pictures,
+            txt=self._options.save_txt,
+            scores=self._options.save_conf,
+            crops=self._options.save_crop,
+            json=self._json,
+            show=None if windows is None else windows.put,
+        )
+
+    def _wrote(self) -> Iterator[str]:
+        if self._pictures:
+            yield "Pictures and videos with boxes are saved"
+        if self._options.save_txt:
+            yield f"{self._num_txt} label files saved to {self._folder / 'labels'}"
+        if self._options.save_crop:
+            yield f"Crops saved to {self._folder / 'crops'}"
+        if self._json:
+            yield f"Detections saved to {self._folder / self._json}"
+
+
+def _predictor(options: DetectOptions) -> Predictor:
+    device = choose_device(options.device)
+    make_current(device)
+    return predictor_for(load_networks(options.weights, device, augment=options.augment), device, options)
+
+
+def _frames(sources: Files | Streams, stack: ExitStack) -> tuple[Iterable[ReadFrame], int]:
+    """Calls that get the frames, and about how many there are."""
+    if isinstance(sources, Streams):
+        return stack.enter_context(LiveFrames(sources.addresses)), 0
+    return frames_of(sources), count_frames(sources)
+
+
+@contextmanager
+def _windows(options: DetectOptions) -> Iterator[Windows | None]:
+    windows = open_windows() if options.view_img else None
+    try:
+        yield windows
+    finally:
+        if windows is not None:
+            windows.close()

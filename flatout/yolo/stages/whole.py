@@ -1,0 +1,149 @@
+"""All stages of a plan, one training after the other, continued wherever it was left."""
+
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flatout.engine.callbacks import Callback
+from flatout.engine.checkpoint.atomic import replacing
+from flatout.engine.heard_between import HeardBetween
+from flatout.engine.run_folder import Run
+from flatout.engine.spending import Spending
+from flatout.errors import ConfigError, FlatoutError
+from flatout.yolo.find_file import find_weights
+from flatout.yolo.options import TrainOptions
+from flatout.yolo.stages.job_folder import (
+    begin_job,
+    best_weights,
+    continue_job,
+    is_finished,
+    newest_job,
+    stage_folder,
+)
+from flatout.yolo.stages.plan import Plan
+from flatout.yolo.stages.together import Together, draw, write_tables
+from flatout.yolo.train import train
+from flatout.yolo.weights import read_weights
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StagesResult:
+    """What a job of stages left behind."""
+
+    folder: Path
+    fitness: tuple[float, ...]
+    """The best of each finished stage."""
+    finished: bool
+    """False if it was asked to end early; the same command then continues."""
+
+    @property
+    def best_stage(self) -> int | None:
+        """Numbered from 1; of equals the later one. None before any has finished."""
+        if not self.fitness:
+            return None
+        return max(range(len(self.fitness)), key=lambda place: (self.fitness[place], place)) + 1
+
+    def __str__(self) -> str:
+        lines = [f"stage {number}: best fitness {score:.4f}" for number, score in enumerate(self.fitness, 1)]
+        if self.finished:
+            lines.append(f"Results are in {self.folder}, the weights of stage {self.best_stage} in weights/best.pt.")
+        return "\n".join(lines)
+
+
+def run_stages(plan: Plan, callbacks: Iterable[Callback] = (), *, spending: Spending | None = None) -> StagesResult:
+    """Train every stage that is not finished; a job that is done is left alone.
+
+    Raises Interrupted once a signal was obeyed and everything is saved: the same call then continues.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1:
+        raise ConfigError(
+            "stages run on one GPU. For several, type each stage as a command of its own: torchrun ... train.py "
+            "--transfer-weights --weights BEST_OF_THE_STAGE_BEFORE ..."
+        )
+    first = plan.stages[0]
+    spending = spending or Spending(first.price, first.budget)
+    with HeardBetween() as signals, _open(plan) as run:
+        if is_finished(run.folder):
+            logger.info("%s: all %d stages are finished. Begin anew with --fresh.", run.folder, len(plan.stages))
+            return _result(plan, run.folder)
+        spending.open(run.folder, continues=run.continues)
+        return _Job(plan, run, [*callbacks, signals], spending).go()
+
+
+def _open(plan: Plan) -> Run:
+    folder = None if plan.fresh else newest_job(plan.project, plan.name)
+    if folder is not None:
+        return continue_job(folder, plan.config(), break_lock=plan.stages[0].break_lock)
+    # Before there is a folder: a mistyped path should not leave one.
+    find_weights(plan.stages[0].weights)
+    return begin_job(plan.project, plan.name, plan.config())
+
+
+class _Job:
+    """A plan at work in its folder."""
+
+    def __init__(self, plan: Plan, run: Run, callbacks: list[Callback], spending: Spending) -> None:
+        self._plan, self._run, self._spending = plan, run, spending
+        table = Together(run.folder, len(plan.stages), plan.num_epochs)
+        self._callbacks = [*callbacks, table]
+
+    def go(self) -> StagesResult:
+        folder = self._run.folder
+        try:
+            for number, stage in enumerate(self._plan.stages, 1):
+                if not is_finished(stage_folder(folder, number)) and not self._train(number, stage):
+                    return _result(self._plan, folder)
+        finally:
+            self._show()
+        result = _result(self._plan, folder)
+        self._keep_weights(result)
+        # Last: killed before it, the same command finds all stages finished and comes here again.
+        self._run.finish()
+        return replace(result, finished=True)
+
+    def _train(self, number: int, stage: TrainOptions) -> bool:
+        """One stage to its end; False if it was asked to end early."""
+        folder = self._run.folder
+        options = replace(stage, project=str(folder), name=stage_folder(folder, number).name, exist_ok=True)
+        if number > 1:
+            options = replace(options, weights=str(best_weights(stage_folder(folder, number - 1))))
+        frozen = " ".join(map(str, options.freeze))
+        logger.info(
+            "Stage %d of %d: --epochs %d --freeze %s --hyp %s, from %s.",
+            number, len(self._plan.stages), options.epochs, frozen, options.hyp, options.weights or "scratch",
+        )  # fmt: skip
+        result = train(options, self._callbacks, spending=self._spending)
+        return result is not None and result.finished
+
+    def _show(self) -> None:
+        """The tables and the plot as of now; what cannot be written or drawn costs nothing else."""
+        try:
+            begins = write_tables(self._run.folder, num_stages=len(self._plan.stages), num_epochs=self._plan.num_epochs)
+            if begins:
+                draw(self._run.folder, begins)
+        except (ImportError, OSError, FlatoutError) as error:
+            logger.warning("The results of all stages were not drawn: %s", error)
+
+    def _keep_weights(self, result: StagesResult) -> None:
+        """weights/best.pt: of the best stage; weights/last.pt: of the last one."""
+        folder = self._run.folder
+        assert result.best_stage is not None
+        (folder / "weights").mkdir(exist_ok=True)
+        _copy(best_weights(stage_folder(folder, result.best_stage)), folder / "weights/best.pt")
+        _copy(stage_folder(folder, len(self._plan.stages)) / "weights/last.pt", folder / "weights/last.pt")
+
+
+def _result(plan: Plan, folder: Path) -> StagesResult:
+    stages = [stage_folder(folder, number) for number in range(1, len(plan.stages) + 1)]
+    fitness = [read_weights(best_weights(stage)).best_fitness or 0.0 for stage in stages if is_finished(stage)]
+    return StagesResult(folder, tuple(fitness), is_finished(folder))
+
+
+def _copy(source: Path, target: Path) -> None:
+    content = source.read_bytes()
+    with replacing(target, needed_bytes=len(content)) as sink:
+        sink.write(content)

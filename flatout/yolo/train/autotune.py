@@ -1,0 +1,167 @@
+"""How the input of a `--fast` training runs: measured on this machine, with these pictures and this network.
+
+    a few pictures read and augmented here, a step on made-up pictures  -->  Costs  --choose-->  store, device, workers
+
+A second or two, and never more than a twentieth of the run; what was chosen is remembered beside what it depends on.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from flatout.feed import Feed, FeedConfig, Plan
+from flatout.feed.store.home import default_folder
+from flatout.profiler import machine
+from flatout.profiler.summary import machine_facts
+from flatout.profiler.tuning import Choice, Costs, Tunings, choose, measuring_budget_s
+from flatout.yolo.augment.pictures import ResizedPictures
+from flatout.yolo.augment.source import TrainingSource
+from flatout.yolo.data.image_set import ImageSet
+from flatout.yolo.options import TrainOptions
+from flatout.yolo.train.input import InputConfig, num_workers
+
+logger = logging.getLogger(__name__)
+
+PICTURES = 8
+"""Augmented at a time; measuring goes on until the budget is used or enough were seen."""
+ENOUGH = 64
+FEWEST_S = 1.0
+"""However short the run: less would measure nothing."""
+PICTURES_OF_A_STEP = 2
+"""On a CPU, where the time of a step grows with its pictures."""
+RENDER_MS_PER_GPX = 50.0
+"""Augmenting on the device: 384 pictures of 320 px in 2 ms, complete (bench/results/augment_gpu_h200_202611.md)."""
+FEWEST_SLOTS = 4
+TUNINGS = "tunings.json"
+
+
+def tuned(
+    images: ImageSet, config: InputConfig, options: TrainOptions, network: nn.Module, *, file: Path | None = None
+) -> tuple[InputConfig, TrainOptions]:
+    """The input as it is fastest here; all ranks follow the first one's measurement."""
+    tunings = Tunings(file or default_folder().parent / TUNINGS)
+    found = _choice(images, config, network, tunings) if config.world.is_first else None
+    choice = Choice(**config.world.from_first(asdict(found) if found is not None else None))
+    if choice.augment_on_device:  # two workers, who also move the boxes, are enough for any GPU
+        return config, replace(options, device_augment=True)
+    workers = min(choice.workers, num_workers(options.workers, config.batch_size, config.world))
+    return (
+        replace(config, keeps=choice.keep != "off", slots=max(choice.slots, FEWEST_SLOTS)),
+        replace(options, workers=workers, device_augment=False),
+    )
+
+
+def _choice(images: ImageSet, config: InputConfig, network: nn.Module, tunings: Tunings) -> Choice:
+    facts = machine_facts() | {
+        "device": str(config.device),
+        "data": f"{len(images)} pictures, {int(images.size_wh_N2.sum())}",
+        "input": f"{config.size} px, batch {config.batch_size}, {config.augment}",
+        "network": f"{sum(parameter.numel() for parameter in network.parameters())} parameters",
+        "run": "several epochs" if config.epochs > 1 else "one epoch",
+        "ranks": str(config.world.size),
+    }
+    if (known := tunings.recall(facts)) is not None:
+        logger.info("--fast, as measured before: %s.", known.reason)
+        return known
+    began = time.perf_counter()
+    choice = choose(measure_costs(images, config, network))
+    logger.info("--fast, measured in %.1f s: %s.", time.perf_counter() - began, choice.reason)
+    try:
+        tunings.remember(facts, choice)
+    except OSError as error:
+        logger.info("The choice is not remembered: %s.", error.strerror)
+    return choice
+
+
+def measure_costs(images: ImageSet, config: InputConfig, network: nn.Module) -> Costs:
+    """What a picture and a step cost."""
+    step_ms, main_cpu_ms = step_costs(network, config)
+    steps = config.epochs * max(1, len(images) // (config.batch_size * config.world.size))
+    budget_s = max(FEWEST_S, measuring_budget_s(steps * step_ms / 1e3) / 2)
+    decode_ms, augment_ms, draw_ms = picture_costs(images, config, budget_s=budget_s)
+    free, on_device = machine.memory().free, config.device.type == "cuda"
+    return Costs(
+        images=config.batch_size,
+        step_ms=step_ms,
+        main_cpu_ms=main_cpu_ms,
+        decode_ms=decode_ms,
+        augment_ms=augment_ms,
+        draw_ms=draw_ms,
+        cores=max(1.0, machine.cores().usable / config.world.size),
+        decoded_bytes=decoded_bytes(images, config.size),
+        ram_free_bytes=free,
+        # What does not fit into device memory is read from pinned memory, beside the step.
+        device_free_bytes=torch.cuda.mem_get_info(config.device)[0] + free if on_device else 0,
+        render_ms=config.batch_size * config.size**2 / 1e9 * RENDER_MS_PER_GPX if on_device else None,
+        epochs=config.epochs,
+    )
+
+
+def decoded_bytes(images: ImageSet, size: int) -> int:
+    """Of all pictures, their longer side as long as the input's."""
+    longer_N = images.size_wh_N2.max(1).clip(1)
+    return int((3 * images.size_wh_N2.prod(1) * (size / longer_N) ** 2).sum())
+
+
+def picture_costs(images: ImageSet, config: InputConfig, *, budget_s: float) -> tuple[float, float, float]:
+    """Milliseconds of one core per picture: decoding, augmenting, and the drawing of its numbers."""
+    pictures = ResizedPictures(images, size=config.size, augment=True)
+    source = TrainingSource(
+        images, pictures, config.augment, size=config.size, painter="fast", class_aware=config.class_aware
+    )
+    plan = Plan(num_samples=len(images), batch_size=min(PICTURES, len(images)), seed=config.seed)
+    seen, began = 0, time.perf_counter()
+    with Feed(source, plan, FeedConfig(workers=0, slots=2, on_error="substitute")) as feed:
+        batches = iter(feed)
+        next(batches)  # loads libraries, and the first files
+        feed.meter.restart()
+        for batch in batches:
+            seen += len(batch)
+            if seen >= ENOUGH or time.perf_counter() - began > budget_s:
+                break
+        stages = {name: spent.total_ns / 1e6 for name, spent in feed.meter.read().stages.items()}
+    seen = max(seen, 1)
+    decode_ms = stages.get("decode", 0.0) + stages.get("resize", 0.0)
+    return decode_ms / seen, max(0.0, stages.get("read", 0.0) - decode_ms) / seen, stages.get("draw", 0.0) / seen
+
+
+def step_costs(network: nn.Module, config: InputConfig) -> tuple[float, float]:
+    """Wall and CPU milliseconds of forward and backward, on black pictures; leaves the network as it was.
+
+    Host-device wait, before the training begins.
+    """
+    on_device = config.device.type == "cuda"
+    num = config.batch_size if on_device else min(config.batch_size, PICTURES_OF_A_STEP)
+    pictures = torch.zeros(num, 3, config.size, config.size, device=config.device)
+    was_training = network.training
+    network.eval()  # running statistics stay as they are
+    times = []
+    for _ in range(4 if on_device else 2):
+        began, began_cpu = time.perf_counter(), time.process_time()
+        with torch.autocast(config.device.type, config.dtype, enabled=config.dtype != torch.float32):
+            loss = torch.stack([tensor.float().mean() for tensor in _tensors(network(pictures))]).sum()
+        loss.backward()
+        if on_device:
+            torch.cuda.synchronize(config.device)
+        times.append((time.perf_counter() - began, time.process_time() - began_cpu))
+    for parameter in network.parameters():
+        parameter.grad = None
+    network.train(was_training)
+    wall_s, cpu_s = times[-1]
+    scale = 1e3 * config.batch_size / num
+    return wall_s * scale, cpu_s * scale
+
+
+def _tensors(output: object) -> Iterator[Tensor]:
+    """All of them that can be differentiated, however deep."""
+    if isinstance(output, Tensor):
+        if output.requires_grad:
+            yield output
+    elif isinstance(output, list | tuple):
+        for part in output:
+            yield from _tensors(part)

@@ -1,0 +1,68 @@
+"""flatout.defect.load: finding defects in Python."""
+
+import numpy as np
+import pytest
+
+import flatout.defect
+from flatout.defect.strips.items import read_canonical
+from flatout.errors import CheckpointError, ConfigError, DataError
+from tests.defect.small_runs import small_data
+
+SMALL = {"base_width": 8, "patch_size": 32, "min_patches": (2, 2), "bs": 8, "epochs": 1, "num_workers": 0}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """An inspector after a training of a moment, and its data."""
+    root = tmp_path_factory.mktemp("inspector")
+    data = small_data(root / "data")
+    model = flatout.defect.load("v1", device="cpu")
+    result = model.train(data, checkpoint_path=str(root / "runs"), **SMALL)
+    assert result.finished and model.weights == result.folder / "weights/best.pt"
+    return model, data
+
+
+def test_files_folders_and_arrays_give_the_same(trained):
+    model, data = trained
+    folder = data / "test/bright_spots"
+    paths = sorted(folder.iterdir())
+    from_folder = model.predict(folder)
+    for given in (paths, list(map(str, paths)), [read_canonical(path) for path in paths]):
+        for one, other in zip(model.predict(given), from_folder, strict=True):
+            np.testing.assert_array_equal(one.heat, other.heat)
+            assert one.detections == other.detections
+    result = from_folder[0]
+    assert result.path == str(paths[0]) and result.heat.dtype == np.float32
+    assert result.heat.shape == result.planes.shape[1:] and 0 <= result.heat.min() <= result.heat.max() <= 1
+    assert result.draw().shape == (*result.heat.shape, 3)
+
+
+def test_heat_is_what_the_command_writes(trained, tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    model, data = trained
+    outcome = model.evaluate(data, output_dir=str(tmp_path / "found"), save_pictures=False)
+    assert len(outcome.rows) == 2
+    (map_file,) = (tmp_path / "found").glob("**/bright_spots/*_heat.tiff")
+    (result,) = model.predict(data / "test/bright_spots")
+    np.testing.assert_allclose(tifffile.imread(map_file), result.heat, atol=1e-6)
+
+
+def test_a_trained_one_is_trained_further(trained, tmp_path):
+    model, data = trained
+    again = flatout.defect.load(model.weights, device="cpu")
+    result = again.train(data, checkpoint_path=str(tmp_path), **{**SMALL, "epochs": 1})
+    assert result.finished and again.weights != model.weights
+
+
+def test_mistakes_are_sentences(trained, tmp_path):
+    model, _ = trained
+    with pytest.raises(CheckpointError, match=r"gone.pt: no such file of weights, and no network: those are v1 and v2"):
+        flatout.defect.load("gone.pt")
+    with pytest.raises(ConfigError, match="v2 has no weights yet"):
+        flatout.defect.load("v2").predict(tmp_path)
+    with pytest.raises(ConfigError, match=r"an array of shape \[4, 4\] is no image"):
+        model.predict(np.zeros((4, 4)))
+    with pytest.raises(DataError, match="no images in this folder"):
+        model.predict(tmp_path)
+    with pytest.raises(ConfigError, match=r"train\(\): epoch: unknown key .* did you mean 'epochs'"):
+        flatout.defect.load("v1").train(tmp_path, epoch=1)

@@ -1,0 +1,47 @@
+"""flatout.spike.load: deblurring in Python."""
+
+import pytest
+import torch
+
+import flatout.spike
+from flatout.errors import CheckpointError, ConfigError
+from tests.spike.test_train import TINY
+
+OVERRIDES = {**dict(each.split("=") for each in TINY), "TRAIN.EPOCHS": 1}
+
+
+@pytest.fixture(scope="module")
+def trained(demo, tmp_path_factory):
+    """A deblurrer after a training of a moment."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    model = flatout.spike.load(demo, device="cpu")
+    with pytest.raises(ConfigError, match="has no weights yet"):
+        model.evaluate()
+    result = model.train({**OVERRIDES, "LOG.SAVE_DIR": tmp_path_factory.mktemp("deblurrer") / "run"})
+    torch.set_num_threads(before)
+    assert result.finished and model.weights is not None and model.weights.parent == result.folder / "ckpts"
+    return model
+
+
+def test_it_is_judged_like_the_last_validation(trained):
+    found = trained.evaluate()
+    again = flatout.spike.load(trained.weights, device="cpu").evaluate("test")
+    assert found.num_frames == again.num_frames > 0 and found.psnr == pytest.approx(again.psnr)
+
+
+def test_a_folder_is_deblurred(trained, demo, tmp_path):
+    (sequence,) = (demo.parent / "test").iterdir()
+    done = trained.predict(sequence / "blur", sequence / "spike", tmp_path / "out", side_by_side=True)
+    assert done.frames == len(list((sequence / "blur").iterdir())) == len(list((tmp_path / "out").glob("*.png")))
+
+
+def test_mistakes_are_sentences(trained):
+    with pytest.raises(CheckpointError, match=r"gone.pt: no such file of weights"):
+        flatout.spike.load("gone.pt")
+    with pytest.raises(ConfigError, match=r"gone.yaml: no such config"):
+        flatout.spike.load("gone.yaml")
+    with pytest.raises(ConfigError, match="to train, load the YAML config"):
+        flatout.spike.load(trained.weights).train()
+    with pytest.raises(ConfigError, match=r"train\(\): fresch: unknown key .* did you mean 'fresh'"):
+        trained.train(fresch=True)

@@ -1,0 +1,15 @@
+"""Exports in tests measure no times worth anything, so they spend none on it."""
+
+import pytest
+
+from flatout.yolo.export import latency
+
+
+@pytest.fixture(autouse=True)
+def one_turn(monkeypatch):
+    monkeypatch.setattr(latency, "MOST_TURNS", 1)
+
+
+@pytest.fixture(autouse=True)
+def single_thread(one_thread):
+    """Small maps gain nothing from a second one."""

@@ -1,0 +1,57 @@
+"""Random joined maps of several heads, with targets: for the tests and benchmarks of the loss router."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flatout.yolo.assign import Anchors
+from flatout.yolo.model.head_config import HeadConfig, HeadGroup
+from tests.yolo.detection_batch import make_anchors, make_map, make_targets
+
+
+class HeadBatch(NamedTuple):
+    """What a router takes."""
+
+    maps: list[Tensor]
+    targets: Tensor
+    anchors: Anchors
+
+    def with_gradient(self) -> "HeadBatch":
+        return self._replace(maps=[each.detach().clone().requires_grad_() for each in self.maps])
+
+
+def make_groups(
+    classes_H: Sequence[Sequence[int]], weight_H: Sequence[float] = (), *, full_head: bool = False
+) -> HeadConfig:
+    weights = weight_H or [1.0] * len(classes_H)
+    groups = [HeadGroup(tuple(classes), weight) for classes, weight in zip(classes_H, weights, strict=True)]
+    return HeadConfig(sum(map(len, classes_H)), tuple(groups), full_head=full_head)
+
+
+def joined(maps_by_head: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Maps per head and level [B, A, Y, X, O] -> per level [B, N, Y, X], as MultiHeadDetect gives them."""
+    levels = zip(*maps_by_head, strict=True)
+    return [torch.cat([one.permute(0, 1, 4, 2, 3).flatten(1, 2) for one in level], 1) for level in levels]
+
+
+def make_head_batch(
+    boxes_per_image: Sequence[int], groups: HeadConfig, *, height: int = 128, width: int = 128, seed: int = 0
+) -> HeadBatch:
+    generator = torch.Generator().manual_seed(seed)
+    anchors, num_images = make_anchors(3), len(boxes_per_image)
+    maps_by_head = [
+        [make_map(num_images, height // int(s), width // int(s), outputs - 5, generator) for s in anchors.strides_px]
+        for outputs in groups.outputs_H
+    ]
+    return HeadBatch(joined(maps_by_head), make_targets(boxes_per_image, groups.nc, generator), anchors)
+
+
+def by_head(maps: Sequence[Tensor], groups: HeadConfig) -> list[list[Tensor]]:
+    """The other way round: views per head and level."""
+    parts = [each.split([3 * outputs for outputs in groups.outputs_H], 1) for each in maps]
+    return [
+        [part[head].unflatten(1, (3, outputs)).permute(0, 1, 3, 4, 2) for part in parts]
+        for head, outputs in enumerate(groups.outputs_H)
+    ]

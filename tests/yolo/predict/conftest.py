@@ -1,0 +1,44 @@
+"""A place with weights and things to look at, made once; every test works in a folder of its own."""
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from flatout.yolo.predict import whole
+from flatout.yolo.predict.load_predictor import load_networks
+from tests.yolo.predict.small_sources import draw_pictures, draw_video, weights_file
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """a.pt and b.pt, pictures/00.png to 09.png, clip.mp4 of 6 frames."""
+    folder = tmp_path_factory.mktemp("predict")
+    weights_file(folder / "a.pt", 0)
+    weights_file(folder / "b.pt", 1)
+    draw_pictures(folder / "pictures")
+    draw_video(folder / "clip.mp4")
+    return folder
+
+
+@functools.cache
+def loaded_once(weights: tuple[str, ...], device: torch.device, augment: bool = False):
+    return load_networks(weights, device, augment=augment)
+
+
+@pytest.fixture(autouse=True)
+def fast_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of weights is built into a network once for all tests: that takes longer than most of them."""
+    monkeypatch.setattr(whole, "load_networks", loaded_once)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing of a test may land in the checkout; and small maps gain nothing from a second thread."""
+    monkeypatch.chdir(tmp_path)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,120 @@
+"""Cameras and streams: read beside the network, mended when they break off, ended with a sentence."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from flatout.errors import DataError
+from flatout.yolo.predict import live
+from flatout.yolo.predict.frames import Frame, Unreadable
+from flatout.yolo.predict.live import LiveFrames
+from flatout.yolo.predict.options import DetectOptions
+from flatout.yolo.predict.result import Result
+from flatout.yolo.predict.stream import EVERY, LIMIT_MS, without_password
+from flatout.yolo.predict.whole import DetectResult, detect
+from tests.yolo.predict.small_sources import Server, frames_in, picture, serving
+
+QUICK_S = (0.02, 0.02)
+"""Between attempts to connect again."""
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch):
+    monkeypatch.setattr(live, "RETRY_S", QUICK_S)
+    monkeypatch.setattr(LiveFrames.__init__, "__defaults__", (QUICK_S,))
+
+
+def run(place: Path, source: str, **changed: Any) -> DetectResult:
+    settings: dict[str, Any] = {"weights": (str(place / "a.pt"),), "img_size": 64, "device": "cpu", "conf_thres": 0.3}
+    return detect(DetectOptions(**settings | {"source": source} | changed))
+
+
+def test_of_a_live_stream_every_fourth_frame_is_handed_over_in_order():
+    with serving(Server(frames=24)) as server, LiveFrames([server.url("/live")]) as frames:
+        seen = [read() for read in frames]
+    numbers = [each.origin.frame for each in seen if isinstance(each, Frame)]
+    # Frames that nobody took in time are replaced: there may be fewer, never more.
+    assert numbers == list(range(len(numbers))) and 1 <= len(numbers) <= 24 // EVERY
+
+
+def test_who_comes_late_gets_the_newest_frame_not_the_next():
+    with serving(Server(frames=40, stays=True)) as server, LiveFrames([server.url("/live")]) as frames:
+        reads = iter(frames)
+        first = next(reads)()
+        time.sleep(0.5)
+        second = next(reads)()
+    assert isinstance(first, Frame) and isinstance(second, Frame)
+    assert sent_as(second.image, 40) > sent_as(first.image, 40) + EVERY
+
+
+def sent_as(image_HWC: np.ndarray, num_frames: int) -> int:
+    """The number of a frame in the stream, by its looks."""
+    apart = [np.abs(picture(number, (96, 64)).astype(int) - image_HWC).mean() for number in range(num_frames)]
+    return int(np.argmin(apart))
+
+
+def test_a_stream_that_breaks_off_is_connected_again(caplog):
+    caplog.set_level(logging.INFO, "flatout")
+    with serving(Server(frames=16, connections=3)) as server, LiveFrames([server.url("/live")]) as frames:
+        seen = [read() for read in frames]
+    assert server.asked == 3 and caplog.text.count("connected again.") == 2
+    assert isinstance(seen[-1], Unreadable)
+    assert seen[-1].reason == "the stream was lost, and 2 attempts to get it back failed"
+
+
+def test_a_lost_stream_is_told_and_what_was_seen_is_kept(place):
+    with serving(Server(frames=24)) as server:
+        result = run(place, server.url("/live"), save_txt=True)
+    assert result.frames >= 1 and result.interrupted is None
+    assert "the stream was lost" in str(result)
+    (video,) = result.folder.glob("*.mp4")
+    assert video.name == f"127.0.0.1_{server.server_port}_live.mp4"
+    assert len(frames_in(video)) == result.frames
+
+
+def test_a_file_behind_an_address_is_seen_whole_and_ends_without_complaint(place):
+    with serving(Server(clip=place / "clip.mp4")) as server:
+        result = run(place, server.url("/clip.mp4"))
+    assert result.frames == 6 and not result.unreadable
+
+
+def test_streams_of_a_list_are_watched_side_by_side_and_not_written(place, tmp_path):
+    with serving(Server(clip=place / "clip.mp4")) as server:
+        (tmp_path / "streams.txt").write_text(f"{server.url('/clip.mp4')}\n{server.url('/clip.mp4?again')}\n")
+        server.clip = place / "clip.mp4"
+        with pytest.raises(DataError, match="the stream cannot be opened"):
+            run(place, "streams.txt")  # the second address is unknown
+        (tmp_path / "streams.txt").write_text(f"{server.url('/clip.mp4')}\n" * 2)
+        result = run(place, "streams.txt", save_txt=True)
+    assert result.frames == 12 and [path.name for path in result.folder.iterdir()] == ["labels"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("flatout-")]
+
+
+def test_a_silent_stream_can_be_left(place):
+    """The server sends nothing more and keeps the connection: the reader waits, and must not hold up the end."""
+    with serving(Server(frames=24, stays=True)) as server:
+        seen = []
+
+        def leave(result: Result) -> None:
+            seen.append(result)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        begin_s = time.monotonic()
+        options = DetectOptions(weights=(str(place / "a.pt"),), source=server.url("/live"), img_size=64, device="cpu")
+        result = detect(options, each=leave)
+        assert time.monotonic() - begin_s < LIMIT_MS / 1e3 / 2
+    # Nobody ends a stream in any other way.
+    assert result.frames == len(seen) and result.interrupted is None
+    assert len(frames_in(next(result.folder.glob("*.mp4")))) == len(seen)
+
+
+def test_passwords_stay_out_of_texts_and_names():
+    assert without_password("rtsp://me:secret@camera/1") == "rtsp://camera/1"
+    assert without_password("http://host/a@b") == "http://host/a@b"

@@ -1,0 +1,65 @@
+"""Confusion matrices in files: what is written reads back, and tables of others are understood."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flatout.errors import ConfigError, DataError
+from flatout.yolo.confusion_file import read_confusion, write_confusion
+
+COUNTS = np.array([[41, 3, 2], [1, 9, 0], [4, 5, 0]])
+"""Row = predicted, column = true: 46 cats and 17 dogs, of which 4 and 5 were missed."""
+
+
+def test_a_written_matrix_reads_back_with_names_and_without_the_background(tmp_path: Path):
+    found = read_confusion(write_confusion(COUNTS, ['cat, "fat"', "dög"], tmp_path / "matrix.csv"))
+    assert found.names == ('cat, "fat"', "dög")
+    assert found.count_CC.tolist() == [[41, 3], [1, 9]]
+    assert found.num_objects_C.tolist() == [46, 17]
+    assert found.share_CC[0, 1] == pytest.approx(3 / 17)
+
+
+@pytest.mark.parametrize("form", ["commas.csv", "spaces.txt", "tabs.csv", "arrays.npz", "lists.json", "named.json"])
+def test_tables_of_others_are_understood(form: str, tmp_path: Path):
+    path = tmp_path / form
+    marks = {"commas.csv": ",", "spaces.txt": " ", "tabs.csv": "\t"}
+    if form in marks:
+        path.write_text("\n".join(marks[form].join(map(str, row)) for row in COUNTS.tolist()))
+    elif form == "arrays.npz":
+        np.savez(path, anything=COUNTS, names=np.array(["cat", "dog", "background"]))
+    else:
+        named = {"matrix": COUNTS.tolist(), "names": ["cat", "dog", "background"]}
+        path.write_text(json.dumps(named if form == "named.json" else COUNTS.tolist()))
+    found = read_confusion(path, num_classes=2)
+    assert found.count_CC.tolist() == [[41, 3], [1, 9]]
+    assert found.missed_C.tolist() == [4, 5]
+
+
+def test_without_names_or_a_number_every_row_is_a_class(tmp_path: Path):
+    (tmp_path / "matrix.csv").write_text("1,0\n0,1\n")
+    assert len(read_confusion(tmp_path / "matrix.csv").count_CC) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("m.csv", "1,2\n3\n", "no confusion matrix"),
+        ("m.csv", "1,-2\n3,4\n", "no confusion matrix"),
+        ("m.csv", "", "no confusion matrix"),
+        ("m.csv", "x,a,b\na,1,nan\nb,2,3\n", "no confusion matrix"),
+        ("m.json", '{"matrix": [[1, 2], [3, 4]], "names": ["a"]}', "2 rows of counts, but 1 names"),
+        ("m.json", "{", "not valid JSON"),
+        ("m.npz", "no zip", "cannot be read as .npz"),
+    ],
+)
+def test_what_is_no_matrix_is_refused_in_a_sentence(name: str, content: str, sentence: str, tmp_path: Path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=sentence):
+        read_confusion(tmp_path / name)
+
+
+def test_a_name_that_says_no_form_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"ends in \.csv"):
+        read_confusion(tmp_path / "matrix.png")

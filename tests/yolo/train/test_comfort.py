@@ -1,0 +1,247 @@
+"""Callbacks, budgets, patience and preflight in real trainings."""
+
+import copy
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.__main__ import main
+from flatout.doctor.gpu import DriverFacts, DriverGpu, TorchFacts
+from flatout.engine.callbacks import Callback, End, RunStart, Saved, Scores
+from flatout.engine.job import Tick
+from flatout.engine.preflight import gpu
+from flatout.engine.records import Records
+from flatout.errors import CheckpointError
+from flatout.yolo.compat.flags import train_options, train_parser
+from flatout.yolo.evolve import evolve
+from flatout.yolo.find_file import find_weights
+from flatout.yolo.model.configs import load_config
+from flatout.yolo.model.network import build_network
+from flatout.yolo.options import TrainOptions
+from flatout.yolo.train import train
+from flatout.yolo.train.epoch_end import EpochEnd, EpochEndConfig
+from flatout.yolo.train.forward import share_batch_norms
+from flatout.yolo.train.preflight import num_kept, reads_per_sample
+from flatout.yolo.train.weight_files import WeightFiles
+from tests.yolo.recipes import recipe
+from tests.yolo.train.test_metric_collapse import REPORT, trained
+from tests.yolo.train.test_ranks import torchrun
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+ROOT = Path(__file__).parents[3]
+
+
+class Heard(Callback):
+    """Notes every moment; the folder must hold what a moment promises."""
+
+    def __init__(self) -> None:
+        self.moments: list[str] = []
+        self.scalars: dict[str, float] = {}
+        self.end_told: End | None = None
+
+    def start(self, run: RunStart) -> None:
+        assert run.folder.is_dir() and run.config["batch_size"] and len(run.histograms["classes"])
+        self.moments.append(f"start {run.epoch}")
+
+    def log(self, tick: Tick) -> None:
+        assert tick.items["box"] > 0
+        self.moments.append("log")
+
+    def validation(self, scores: Scores) -> None:
+        self.moments.append(f"validation {scores.epoch}")
+        self.scalars = dict(scores.scalars)
+
+    def checkpoint(self, saved: Saved) -> None:
+        assert saved.path.is_file()
+        self.moments.append("checkpoint")
+
+    def end(self, end: End) -> None:
+        assert (end.folder / "results.png").is_file() == (end.how == "finished")
+        self.moments.append("end")
+        self.end_told = end
+
+
+class Raising(Callback):
+    """Fails at every moment there is."""
+
+    def __init__(self) -> None:
+        self.calls = Counter[str]()
+
+    def __getattribute__(self, name: str):
+        if name in ("start", "log", "validation", "checkpoint", "end"):
+            self.calls[name] += 1
+            raise RuntimeError(name)
+        return super().__getattribute__(name)
+
+
+def test_a_training_goes_on_whatever_a_callback_does_and_the_others_hear_all_of_it(
+    options: TrainOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard, raising = Heard(), Raising()
+    result = train(options, [raising, heard])
+    assert result is not None and result.finished
+    assert sum(raising.calls.values()) == 3, "disabled after three errors"
+    assert sum("Raising" in message for message in caplog.messages) == 3
+    assert (heard.moments[0], heard.moments[-1]) == ("start 0", "end")
+    counted = Counter(heard.moments)
+    assert (counted["start 0"], counted["validation 0"], counted["validation 1"], counted["end"]) == (1, 1, 1, 1)
+    assert counted["log"] >= 2 and counted["checkpoint"] >= 2
+    assert heard.end_told is not None and (heard.end_told.how, heard.end_told.epoch) == ("finished", 2)
+    assert {"train/box_loss", "metrics/mAP_0.5", "val/cls_loss", "x/lr2"} <= heard.scalars.keys()
+    if importlib.util.find_spec("tensorboard"):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        tags = EventAccumulator(str(result.folder)).Reload().Tags()
+        assert set(tags["scalars"]) == heard.scalars.keys() and tags["histograms"] == ["classes"]
+
+
+def test_a_budget_that_is_used_up_stops_saved_and_a_larger_one_continues(
+    options: TrainOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard = Heard()
+    stopped = train(replace(options, budget="0s", price=1.5), [heard])
+    assert stopped is not None and not stopped.finished
+    assert stopped.why.startswith("The budget of 0s is used up (0:00:0") and "1.50 an hour" in stopped.why
+    assert heard.end_told is not None and (heard.end_told.how, heard.end_told.why) == ("stopped", stopped.why)
+    assert (stopped.folder / "weights/last.pt").is_file()
+    with caplog.at_level("INFO"):
+        resumed = train(replace(options, budget="1h", price=1.5, stop_after=1))
+    assert resumed is not None and resumed.folder == stopped.folder
+    assert "cost 0.00 of about 0." in caplog.text and "an hour." in caplog.text
+    assert json.loads((resumed.folder / "spent.json").read_text())["seconds"] > 0
+    assert "Preflight: disk " in caplog.text and "decoding allows at most about" in caplog.text
+
+
+def test_patience_is_counted_on_after_a_resume(tmp_path: Path) -> None:
+    end, stops = trained([0.5, 0.4, 0.4], tmp_path, patience=3)
+    assert not any(stops)
+    state = end.state_dict()
+    assert resumed_stops(state, [0.3], first_epoch=3, folder=tmp_path) == [True]
+    assert resumed_stops(state, [0.6, 0.5, 0.5, 0.5], first_epoch=3, folder=tmp_path) == [False, False, False, True]
+    assert resumed_stops(None, [0.3], first_epoch=3, folder=tmp_path) == [False], "without the state nothing is known"
+
+
+def resumed_stops(state: Any, scores: list[float], *, first_epoch: int, folder: Path) -> list[bool]:
+    """Which epochs end a training that goes on from `state`."""
+    script = iter(scores)
+
+    def validate(judged: nn.Module, last: bool) -> Any:
+        return SimpleNamespace(evaluation=SimpleNamespace(fitness=0.0 if last else next(script)), scores=(0.0,) * 7)
+
+    with Records(folder) as records:
+        end = EpochEnd(
+            EpochEndConfig(epochs=300, patience=3), average=nn.Linear(1, 1), validate=validate, records=records,
+            files=WeightFiles(folder, {}), about={}, run={},
+        )  # fmt: skip
+        if state is not None:
+            end.load_state_dict(state)
+        return [end(first_epoch + number, REPORT, num_targets=1, width_px=32) for number in range(len(scores))]
+
+
+def test_a_real_search_of_two_generations_goes_on_within_a_generation(options: TrainOptions) -> None:
+    asked = replace(options, evolve=2, epochs=1, log_to=("none",))
+    stopped = evolve(replace(asked, stop_after=2))
+    assert (stopped.generations, stopped.finished) == (0, False)
+    result = evolve(asked)
+    assert (result.generations, result.finished, result.folder) == (2, True, stopped.folder)
+    assert {"evolve.txt", "evolve.csv", "evolve.png", "hyp_evolved.yaml"} <= {p.name for p in result.folder.iterdir()}
+
+
+def test_without_a_network_interface_a_training_works(options: TrainOptions) -> None:
+    """F31, in a namespace that has no network at all."""
+    alone = ["unshare", "--net", "--map-root-user"]
+    if subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not allow a namespace without network")
+    words = {"--cfg": options.cfg, "--data": options.data, "--hyp": options.hyp, "--project": options.project}
+    flags = [word for pair in words.items() for word in pair]
+    flags += ["--weights", "", "--epochs", "1", "--batch", "32", "--img", "64", "--device", "cpu", "--workers", "0"]
+    flags += ["--noautoanchor", "--nosave", "--on-done", "echo outcome $FLATOUT_OUTCOME > told.txt"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    folder = Path(options.project).parent
+    ended = subprocess.run(
+        [*alone, sys.executable, str(ROOT / "train.py"), *flags],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (folder / "told.txt").read_text() == "outcome finished\n"
+
+
+def test_a_gpu_that_torch_cannot_use_ends_a_command_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """F30 at the door: exit code 5, the reason and the command; --device cpu comes as far as the data."""
+    monkeypatch.setattr(gpu, "torch_facts", lambda device: TorchFacts(version="2.13.0+cpu"))
+    driver = DriverFacts(version="580.65", gpus=(DriverGpu("H100", (9, 0)),), pci_gpus=1)
+    monkeypatch.setattr(gpu, "driver_facts", lambda: driver)
+    monkeypatch.chdir(tmp_path)
+    words = ["yolo", "train", "--data", "none.yaml", "--weights", ""]
+    assert main(words) == 5
+    assert "H100: unused, this torch is built for the CPU only. To mend it: python -m pip" in capsys.readouterr().err
+    assert main([*words, "--device", "cpu"]) == 2, "there is no such data set"
+    assert main([*words, "--no-preflight"]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_weights_are_told_with_an_address_to_fetch_them_from() -> None:
+    with pytest.raises(CheckpointError) as told:
+        find_weights("weights/yolov7_training.pt")
+    assert told.value.exit_code == 4
+    assert "https://github.com/WongKinYiu/yolov7/releases/download/v0.1/yolov7_training.pt" in str(told.value)
+    with pytest.raises(CheckpointError, match=r"^--weights mine.pt: no such file. Check the path"):
+        find_weights("mine.pt")
+
+
+def test_shared_batch_norms_keep_their_tensors_and_need_several_gpus() -> None:
+    # With re-parameterised layers, whose branches have batch norms of their own.
+    torch.manual_seed(0)
+    config: Any = load_config("yolov7")
+    network = build_network({**config, "nc": 3, "width_multiple": 0.0625})
+    images = torch.rand(2, 3, 64, 64)
+    alone = [level.detach() for level in copy.deepcopy(network).train()(images)]
+    before = {name: parameter.data_ptr() for name, parameter in network.named_parameters()}
+    assert "alone" in share_batch_norms(network, ranks=1, on_gpu=True)
+    assert "--sync-bn needs GPUs" in share_batch_norms(network, ranks=2, on_gpu=False)
+    kinds = Counter(type(module).__name__ for module in network.modules())
+    assert kinds["SyncBatchNorm"] == 0
+    share_batch_norms(network, ranks=2, on_gpu=True)
+    after = Counter(type(module).__name__ for module in network.modules())
+    assert (after["SyncBatchNorm"], after["BatchNorm2d"]) == (kinds["BatchNorm2d"], 0)
+    assert {name: parameter.data_ptr() for name, parameter in network.named_parameters()} == before
+    for level, expected in zip(network.train()(images), alone, strict=True):
+        torch.testing.assert_close(level.detach(), expected)  # without other ranks nothing changes
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="shared batch norms need two GPUs")
+def test_two_gpus_train_with_shared_batch_norms(options: TrainOptions) -> None:
+    said = torchrun(options, "--device", "0,1", "--sync-bn")
+    assert "Batch-norm statistics are those of the pictures of all 2 ranks." in said
+
+
+def test_flags_of_comfort_do_not_make_a_run_another_run() -> None:
+    from flatout.yolo.compat.resume_options import config_of_run
+
+    def config_of(words: str):
+        return config_of_run(train_options(train_parser().parse_args(words.split()), {}), recipe())
+
+    comfort = "--price 2 --budget 2h --on-done x --no-preflight --log-to none --entity me --save_period 3"
+    assert config_of(f"--img 320 {comfort}") == config_of("--img 320")
+    assert config_of("--sync-bn") != config_of("")
+
+
+def test_what_a_preflight_counts() -> None:
+    assert num_kept(100) == 1 + 4 + 4  # the first, every 25th, and four more of the last five
+    augment = recipe(mosaic=1.0, mixup=0.5).augment()
+    assert reads_per_sample(augment) == 4 * 1.5

@@ -1,0 +1,122 @@
+"""Checkpoints of 1B4H networks as the reference pickles them: read without running anything, heads included."""
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flatout.errors import CheckpointError
+from flatout.yolo.loading import load_network
+from flatout.yolo.model.configs import load_config
+from flatout.yolo.model.head_config import HeadConfig as OurHeadConfig
+from flatout.yolo.model.network import Network, build_network
+from tests.yolo.head_batches import make_groups
+
+GROUPS = make_groups([[5, 0], [2], [1, 4, 3]], [1.0, 0.5, 2.0])
+
+
+class Model(nn.Module):
+    """Any module: only its attributes are pickled."""
+
+
+class HeadConfig:
+    """Stands for the reference's class."""
+
+
+@contextmanager
+def reference_names():
+    """While this lasts, the classes above can be pickled under the reference's module names."""
+    homes = {Model: "models.yolo", HeadConfig: "utils.head_config"}
+    names = ("models", "models.yolo", "utils", "utils.head_config")
+    before = {name: sys.modules.get(name) for name in names}
+    sys.modules.update({name: ModuleType(name) for name in names})
+    own = {kind: kind.__module__ for kind in homes}
+    for kind, home in homes.items():
+        setattr(sys.modules[home], kind.__name__, kind)
+        kind.__module__ = home
+    try:
+        yield
+    finally:
+        for kind, home in own.items():
+            kind.__module__ = home
+        for name, module in before.items():
+            sys.modules.pop(name) if module is None else sys.modules.__setitem__(name, module)
+
+
+def narrow_network(groups: OurHeadConfig) -> Network:
+    config = load_config("yolov7-tiny-1b4h") | {"nc": groups.nc, "width_multiple": 0.125}
+    return build_network(config, heads=groups).eval()
+
+
+def pickled(network: Network, head_config: object) -> Model:
+    """The network as a tree of modules of the reference, with its head configuration in the last one."""
+    root = Model()
+    for key, value in network.state_dict().items():
+        *path, name = key.split(".")
+        module: nn.Module = root
+        for part in path:
+            if part not in module._modules:
+                module.add_module(part, Model())
+            module = module.get_submodule(part)
+        _register(module, name, value)
+    root.get_submodule(f"model.{network.blueprint.head.index}").head_config = head_config
+    root.yaml = {key: value for key, value in network.config.items() if key != "head_config"}
+    root.names, root.nc = list("abcdef"), network.nc
+    return root
+
+
+def _register(module: nn.Module, name: str, value: Tensor) -> None:
+    if name in ("weight", "bias"):
+        module.register_parameter(name, nn.Parameter(value))
+    else:
+        module.register_buffer(name, value)
+
+
+def saved(path: Path, network: Network, attributes: dict[str, object]) -> Path:
+    with reference_names():
+        head_config = HeadConfig()
+        head_config.__dict__.update(attributes)
+        torch.save({"model": pickled(network, head_config), "epoch": -1, "optimizer": None}, path)
+    return path
+
+
+FORMS = {
+    "lists per head": {
+        "config_path": "data/heads.yaml",
+        "head_classes": {0: [5, 0], 1: [2], 2: [1, 4, 3]},
+        "head_weights": {0: 1.0, 1: 0.5, 2: 2.0},
+        "full_head": False,
+    },
+    "a path, a list of lists and a list of weights": {
+        "config_path": Path("data/heads.yaml"),
+        "classes": [[5, 0], [2], [1, 4, 3]],
+        "weights": [1.0, 0.5, 2.0],
+    },
+    "the file's content": {"config": GROUPS.plain()},
+    "maps of classes": {
+        "global_to_head": {0: 0, 1: 2, 2: 1, 3: 2, 4: 2, 5: 0},
+        "global_to_local": {0: 1, 1: 0, 2: 0, 3: 2, 4: 1, 5: 0},
+        "head_weights": [1.0, 0.5, 2.0],
+    },
+}
+
+
+@pytest.mark.parametrize("attributes", FORMS.values(), ids=FORMS.keys())
+@torch.no_grad()
+def test_a_pickled_network_comes_back_with_its_heads(attributes, tmp_path: Path):
+    network = narrow_network(GROUPS)
+    loaded = load_network(saved(tmp_path / "1b4h.pt", network, attributes)).network
+    assert loaded.head.groups.head_C == GROUPS.head_C and loaded.head.groups.local_C == GROUPS.local_C
+    assert loaded.head.groups.weight_H == GROUPS.weight_H
+    picture = torch.rand(1, 3, 64, 64)
+    torch.testing.assert_close(loaded(picture).decoded, network(picture).decoded)
+
+
+def test_a_head_configuration_nobody_understands_is_no_guess(tmp_path: Path):
+    path = saved(tmp_path / "1b4h.pt", narrow_network(GROUPS), {"heads": 3})
+    with pytest.raises(CheckpointError, match=r"head configuration is not one we understand.*--cfg"):
+        load_network(path)
