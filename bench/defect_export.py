@@ -16,12 +16,13 @@ import numpy as np
 from bench.measure import arguments, report
 from flatout.defect.demo_data import DemoDataConfig, draw_strip, write_demo_data
 from flatout.defect.evaluate.judge import judge
-from flatout.defect.export import Precision, export_onnx, reduce_precision
+from flatout.defect.export import export_onnx, reduce_precision
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
 from flatout.defect.strips.find import list_judged
 from flatout.defect.train import train
 from flatout.defect.weights import load_network
+from flatout.export.precision import Precision
 
 SHAPE_HW = (256, 176)
 PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "int8")

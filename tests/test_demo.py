@@ -84,3 +84,11 @@ def test_it_trains_reports_and_trains_anew(tmp_path, monkeypatch, capsys):
         assert "mAP@.5 " in told and "Where the time went" in told
         assert (tmp_path / run / "weights/last.pt").exists()
         assert str(tmp_path / run / "test_batch0_pred.jpg") in told
+
+
+@pytest.mark.parametrize("job", demo.OTHERS)
+def test_the_other_jobs_have_their_demo_behind_the_same_door(job, monkeypatch):
+    heard = []
+    monkeypatch.setattr(f"flatout.{job}.commands.demo.main", lambda argv: heard.append(argv) or 7)
+    assert main(["demo", job, "--out", "there"]) == 7
+    assert heard == [["--out", "there"]]

@@ -21,8 +21,19 @@ def main(argv: Sequence[str]) -> int:
     options = _parser().parse_args(argv[:at])
     from flatout.bootstrap.script import Job, script_of
 
-    print(script_of(Job(command=argv[at + 1 :], **vars(options))), end="")
+    command = argv[at + 1 :]
+    script = script_of(Job(command=command, **vars(options)))
+    _check_flags(command)
+    print(script, end="")
     return 0
+
+
+def _check_flags(command: Sequence[str]) -> None:
+    """A mistyped flag costs nothing here, and the start of a rented machine there."""
+    if list(command[:2]) == ["yolo", "train"]:
+        from flatout.yolo.compat.flags import train_parser
+
+        train_parser("flatout yolo train").parse_args(list(command[2:]))
 
 
 def _parser() -> argparse.ArgumentParser:

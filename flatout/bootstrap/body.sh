@@ -36,9 +36,11 @@ install() {
 
 # Runs train; a signal to this script reaches it, so that it saves.
 run() {
+    child='' stopping=''
+    trap 'stopping=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null' TERM INT HUP
     train &
-    child=$! stopping=
-    trap 'stopping=1; kill -TERM "$child" 2>/dev/null' TERM INT HUP
+    child=$!
+    [ -z "$stopping" ] || kill -TERM "$child" 2>/dev/null
     while :; do
         wait "$child"
         code=$?

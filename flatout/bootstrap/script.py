@@ -14,7 +14,7 @@ from flatout.errors import ConfigError
 MOST_CHARACTERS = 4000
 """What the forms of those who rent out machines take."""
 _SECRET = re.compile(
-    r"AKIA[0-9A-Z]{12,}|gh[pousr]_\w{20,}|hf_\w{20,}|\bsk-\w{20,}"
+    r"://[^/@\s$]+:[^/@\s$]+@|AKIA[0-9A-Z]{12,}|gh[pousr]_\w{20,}|hf_\w{20,}|\bsk-\w{20,}"
     r"|(?i:(secret|token|passw(or)?d|api[-_]?key|access[-_]?key(_id)?)\s*[=:]\s*[^\s$\"']+)"
 )
 _ALL_GPUS = '"$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd, -)"'

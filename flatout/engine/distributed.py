@@ -140,20 +140,36 @@ def together(world: World, device: torch.device, *, lost_after_s: float = LOST_A
     try:
         yield
     except Interrupted:
-        # All have come to the same end. A launcher ends all as soon as one has ended, so none may be the first.
-        world.wait_for_all()
-        leave(world)
+        _leave_with_all(world)
         raise
     except BaseException as error:
         # Not parted from properly: taking connections down together needs everybody.
-        for watch in _watches:
+        while _watches:
+            watch = _watches.pop()
+            watch.tell(error)
             if is_of_collective(error):
                 # A launcher wants us to end, as we do; first we say why.
                 ignore_ending()
-                raise watch.explain(error) from error
-            watch.tell(error)
+                cause = watch.explain(error)
+                watch.stop()
+                raise cause from error
+            watch.wait_until_heard()
+            watch.stop()
         raise
     leave(world)
+
+
+@contextmanager
+def telling_ranks() -> Iterator[None]:
+    """Inside `together`, within whatever may take long to end: the others hear of an error of the block at once."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except BaseException as error:
+        for watch in _watches:
+            watch.tell(error)
+        raise
 
 
 def join(world: World, device: torch.device, *, lost_after_s: float = LOST_AFTER_S) -> None:
@@ -171,10 +187,27 @@ def join(world: World, device: torch.device, *, lost_after_s: float = LOST_AFTER
 def leave(world: World) -> None:
     """Part from the other ranks."""
     if world.size > 1 and dist.is_initialized():
-        while _watches:
-            _watches.pop().stop()
+        _stop_watches()
         dist.destroy_process_group()
         _groups.clear()
+
+
+def _leave_with_all(world: World) -> None:
+    """All have come to the same end. A launcher ends all as soon as one has ended, so none may be the first."""
+    try:
+        world.wait_for_all()
+    except RuntimeError as error:
+        if not is_of_collective(error):
+            raise
+        # One is gone already. Everything is saved, and to end is what was asked for.
+        _stop_watches()
+        return
+    leave(world)
+
+
+def _stop_watches() -> None:
+    while _watches:
+        _watches.pop().stop()
 
 
 _groups: dict[str, dist.ProcessGroup] = {}

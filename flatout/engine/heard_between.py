@@ -57,5 +57,7 @@ class HeardBetween(Callback):
 
     def _ask_again(self) -> None:
         if self._asked is not None:
+            # Once: a second Ctrl-C would end the loop before it has saved.
+            asked, self._asked = self._asked, None
             # To whoever hears signals now: the loop, which saves first.
-            os.kill(os.getpid(), self._asked)
+            os.kill(os.getpid(), asked)

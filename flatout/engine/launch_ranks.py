@@ -7,13 +7,14 @@ What torchrun does on one machine, except that exit codes survive: 75 still mean
 
 import ctypes
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -24,12 +25,13 @@ GRACE_S = 60.0
 """For the others to end by themselves once one has; they notice within half of it."""
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG = 1
+_FIRST_PORT, _NUM_PORTS = 12_000, 20_000
 
 
 def launch_ranks(words: Sequence[str], num_ranks: int, *, grace_s: float = GRACE_S) -> int:
     """Run `flatout WORDS` as so many ranks, to their end; returns the exit code of the whole."""
     command = [sys.executable, "-m", "flatout", *words]
-    port = _free_port()
+    port = free_port()
     ranks = [
         # A session of its own: Ctrl-C comes here, and goes on to each of them once.
         subprocess.Popen(
@@ -109,7 +111,9 @@ def _end_with_us() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port() -> int:
+    """Of those that no system hands out by itself: nobody gets it by chance before it is used, seconds later."""
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port := _FIRST_PORT + secrets.randbelow(_NUM_PORTS)))
+            return port

@@ -320,6 +320,8 @@ class Loop:
         if (work := self._between(self.epoch, self.step)) is not None:
             self._look(self._log.drain())
             work()
+            # Here they may wait for the one that has work; in the next sum of gradients not for long.
+            self.world.wait_for_all()
             self._meter.begin_interval()
 
     def _stop_if_long_enough(self) -> None:

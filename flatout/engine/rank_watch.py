@@ -33,6 +33,8 @@ LOST_AT_START_S = 180.0
 """Before the first step: reading a large annotation file may hold Python's lock for long."""
 GRACE_S = 10.0
 """For the main thread to come out of a broken collective by itself, and to close what it has open."""
+STOP_S = 5.0
+"""For a last word to be taken, and to be heard."""
 _FAILURE = "failure"
 
 
@@ -72,6 +74,7 @@ class RankWatch:
         self._store, self._end = store, end
         self._limit_s, self._lost_after_s = LOST_AT_START_S, lost_after_s
         self._keys = [f"beat{each}" for each in range(size)]
+        self._heard_keys = [f"heard{each}" for each in range(size)]
         self._own = Beat(0, os.getpid(), socket.gethostname(), born_ticks(os.getpid()) or 0)
         self._beats: list[Beat] = []
         self._pulses = Pulses(size, time.monotonic())
@@ -96,22 +99,39 @@ class RankWatch:
         self._limit_s = self._lost_after_s
 
     def stop(self) -> None:
-        """This rank ends as it should; the others will not miss it. May be called twice."""
-        if not self._stopping.is_set():
-            self._stopping.set()
-            # The store of a first rank that has ended is gone, and so is everybody who would listen.
-            with suppress(RuntimeError):
-                self._store.set_timeout(timedelta(seconds=5))
-                self._store.set(self._keys[self.rank], json.dumps(self._own._replace(number=LEFT)))
+        """This rank ends, and says why if it must; the others will not miss it. May be called twice."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        # A beat under way would overwrite the last word; and no thread may be inside torch when Python ends.
+        beats = self._threads[0]
+        if beats.is_alive():
+            beats.join(STOP_S)
+        if beats.is_alive():
+            return  # the store does not answer
+        # The store of a first rank that has ended is gone, and so is everybody who would listen.
+        with suppress(RuntimeError):
+            self._store.set_timeout(timedelta(seconds=STOP_S))
+            self._store.set(self._keys[self.rank], json.dumps(self._own._replace(number=LEFT)))
 
     def tell(self, error: BaseException) -> None:
-        """This rank fails: the others learn why. Of several failures the first counts."""
+        """This rank fails: the others learn why. Of several failures the first counts, not what follows from it."""
         self._main_knows.set()
+        if is_of_collective(error):
+            return
         line = " ".join(f"{type(error).__name__}: {error}".split())
         trace = "".join(traceback.format_exception(error))
         with suppress(RuntimeError):
             own = Failure(self.rank, self._own.host, line, trace)
             self._store.compare_set(_FAILURE, "", json.dumps(own))
+
+    def wait_until_heard(self) -> None:
+        """The store goes with the first rank: a few seconds, at most, for the others to read there why it failed."""
+        heard = [key for rank, key in enumerate(self._heard_keys) if rank != self.rank]
+        end_s = time.monotonic() + STOP_S
+        with suppress(RuntimeError):
+            while self.rank == 0 and not self._store.check(heard) and time.monotonic() < end_s:
+                time.sleep(PERIOD_S / 5)
 
     def explain(self, error: BaseException) -> ChildLostError:
         """Why a collective broke; takes a few seconds, until there is a word of a failure or somebody stays silent."""
@@ -142,6 +162,7 @@ class RankWatch:
                 self._beats = [Beat(*json.loads(text)) for text in self._store.multi_get(self._keys)]
                 if self._failure is None and self._store.check([_FAILURE]):
                     self._failure = Failure(*json.loads(self._store.get(_FAILURE)))
+                    self._store.set(self._heard_keys[self.rank], "yes")
             except RuntimeError:
                 continue  # the store is gone with its rank, which then is silent
             self._pulses.hear([beat.number for beat in self._beats], time.monotonic())

@@ -61,6 +61,11 @@ class Spending(Callback):
         self._file: Path | None = None
 
     @property
+    def folder(self) -> Path | None:
+        """Of the run or job that this account is about; None until it is opened."""
+        return None if self._file is None else self._file.parent
+
+    @property
     def has_budget(self) -> bool:
         return self._budget is not None
 

@@ -26,6 +26,7 @@ def in_float16_up_to_last_convolutions(model: Model) -> Model:
     The converter can leave nodes out, too, but rounds what goes from one of them to the next.
     """
     onnx = need("onnx")
+    model = _with_initializers(model)
     end = {node.output[0] for node in _end_of(model) if node.op_type != "Conv"}
     tail = [node for node in model.graph.node if node.output[0] in end]
     body = _copy(model)
@@ -34,7 +35,7 @@ def in_float16_up_to_last_convolutions(model: Model) -> Model:
     body.graph.node.extend(node for node in model.graph.node if node.output[0] not in end)
     made = {name for node in body.graph.node for name in node.output}
     wanted = dict.fromkeys(name for node in tail for name in node.input if name in made)
-    body.graph.output.extend(onnx.helper.make_tensor_value_info(name, _FLOAT, None) for name in wanted)
+    body.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in wanted)
     used = {name for node in body.graph.node for name in node.input}
     body.graph.initializer.extend(each for each in model.graph.initializer if each.name in used)
     whole = in_float16(body)
@@ -44,8 +45,15 @@ def in_float16_up_to_last_convolutions(model: Model) -> Model:
     return whole
 
 
-_FLOAT = 1
-"""onnx.TensorProto.FLOAT."""
+def _with_initializers(model: Model) -> Model:
+    """A copy whose constants are no nodes: a node belongs to one part of a graph, a constant may serve both."""
+    copied = _copy(model)
+    constants = [node for node in copied.graph.node if node.op_type == "Constant" and node.attribute[0].name == "value"]
+    for node in constants:
+        copied.graph.initializer.append(node.attribute[0].t)
+        copied.graph.initializer[-1].name = node.output[0]
+        copied.graph.node.remove(node)
+    return copied
 
 
 def _append(model: Model, tail: list[Any], initializers: list[Any]) -> None:

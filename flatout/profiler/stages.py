@@ -45,6 +45,8 @@ STAGES = {
     "deliver": Stage("flip and write", "input"),
     "collate": Stage("collate", "input"),
     "hand over": Stage("hand over", "input"),
+    "frames": Stage("frames out of the store", "input"),
+    "spikes": Stage("cut and count spikes", "input"),
     "store miss": Stage("decode (not in the store)", "input"),
     "ahead": Stage("ahead of the device", "idle"),
     "unexplained": Stage("unexplained", "other"),

@@ -92,7 +92,8 @@ class Frames:
     def image(self, frame: int, part: Part) -> np.ndarray:
         """uint8 RGB [H, W, 3]; may be read-only."""
         number = PARTS.index(part) * len(self._clips.frames) + frame
-        with clock.stage("spike.image"):
+        # A store marks what it has to decode by itself.
+        with clock.stage("frames" if self._store is not None else "decode"):
             image = self._store[number] if self._store is not None else read_image(self._path(frame, part))
         expected = self._clips.sequences[self._clips.frames[frame].sequence].rgb_hw
         if image.shape[:2] != expected:
@@ -104,7 +105,7 @@ class Frames:
 
     def spikes(self, frame: int, box: Box, dtype: np.dtype) -> np.ndarray:
         """Channels of a crop [C, h, w]."""
-        with clock.stage("spike.bin"):
+        with clock.stage("spikes"):
             if self._clips.precomputed:
                 voxel = self._stored(frame)
                 voxel = open_voxel(self._clips.frames[frame].spike) if voxel is None else voxel

@@ -45,6 +45,11 @@ class Loaded(NamedTuple):
 
 def load_network(path: Path) -> Loaded:
     """From best.pt or last.pt: of the latter its moving average."""
+    if path.suffix == ".pth" and path.is_file():
+        raise CheckpointError(
+            f"{path}: .pth files of the early VRT-based code hold another network, which is not built here. Name the "
+            "best.pt of a `flatout spike train`."
+        )
     match read_container(path):
         case {"weights": {"network": dict(about), "state": dict(state), **rest}}:
             network = network_from(about)

@@ -16,7 +16,7 @@ from flatout.yolo.model.configs import find_config, names_config
 from flatout.yolo.options import TestOptions, TrainOptions
 from flatout.yolo.predict.frames import Unreadable
 from flatout.yolo.predict.given import Given, frames_of_given
-from flatout.yolo.predict.lines import shown
+from flatout.yolo.predict.lines import counted, shown
 from flatout.yolo.predict.load_predictor import load_networks, predictor_for
 from flatout.yolo.predict.options import PredictOptions
 from flatout.yolo.predict.result import Result
@@ -104,11 +104,14 @@ class Detector:
         iou_thres=0.45, classes, agnostic_nms, augment, at_once. What cannot be read is a DataError that names all of
         it, or is left out. Results keep their pictures: use `stream` for what does not fit into memory.
         """
+        if on_error not in ("raise", "skip"):
+            raise ConfigError(f'predict(): on_error={on_error!r}: write "raise" or "skip".')
         found = list(self._results(source, _predict_options(options)))
         unreadable = [each for each in found if isinstance(each, Unreadable)]
         if unreadable and on_error == "raise":
             listed = "\n".join(f"  {shown(each.path)}: {each.reason}" for each in unreadable)
-            raise DataError(f'{len(unreadable)} sources cannot be read (on_error="skip" leaves them out):\n{listed}')
+            count = counted(len(unreadable), "source")
+            raise DataError(f'{count} cannot be read (on_error="skip" leaves such out):\n{listed}')
         return [each for each in found if isinstance(each, Result)]
 
     def stream(self, source: Given | Sequence[Given], **options: Any) -> Iterator[Result]:

@@ -28,6 +28,9 @@ DEFAULT_NETWORK = "cfg/training/yolov7.yaml"
 _SHIPPED = {"data": ("", "data"), "cfg": ("", "cfg/training", "cfg/deploy", "training", "deploy")}
 """Folders of ours, and how people write them in front of a file name."""
 
+_PREFIX = {"--hyp": "hyp.", "--head-params": "hyp.", "FILE": "stages."}
+"""How names of ours in data/ begin that a flag can mean; else they are data sets."""
+
 
 def shipped_folder(name: str) -> Path:
     """`cfg` or `data`: at the top of a checkout, or inside the installed package."""
@@ -46,7 +49,7 @@ def find_file(given: str, *, flag: str = "--data") -> Path:
     shipped = "cfg" if flag == "--cfg" else "data"
     found = found or _that_ship(path, shipped)
     if not found:
-        raise ConfigError(f"{flag} {given}: no such file, nor one below this folder; {_nearest(path, shipped)}")
+        raise ConfigError(f"{flag} {given}: no such file, nor one below this folder; {_nearest(path, shipped, flag)}")
     logger.info("%s %s: taking %s", flag, given, found[0])
     return found[0]
 
@@ -104,7 +107,9 @@ def _that_ship(path: Path, shipped: str) -> list[Path]:
     return [file] if file.is_file() else []
 
 
-def _nearest(path: Path, shipped: str) -> str:
+def _nearest(path: Path, shipped: str, flag: str) -> str:
+    """One of ours with a like name, else all of ours that could be meant."""
     known = sorted({file.name for file in shipped_folder(shipped).rglob("*.yaml")})
+    known = [name for name in known if shipped == "cfg" or name.startswith(_PREFIX.get(flag, "coco"))]
     close = difflib.get_close_matches(path.name, known, n=1)
     return f"did you mean {close[0]}?" if close else f"flatout has {', '.join(known)}."

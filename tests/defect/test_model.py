@@ -188,12 +188,13 @@ def add_exactly(network: nn.Module) -> None:
     """Have convolutions sum in float64 and round once."""
 
     def forward(conv: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
+        assert conv.bias is not None
         weight, bias = conv.weight.double(), conv.bias.double()
         return nn.functional.conv2d(x.double(), weight, bias, padding=conv.padding).float()
 
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
-            module.forward = partial(forward, module)
+            module.forward = partial(forward, module)  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])

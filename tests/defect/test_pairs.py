@@ -68,3 +68,14 @@ def test_a_template_that_fits_everywhere_stays_where_it_is():
     plane = np.full((32, 40), 90, np.uint8)
     assert best_shift(plane, plane, 3) == (0, 0)
     np.testing.assert_array_equal(moved(plane, (0, 0)), plane)
+
+
+def test_a_coloured_picture_counts_by_its_brightness(tmp_path):
+    template = np.full((40, 48), 255, np.uint8)
+    inspected = np.full((40, 48, 3), 255, np.uint8)
+    inspected[10:20, 10:20] = (0, 0, 200)  # red: dark in blue and green, yet not black
+    write_pair(tmp_path, "a", template, inspected)
+    (pair,) = list_pairs(tmp_path)
+    target, ref1, _ = read_pair(pair)
+    assert target[15, 15] == round(0.299 * 200)
+    np.testing.assert_array_equal(target[:10], ref1[:10])

@@ -3,6 +3,7 @@
 import logging
 import socket
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,11 @@ class Posting(Callback):
 
 
 @pytest.fixture
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def closed_port() -> Iterator[int]:
+    """Taken, so that nobody else gets it, but nobody listens there."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield int(taken.getsockname()[1])
 
 
 def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -5,11 +5,15 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from flatout.engine.heard_between import HeardBetween
 from flatout.engine.interrupts import ENDING, Interrupts
+from flatout.engine.job import Tick
 
 ROOT = Path(__file__).parents[2]
 TWICE = """
@@ -109,3 +113,16 @@ def test_sigterm_after_ctrl_c_does_not(tmp_path: Path):
     outcome = run("os.kill(os.getpid(), signal.SIGTERM)")
     assert outcome.returncode == 0
     assert outcome.stdout.strip() == "still here SIGINT"
+
+
+def test_a_ctrl_c_between_two_trainings_is_passed_on_once(monkeypatch: pytest.MonkeyPatch):
+    """Twice, and the loop would end before it has saved."""
+    monkeypatch.setattr("flatout.engine.interrupts.stop_at_once", lambda: pytest.fail("the second Ctrl-C"))
+    with HeardBetween() as between:
+        # As C code does that calls Python and goes on whatever comes back.
+        with suppress(KeyboardInterrupt):
+            send(signal.SIGINT)
+        with Interrupts() as heard:
+            for _ in range(3):
+                between.log(cast(Tick, None))
+            assert heard.requested == "SIGINT"

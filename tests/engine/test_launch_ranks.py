@@ -19,6 +19,8 @@ folder, words = sys.argv[1], sys.argv[2:]
 rank = os.environ["RANK"]
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(75))
 open(f"{folder}/{rank}", "w").write(str(os.getpid()))
+while not all(os.path.exists(f"{folder}/{each}") for each in "01"):
+    time.sleep(0.01)  # else the first to begin might end, and take the other with it, before that has begun
 if words and words[int(rank)] != "wait":
     sys.exit(int(words[int(rank)]))
 time.sleep(60)
@@ -41,13 +43,13 @@ def launch(folder: Path, *codes: str) -> "subprocess.Popen[bytes]":
 
 
 def pids_in(folder: Path) -> list[int]:
-    wait_until(lambda: all((folder / name).exists() and (folder / name).read_text() for name in "01"), 20)
+    wait_until(lambda: all((folder / name).exists() and (folder / name).read_text() for name in "01"), 60)
     return [int((folder / name).read_text()) for name in "01"]
 
 
 def test_a_rank_that_fails_takes_the_others_with_it(tmp_path: Path) -> None:
     launched = launch(tmp_path, "wait", "3")
-    assert launched.wait(30) == 3
+    assert launched.wait(60) == 3
     assert all(map(is_gone, pids_in(tmp_path)))
 
 
@@ -55,7 +57,7 @@ def test_a_signal_goes_to_every_rank_and_their_answer_is_ours(tmp_path: Path) ->
     launched = launch(tmp_path, "wait", "wait")
     pids = pids_in(tmp_path)
     launched.send_signal(signal.SIGTERM)
-    assert launched.wait(30) == 75
+    assert launched.wait(60) == 75
     assert all(map(is_gone, pids))
 
 
@@ -64,7 +66,7 @@ def test_ranks_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
     pids = pids_in(tmp_path)
     launched.kill()
     launched.wait()
-    wait_until(lambda: all(map(is_gone, pids)), 10)
+    wait_until(lambda: all(map(is_gone, pids)), 30)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def train(options: argparse.Namespace) -> Path:
         run: Run | None = None
         hearers = []
         if world.is_first and options.mirror:
-            hearers = [Mirror(options.mirror, options.name, patience_s=5)]
+            hearers = [Mirror(options.mirror, options.name, patience_s=30)]
             fetched = hearers[0].fetch(options.project, options.name, config)
             if fetched is not None and fetched.finished:
                 return fetched.folder
@@ -110,7 +110,7 @@ def train(options: argparse.Namespace) -> Path:
             )  # fmt: skip
         place = Place(*world.from_first((run.folder, run.continues) if run else None))
         logger.info("%s %s", "continuing" if place.continues else "beginning", place.folder)
-        with telling_end(callbacks, place.folder) as ending:
+        with telling_end(callbacks, place.folder) as ending, distributed.telling_ranks():
             loop = prepare(options, place, world, stack, callbacks)
             callbacks.start(
                 RunStart(

@@ -1,10 +1,10 @@
 """Two ranks of a toy training, as a launcher would start them: real processes that meet through a store."""
 
 import re
-import socket
 from pathlib import Path
 from typing import Any
 
+from flatout.engine.launch_ranks import free_port
 from tests.engine.toy_runs import ToyRun, Toys
 
 Samples = dict[tuple[int, int], list[int]]
@@ -39,9 +39,3 @@ def seen_by(runs: list[ToyRun]) -> Samples:
 def samples_of(said: str) -> Samples:
     found = re.findall(r"^epoch (\d+) step (\d+) samples \[([\d, ]+)\]$", said, re.MULTILINE)
     return {(int(epoch), int(step)): [int(index) for index in text.split(",")] for epoch, step, text in found}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -5,6 +5,7 @@ import torch
 
 import flatout.spike
 from flatout.errors import CheckpointError, ConfigError
+from flatout.spike.weight_files import load_network
 from tests.spike.test_train import TINY
 
 OVERRIDES = {**dict(each.split("=") for each in TINY), "TRAIN.EPOCHS": 1}
@@ -45,3 +46,10 @@ def test_mistakes_are_sentences(trained):
         flatout.spike.load(trained.weights).train()
     with pytest.raises(ConfigError, match=r"train\(\): fresch: unknown key .* did you mean 'fresh'"):
         trained.train(fresch=True)
+
+
+def test_weights_of_the_early_code_are_refused_by_name(tmp_path):
+    path = tmp_path / "best.pth"
+    torch.save({"step": 3, "best_psnr": 30.0, "state_dict": {"vrt.conv.weight": torch.zeros(2)}}, path)
+    with pytest.raises(CheckpointError, match=r"best\.pth: .*VRT.*best\.pt"):
+        load_network(path)

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from flatout.yolo.assign import Anchors
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.head_config import HeadConfig, HeadGroup
+from flatout.yolo.model.network import Network, build_network
 from tests.yolo.detection_batch import make_anchors, make_map, make_targets
 
 
@@ -20,6 +22,13 @@ class HeadBatch(NamedTuple):
 
     def with_gradient(self) -> "HeadBatch":
         return self._replace(maps=[each.detach().clone().requires_grad_() for each in self.maps])
+
+
+def narrow_network(kind: str, groups: HeadConfig | None, *, nc: int | None = None) -> Network:
+    """A shipped network with an eighth of its channels."""
+    config = load_config(kind)
+    assert isinstance(config, dict)
+    return build_network({**config, "nc": groups.nc if groups else nc, "width_multiple": 0.125}, heads=groups)
 
 
 def make_groups(

@@ -167,6 +167,23 @@ def test_a_generation_that_diverges_counts_as_nothing(
     assert "It counts as 0" in caplog.text
 
 
+@pytest.mark.usefixtures("undrawn")
+def test_a_search_in_which_nothing_was_found_says_so_and_what_it_took(
+    search: TrainOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO", "flatout")
+    diverged = DivergedError("Loss is not finite.")
+    monkeypatch.setattr(whole, "train", Trainer({1: diverged, 2: diverged}))
+    folder = evolve(replace(search, evolve=2)).folder
+    assert "No generation has found anything" in caplog.text
+    assert "Generation 1: fitness 0.00000, its folder is removed; the best is 0.00000 of generation 0." in caplog.text
+    assert caplog.messages[-1].startswith(f"{folder}: 0:0"), "what it took comes last"
+    monkeypatch.setattr(whole, "train", Trainer())
+    caplog.clear()
+    evolve(replace(search, evolve=2, name="found"))
+    assert "No generation has found anything" not in caplog.text
+
+
 def test_a_search_is_for_one_process(search: TrainOptions, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "0")

@@ -77,6 +77,14 @@ def test_a_path_that_cannot_mean_one_of_ours_is_an_error(name):
         find_file(name)
 
 
+@pytest.mark.parametrize(("flag", "prefix"), [("--hyp", "hyp."), ("--data", "coco"), ("FILE", "stages.")])
+def test_of_ours_those_are_named_that_could_be_meant(flag, prefix):
+    with pytest.raises(ConfigError, match="flatout has ") as told:
+        find_file("none.yaml", flag=flag)
+    named = str(told.value).partition("flatout has ")[2].removesuffix(".").split(", ")
+    assert named and all(name.startswith(prefix) for name in named)
+
+
 def test_a_file_in_a_checkout_is_not_a_second_match_for_one_in_the_same_checkout(monkeypatch):
     monkeypatch.chdir(shipped_folder("data").parent)
     assert find_file("hyp.scratch.tiny.yaml", flag="--hyp") == shipped_folder("data") / "hyp.scratch.tiny.yaml"

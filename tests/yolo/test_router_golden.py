@@ -66,7 +66,7 @@ def config_of(case: LossCase) -> LossConfig:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES)
-def test_the_matches_of_every_head_are_the_golden_ones(case: LossCase, device: str):
+def test_the_matches_of_every_head_are_the_golden_ones(case, device):
     groups = groups_of(case)
     batch = build(case, groups, device)
     heads = heads_on(groups, batch.targets.device)
@@ -91,7 +91,7 @@ def test_the_matches_of_every_head_are_the_golden_ones(case: LossCase, device: s
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES)
-def test_the_loss_and_its_gradients_are_the_golden_ones(case: LossCase, device: str):
+def test_the_loss_and_its_gradients_are_the_golden_ones(case, device):
     record, arrays = case
     unknown = [name for name in arrays if not KNOWN_ARRAYS.fullmatch(name)]
     assert not unknown, f"nobody checks {unknown}"
@@ -123,7 +123,7 @@ def check_gradient(grad: torch.Tensor, arrays: dict[str, np.ndarray], head: int,
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_head_alone_has_its_golden_terms(case: LossCase):
+def test_every_head_alone_has_its_golden_terms(case):
     groups = groups_of(case)
     if "per_head_box_obj_cls" not in case.arrays:
         pytest.skip("no terms of single heads are stored for this case")

@@ -16,6 +16,7 @@ from flatout.defect.strips.decode import read_stored
 from flatout.errors import DataError
 from flatout.feed.source import DecodeError
 
+_BRIGHTNESS_BGR = np.array([0.114, 0.587, 0.299])
 _KINDS = (".jpg", ".jpeg", ".png", ".tif", ".tiff")
 
 
@@ -83,8 +84,13 @@ def read_template(pair: Pair) -> np.ndarray:
 
 
 def _grey(path: Path) -> np.ndarray:
+    """uint8 [H, W]; of a coloured picture its brightness, as OpenCV weighs it."""
     stored = read_stored(path)
-    return np.asarray(stored if stored.ndim == 2 else stored[:, :, 0])
+    if stored.ndim == 2:
+        return np.asarray(stored)
+    if (stored == stored[:, :, :1]).all():
+        return np.asarray(stored[:, :, 0])
+    return np.asarray(np.round(stored[:, :, :3] @ _BRIGHTNESS_BGR).astype(np.uint8))
 
 
 def _by_stem(folder: Path) -> dict[str, Path]:

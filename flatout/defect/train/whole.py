@@ -90,7 +90,7 @@ def train(
         run = stack.enter_context(open_run(options)) if world.is_first else None
         folder, continues = world.from_first((str(run.folder), run.continues) if run else None)
         training = _Training(options, images, recipe, world, device, Path(folder), continues, stack)
-        with telling_end(hearers, Path(folder)) as ending:
+        with telling_end(hearers, Path(folder)) as ending, distributed.telling_ranks():
             result = training.go(hearers, spending)
             if run is not None and result.finished:
                 run.finish()

@@ -5,14 +5,14 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flatout.engine.checkpoint.atomic import write_error
 from flatout.engine.mirror import manifest as manifests
-from flatout.engine.mirror.manifest import Manifest, steps_of
+from flatout.engine.mirror.manifest import Manifest, Senseless, steps_of
 from flatout.engine.mirror.place import Place, PlaceError
 from flatout.engine.mirror.snapshot import position_note, read_position
 from flatout.engine.run_folder import RECORD_NAME, changes, new_run_folder, numbered, only_extends, read_record
@@ -31,24 +31,58 @@ class Fetched(NamedTuple):
     """The training has ended: there is nothing left to do."""
 
 
-def fetch(place: Place, project: Path, name: str, config: Mapping[str, Any]) -> Fetched | None:
+def fetch(
+    place: Place, project: Path, name: str, config: Mapping[str, Any], *, exist_ok: bool = False
+) -> Fetched | None:
     """Make the run folder of this command what the mirror knows of it; None if that is nothing new.
 
+    Folders are those of `choose_run`: with `exist_ok` there is only one, project/name.
     ConfigError if the mirror holds a run of another config; ResourceError if it cannot be reached, and CheckpointError
     if what it holds is damaged: never a silent new beginning.
     """
     try:
         found = manifests.numbers(place)
-        newest = manifests.read(place, found[-1]) if found else None
+        newest = _newest(place, found)
     except PlaceError as error:
         raise ResourceError(f"{error} Nothing was started. Mend that, or leave --mirror out.") from error
     if newest is None:
         return None
     _check_config(place, newest, config)
-    local = _local_run(project, name, config, finished=newest.finished)
-    if local is not None and (newest.finished or _steps_in(local) >= newest.steps):
+    folders = [project / name] if exist_ok else [*reversed(numbered(project, name).values())]
+    if exist_ok and _holds_another(folders[0], config):
+        return None  # whoever opens it says what differs
+    local = _local_run(folders, config, finished=newest.finished)
+    known = -1 if local is None else _steps_in(local)
+    if local is not None and (newest.finished or known >= newest.steps):
         return Fetched(local, finished=True) if newest.finished else None
-    return _fetch_newest(place, found, project, name, local)
+    scratch = project / f".{name}.fetching"
+    numbers = [number for number in found if number <= newest.number]
+    if (manifest := _download_newest(place, numbers, scratch, newer_than=known)) is None:
+        return None
+    folder = _move(scratch, local or new_run_folder(project, name, exist_ok=exist_ok))
+    _note_position(folder, manifest)
+    logger.info("%s: fetched generation %d (%s) from %s.", folder, manifest.number, manifest.where(), place.url)
+    return Fetched(folder, manifest.finished)
+
+
+def _newest(place: Place, found: Sequence[int]) -> Manifest | None:
+    """Of those that make sense: a machine may have gone while it wrote the last one."""
+    problems = []
+    for number in reversed(found):
+        try:
+            return manifests.read(place, number)
+        except Senseless as error:
+            problems.append(str(error))
+            logger.warning("%s The generation before it is taken.", error)
+    if problems:
+        raise _nothing_usable(place, problems)
+    return None
+
+
+def _nothing_usable(place: Place, problems: Sequence[str]) -> CheckpointError:
+    return CheckpointError(
+        f"{place.url}: no generation can be used, and nothing was started over. {' '.join(problems)}"
+    )
 
 
 def _check_config(place: Place, manifest: Manifest, config: Mapping[str, Any]) -> None:
@@ -61,9 +95,15 @@ def _check_config(place: Place, manifest: Manifest, config: Mapping[str, Any]) -
         )
 
 
-def _local_run(project: Path, name: str, config: Mapping[str, Any], *, finished: bool) -> Path | None:
+def _holds_another(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether an unfinished run of another config is there."""
+    record = read_record(folder)
+    return record is not None and not record.get("finished") and not only_extends(record["config"], config)
+
+
+def _local_run(folders: Sequence[Path], config: Mapping[str, Any], *, finished: bool) -> Path | None:
     """The folder on this machine that holds an earlier moment of the run, or its end."""
-    for folder in reversed(numbered(project, name).values()):
+    for folder in folders:
         record = read_record(folder)
         if record and bool(record.get("finished")) == finished and only_extends(record["config"], config):
             return folder
@@ -75,25 +115,25 @@ def _steps_in(folder: Path) -> int:
     return max(found, default=-1)
 
 
-def _fetch_newest(place: Place, found: list[int], project: Path, name: str, local: Path | None) -> Fetched:
-    problems = []
-    scratch = project / f".{name}.fetching"
+def _download_newest(place: Place, found: Sequence[int], scratch: Path, *, newer_than: int) -> Manifest | None:
+    """The newest generation that is whole, into `scratch`; None if this machine is as far as what is left of them."""
+    problems: list[str] = []
     for number in reversed(found):
         shutil.rmtree(scratch, ignore_errors=True)
         try:
             manifest = manifests.read(place, number)
+            if problems and manifest.steps <= newer_than:
+                logger.warning("%s The state on this machine is newer than the one before it.", problems[-1])
+                return None
             _download(place, manifest, scratch)
         except PlaceError as error:
             problems.append(str(error))
             continue
         for problem in problems:
             logger.warning("%s The generation before it is taken.", problem)
-        folder = _move(scratch, project, name, local)
-        _note_position(folder, manifest)
-        logger.info("%s: fetched generation %d (%s) from %s.", folder, number, manifest.where(), place.url)
-        return Fetched(folder, manifest.finished)
+        return manifest
     shutil.rmtree(scratch, ignore_errors=True)
-    raise CheckpointError(f"{place.url}: no generation can be used, and nothing was started over. {' '.join(problems)}")
+    raise _nothing_usable(place, problems)
 
 
 def _download(place: Place, manifest: Manifest, scratch: Path) -> None:
@@ -112,9 +152,8 @@ def _download(place: Place, manifest: Manifest, scratch: Path) -> None:
             raise PlaceError(f"{place.url}/{file.key}: is damaged: its sha256 differs.")
 
 
-def _move(scratch: Path, project: Path, name: str, local: Path | None) -> Path:
+def _move(scratch: Path, folder: Path) -> Path:
     """To its final place: run.json last, because a folder without one is no run."""
-    folder = local or new_run_folder(project, name, exist_ok=False)
     names = sorted(path.relative_to(scratch) for path in scratch.rglob("*") if path.is_file())
     for part in sorted(names, key=lambda path: path.name == RECORD_NAME):
         (folder / part).parent.mkdir(exist_ok=True)

@@ -20,6 +20,10 @@ _NAME = re.compile(r"(\d{6})\.json")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+class Senseless(PlaceError):
+    """What was read is no manifest."""
+
+
 @dataclass(frozen=True)
 class MirroredFile:
     """Content of a file of the run folder, found under its digest."""
@@ -82,11 +86,11 @@ def write(place: Place, manifest: Manifest) -> None:
 
 
 def read(place: Place, number: int) -> Manifest:
-    """PlaceError if it cannot be read or makes no sense."""
+    """PlaceError if it cannot be read, Senseless if it makes no sense."""
     try:
         return parse(json.loads(place.read(key_of(number))))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise PlaceError(f"{place.url}/{key_of(number)}: makes no sense: {error}") from error
+        raise Senseless(f"{place.url}/{key_of(number)}: makes no sense: {error}") from error
 
 
 def parse(content: Mapping[str, Any]) -> Manifest:

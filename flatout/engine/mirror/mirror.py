@@ -26,9 +26,9 @@ class Mirror(Callback):
         self._patience_s = patience_s
         self._uploads: Uploads | None = None
 
-    def fetch(self, project: Path, name: str, config: Mapping[str, Any]) -> Fetched | None:
+    def fetch(self, project: Path, name: str, config: Mapping[str, Any], *, exist_ok: bool = False) -> Fetched | None:
         """Continue here what was begun elsewhere: see `flatout.engine.mirror.fetch`. Waits for the network."""
-        return fetch(self._place, project, name, config)
+        return fetch(self._place, project, name, config, exist_ok=exist_ok)
 
     def checkpoint(self, saved: Saved) -> None:
         self._offer(Snapshot(saved.path.parent.parent, saved.path))

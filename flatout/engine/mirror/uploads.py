@@ -54,7 +54,7 @@ class Uploads:
     def offer(self, snapshot: Snapshot) -> None:
         """Returns at once; an older snapshot that is still waiting is dropped."""
         with self._changed:
-            old, self._waiting = self._waiting, snapshot
+            old, self._waiting = (snapshot, None) if self._ended else (self._waiting, snapshot)
             self._changed.notify_all()
         if old is not None:
             old.close()
@@ -80,9 +80,11 @@ class Uploads:
             try:
                 self._until_it_works(snapshot)
             except TakenOver as error:
-                logger.error("%s Nothing more is copied there.", error)
-                with self._changed:
-                    self._ended = True
+                self._give_up(str(error))
+            except Exception as error:
+                # Whatever it is: nobody may wait for a thread that is gone.
+                self._give_up(f"{self._place.url}: {type(error).__name__}: {error}.")
+                logger.debug("mirroring failed here:", exc_info=error)
             finally:
                 snapshot.close()
                 with self._changed:
@@ -94,7 +96,14 @@ class Uploads:
             self._changed.wait_for(lambda: self._waiting is not None or self._ended)
             snapshot, self._waiting = self._waiting, None
             self._busy = snapshot is not None and not self._ended
-            return snapshot if self._busy else None
+        if snapshot is not None and not self._busy:
+            snapshot.close()
+        return snapshot if self._busy else None
+
+    def _give_up(self, why: str) -> None:
+        logger.error("%s Nothing more is copied there.", why)
+        with self._changed:
+            self._ended = True
 
     def _until_it_works(self, snapshot: Snapshot) -> None:
         """Try again and again, until there is something newer to try or nobody waits any more."""

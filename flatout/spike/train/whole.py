@@ -103,7 +103,7 @@ def train(
         folder, continues = world.from_first((str(run.folder), run.continues) if run else None)
         place = Place(Path(folder), continues)
         training = _Training(config, options, clips, steps, epochs, world, device, place, stack)
-        with telling_end(hearers, place.folder) as ending:
+        with telling_end(hearers, place.folder) as ending, distributed.telling_ranks():
             result = training.go(hearers, spending)
             if run is not None and result.finished:
                 run.finish()

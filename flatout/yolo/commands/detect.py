@@ -18,6 +18,9 @@ def main(argv: list[str]) -> int:
     # Before torch is loaded, which reads it then: threads that wait for each other sleep instead of spinning, and leave
     # the cores to those that read and draw. On a busy machine of two cores a picture took 0.2 s this way, not 5.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # OpenCV and FFmpeg complain about damaged videos and missing cameras in words of their own, in the middle of ours.
+    os.environ.setdefault("OPENCV_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
     # Now, because help and mistakes are answered without torch.
     from flatout.yolo.predict.whole import detect
 

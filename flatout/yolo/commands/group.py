@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     out = args.out or Path(f"heads.{args.method}.yaml")
     picture = args.picture or out.with_suffix(".png")
-    _check_names(out, picture, force=args.force)
+    _check_names(out, picture)
     # Now, because help and mistakes are answered without NumPy and OpenCV.
     from flatout.yolo.commands.log_lines import show_log
     from flatout.yolo.grouping.choose import GroupConfig, group_classes
@@ -50,6 +50,9 @@ def main(argv: list[str]) -> int:
     hybrid = HybridConfig(alpha=args.alpha, beta=args.beta, balance=args.balance, seed=args.seed)
     config = GroupConfig(method=args.method, heads=args.heads, hybrid=hybrid, confused_from=args.confused_from)
     source = open_source(args.source, split=args.split)
+    # After SOURCE was found, because a mistake there matters more, and before its labels are read.
+    if not args.force:
+        _refuse_to_overwrite(out, picture)
     if args.confusion is not None:
         source = with_confusion(source, args.confusion)
     grouped = group_classes(source, config)
@@ -75,7 +78,7 @@ def as_text(grouped: "Grouped") -> str:
     return "\n".join(lines)
 
 
-def _check_names(out: Path, picture: Path, *, force: bool) -> None:
+def _check_names(out: Path, picture: Path) -> None:
     """What can be known before labels are read."""
     if out.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out}: the name must end in .yaml.")
@@ -84,7 +87,11 @@ def _check_names(out: Path, picture: Path, *, force: bool) -> None:
     for path in (out, picture):
         if not path.parent.is_dir():
             raise ConfigError(f"{path}: its folder does not exist. Make it first, or choose another one.")
-        if path.exists() and not force:
+
+
+def _refuse_to_overwrite(*paths: Path) -> None:
+    for path in paths:
+        if path.exists():
             raise ConfigError(f"{path}: exists already. Choose another name with --out, or overwrite it with --force.")
 
 

@@ -15,13 +15,14 @@ its own epochs, frozen layers, hyp file and whatever else FILE says. Optimizer a
 same command typed again continues at the right stage and epoch; a finished stage is never trained again.
 """
 EPILOG = """\
-FILE is YAML; its keys are the flags below:
+FILE is YAML; its keys are the flags above, without the dashes:
   common: {data: my.yaml, cfg: yolov7-tiny, img_size: 320}
   stages:
     - {epochs: 100, freeze: 50, hyp: data/hyp.scratch.tiny.noota.yaml}
     - {epochs: 200, freeze: 0, hyp: data/hyp.scratch.tiny.noota.stage4.yaml}
 
-Flags hold for all stages and go before FILE. --project, --name, --fresh and --break-lock are about the whole job.
+Flags of the command hold for all stages, whatever FILE says. --project, --name, --fresh and --break-lock are about the
+whole job.
 
 examples:
   %(prog)s data/stages.gradual_unfreeze.yaml --weights runs/train/tiny/weights/best.pt --data data/coco320.yaml

@@ -34,6 +34,13 @@ def value(name: str, help: str, *, type: Callable[[str], Any] = str, also: str =
     return Flag(name, help, (also,) if also else (), {"type": type, **settings})
 
 
+class _Words(list[Any]):
+    """A default of several words, which help shows as they would be typed."""
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self))
+
+
 class FlagParser(argparse.ArgumentParser):
     """argparse, where flags that YOLOv7 does not have are no reason to call a shortened one ambiguous."""
 
@@ -48,7 +55,7 @@ class FlagParser(argparse.ArgumentParser):
         group = self.add_argument_group(title)
         for flag in flags:
             default = getattr(defaults, flag.dest)
-            default = list(default) if isinstance(default, tuple) else default
+            default = _Words(default) if isinstance(default, tuple) else default
             # Where the default is nothing, the help itself says what that means.
             shown = "" if default in (None, "", False) or "default" in flag.help else " (default: %(default)s)"
             group.add_argument(flag.name, *flag.also, default=default, help=flag.help + shown, **flag.settings)

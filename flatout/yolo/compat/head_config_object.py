@@ -30,16 +30,17 @@ def head_config_inside(network: ModuleStandIn, reader: PlainReader) -> HeadConfi
 
 
 def _modules(network: ModuleStandIn) -> Iterator[ModuleStandIn]:
-    """The network and all modules in it, each once."""
-    waiting, seen = [network], {id(network)}
-    while waiting and len(seen) < MAX_MODULES:
+    """The network and the modules in it; one that contains itself ends at MAX_MODULES."""
+    waiting = [network]
+    for _ in range(MAX_MODULES):
+        if not waiting:
+            return
         module = waiting.pop()
         yield module
         children = module.attributes.get("_modules")
-        for child in children.values() if isinstance(children, dict) else ():
-            if isinstance(child, ModuleStandIn) and id(child) not in seen:
-                seen.add(id(child))
-                waiting.append(child)
+        if isinstance(children, dict):
+            room = MAX_MODULES - len(waiting)
+            waiting += [child for child in children.values() if isinstance(child, ModuleStandIn)][:room]
 
 
 def _understood(attributes: Mapping[str, object], reader: PlainReader) -> HeadConfig:

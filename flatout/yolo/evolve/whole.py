@@ -104,7 +104,13 @@ class _Search:
             if why := self._generation(len(self._rows)):
                 return self._result(why)
         (self._folder / "hyp_next.yaml").unlink(missing_ok=True)
+        if not self._rows.fitness_N.any():
+            logger.warning(
+                "No generation has found anything, so none is better than the hyp file: train each longer (--epochs), "
+                "or from weights (--weights)."
+            )
         logger.info("The best values are in %s.", self._folder / "hyp_evolved.yaml")
+        logger.info("%s: %s.", self._folder, self._spending.line())
         return self._result()
 
     def _generation(self, number: int) -> str:
@@ -148,8 +154,8 @@ class _Search:
         self._rows.add(scores, child)
         best, fitness_N = self._rows.best, self._rows.fitness_N
         logger.info(
-            "Generation %d: fitness %.5f; the best is %.5f of generation %d.",
-            number, fitness_N[number], fitness_N[best], best,
+            "Generation %d: fitness %.5f%s; the best is %.5f of generation %d.",
+            number, fitness_N[number], "" if number == best else ", its folder is removed", fitness_N[best], best,
         )  # fmt: skip
         # Only the folder of the best generation stays.
         for each in {number, before} - {best, None}:

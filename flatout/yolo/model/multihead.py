@@ -98,7 +98,7 @@ class MultiHeadDetectAttention(MultiHeadDetect):
 
     def predict(self, level: int, x: Tensor) -> Tensor:
         outputs = [
-            conv(attention[level](x))  # type: ignore[index]
+            F.conv2d(attention[level](x), conv.weight, conv.bias)  # type: ignore[index]
             for conv, attention in zip(self._of_level(level), self.attentions, strict=True)
         ]
         return torch.cat(outputs, 1)

@@ -46,9 +46,9 @@ def video_frames(origin: Origin) -> Iterator[ReadFrame]:
     finally:
         capture.release()
     if not seen:
-        yield partial(given, Unreadable(origin.path, "not a video that can be decoded"))
+        yield partial(given, Unreadable(origin.path, "not a video that can be decoded: damaged, or cut off"))
     elif seen < ENOUGH * num_frames:
-        yield partial(given, Unreadable(origin.path, f"ends after {seen} of {num_frames} frames"))
+        yield partial(given, Unreadable(origin.path, f"ends after {seen} of {num_frames} frames", partly=True))
 
 
 def count_frames(files: Files) -> int:

@@ -52,6 +52,8 @@ class Unreadable(NamedTuple):
 
     path: str
     reason: str
+    partly: bool = False
+    """Its beginning was looked at."""
 
 
 class Prepared(NamedTuple):

@@ -25,6 +25,8 @@ def frames_of_given(source: Given | Sequence[Given], stack: ExitStack) -> Iterab
         if isinstance(found, Streams):
             return stack.enter_context(LiveFrames(found.addresses))
         return frames_of(found)
+    if not isinstance(source, np.ndarray | Iterable):
+        raise ConfigError(f"{source!r} is nothing to look at: give a path, an array, or a list of these.")
     return _of_several([source] if isinstance(source, np.ndarray) else list(source))
 
 

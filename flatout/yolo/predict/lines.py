@@ -20,8 +20,7 @@ def unreadable_lines(unreadable: Sequence[Unreadable]) -> list[str]:
     """How many, which, and why."""
     if not unreadable:
         return []
-    noun = "source" if len(unreadable) == 1 else "sources"
-    lines = [f"{len(unreadable)} {noun} could not be read, or not to the end:"]
+    lines = [f"{counted(len(unreadable), 'source')} could not be read, or not to the end:"]
     lines += [f"  {shown(each.path)}: {each.reason}" for each in unreadable[:MOST_LISTED]]
     if len(unreadable) > MOST_LISTED:
         lines.append(f"  ... and {len(unreadable) - MOST_LISTED} more")
@@ -39,9 +38,27 @@ def closing_lines(
 ) -> list[str]:
     """The last lines of a detection."""
     rate = frames / max(seconds, 1e-9)
-    done = f"Done. {frames} pictures, {detections} detections in {seconds:.1f} s: {rate:.1f} img/s, reading and all"
+    seen = f"{counted(frames, 'picture')}, {counted(detections, 'detection')}"
+    done = f"Done. {seen} in {seconds:.1f} s: {rate:.1f} img/s, reading and all"
     saved = [f"Results saved to {folder}"] if wrote else []
     return [*unreadable_lines(unreadable), done, *wrote, *saved]
+
+
+def counted(number: int, noun: str) -> str:
+    """'1 picture', '2 pictures'."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def nothing_read(source: str, unreadable: Sequence[Unreadable]) -> str:
+    """The error where not one frame was to be had; each file has got its line before."""
+    first = unreadable[0]
+    reason = f"{shown(first.path)}: {first.reason}"
+    if len(unreadable) == 1:
+        return f"--source {source}: nothing of it could be read: {reason}. Mend or replace it."
+    return (
+        f"--source {source}: none of its {len(unreadable)} files could be read, the first because of {reason}. "
+        "Mend or replace them."
+    )
 
 
 def shown(path: str) -> str:

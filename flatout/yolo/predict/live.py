@@ -42,7 +42,7 @@ class LiveFrames:
             for number in [number for number in going if self.streams[number].is_over]:
                 going.discard(number)
                 if reason := self.streams[number].ended:
-                    yield partial(given, Unreadable(self.streams[number].shown, reason))
+                    yield partial(given, Unreadable(self.streams[number].shown, reason, partly=True))
 
     def close(self) -> None:
         self._closed = True

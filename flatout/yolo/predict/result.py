@@ -121,4 +121,7 @@ LETTERS, LINE = 0.006, 0.0013
 
 
 def _plural(name: str, count: int) -> str:
-    return name if count == 1 else f"{name}s"
+    """YOLOv7's 's', where it can be read: 'boxes', 'buses'; names that look like a plural (skis) stay as they are."""
+    if count == 1 or (name.endswith("s") and not name.endswith(("ss", "us"))):
+        return name
+    return f"{name}es" if name.endswith(("s", "x", "z", "ch", "sh")) else f"{name}s"

@@ -16,7 +16,7 @@ from flatout.errors import DataError
 from flatout.feed import plan_workers
 from flatout.yolo.predict.files import count_frames, frames_of
 from flatout.yolo.predict.frames import ReadFrame, Unreadable
-from flatout.yolo.predict.lines import closing_lines, result_line, shown, unreadable_lines
+from flatout.yolo.predict.lines import closing_lines, counted, nothing_read, result_line, shown
 from flatout.yolo.predict.live import LiveFrames
 from flatout.yolo.predict.load_predictor import load_networks, predictor_for
 from flatout.yolo.predict.options import DetectOptions
@@ -25,6 +25,7 @@ from flatout.yolo.predict.predictor import Predictor
 from flatout.yolo.predict.result import Result
 from flatout.yolo.predict.results import results_of
 from flatout.yolo.predict.sources import Files, Streams, find_sources
+from flatout.yolo.predict.stream import without_password
 from flatout.yolo.predict.update import strip_weights
 from flatout.yolo.predict.window import Windows, open_windows
 
@@ -62,7 +63,7 @@ def detect(options: DetectOptions, *, each: Callable[[Result], None] | None = No
         looking = _Looking(options, sources, folder, total, each)
         looking.at(frames, predictor)
     if not looking.frames and looking.unreadable:
-        raise DataError("\n".join(["nothing of --source could be read.", *unreadable_lines(looking.unreadable)]))
+        raise DataError(nothing_read(without_password(options.source), looking.unreadable))
     return looking.result(strip_weights(options.weights) if options.update else [])
 
 
@@ -141,7 +142,7 @@ class _Looking:
         tell = partial(logger.info, "%s") if progress is None else progress.say
         if isinstance(result, Unreadable):
             self.unreadable.append(result)
-            tell(f"{shown(result.path)}: cannot be read: {result.reason}")
+            tell(f"{shown(result.path)}: {result.reason if result.partly else f'left out: {result.reason}'}")
         else:
             outputs.keep(result)
             self.frames += 1
@@ -170,7 +171,7 @@ class _Looking:
         if self._pictures:
             yield "Pictures and videos with boxes are saved"
         if self._options.save_txt:
-            yield f"{self._num_txt} label files saved to {self._folder / 'labels'}"
+            yield f"{counted(self._num_txt, 'label file')} saved to {self._folder / 'labels'}"
         if self._options.save_crop:
             yield f"Crops saved to {self._folder / 'crops'}"
         if self._json:

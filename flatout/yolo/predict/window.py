@@ -48,6 +48,6 @@ def open_windows() -> Windows | None:
         except cv2.error:
             reason = "this OpenCV was built without windows (pip install opencv-python has them)"
     if reason:
-        logger.warning("--view-img: %s; results are saved, not shown.", reason)
+        logger.warning("--view-img: %s, so nothing is shown.", reason)
         return None
     return Windows(cv2)

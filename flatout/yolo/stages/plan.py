@@ -5,7 +5,7 @@
       - {epochs: 100, freeze: 50, hyp: data/hyp.scratch.tiny.noota.yaml}
       - {epochs: 200, freeze: 0, hyp: data/hyp.scratch.tiny.noota.stage4.yaml}
 
-Keys are flags of train.py, with or without dashes for underscores. Flags of the command go before both.
+Keys are flags of train.py, with or without dashes for underscores. Flags of the command win over both.
 """
 
 import difflib

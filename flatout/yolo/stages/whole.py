@@ -50,7 +50,8 @@ class StagesResult:
     def __str__(self) -> str:
         lines = [f"stage {number}: best fitness {score:.4f}" for number, score in enumerate(self.fitness, 1)]
         if self.finished:
-            lines.append(f"Results are in {self.folder}, the weights of stage {self.best_stage} in weights/best.pt.")
+            best = self.folder / "weights/best.pt"
+            lines.append(f"Results are in {self.folder}, the weights of stage {self.best_stage} in {best}.")
         return "\n".join(lines)
 
 
@@ -103,6 +104,7 @@ class _Job:
         self._keep_weights(result)
         # Last: killed before it, the same command finds all stages finished and comes here again.
         self._run.finish()
+        logger.info("%s: %s.", folder, self._spending.line())
         return replace(result, finished=True)
 
     def _train(self, number: int, stage: TrainOptions) -> bool:

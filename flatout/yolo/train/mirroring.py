@@ -23,7 +23,8 @@ def fetch_run(mirror: Mirror | None, setting: Setting) -> Path | None:
     """
     options, over = setting.written, None
     if mirror is not None and not options.fresh and setting.resume is None:
-        fetched = mirror.fetch(Path(options.project), options.name, config_of_run(options, setting.hyp))
+        config = config_of_run(options, setting.hyp)
+        fetched = mirror.fetch(Path(options.project), options.name, config, exist_ok=options.exist_ok)
         over = str(fetched.folder) if fetched is not None and fetched.finished else None
     over = setting.world.from_first(over)
     if over is not None:

@@ -77,7 +77,8 @@ def freeze(network: Network, layers: Sequence[int]) -> None:
             parameter.requires_grad_(False)
             count += 1
     if count:
-        logger.info("Frozen: %d tensors of layers %s.", count, ", ".join(map(str, frozen)))
+        which = f"0 to {layers[0] - 1}" if len(layers) == 1 else ", ".join(map(str, layers))
+        logger.info("Frozen: %d tensors of layers %s.", count, which)
 
 
 def optimizer_for(network: Network, hyp: Hyp, *, total_batch: int, adam: bool) -> torch.optim.Optimizer:

@@ -101,13 +101,17 @@ def train(
         run = stack.enter_context(setting.open_run()) if setting.world.is_first else None
         # One rank holds the folder; the others only learn where it is.
         place = Place(*setting.world.from_first((str(run.folder), run.continues) if run else None))
-        with telling_end(hearers, place.folder) as ending:
+        # Other ranks need not wait for what callbacks do at the end, such as a last copy to a mirror.
+        with telling_end(hearers, place.folder) as ending, distributed.telling_ranks():
             training = _Training(setting, place, stack, hearers, spending)
             result = training.go()
             if run is not None and result.finished:
                 training.finish(run)
             ending.why = result.why
-        logger.info("%s%s: %s.", place.folder, "" if result.finished else ", so far", spending.line())
+        # An account that several trainings share is not about this one alone.
+        about = spending.folder or place.folder
+        is_over = result.finished and about == place.folder
+        logger.info("%s%s: %s.", about, "" if is_over else ", so far", spending.line())
         return result
 
 
@@ -166,7 +170,8 @@ class _Training:
         if setting.world.is_first:
             files.folder.mkdir(exist_ok=True)
         if setting.world.is_first and not options.no_preflight:
-            kept, saves = (0, False) if options.nosave else (num_kept(self._epochs), True)
+            # A slow mirror holds a state that was replaced meanwhile.
+            kept, saves = (0, False) if options.nosave else (num_kept(self._epochs) + bool(options.mirror), True)
             need = disk_need(self._network, self._average, self._optimizer, kept=kept, saves=saves)
             check_room(folder, need, self._pictures.train, setting, size=self._size)
         if self._saved is None and setting.world.is_first:

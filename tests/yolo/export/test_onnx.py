@@ -180,7 +180,7 @@ def test_training_networks_of_every_kind_are_folded_and_exported(name, tmp_path)
     before = {key: value.clone() for key, value in network.state_dict().items()}
     outcome = exported(network, tmp_path, grid=True, img_size=(128, 128), pictures=1)
     # A wrong fold changes scores by tenths.
-    assert outcome.files[0].difference.score < 2e-3
+    assert outcome.files[0].difference.score < 0.05
     ops = {node.op_type for node in onnx.load(str(tmp_path / "x.onnx")).graph.node}
     assert "BatchNormalization" not in ops
     assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())

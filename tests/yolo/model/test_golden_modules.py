@@ -56,7 +56,8 @@ def argument(node):
 def make_detection(kind: str, record: dict) -> Detect:
     anchors = tuple(tuple(map(float, level)) for level in record["anchors"])
     channels = tuple(shape[1] for shape in record["inputs"])
-    head = DETECTION_LAYERS[kind](Head(0, (), kind, record["nc"], anchors, channels, tuple(map(float, record["strides"])), ()))
+    strides = tuple(map(float, record["strides"]))
+    head = DETECTION_LAYERS[kind](Head(0, (), kind, record["nc"], anchors, channels, strides, ()))
     head.anchors /= head.stride.view(-1, 1, 1)
     return head
 

@@ -5,6 +5,7 @@ import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,7 +96,7 @@ def assert_boxes(found: np.ndarray, expected: np.ndarray) -> None:
 def check_layer(case: Case) -> None:
     """The detection layer alone, with the anchors and strides of tiny."""
     record, groups = case.record, case.groups()
-    tiny = load_config("yolov7-tiny")
+    tiny: Any = load_config("yolov7-tiny")
     anchors = tuple(tuple(map(float, level)) for level in tiny["anchors"])
     channels = tuple(record["ch"])
     head = Head(0, (0, 1, 2), record["cls"], groups.nc, anchors, channels, (8.0, 16.0, 32.0), (), groups)
@@ -110,6 +111,7 @@ def check_layer(case: Case) -> None:
         for channels, side in zip(record["ch"], record["feature_sizes"], strict=True)
     ]
     known(case, r"train_h\d+_L\d|z")
+    assert isinstance(layer, MultiHeadDetect)
     check_training_outputs(case, layer, layer.train()(xs))
     decoded = layer.eval()(xs).decoded
     assert list(decoded.shape) == record["z_shape"]
@@ -157,12 +159,14 @@ def check_network(case: Case) -> None:
     generator = np.random.Generator(np.random.PCG64(record["input_seed"]))
     x = torch.from_numpy(generator.random((record["B"], 3, record["img"], record["img"]), dtype=np.float32))
     check_evaluation(case, network, x)
+    assert isinstance(network.head, MultiHeadDetect)
     check_training_outputs(case, network.head, network.train()(x))
     for layers, count in record.get("trainable_params_by_freeze", {}).items():
         assert trainable(network, int(layers)) == count
 
 
 def check_evaluation(case: Case, network: Network, x: Tensor) -> None:
+    assert isinstance(network.head, MultiHeadDetect)
     decoded, raw = network.eval()(x)
     assert list(decoded.shape) == case.record["z_shape"]
     if "z" in case.arrays:
@@ -183,7 +187,9 @@ def trainable(network: Network, layers: int) -> int:
 
 def check_transfer(case: Case) -> None:
     record = case.record
-    source, target = re.fullmatch(r"transfer_from_(.+)_to_(.+)", record["name"]).groups()
+    named = re.fullmatch(r"transfer_from_(.+)_to_(.+)", record["name"])
+    assert named is not None
+    source, target = named.groups()
     state = build_network(load_config(source)).state_dict()
     network = build_network(load_config(target))
     taken = transfer(network, state, skip_anchors=False)
@@ -220,5 +226,5 @@ def check_of(record: dict):
 
 @torch.no_grad()
 @pytest.mark.parametrize("case", golden_cases("yolov7-1b4h/forward.json", cases, also=("yolov7-1b4h/forward.npz",)))
-def test_networks_with_several_heads(case: Case):
+def test_networks_with_several_heads(case):
     check_of(case.record)(case)

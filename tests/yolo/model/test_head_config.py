@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +18,7 @@ from flatout.yolo.model.head_config import (
 from tests.golden_cases import golden_cases
 
 DATA = Path(__file__).parents[3] / "data"
-SMALL = {
+SMALL: dict[str, Any] = {
     "nc": 6,
     "heads": 3,
     "head_assignments": {
@@ -47,7 +48,7 @@ def test_golden_configs_say_what_they_say(case):
 
 
 @pytest.mark.parametrize("name", ["standard", "geometry", "anticonfusion"])
-def test_shipped_files_are_the_golden_groupings(name: str):
+def test_shipped_files_are_the_golden_groupings(name):
     golden = next(iter(golden_cases("yolov7-1b4h/head_configs.json", lambda path: [("all", records(path))]))).values[0]
     if golden is None or name not in dict(golden):
         pytest.skip(f"no golden grouping {name}")
@@ -64,7 +65,7 @@ def test_the_place_in_the_list_is_the_local_number():
     assert [group.name for group in config.heads] == ["Head 0", "alone", "Head 2"]
 
 
-def test_a_full_head_predicts_every_class_and_an_argument_overrides_the_file(tmp_path: Path):
+def test_a_full_head_predicts_every_class_and_an_argument_overrides_the_file(tmp_path):
     file = tmp_path / "heads.yaml"
     file.write_text(yaml.safe_dump(SMALL | {"full_head": True}))
     assert read_head_config(file).outputs_H == (11, 11, 11)
@@ -80,7 +81,7 @@ def test_keys_of_others_and_heads_beyond_the_number_are_left_alone():
 
 
 @pytest.mark.parametrize("full_head", [False, True])
-def test_a_config_survives_its_plain_form(full_head: bool):
+def test_a_config_survives_its_plain_form(full_head):
     config = head_config_of(SMALL, where="small", full_head=full_head)
     assert head_config_of(yaml.safe_load(yaml.safe_dump(config.plain())), where="again") == config
 
@@ -122,12 +123,12 @@ def with_head(head: int, **changes):
         (SMALL | {"full_head": "yes"}, "full_head='yes' must be true or false"),
     ],
 )
-def test_what_is_wrong_is_said(content, message: str):
+def test_what_is_wrong_is_said(content, message):
     with pytest.raises(ConfigError, match=f"small.yaml: .*{message}"):
         head_config_of(content, where="small.yaml")
 
 
-def test_a_missing_file_is_a_missing_file_to_programs_and_a_config_error_to_people(tmp_path: Path):
+def test_a_missing_file_is_a_missing_file_to_programs_and_a_config_error_to_people(tmp_path):
     with pytest.raises(FileNotFoundError) as told:
         read_head_config(tmp_path / "none.yaml")
     assert isinstance(told.value, ConfigError)

@@ -18,6 +18,7 @@ from flatout.errors import CheckpointError, ConfigError, DataError, ResourceErro
 from flatout.yolo.nms import NmsConfig
 from flatout.yolo.predict import window
 from flatout.yolo.predict.files import frames_of
+from flatout.yolo.predict.frames import Origin
 from flatout.yolo.predict.load_predictor import load_networks, predictor_for
 from flatout.yolo.predict.options import DetectOptions, PredictOptions
 from flatout.yolo.predict.outputs import folder_name
@@ -257,6 +258,24 @@ def test_one_is_singular_and_none_is_nothing(place):
     assert results_of(place, conf_thres=1.0)[0].summary() == "nothing"
 
 
+@pytest.mark.parametrize(
+    "counted", ["2 crosses", "2 boxes", "2 buses", "2 benches", "2 skis", "2 persons", "1 box", "1 skis"]
+)
+def test_plurals_can_be_read(counted):
+    number, _, plural = counted.partition(" ")
+    singular = {"crosses": "cross", "boxes": "box", "buses": "bus", "benches": "bench", "persons": "person"}
+    name = singular.get(plural, plural)
+    result = Result(
+        boxes=np.zeros((int(number), 4), np.float32),
+        scores=np.ones(int(number), np.float32),
+        classes=np.zeros(int(number), np.int64),
+        names=(name,),
+        image=np.zeros((4, 4, 3), np.uint8),
+        origin=Origin("a.jpg", "image", 0, 1),
+    )
+    assert result.summary() == counted
+
+
 def test_the_end_says_how_many_and_where(place):
     result = run(place, save_txt=True)
     assert f"Done. 10 pictures, {result.detections} detections in" in str(result)
@@ -274,7 +293,10 @@ def test_unreadable_files_are_counted_listed_and_not_fatal(place, tmp_path, caps
     assert main(["yolo", "detect", *words]) == 0
     told = capsys.readouterr().out
     assert "3 sources could not be read, or not to the end:" in told
-    assert "in/empty.jpg: an empty file" in told and "in/noise.mp4: not a video that can be decoded" in told
+    assert (
+        "in/empty.jpg: an empty file" in told
+        and "in/noise.mp4: not a video that can be decoded: damaged, or cut off" in told
+    )
     assert [path.name for path in Path("runs/detect/exp").iterdir()] == ["00.png"]
 
 
@@ -302,7 +324,17 @@ def test_if_nothing_can_be_read_that_is_a_fault_of_the_data(place, tmp_path, cap
     (tmp_path / "a.jpg").write_bytes(b"")
     assert main(["yolo", "detect", "--weights", str(place / "a.pt"), "--source", "a.jpg", "--device", "cpu"]) == 3
     told = capsys.readouterr().err
-    assert "nothing of --source could be read." in told and "a.jpg: an empty file" in told
+    assert told == ("flatout: --source a.jpg: nothing of it could be read: a.jpg: an empty file. Mend or replace it.\n")
+
+
+def test_of_many_that_cannot_be_read_the_error_names_the_first(place, tmp_path, capsys):
+    for path in draw_pictures(tmp_path / "in", 2):
+        path.write_bytes(b"")
+    assert main(["yolo", "detect", "--weights", str(place / "a.pt"), "--source", "in", "--device", "cpu"]) == 3
+    assert capsys.readouterr().err == (
+        "flatout: --source in: none of its 2 files could be read, the first because of in/00.png: an empty file. "
+        "Mend or replace them.\n"
+    )
 
 
 def test_mistakes_leave_no_folder_behind(place):
@@ -320,7 +352,7 @@ def test_no_display_is_one_sentence_and_no_obstacle(place, caplog, monkeypatch):
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     assert run(place, view_img=True).frames == 10
     told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert told == ["--view-img: this machine has no display; results are saved, not shown."]
+    assert told == ["--view-img: this machine has no display, so nothing is shown."]
 
 
 def test_an_opencv_without_windows_says_so(caplog, monkeypatch):

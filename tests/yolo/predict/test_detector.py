@@ -82,6 +82,14 @@ def test_pictures_that_cannot_be_read_are_told_together_or_left_out(model, tmp_p
     assert left.path == str(good)
 
 
+def test_what_is_nothing_to_look_at_is_refused(model):
+    for nothing in (None, 3.5):
+        with pytest.raises(ConfigError, match=f"{nothing} is nothing to look at: give a path"):
+            model.predict(nothing)
+    with pytest.raises(ConfigError, match=r"on_error='ignore': write \"raise\" or \"skip\""):
+        model.predict([], on_error="ignore")
+
+
 def test_an_unknown_option_is_told_with_the_nearest(model):
     with pytest.raises(ConfigError, match=r"predict\(\): imgsize: unknown key .* did you mean 'img_size'"):
         model.predict([], imgsize=320)

@@ -15,14 +15,18 @@ from flatout.yolo.describe import describe_weights
 from flatout.yolo.evaluate.whole import test as evaluate
 from flatout.yolo.find_file import shipped_folder
 from flatout.yolo.loading import load_network
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.multihead import MultiHeadDetectAttention
+from flatout.yolo.model.network import build_network
 from flatout.yolo.options import TestOptions, TrainOptions
 from flatout.yolo.train import train
 from flatout.yolo.train.heads import chosen_heads
+from flatout.yolo.train.loss_choice import DetectionLoss
 from flatout.yolo.train.prepare import make_network
 from flatout.yolo.weights import read_weights
 from tests.yolo.head_batches import make_groups
-from tests.yolo.train.small_training import tiny_hyp
+from tests.yolo.train.given_batches import GivenBatches, made_up_batch
+from tests.yolo.train.small_training import loss_config, make_loop, tiny_hyp
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GROUPS = make_groups([[5, 0], [2], [1, 4, 3]], [1.0, 0.5, 2.0])
@@ -41,7 +45,7 @@ def heads(options: TrainOptions, tmp_path: Path) -> TrainOptions:
     return replace(options, heads=3, head_config=str(file), epochs=1)
 
 
-def test_a_run_leaves_weights_that_carry_their_heads(heads: TrainOptions):
+def test_a_run_leaves_weights_that_carry_their_heads(heads):
     result = train(heads)
     best = result.folder / "weights/best.pt"
     network = load_network(best).network
@@ -55,7 +59,7 @@ def test_a_run_leaves_weights_that_carry_their_heads(heads: TrainOptions):
     assert [line.split()[0] for line in judged.text.splitlines()][1:3] == ["all", "ring"]
 
 
-def test_a_run_that_was_cut_ends_as_a_whole_one_does(heads: TrainOptions):
+def test_a_run_that_was_cut_ends_as_a_whole_one_does(heads):
     heads = replace(heads, notest=True)
     whole = train(replace(heads, name="whole"))
     train(replace(heads, name="cut", stop_after=2))
@@ -64,7 +68,7 @@ def test_a_run_that_was_cut_ends_as_a_whole_one_does(heads: TrainOptions):
     assert [key for key, value in one.items() if not torch.equal(value, other[key])] == []
 
 
-def test_transferred_weights_bring_all_but_the_heads(heads: TrainOptions, tmp_path: Path, caplog):
+def test_transferred_weights_bring_all_but_the_heads(heads, tmp_path, caplog):
     single = train(replace(heads, heads=0, head_config="", stop_after=1, name="single"))
     weights = single.folder / "weights/last.pt"
     for cfg in (heads.cfg, ""):
@@ -81,13 +85,31 @@ def test_transferred_weights_bring_all_but_the_heads(heads: TrainOptions, tmp_pa
             torch.testing.assert_close(own[key], trained[key].float())
 
 
-def test_heads_without_a_file_are_blocks_of_classes_and_may_have_attention(options: TrainOptions):
+@pytest.mark.parametrize("loss_ota", [0, 1])
+def test_all_heads_learn(loss_ota):
+    torch.manual_seed(0)
+    groups = make_groups([[2, 0], [1]])
+    network = build_network(load_config("yolov7-tiny-1b4h") | {"nc": 3, "width_multiple": 0.125}, heads=groups)
+    before = {key: value.clone() for key, value in network.named_parameters() if ".heads." in key}
+    hyp, batch = tiny_hyp(loss_ota=loss_ota), made_up_batch(1, batch_size=64, size=64, num_classes=3)
+    loss = DetectionLoss(network.head, loss_config(network, hyp, 64), ota=False)
+    images = batch["images"] / 255
+    start = float(loss("plain", network(images), batch["targets"]).items[3])
+    loop, _ = make_loop(network, hyp, GivenBatches([batch] * 30), num_steps=30, batch_size=64, size=64)
+    loop.run()
+    with torch.no_grad():
+        assert float(loss("plain", network(images), batch["targets"]).items[3]) < 0.9 * start
+    own = dict(network.named_parameters())
+    assert all((own[key] - value).abs().max() > 1e-4 for key, value in before.items())
+
+
+def test_heads_without_a_file_are_blocks_of_classes_and_may_have_attention(options):
     network = make_network(replace(options, heads=2, head_attention=True), tiny_hyp(), NAMES).network
     assert isinstance(network.head, MultiHeadDetectAttention)
     assert [group.classes for group in network.head.groups.heads] == [(0, 1, 2), (3, 4, 5)]
 
 
-def test_the_file_says_how_many_heads_there_are(heads: TrainOptions, caplog):
+def test_the_file_says_how_many_heads_there_are(heads, caplog):
     choice = chosen_heads(replace(heads, heads=4), num_classes=6)
     assert choice.groups == GROUPS
     assert "has 3 heads, and that is how many there are" in caplog.text
@@ -95,7 +117,7 @@ def test_the_file_says_how_many_heads_there_are(heads: TrainOptions, caplog):
     assert chosen_heads(TrainOptions(), num_classes=6) is None
 
 
-def test_heads_that_cannot_be_are_refused(heads: TrainOptions):
+def test_heads_that_cannot_be_are_refused(heads):
     with pytest.raises(ConfigError, match=r"--head-config .*: shares out 6 classes, but the data set has 5"):
         chosen_heads(heads, num_classes=5)
     with pytest.raises(ConfigError, match="--heads 7: there are only 6 classes"):
@@ -104,7 +126,7 @@ def test_heads_that_cannot_be_are_refused(heads: TrainOptions):
         chosen_heads(replace(heads, head_config="nowhere.yaml"), num_classes=6)
 
 
-def test_mosaics_are_turned_by_head(heads: TrainOptions, tmp_path: Path, monkeypatch):
+def test_mosaics_are_turned_by_head(heads, tmp_path, monkeypatch):
     def stop(images, config, options):
         raise Opened(config)
 
@@ -121,7 +143,7 @@ def test_mosaics_are_turned_by_head(heads: TrainOptions, tmp_path: Path, monkeyp
     assert config.class_aware.count_NH.shape == (70, 3) and config.class_aware.count_NH.sum(0).all()
 
 
-def test_class_aware_augmentation_of_a_single_head_is_only_a_warning(options: TrainOptions, caplog):
+def test_class_aware_augmentation_of_a_single_head_is_only_a_warning(options, caplog):
     result = train(replace(options, class_aware_aug=True, epochs=1, stop_after=1))
     assert not result.finished
     assert "--class-aware-aug: the network has one head" in caplog.text
@@ -133,7 +155,7 @@ def test_the_shipped_head_parameters_are_those_of_the_search():
     assert np.allclose([one.shear for one in params], [0.1397, 1.6101, 0.1311, 3.0063])
 
 
-def test_head_parameters_that_are_not_there_are_named(tmp_path: Path):
+def test_head_parameters_that_are_not_there_are_named(tmp_path):
     file = tmp_path / "params.yaml"
     file.write_text("head_0: {degrees: 1, shear: 1, flipud: 0, fliplr: 0}\n")
     with pytest.raises(ValueError, match=r"head_0\.mixup is missing"):

@@ -4,6 +4,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,9 @@ from torch import Tensor, nn
 
 from flatout.errors import CheckpointError
 from flatout.yolo.loading import load_network
-from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.head_config import HeadConfig as OurHeadConfig
-from flatout.yolo.model.network import Network, build_network
-from tests.yolo.head_batches import make_groups
+from flatout.yolo.model.network import Network
+from tests.yolo.head_batches import make_groups, narrow_network
 
 GROUPS = make_groups([[5, 0], [2], [1, 4, 3]], [1.0, 0.5, 2.0])
 
@@ -47,14 +47,13 @@ def reference_names():
             sys.modules.pop(name) if module is None else sys.modules.__setitem__(name, module)
 
 
-def narrow_network(groups: OurHeadConfig) -> Network:
-    config = load_config("yolov7-tiny-1b4h") | {"nc": groups.nc, "width_multiple": 0.125}
-    return build_network(config, heads=groups).eval()
+def small_network(groups: OurHeadConfig) -> Network:
+    return narrow_network("yolov7-tiny-1b4h", groups).eval()
 
 
-def pickled(network: Network, head_config: object) -> Model:
+def pickled(network: Network, head_config: object) -> Any:
     """The network as a tree of modules of the reference, with its head configuration in the last one."""
-    root = Model()
+    root: Any = Model()
     for key, value in network.state_dict().items():
         *path, name = key.split(".")
         module: nn.Module = root
@@ -107,8 +106,8 @@ FORMS = {
 
 @pytest.mark.parametrize("attributes", FORMS.values(), ids=FORMS.keys())
 @torch.no_grad()
-def test_a_pickled_network_comes_back_with_its_heads(attributes, tmp_path: Path):
-    network = narrow_network(GROUPS)
+def test_a_pickled_network_comes_back_with_its_heads(attributes, tmp_path):
+    network = small_network(GROUPS)
     loaded = load_network(saved(tmp_path / "1b4h.pt", network, attributes)).network
     assert loaded.head.groups.head_C == GROUPS.head_C and loaded.head.groups.local_C == GROUPS.local_C
     assert loaded.head.groups.weight_H == GROUPS.weight_H
@@ -116,7 +115,7 @@ def test_a_pickled_network_comes_back_with_its_heads(attributes, tmp_path: Path)
     torch.testing.assert_close(loaded(picture).decoded, network(picture).decoded)
 
 
-def test_a_head_configuration_nobody_understands_is_no_guess(tmp_path: Path):
-    path = saved(tmp_path / "1b4h.pt", narrow_network(GROUPS), {"heads": 3})
+def test_a_head_configuration_nobody_understands_is_no_guess(tmp_path):
+    path = saved(tmp_path / "1b4h.pt", small_network(GROUPS), {"heads": 3})
     with pytest.raises(CheckpointError, match=r"head configuration is not one we understand.*--cfg"):
         load_network(path)
