@@ -39,6 +39,12 @@ def test_options_come_back_as_they_were_written(tmp_path_factory, name, freeze, 
     assert yaml.safe_load((folder / "hyp.yaml").read_text())["lr0"] == lr0
 
 
+def test_a_long_list_of_layers_comes_back_whole(tmp_path):
+    options = TrainOptions(freeze=tuple(range(50)))
+    write_options(tmp_path, options, recipe())
+    assert read_options(tmp_path)[0] == options
+
+
 def test_a_file_that_was_edited_wrongly_is_told_with_the_nearest_key(tmp_path):
     write_options(tmp_path, TrainOptions(), recipe())
     text = (tmp_path / "opt.yaml").read_text()

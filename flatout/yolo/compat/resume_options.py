@@ -5,6 +5,7 @@ are those in hyp.yaml, not those in the file that was named then, which may have
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -82,4 +83,5 @@ def _yaml(value: Any) -> str:
     # Text in quotes, because a run may be called 1e3; numbers as PyYAML writes them, so that old tools read them.
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
-    return yaml.safe_dump(value, default_flow_style=True).partition("\n")[0]
+    # On one line however long it is: --freeze may name fifty layers.
+    return yaml.safe_dump(value, default_flow_style=True, width=math.inf).partition("\n")[0]
