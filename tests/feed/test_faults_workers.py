@@ -125,13 +125,16 @@ def test_all_workers_killed_at_once_are_replaced(with_nursery: bool):
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
-def test_a_killed_nursery_is_replaced_with_its_workers(caplog, start_method: str):
-    with troubled({}, start_method=start_method) as feed:
+def test_a_killed_nursery_is_replaced_with_its_workers(tmp_path: Path, caplog, start_method: str):
+    # A feed that has read everything would not miss its nursery: the last sample waits for the second death.
+    go = tmp_path / "go"
+    with troubled({COUNT - 1: partial(wait_for, go)}, start_method=start_method) as feed:
         seen = []
         for batch in feed:
-            # Early: a feed that has read everything by then would not miss the second one.
             if batch.step in (1, 4):
                 kill(nursery_of(feed))
+            if batch.step == 4:
+                go.touch()
             seen.append(digest(batch))
         assert seen == undisturbed()
     assert sum("starts the feed's workers ended (SIGKILL)" in text for text in caplog.messages) == 2
