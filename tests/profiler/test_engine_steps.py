@@ -61,7 +61,9 @@ def test_the_ledger_holds_the_loop_and_what_makes_the_batches(workers):
     assert ledger.ms("host", "backward") >= 3 and ledger.ms("host", "loss") >= 1
     for each in ledger.places:
         assert sum(row.ms for row in ledger.lane(each)) == pytest.approx(ledger.step_ms)
-        assert all(row.ms > -0.01 * ledger.step_ms for row in ledger.lane(each))
+        # A worker that never idles may have read a batch ahead just before the first of these steps.
+        slack = 0.01 if each == "host" else 1 / ledger.num_steps
+        assert all(row.ms > -slack * ledger.step_ms for row in ledger.lane(each))
     assert observation.profile.text()
 
 
