@@ -28,7 +28,7 @@ class Numbers(SampleSource):
         return {"x": np.full(8, index, np.float32)}
 
 
-def train(feed, num_steps):
+def train(feed, num_steps, backward_s=0.003):
     """The engine's marks, in its order."""
     done = 0
     for epoch in range(1000):
@@ -43,7 +43,7 @@ def train(feed, num_steps):
                 with clock.stage("train.loss"):
                     time.sleep(0.001)
             with clock.stage("train.backward"):
-                time.sleep(0.003)
+                time.sleep(backward_s)
             done += 1
 
 
@@ -52,7 +52,8 @@ def test_the_ledger_holds_the_loop_and_what_makes_the_batches(workers):
     observation = EngineObservation(images_per_step=8, num_steps=6)
     plan = Plan(num_samples=64, batch_size=8)
     with Feed(Numbers(), plan, FeedConfig(workers=workers)) as feed, observation.observing():
-        train(feed, observation.total_steps)
+        # Steps that a worker keeps up with: one that never idles would have no time left over at the window's edges.
+        train(feed, observation.total_steps, backward_s=0.03 if workers else 0.003)
     ledger, measurement = observation.profile.ledger, observation.profile.measurement
     assert ledger.num_steps == 6 and ledger.images == 8
     assert measurement.num_workers == workers
@@ -61,9 +62,7 @@ def test_the_ledger_holds_the_loop_and_what_makes_the_batches(workers):
     assert ledger.ms("host", "backward") >= 3 and ledger.ms("host", "loss") >= 1
     for each in ledger.places:
         assert sum(row.ms for row in ledger.lane(each)) == pytest.approx(ledger.step_ms)
-        # A worker that never idles may have read a batch ahead just before the first of these steps.
-        slack = 0.01 if each == "host" else 1 / ledger.num_steps
-        assert all(row.ms > -slack * ledger.step_ms for row in ledger.lane(each))
+        assert all(row.ms > -0.01 * ledger.step_ms for row in ledger.lane(each))
     assert observation.profile.text()
 
 
