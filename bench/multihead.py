@@ -1,29 +1,22 @@
-"""What do several heads cost, and do they keep the accuracy they start from?
+"""What do several heads cost in the detection layer and in the loss?
 
-Three questions about yolov7-tiny-1b4h with the `standard` grouping (four heads of 20 classes): is one convolution per
-level for all heads faster than one per head; what does the loss router cost, plain and OTA, against the loss of a
-single head with 80 classes on the same targets (promised: at most 1.3 times); how long is a whole step on a GPU (320
-px, batch 384; loop, augmentation and graphs as in bench/train_step.py) against a single head's, plain and OTA. On a CPU
-the first two are measured on small batches, and the third is left out.
-
---finetune trains a network with one head on the demo set (or on --data), gives its weights to one with three heads, and
-trains that for a few epochs: mAP@.5 must not be more than 0.02 below where it started. Takes minutes on a GPU.
+Two questions about yolov7-tiny-1b4h, 320 px, batch 384 (small batches on a CPU): is one convolution per level for all
+heads faster than one per head; and what does the loss router cost, plain and OTA, against the loss of a single head
+with 80 classes on the same targets (promised: at most 1.3 times). The whole step: bench/multihead_step.py. Whether
+heads keep the accuracy they start from: bench/multihead_accuracy.py.
 Answer: bench/results/multihead_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
 import argparse
 import functools
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench import train_step
 from bench.detections import Case, make_case
 from bench.device_copy import time_on_device
 from bench.measure import Timing, arguments, facts_line, measure, report
@@ -37,26 +30,19 @@ from flatout.yolo.model.network import build_network
 
 CONFIG = LossConfig()
 MOST_ROUTER = 1.3
-MOST_LOST = 0.02
 Forward = Callable[[MultiHeadDetect, list[Tensor]], list[Tensor]]
 GROUPINGS = ("standard", "geometry", "anticonfusion")
 
 
 def main() -> int:
-    parser = arguments(__doc__)
-    parser.add_argument("--finetune", action="store_true", help="also train, transfer and train on")
-    parser.add_argument("--data", default="", help="data YAML to fine-tune on (default: a demo set that is drawn)")
-    parser.add_argument("--epochs", type=int, nargs=2, default=(60, 15), help="of the single head, of the three")
-    options = parser.parse_args()
+    options = arguments(__doc__).parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     print(facts_line(), flush=True)
     numbers: dict[str, Any] = {"device": torch.cuda.get_device_name() if device == "cuda" else "cpu"}
     criteria: list[Criterion] = []
     lines = [numbers["device"], ""]
-    for part in (convolutions, routers, whole_steps):
+    for part in (convolutions, routers):
         lines += [*part(device, numbers, criteria, options), ""]
-    if options.finetune:
-        lines += [*fine_tuned(numbers, criteria, options), ""]
     numbers["criteria"] = [asdict(each) | {"passed": each.passed} for each in criteria]
     report("multihead", "\n".join([*lines, *map(str, criteria)]), numbers, options)
     return int(not all(each.passed for each in criteria))
@@ -163,81 +149,6 @@ def loss_time(loss: Callable[[], Any], case: Case, device: str, options: argpars
     with torch.cuda.graph(graph):
         both()
     return timed(graph.replay, device, quick=options.quick)
-
-
-# -- the whole step ------------------------------------------------------------------------------------------------
-
-
-def whole_steps(device: str, numbers: dict[str, Any], _: list[Criterion], options: argparse.Namespace) -> Iterator[str]:
-    if device == "cpu":
-        yield "whole step: needs a GPU"
-        return
-    torch.backends.cudnn.benchmark = True
-    batch = 16 if options.quick else 384
-    yield f"{'whole step, 320 px, batch ' + str(batch):40}{'ms':>9}{'img/s':>9}{'busy':>8}{'waits':>7}{'GiB':>7}"
-    for name in ("yolov7-tiny", "yolov7-tiny-1b4h", "yolov7-tiny-1b4h-attn"):
-        for kind, ota in (("plain", False), ("OTA", True)):
-            case = train_step.Case(name, 320, batch, None, None)
-            row = train_step.measure(case, kind, train_step.device_input, ota=ota)
-            numbers[f"step {name} {kind}"] = asdict(row)
-            yield (
-                f"{name + ', ' + kind:40}{row.step_ms:9.2f}{row.images_per_s:9.0f}{100 * row.busy:7.1f}%{row.waits:7d}"
-                f"{row.peak_gib:7.1f}"
-            )
-
-
-# -- accuracy ------------------------------------------------------------------------------------------------------
-
-
-def fine_tuned(numbers: dict[str, Any], criteria: list[Criterion], options: argparse.Namespace) -> Iterator[str]:
-    """One head, then three from its weights."""
-    from flatout.yolo.demo_data.files import DemoDataConfig, write_demo_data
-    from flatout.yolo.options import TrainOptions
-    from flatout.yolo.train import train
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        data = options.data
-        if not data:
-            write_demo_data(folder / "demo", DemoDataConfig(images=48, val=12) if options.quick else DemoDataConfig())
-            data = str(folder / "demo/demo.yaml")
-        common = {
-            "data": data,
-            "img_size": (96, 96) if options.quick else (320, 320),
-            "batch_size": 16,
-            "hyp": "data/hyp.demo.yaml",
-            "project": str(folder / "runs"),
-            "fast": torch.cuda.is_available(),
-            "fast_dataloader": True,
-            "workers": 2,
-        }
-        first, then = (2, 1) if options.quick else options.epochs
-        single = train(TrainOptions(cfg="yolov7-tiny", weights="", epochs=first, name="one", **common))
-        assert single is not None
-        start = str(single.folder / "weights/best.pt")
-        yield f"{first} epochs with one head, then {then} with three from its weights, {Path(data).name}"
-        yield f"  one head     mAP@.5 {best_map50(single.folder):.3f}"
-        for kind, changes in {"three heads": {}, "three heads, freeze 50": {"freeze": (50,)}}.items():
-            several = train(
-                TrainOptions(
-                    cfg="yolov7-tiny-1b4h",
-                    weights=start,
-                    transfer_weights=True,
-                    heads=3,
-                    epochs=then,
-                    name=kind.replace(" ", "").replace(",", ""),
-                    **(common | changes),
-                )
-            )
-            assert several is not None
-            lost = best_map50(single.folder) - best_map50(several.folder)
-            numbers[kind] = {"map50": best_map50(several.folder), "lost": lost}
-            yield f"  {kind:24} mAP@.5 {best_map50(several.folder):.3f}"
-            criteria.append(Criterion(promise=f"mAP@.5 lost by {kind}", value=lost, limit=MOST_LOST, unit=""))
-
-
-def best_map50(folder: Path) -> float:
-    return max(float(line.split()[10]) for line in (folder / "results.txt").read_text().splitlines())
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ MOST_BOXES = 12
 """Per picture: as many as a photo of a street has."""
 
 CPU = Setting(pictures=32)
-GPU = Setting(pictures=512, img_size=640)
+GPU = Setting(pictures=160, img_size=640)
 QUICK = Setting(pictures=4, width=320, height=240, img_size=64, turns=2)
 
 

@@ -45,11 +45,15 @@ STAGES = {
     "train.wait": "batch handed over",
     "train.inputs": "batch made ready for the network",
     "train.forward": "network, forward",
-    "train.loss": "assignment and loss",
+    "train.loss": "loss",
+    "assign": "loss: assignment",
     "train.backward": "backward",
     "train.graph": "forward, loss and backward as one CUDA graph",
     "train.optimizer": "optimizer",
     "train.average": "moving average of the weights",
+    "render": "augmentation on the device",
+    "transfer": "copies to the device",
+    "train.log": "log",
     "train.validate": "validation after every epoch",
     "train.save": "saving",
 }
@@ -65,7 +69,7 @@ class Pace(NamedTuple):
 
 
 ON_CPU = Pace(size_px=160, batch=8, epochs=6)
-ON_GPU = Pace(size_px=320, batch=64, epochs=60)
+ON_GPU = Pace(size_px=320, batch=64, epochs=45)
 
 
 def main(argv: list[str]) -> int:

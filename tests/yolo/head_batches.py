@@ -42,7 +42,15 @@ def make_groups(
 def joined(maps_by_head: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """Maps per head and level [B, A, Y, X, O] -> per level [B, N, Y, X], as MultiHeadDetect gives them."""
     levels = zip(*maps_by_head, strict=True)
-    return [torch.cat([one.permute(0, 1, 4, 2, 3).flatten(1, 2) for one in level], 1) for level in levels]
+    planes = ([one.permute(0, 1, 4, 2, 3) for one in level] for level in levels)
+    return [
+        torch.cat(
+            [torch.cat((one[:, :, :4], one[:, :, 5:]), 2).flatten(1, 2) for one in level]
+            + [one[:, :, 4] for one in level],
+            1,
+        )
+        for level in planes
+    ]
 
 
 def make_head_batch(
@@ -58,9 +66,15 @@ def make_head_batch(
 
 
 def by_head(maps: Sequence[Tensor], groups: HeadConfig) -> list[list[Tensor]]:
-    """The other way round: views per head and level."""
-    parts = [each.split([3 * outputs for outputs in groups.outputs_H], 1) for each in maps]
+    """The other way round."""
+    widths = [3 * (outputs - 1) for outputs in groups.outputs_H] + [3] * groups.num_heads
+    parts = [each.split(widths, 1) for each in maps]
     return [
-        [part[head].unflatten(1, (3, outputs)).permute(0, 1, 3, 4, 2) for part in parts]
-        for head, outputs in enumerate(groups.outputs_H)
+        [_head_map(part[head].unflatten(1, (3, -1)), part[groups.num_heads + head]) for part in parts]
+        for head in range(groups.num_heads)
     ]
+
+
+def _head_map(others: Tensor, objectness: Tensor) -> Tensor:
+    """[B, A, Y, X, O] of boxes and classes [B, A, O - 1, Y, X] and objectness [B, A, Y, X]."""
+    return torch.cat((others[:, :, :4], objectness[:, :, None], others[:, :, 4:]), 2).permute(0, 1, 3, 4, 2)

@@ -11,11 +11,23 @@ import torch
 from torch import Tensor
 
 from flatout.yolo.assign.candidates import list_candidates
-from flatout.yolo.assign.heads import Heads
+from flatout.yolo.assign.heads import Heads, route
 from flatout.yolo.assign.joined_map import as_images
 from flatout.yolo.assign.kernels_ready import kernels_ready
 from flatout.yolo.assign.matches import Anchors, Matches, Search, check_maps
 from flatout.yolo.assign.ota import torch_assign_ota
+
+
+@torch.compiler.disable
+@torch.no_grad()
+def route_all(maps: Sequence[Tensor], targets_T6: Tensor, heads: Heads) -> Tensor:
+    """Targets as the heads see them (`heads.route`)."""
+    if kernels_ready(maps):
+        from flatout.yolo.assign.on_device import route_on_device  # imports Triton
+
+        with torch.cuda.device(maps[0].device):
+            return route_on_device(targets_T6, heads)
+    return route(targets_T6, heads)
 
 
 @torch.compiler.disable

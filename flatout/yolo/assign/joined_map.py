@@ -5,7 +5,6 @@ Dimension key:  B pictures   H heads   V = B * H images   A anchors   Y, X rows 
 """
 
 import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,9 +14,7 @@ from torch import Tensor
 from flatout.yolo.assign.heads import Heads
 from flatout.yolo.assign.layer_table import without_waiting
 from flatout.yolo.assign.matches import Anchors
-
-OBJECTNESS = 4
-"""Its channel among those of a cell."""
+from flatout.yolo.model.joined_order import channels_of_planes
 
 
 @dataclass(frozen=True)
@@ -42,14 +39,12 @@ class JoinedMap:
     def index_of(self, cell_n: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Where the outputs of cells are in the values, [n, O] when broadcast; `cell_n` numbers them as `shape` does.
 
-        A head with fewer classes than others has its neighbour's outputs in the rest: they count for nothing.
+        A head with fewer classes than others has its last one in the rest: they count for nothing.
         """
         _, num_anchors, rows, columns, num_outputs = self.shape
         image_n = cell_n // (num_anchors * rows * columns)
         plane_n = image_n % self.heads.num * num_anchors + cell_n // (rows * columns) % num_anchors
-        first_n = self.objectness_channels()[plane_n] - OBJECTNESS
-        channel_nO = first_n[:, None] + torch.arange(num_outputs, device=cell_n.device)
-        channel_nO.clamp_(max=self.values_BNYX.shape[1] - 1)
+        channel_nO = _channels(self.heads.groups.outputs_H, self.num_anchors, num_outputs, self.device)[plane_n]
         row_n, column_n = cell_n // columns % rows, cell_n % columns
         return (image_n // self.heads.num)[:, None], channel_nO, row_n[:, None], column_n[:, None]
 
@@ -57,17 +52,16 @@ class JoinedMap:
         """All outputs of cells, [n, O]."""
         return self.values_BNYX[self.index_of(cell_n)]
 
-    def objectness_channels(self) -> Tensor:
-        """int64 [H * A]: in the order of heads and anchors."""
-        return objectness_channels(self.heads.groups.outputs_H, self.num_anchors, self.device)
+    def objectness(self, values_BNYX: Tensor) -> Tensor:
+        """Of all images, [B, H * A, Y, X]: a view."""
+        return values_BNYX[:, -self.heads.num * self.num_anchors :]
 
 
 @functools.lru_cache(maxsize=64)
-def objectness_channels(outputs_H: tuple[int, ...], num_anchors: int, device: torch.device) -> Tensor:
-    """The objectness channels of a joined map; the first call copies them to the device."""
-    widths = [outputs for outputs in outputs_H for _ in range(num_anchors)]
-    first = itertools.accumulate([0, *widths[:-1]])
-    return without_waiting(torch.tensor([begin + OBJECTNESS for begin in first]), device)
+def _channels(outputs_H: tuple[int, ...], num_anchors: int, num_outputs: int, device: torch.device) -> Tensor:
+    """int64 [H * A, O]: the channels of every head and anchor; the first call copies them to the device."""
+    planes = channels_of_planes(outputs_H, num_anchors)
+    return without_waiting(torch.tensor([[*p, *[p[-1]] * (num_outputs - len(p))] for p in planes]), device)
 
 
 def as_images(maps: Sequence[Tensor], heads: Heads | None, anchors: Anchors) -> Sequence[Tensor] | Sequence[JoinedMap]:

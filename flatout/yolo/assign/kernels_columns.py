@@ -10,14 +10,32 @@ import triton
 import triton.language as tl
 
 from flatout.yolo.assign.kernels_layers import (
-    cell_offset,
+    cell_offsets,
     channel_stride,
+    first_class,
     is_own_class,
     layer_sides,
     of_layer,
     pack,
     unpack,
 )
+
+
+@triton.jit(do_not_specialize=["num_targets"])
+def route_rows(
+    targets_p, head_p, column_p, routed_p, num_targets, HEADS: tl.constexpr, CLASSES: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Targets as several heads see them: heads.route says what that is."""
+    target = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = target < num_targets
+    picture = tl.load(targets_p + target * 6, mask=there, other=-1.0)
+    class_id = tl.load(targets_p + target * 6 + 1, mask=there, other=0.0).to(tl.int32)
+    class_id = tl.minimum(tl.maximum(class_id, 0), CLASSES - 1)
+    image = picture * HEADS + tl.load(head_p + class_id)
+    tl.store(routed_p + target * 6, tl.where(picture >= 0, image, -1.0), mask=there)
+    tl.store(routed_p + target * 6 + 1, tl.load(column_p + class_id).to(tl.float32), mask=there)
+    for field in tl.static_range(2, 6):
+        tl.store(routed_p + target * 6 + field, tl.load(targets_p + target * 6 + field, mask=there), mask=there)
 
 
 @triton.jit(do_not_specialize=["num_targets"])
@@ -40,8 +58,10 @@ def group_rows(image_p, row_p, first_row_p, num_targets, BLOCK: tl.constexpr):
         target = begin + lane
         other = tl.load(image_p + target, mask=target < num_targets, other=-1)
         mine = ((other == image) & (image < tl.num_programs(0) - 1)).to(tl.int32)
-        tl.store(row_p + position + tl.cumsum(mine, 0) - mine, target, mask=mine != 0)
-        position += tl.sum(mine)
+        num_mine = tl.sum(mine)
+        if num_mine > 0:
+            tl.store(row_p + position + tl.cumsum(mine, 0) - mine, target, mask=mine != 0)
+            position += num_mine
 
 
 @triton.jit
@@ -141,8 +161,9 @@ def read_columns(
         if tl.max(valid.to(tl.int32), 0) > 0:
             layer, anchor, row, column = unpack(tl.load(place_p + slot, mask=valid, other=0))
             image = tl.load(image_p + slot, mask=valid, other=0)
-            offset = cell_offset(table_p, layer, image, anchor, row, column, ANCHORS, HEADS)
+            offset, objectness = cell_offsets(table_p, layer, image, anchor, row, column, ANCHORS, HEADS)
             step = channel_stride(table_p, layer)
+            objectness_p = of_layer(layer, p0, p1, p2, p3) + objectness
             map_p = of_layer(layer, p0, p1, p2, p3) + offset
             stride = tl.load(stride_p + layer)
             size_p = anchor_p + (layer * ANCHORS + anchor) * 2
@@ -152,16 +173,17 @@ def read_columns(
             high = 2 * tl.sigmoid(tl.load(map_p + 3 * step, mask=valid, other=0).to(tl.float32))
             half_w = wide * wide * tl.load(size_p) * (stride / 2)
             half_h = high * high * tl.load(size_p + 1) * (stride / 2)
-            sure = tl.sigmoid(tl.load(map_p + 4 * step, mask=valid, other=0).to(tl.float32))
+            sure = tl.sigmoid(tl.load(objectness_p, mask=valid, other=0).to(tl.float32))
             nothing = tl.zeros([COLUMNS], tl.float32)
             for begin in range(0, CLASSES, AT_ONCE):
                 one_class = begin + tl.arange(0, AT_ONCE)[None, :]
                 there = valid[:, None] & (one_class < CLASSES)
                 there = is_own_class(heads_p, image, one_class, there, HEADS, CLASSES)
-                logit = tl.load(map_p[:, None] + (5 + one_class) * step[:, None], mask=there, other=0).to(tl.float32)
+                logit_p = map_p[:, None] + (first_class(HEADS) + one_class) * step[:, None]
+                logit = tl.load(logit_p, mask=there, other=0).to(tl.float32)
                 right = tl.sqrt(tl.sigmoid(logit) * sure[:, None])
                 nothing -= tl.sum(tl.where(there, tl.log(1 - right), 0.0), 1)
-            tl.store(offset_p + slot, offset + 5 * step, mask=valid)
+            tl.store(offset_p + slot, offset + first_class(HEADS) * step, mask=valid)
             tl.store(box_p + slot, x - half_w, mask=valid)
             tl.store(box_p + num_slots + slot, y - half_h, mask=valid)
             tl.store(box_p + 2 * num_slots + slot, x + half_w, mask=valid)

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from flatout.yolo.assign.layer_table import FIELDS
 from flatout.yolo.assign.matches import ANCHOR_BITS, LAYER_BITS, MAX_KERNEL_LAYERS, SIDE_BITS
+from flatout.yolo.model.joined_order import OBJECTNESS
 
 _LAYER_BITS: tl.constexpr = tl.constexpr(LAYER_BITS)
 _ANCHOR_BITS: tl.constexpr = tl.constexpr(ANCHOR_BITS)
@@ -18,6 +19,7 @@ _PLACE_BITS: tl.constexpr = tl.constexpr(LAYER_BITS + ANCHOR_BITS)
 _LAYER_MASK: tl.constexpr = tl.constexpr((1 << LAYER_BITS) - 1)
 _ANCHOR_MASK: tl.constexpr = tl.constexpr((1 << ANCHOR_BITS) - 1)
 _SIDE_MASK: tl.constexpr = tl.constexpr((1 << SIDE_BITS) - 1)
+_OBJECTNESS: tl.constexpr = tl.constexpr(OBJECTNESS)
 _HEAD_ROWS: tl.constexpr = tl.constexpr(MAX_KERNEL_LAYERS)
 _WIDTH: tl.constexpr = tl.constexpr(len(FIELDS))
 _COLUMNS: tl.constexpr = tl.constexpr(FIELDS.index("columns"))
@@ -57,19 +59,29 @@ def layer_sides(table_p, layer):
 
 
 @triton.jit
-def cell_offset(table_p, layer, image, anchor, row, column, ANCHORS: tl.constexpr, HEADS: tl.constexpr):
-    """Where a cell's first channel lies in its layer's map, in elements, int64.
+def cell_offsets(table_p, layer, image, anchor, row, column, ANCHORS: tl.constexpr, HEADS: tl.constexpr):
+    """Where a cell's box and its objectness lie in its layer's map, in elements, int64; `first_class` says of classes.
 
     With HEADS (0: maps of a single head) the maps are joined, and image v is head v % HEADS of picture v // HEADS.
     """
     row_p = table_p + layer * _WIDTH
     if HEADS == 0:
-        offset = image.to(tl.int64) * tl.load(row_p + _IMAGE) + anchor * tl.load(row_p + _ANCHOR)
+        box = image.to(tl.int64) * tl.load(row_p + _IMAGE) + anchor * tl.load(row_p + _ANCHOR)
+        box = box + row * tl.load(row_p + _ROW) + column * tl.load(row_p + _COLUMN)
+        objectness = box + _OBJECTNESS * tl.load(row_p + _CHANNEL)
     else:
         head_p = table_p + (_HEAD_ROWS + image % HEADS) * _WIDTH
-        channel = ANCHORS * tl.load(head_p) + anchor * tl.load(head_p + 1)
-        offset = (image // HEADS).to(tl.int64) * tl.load(row_p + _IMAGE) + channel * tl.load(row_p + _CHANNEL)
-    return offset + row * tl.load(row_p + _ROW) + column * tl.load(row_p + _COLUMN)
+        pixel = (image // HEADS).to(tl.int64) * tl.load(row_p + _IMAGE)
+        pixel = pixel + row * tl.load(row_p + _ROW) + column * tl.load(row_p + _COLUMN)
+        box = pixel + (tl.load(head_p) + anchor * tl.load(head_p + 1)) * tl.load(row_p + _CHANNEL)
+        objectness = pixel + (tl.load(head_p + 2) + anchor) * tl.load(row_p + _CHANNEL)
+    return box, objectness
+
+
+@triton.jit
+def first_class(HEADS: tl.constexpr):
+    """How many channels after a cell's box its classes begin: joined maps have no objectness in between."""
+    return _OBJECTNESS + 1 if HEADS == 0 else _OBJECTNESS
 
 
 @triton.jit

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flatout.yolo.assign.matches import MAX_KERNEL_LAYERS
+from flatout.yolo.model.joined_order import OBJECTNESS, channels_of_planes
 
 FIELDS = (
     "columns",
@@ -36,10 +37,11 @@ def layer_table(maps: Sequence[Tensor], outputs_H: tuple[int, ...] = ()) -> Tens
     """int64 [L, 8] on the maps' device. Made once for each combination of shapes, so only the first step copies.
 
     For joined maps [B, N, Y, X] of several heads with so many outputs per anchor, rows from MAX_KERNEL_LAYERS on say
-    of each head how many channels come before it, per anchor, and how many are its own.
+    of each head at which channel its boxes and classes begin, how many of these an anchor has, and at which channel its
+    objectness begins (model/joined_order.py).
     """
     kinds = tuple(MapKind((each.shape[3], each.shape[2]), _strides(each)) for each in maps)
-    return _table(kinds, outputs_H, maps[0].device)
+    return _table(kinds, outputs_H, maps[0].shape[1], maps[0].device)
 
 
 def _strides(one_map: Tensor) -> tuple[int, ...]:
@@ -51,10 +53,12 @@ def _strides(one_map: Tensor) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def _table(kinds: tuple[MapKind, ...], outputs_H: tuple[int, ...], device: torch.device) -> Tensor:
+def _table(kinds: tuple[MapKind, ...], outputs_H: tuple[int, ...], channels: int, device: torch.device) -> Tensor:
     layers = [[*kind.sides, *kind.strides, 0] for kind in kinds]
     filling = [[0] * len(FIELDS)] * (MAX_KERNEL_LAYERS - len(kinds))
-    heads = [[sum(outputs_H[:head]), outputs, *[0] * (len(FIELDS) - 2)] for head, outputs in enumerate(outputs_H)]
+    num_anchors = channels // sum(outputs_H) if outputs_H else 0
+    planes = channels_of_planes(outputs_H, num_anchors)[:: num_anchors or 1]
+    heads = [[plane[0], len(plane) - 1, plane[OBJECTNESS], *[0] * (len(FIELDS) - 3)] for plane in planes]
     return _constant([*layers, *(filling + heads if heads else [])], device)
 
 

@@ -34,6 +34,25 @@ class _Columns(NamedTuple):
     nothing: Tensor
 
 
+def route_on_device(targets_T6: Tensor, heads: Heads) -> Tensor:
+    """`heads.route` in one kernel instead of ten."""
+    routed_T6 = torch.empty_like(targets_T6, dtype=torch.float32, memory_format=torch.contiguous_format)
+    if len(targets_T6):
+        start(
+            kernels_columns.route_rows,
+            -(-len(targets_T6) // 256),
+            plain_float(targets_T6),
+            heads.head_C,
+            heads.column_C,
+            routed_T6,
+            len(targets_T6),
+            HEADS=heads.num,
+            CLASSES=heads.groups.nc,
+            BLOCK=256,
+        )
+    return routed_T6
+
+
 def list_on_device(
     maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors, search: Search, heads: Heads | None = None
 ) -> Matches:
@@ -63,7 +82,9 @@ def list_on_device(
             ANCHORS=num_anchors,
             SLOTS=spans.slots_per_target,
             KINDS=power_of_two(KINDS * num_anchors),
-            ROWS=32,
+            # An image of several heads has the targets of one: a small program each, and all of them at once.
+            ROWS=32 if heads is None else 8,
+            num_warps=4 if heads is None else 1,
         )
     return Matches(place_M, image_M, target_M, spans=spans)
 

@@ -9,13 +9,14 @@ Function arguments that end in _p are pointers.
 import triton
 import triton.language as tl
 
-from flatout.yolo.assign.kernels_layers import channel_stride, is_own_class, layer_sides, of_layer, unpack
+from flatout.yolo.assign.kernels_layers import channel_stride, first_class, is_own_class, layer_sides, of_layer, unpack
 from flatout.yolo.loss.kernels_forward import (
     anchor_size,
-    cell_pointer,
+    cell_pointers,
     class_share,
     group_of,
     head_weight,
+    place_of,
     read_logits,
     true_box,
 )
@@ -23,47 +24,26 @@ from flatout.yolo.loss.kernels_math import bce_gradient, ciou, decode, decode_gr
 
 
 @triton.jit
-def _objectness_at(number, step, places_p, PLACES: tl.constexpr, CHANNELS: tl.constexpr):
-    """Where the objectness with a running number lies in a map: memory is [groups, channels, step] in every layout.
-
-    A single head has one in every group, at channel 4; joined maps have PLACES, at the channels `places_p` lists.
-    """
-    if PLACES == 0:
-        channel = number // step * CHANNELS + 4
-    else:
-        channel = number // step // PLACES * CHANNELS + tl.load(places_p + number // step % PLACES)
-    return channel * step + number % step
-
-
-@triton.jit
-def _first_objectness(begin, step, places_p, PLACES: tl.constexpr, CHANNELS: tl.constexpr):
-    """The number of the first objectness at or after a place in memory."""
-    group = begin // (CHANNELS * step)
-    rest = begin % (CHANNELS * step)
-    if PLACES == 0:
-        number = group * step + tl.minimum(tl.maximum(rest - 4 * step, 0), step)
-    else:
-        # Behind the places: how many of them come before each channel.
-        before_p = places_p + PLACES + rest // step
-        before = tl.load(before_p)
-        is_place = tl.load(before_p + 1) > before
-        number = (group * PLACES + before) * step + tl.where(is_place, rest % step, 0)
-    return number
+def _num_before(at, step, FIRST: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr):
+    """How many objectness numbers come before a place in memory, int32: the other way round than `place_of`."""
+    group = (at // (CHANNELS * step)).to(tl.int32)
+    rest = (at % (CHANNELS * step)).to(tl.int32)
+    return group * (PLACES * step) + tl.minimum(tl.maximum(rest - FIRST * step, 0), PLACES * step)
 
 
 @triton.jit(do_not_specialize=["num_images"])
 def empty_gradient(
-    p0, p1, p2, p3, g0, g1, g2, g3, table_p, heads_p, places_p, balance_p, upstream_p,
+    g0, g1, g2, g3, table_p, heads_p, logits_p, balance_p, upstream_p,
     num_images, obj_gain, obj_pw, gamma,
     LAYERS: tl.constexpr, ANCHORS: tl.constexpr, HEADS: tl.constexpr, CLASSES: tl.constexpr,
-    CHANNELS: tl.constexpr, GROUPS: tl.constexpr,
+    FIRST: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr, GROUPS: tl.constexpr,
     BLOCK: tl.constexpr, LANES: tl.constexpr, FOCAL: tl.constexpr,
 ):  # fmt: skip
     """The whole gradient as if nothing were there: zeros, and in the same pass what objectness gets in every cell.
 
-    A program writes BLOCK numbers of one layer, in the order of memory. A pixel has GROUPS groups of CHANNELS: one per
-    anchor, or a single one in joined maps. Clearing first and writing the objectness by
-    another kernel would bring every line of the map through the cache twice.
+    A program writes BLOCK numbers of one layer, in the order of memory; `empty_objectness` has left the logits in that
+    order too. A pixel has GROUPS groups of CHANNELS: one per anchor, or a single one in joined maps. Clearing first and
+    writing the objectness by another kernel would bring every line of the map through the cache twice.
     """
     block = tl.program_id(0)
     for layer in tl.static_range(LAYERS):
@@ -71,7 +51,7 @@ def empty_gradient(
         num_numbers = num_images.to(tl.int64) * (GROUPS * CHANNELS) * rows * columns
         num_blocks = tl.cdiv(num_numbers, BLOCK).to(tl.int32)
         if (block >= 0) & (block < num_blocks):
-            map_p, grad_p = of_layer(layer, p0, p1, p2, p3), of_layer(layer, g0, g1, g2, g3)
+            grad_p = of_layer(layer, g0, g1, g2, g3)
             begin = block.to(tl.int64) * BLOCK
             end = tl.minimum(begin + BLOCK, num_numbers)
             at = begin + tl.arange(0, BLOCK)
@@ -83,17 +63,18 @@ def empty_gradient(
             tl.debug_barrier()  # the zeros of all threads come before what follows
             # The loss carries the number of images, the mean divides by it.
             scale = tl.load(upstream_p) * obj_gain * tl.load(balance_p + layer) / (ANCHORS * rows * columns)
-            step = channel_stride(table_p, layer)
-            number = _first_objectness(begin, step, places_p, HEADS * ANCHORS, CHANNELS)
-            while _objectness_at(number, step, places_p, HEADS * ANCHORS, CHANNELS) < end:
+            step = channel_stride(table_p, layer).to(tl.int32)
+            number = _num_before(begin, step, FIRST, PLACES, CHANNELS)
+            while place_of(number, step, FIRST, PLACES, CHANNELS) < end:
                 lanes = number + tl.arange(0, LANES)
-                cell_at = _objectness_at(lanes, step, places_p, HEADS * ANCHORS, CHANNELS)
-                logit = tl.load(map_p + cell_at, mask=cell_at < end, other=0.0).to(tl.float32)
+                cell_at = place_of(lanes, step, FIRST, PLACES, CHANNELS)
+                logit = tl.load(logits_p + lanes, mask=cell_at < end, other=0.0).to(tl.float32)
                 weight = head_weight(heads_p, lanes // step // ANCHORS, HEADS, CLASSES)
                 gradient = scale * weight * bce_gradient(logit, 0.0, obj_pw, gamma, FOCAL)
                 tl.store(grad_p + cell_at, gradient.to(grad_p.dtype.element_ty), mask=cell_at < end)
                 number += LANES
         block -= num_blocks
+        logits_p += num_images * (ANCHORS * (HEADS if HEADS > 0 else 1)) * rows * columns
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_images"])
@@ -121,11 +102,11 @@ def match_gradient(
             weighted = upstream * head_weight(heads_p, image, HEADS, CLASSES)
             group = group_of(image, layer, LAYERS, HEADS)
             share = weighted * num_images / tl.maximum(tl.load(count_p + group), 1.0)
-            map_p = cell_pointer(p0, p1, p2, p3, table_p, place, image, ANCHORS, HEADS)
-            grad_p = cell_pointer(g0, g1, g2, g3, table_p, place, image, ANCHORS, HEADS)
+            map_p, objectness_p = cell_pointers(p0, p1, p2, p3, table_p, place, image, ANCHORS, HEADS)
+            grad_p, by_objectness_p = cell_pointers(g0, g1, g2, g3, table_p, place, image, ANCHORS, HEADS)
             anchor_w, anchor_h = anchor_size(anchor_p, place, ANCHORS)
             true_x, true_y, true_w, true_h = true_box(targets_p, table_p, target, place, writes)
-            lx, ly, lw, lh, objectness = read_logits(map_p, step, writes)
+            lx, ly, lw, lh, objectness = read_logits(map_p, objectness_p, step, writes)
             x, y, w, h = decode(lx, ly, lw, lh, anchor_w, anchor_h)
             overlap, by_x, by_y, by_w, by_h = ciou(x, y, w, h, true_x, true_y, true_w, true_h)
             true_objectness = (1 - gr) + gr * tl.maximum(overlap, 0.0)
@@ -150,14 +131,14 @@ def match_gradient(
             tl.store(grad_p + step, (scale * by_y * dy).to(kind), mask=writes)
             tl.store(grad_p + 2 * step, (scale * by_w * dw).to(kind), mask=writes)
             tl.store(grad_p + 3 * step, (scale * by_h * dh).to(kind), mask=writes)
-            tl.store(grad_p + 4 * step, by_objectness.to(kind), mask=writes)
+            tl.store(by_objectness_p, by_objectness.to(kind), mask=writes)
             if CLASSES > 1:
                 scale = cls_gain * share * class_share(heads_p, image, HEADS, CLASSES)
                 for begin in range(0, CLASSES, AT_ONCE):
                     one_class = begin + tl.arange(0, AT_ONCE)[None, :]
                     there = writes[:, None] & (one_class < CLASSES)
                     there = is_own_class(heads_p, image, one_class, there, HEADS, CLASSES)
-                    channel = (5 + one_class) * step[:, None]
+                    channel = (first_class(HEADS) + one_class) * step[:, None]
                     logit = tl.load(map_p[:, None] + channel, mask=there, other=0.0).to(tl.float32)
                     gradient = tl.zeros([COLUMNS, AT_ONCE], tl.float32)
                     now = tl.where(writes, slot, -1)

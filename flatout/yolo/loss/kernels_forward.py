@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 
 from flatout.yolo.assign.kernels_layers import (
-    cell_offset,
+    cell_offsets,
     channel_stride,
+    first_class,
     is_own_class,
     layer_sides,
     of_layer,
@@ -24,11 +25,12 @@ _SUMS: tl.constexpr = tl.constexpr(SUMS)
 
 
 @triton.jit
-def cell_pointer(p0, p1, p2, p3, table_p, place, image, ANCHORS: tl.constexpr, HEADS: tl.constexpr):
-    """Pointer to the first channel of a cell."""
+def cell_pointers(p0, p1, p2, p3, table_p, place, image, ANCHORS: tl.constexpr, HEADS: tl.constexpr):
+    """Pointers to a cell's box and to its objectness."""
     layer, anchor, row, column = unpack(place)
-    offset = cell_offset(table_p, layer, image, anchor, row, column, ANCHORS, HEADS)
-    return of_layer(layer, p0, p1, p2, p3) + offset
+    box, objectness = cell_offsets(table_p, layer, image, anchor, row, column, ANCHORS, HEADS)
+    map_p = of_layer(layer, p0, p1, p2, p3)
+    return map_p + box, map_p + objectness
 
 
 @triton.jit
@@ -79,13 +81,13 @@ def true_box(targets_p, table_p, target, place, valid):
 
 
 @triton.jit
-def read_logits(map_p, step, valid):
-    """The first five channels of a cell, float32."""
-    x = tl.load(map_p, mask=valid, other=0.0).to(tl.float32)
-    y = tl.load(map_p + step, mask=valid, other=0.0).to(tl.float32)
-    w = tl.load(map_p + 2 * step, mask=valid, other=0.0).to(tl.float32)
-    h = tl.load(map_p + 3 * step, mask=valid, other=0.0).to(tl.float32)
-    return x, y, w, h, tl.load(map_p + 4 * step, mask=valid, other=0.0).to(tl.float32)
+def read_logits(box_p, objectness_p, step, valid):
+    """Box and objectness of a cell, float32."""
+    x = tl.load(box_p, mask=valid, other=0.0).to(tl.float32)
+    y = tl.load(box_p + step, mask=valid, other=0.0).to(tl.float32)
+    w = tl.load(box_p + 2 * step, mask=valid, other=0.0).to(tl.float32)
+    h = tl.load(box_p + 3 * step, mask=valid, other=0.0).to(tl.float32)
+    return x, y, w, h, tl.load(objectness_p, mask=valid, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -131,7 +133,7 @@ def match_terms(
     """
     lane = tl.arange(0, COLUMNS)
     sum_index = tl.arange(0, WIDTH)
-    sums = tl.zeros([WIDTH], tl.float32)
+    sums = tl.zeros([WIDTH, COLUMNS], tl.float32)
     for block in range(tl.program_id(0), tl.cdiv(num_slots, COLUMNS), tl.num_programs(0)):
         slot = block * COLUMNS + lane
         target = tl.load(target_p + slot, mask=slot < num_slots, other=-1)
@@ -141,8 +143,8 @@ def match_terms(
             image = tl.load(image_p + slot, mask=valid, other=0)
             layer, _, _, _ = unpack(place)
             step = channel_stride(table_p, layer)
-            map_p = cell_pointer(p0, p1, p2, p3, table_p, place, image, ANCHORS, HEADS)
-            lx, ly, lw, lh, objectness = read_logits(map_p, step, valid)
+            map_p, objectness_p = cell_pointers(p0, p1, p2, p3, table_p, place, image, ANCHORS, HEADS)
+            lx, ly, lw, lh, objectness = read_logits(map_p, objectness_p, step, valid)
             anchor_w, anchor_h = anchor_size(anchor_p, place, ANCHORS)
             x, y, w, h = decode(lx, ly, lw, lh, anchor_w, anchor_h)
             true_x, true_y, true_w, true_h = true_box(targets_p, table_p, target, place, valid)
@@ -160,7 +162,8 @@ def match_terms(
                     one_class = begin + tl.arange(0, AT_ONCE)[None, :]
                     there = valid[:, None] & (one_class < CLASSES)
                     there = is_own_class(heads_p, image, one_class, there, HEADS, CLASSES)
-                    logit = tl.load(map_p[:, None] + (5 + one_class) * step[:, None], mask=there, other=0.0)
+                    logit_p = map_p[:, None] + (first_class(HEADS) + one_class) * step[:, None]
+                    logit = tl.load(logit_p, mask=there, other=0.0)
                     true_class = tl.where(one_class == class_id, 1 - 0.5 * smoothing, 0.5 * smoothing)
                     loss = bce(logit.to(tl.float32), true_class, cls_pw, gamma, FOCAL)
                     cls += tl.sum(tl.where(there, loss, 0.0), 1)
@@ -170,41 +173,55 @@ def match_terms(
             here = ((sum_index // _SUMS)[:, None] == group[None, :]) & valid[None, :]
             term = tl.where(kind == 0, (1 - overlap)[None, :], tl.where(kind == 1, cls[None, :], 1.0))
             term = tl.where(kind == 2, tl.where(last, gain, 0.0)[None, :], term)
-            sums += tl.sum(tl.where(here, term, 0.0), 1)
-    tl.store(partial_p + tl.program_id(0) * WIDTH + sum_index, sums)
+            sums += tl.where(here, term, 0.0)
+    tl.store(partial_p + tl.program_id(0) * WIDTH + sum_index, tl.sum(sums, 1))
 
 
 @triton.jit
-def cell_of(index, table_p, layer, ANCHORS: tl.constexpr, HEADS: tl.constexpr):
-    """Offset in its map of the cell with a running number, in the order of the axes image, anchor, row, column."""
-    columns, rows = layer_sides(table_p, layer)
-    line = index // columns
-    plane = line // rows
-    image = plane // ANCHORS
-    return cell_offset(table_p, layer, image, plane % ANCHORS, line % rows, index % columns, ANCHORS, HEADS)
+def place_of(number, step, FIRST: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr):
+    """Where the objectness with a running number lies in a map, int64.
+
+    Memory is [groups, CHANNELS, step] in every layout; a group has PLACES objectness channels beside each other, from
+    FIRST on. Numbers and step are int32: dividing wider ones takes longer than all the rest.
+    """
+    channel = (number // (PLACES * step)).to(tl.int64) * CHANNELS + FIRST
+    return channel * step + number % (PLACES * step)
 
 
 @triton.jit(do_not_specialize=["num_images"])
 def empty_objectness(
-    p0, p1, p2, p3, table_p, heads_p, partial_p, num_images, obj_pw, gamma,
+    p0, p1, p2, p3, table_p, heads_p, logits_p, partial_p, num_images, obj_pw, gamma,
     LAYERS: tl.constexpr, ANCHORS: tl.constexpr, HEADS: tl.constexpr, CLASSES: tl.constexpr,
-    BLOCK: tl.constexpr, FOCAL: tl.constexpr,
+    FIRST: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, FOCAL: tl.constexpr,
 ):  # fmt: skip
     """Objectness loss of all cells as if nothing were there, by the weight of their head and summed per layer; matches
-    correct it in `match_terms`. `num_images` counts every head of a picture."""
+    correct it in `match_terms`. `num_images` counts pictures.
+
+    Cells are taken in the order of memory, and their logits are written beside each other: the backward pass reads
+    those instead of every line of the maps.
+    """
     for layer in tl.static_range(LAYERS):
         columns, rows = layer_sides(table_p, layer)
-        num_cells = num_images * ANCHORS * rows * columns
-        map_p = of_layer(layer, p0, p1, p2, p3) + 4 * channel_stride(table_p, layer)
+        num_cells = num_images * (ANCHORS * (HEADS if HEADS > 0 else 1)) * rows * columns
+        step = channel_stride(table_p, layer).to(tl.int32)
+        map_p = of_layer(layer, p0, p1, p2, p3)
         sums = tl.zeros([BLOCK], tl.float32)
         for block in range(tl.program_id(0), tl.cdiv(num_cells, BLOCK), tl.num_programs(0)):
-            index = block * BLOCK + tl.arange(0, BLOCK)
-            there = index < num_cells
-            offset = cell_of(index, table_p, layer, ANCHORS, HEADS)
-            logit = tl.load(map_p + offset, mask=there, other=0.0).to(tl.float32)
-            weight = head_weight(heads_p, index // (ANCHORS * rows * columns), HEADS, CLASSES)
-            sums += tl.where(there, bce(logit, 0.0, obj_pw, gamma, FOCAL) * weight, 0.0)
+            number = block * BLOCK + tl.arange(0, BLOCK)
+            there = number < num_cells
+            at = place_of(number, step, FIRST, PLACES, CHANNELS)
+            logit = tl.load(map_p + at, mask=there, other=0.0)
+            tl.store(logits_p + number, logit, mask=there)
+            weight = head_weight(heads_p, number // step // ANCHORS, HEADS, CLASSES)
+            sums += tl.where(there, bce(logit.to(tl.float32), 0.0, obj_pw, gamma, FOCAL) * weight, 0.0)
+        logits_p += num_cells
         tl.store(partial_p + tl.program_id(0) * LAYERS + layer, tl.sum(sums, 0))
+
+
+@triton.jit
+def _of_kind(sums_G4, kind: tl.constexpr):
+    """One of the sums of every group."""
+    return tl.sum(tl.where(tl.arange(0, _SUMS)[None, :] == kind, sums_G4, 0.0), 1)
 
 
 @triton.jit(do_not_specialize=["num_images"])
@@ -212,7 +229,7 @@ def sum_up(
     table_p, heads_p, balance_p, match_partial_p, empty_partial_p, total_p, items_p, objectness_p, count_p,
     num_images, box_gain, obj_gain, cls_gain,
     LAYERS: tl.constexpr, ANCHORS: tl.constexpr, HEADS: tl.constexpr, CLASSES: tl.constexpr,
-    WIDTH: tl.constexpr, PROGRAMS: tl.constexpr, MATCHES: tl.constexpr,
+    WIDTH: tl.constexpr, PROGRAMS: tl.constexpr, AT_ONCE: tl.constexpr, MATCHES: tl.constexpr,
 ):  # fmt: skip
     """One program: the loss and its parts from all partial sums; also how many matches each layer has, or each layer of
     each head. `num_images` counts pictures."""
@@ -220,20 +237,28 @@ def sum_up(
     box = tl.full([], 0.0, tl.float32)
     obj = tl.full([], 0.0, tl.float32)
     cls = tl.full([], 0.0, tl.float32)
+    group = tl.arange(0, WIDTH // _SUMS)
+    gains = tl.zeros([WIDTH // _SUMS], tl.float32)
+    if MATCHES:
+        some = tl.arange(0, AT_ONCE)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        sums = tl.zeros([AT_ONCE, WIDTH], tl.float32)
+        for begin in range(0, PROGRAMS, AT_ONCE):
+            sums += tl.load(match_partial_p + begin * WIDTH + some)
+        sums_G4 = tl.reshape(tl.sum(sums, 0), [WIDTH // _SUMS, _SUMS])
+        there = group < LAYERS * (HEADS if HEADS > 0 else 1)
+        weight = tl.full([WIDTH // _SUMS], 1.0, tl.float32)
+        if HEADS > 0:
+            weight = tl.load(heads_p + group // LAYERS * (2 + CLASSES), mask=there, other=0.0)
+        count = _of_kind(sums_G4, 3)
+        share = weight / tl.maximum(count, 1.0)
+        box = tl.sum(_of_kind(sums_G4, 0) * share, 0)
+        cls = tl.sum(_of_kind(sums_G4, 1) * share, 0)
+        gains = _of_kind(sums_G4, 2) * weight
+        tl.store(count_p + group, count, mask=there)
     for layer in tl.static_range(LAYERS):
         columns, rows = layer_sides(table_p, layer)
         objectness = tl.sum(tl.load(empty_partial_p + program * LAYERS + layer), 0)
-        if MATCHES:
-            for head in range(HEADS if HEADS > 0 else 1):
-                group = group_of(head, layer, LAYERS, HEADS)
-                weight = head_weight(heads_p, head, HEADS, CLASSES)
-                sums_p = match_partial_p + program * WIDTH + group * _SUMS
-                count = tl.sum(tl.load(sums_p + 3), 0)
-                share = weight / tl.maximum(count, 1.0)
-                box += tl.sum(tl.load(sums_p), 0) * share
-                cls += tl.sum(tl.load(sums_p + 1), 0) * share
-                objectness += tl.sum(tl.load(sums_p + 2), 0) * weight
-                tl.store(count_p + group, count)
+        objectness += tl.sum(tl.where(group % LAYERS == layer, gains, 0.0), 0)
         objectness = objectness / (num_images * ANCHORS * rows * columns)
         obj += objectness * tl.load(balance_p + layer)
         tl.store(objectness_p + layer, objectness)

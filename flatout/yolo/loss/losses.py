@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from flatout.profiler import clock
 from flatout.yolo.assign import assign_all, assign_ota
 from flatout.yolo.assign.matches import Anchors, Search
 from flatout.yolo.loss.config import LossConfig
@@ -26,7 +27,8 @@ def plain_loss(
     maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors, config: LossConfig, balance_L: Tensor | None = None
 ) -> LossParts:
     """Every candidate cell predicts the target that brought it."""
-    matches = assign_all(maps, targets_T6, anchors, Search(anchor_t=config.anchor_t))
+    with clock.stage("assign"):
+        matches = assign_all(maps, targets_T6, anchors, Search(anchor_t=config.anchor_t))
     parts: LossParts = head_loss(maps, targets_T6, matches, anchors, config, balance_L)
     return parts
 
@@ -35,7 +37,8 @@ def ota_loss(
     maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors, config: LossConfig, balance_L: Tensor | None = None
 ) -> LossParts:
     """Candidates are dealt out among the targets of an image by what the network predicts there."""
-    matches = assign_ota(maps, targets_T6, anchors, Search(anchor_t=config.anchor_t))
+    with clock.stage("assign"):
+        matches = assign_ota(maps, targets_T6, anchors, Search(anchor_t=config.anchor_t))
     parts: LossParts = head_loss(maps, targets_T6, matches, anchors, config, balance_L)
     return parts
 
@@ -55,6 +58,7 @@ def aux_ota_loss(
     )
     parts = []
     for maps, search, weight in heads:
-        matches = assign_ota(lead_maps, targets_T6, anchors, search)
+        with clock.stage("assign"):
+            matches = assign_ota(lead_maps, targets_T6, anchors, search)
         parts.append(head_loss(maps, targets_T6, matches, anchors, config, balance_L, weight))
     return sum_parts(parts)

@@ -1,11 +1,9 @@
 """The loss of one head by GPU kernels, forward and backward: no wait, and no copy of a map.
 
-Forward reads each map's objectness once and the matched cells once; backward writes the gradient in one pass, and the
-matched cells over it.
+Forward reads each map's objectness once, keeps it, and reads the matched cells once; backward writes the gradient in
+one pass, and the matched cells over it.
 """
 
-import bisect
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,8 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flatout.yolo.assign.heads import Heads, num_classes
-from flatout.yolo.assign.joined_map import objectness_channels
-from flatout.yolo.assign.layer_table import layer_table, without_waiting
+from flatout.yolo.assign.layer_table import layer_table
 from flatout.yolo.assign.matches import Anchors, Matches, Spans
 from flatout.yolo.assign.on_device import (
     PROGRAMS,
@@ -29,6 +26,7 @@ from flatout.yolo.launch import start
 from flatout.yolo.loss import kernels_backward, kernels_forward
 from flatout.yolo.loss.config import LossConfig
 from flatout.yolo.loss.parts import LossParts
+from flatout.yolo.model.joined_order import OBJECTNESS
 
 GRADIENT_BLOCK = 4096
 """Numbers of the gradient that a program writes."""
@@ -52,7 +50,6 @@ def device_head_loss(
         dense,
         layer_table(dense, outputs_of(heads)),
         balance_L if heads is None else heads.table_HF,
-        balance_L if heads is None else _places(heads.groups.outputs_H, num_anchors, balance_L.device),
         plain_float(targets_T6),
         *matches[:3],
         plain_float(anchors.size_LA2),
@@ -65,15 +62,6 @@ def device_head_loss(
         CLASSES=num_classes(dense, heads),
     )
     return LossParts(*_HeadLoss.apply(config, weight, matches.spans, sizes, *_flatten(head)))
-
-
-@functools.lru_cache(maxsize=64)
-def _places(outputs_H: tuple[int, ...], num_anchors: int, device: torch.device) -> Tensor:
-    """int32: the objectness channels of a joined map, then how many of them come before channel 0, 1, ... and the end.
-    The first call copies it to the device."""
-    places = objectness_channels(outputs_H, num_anchors, torch.device("cpu")).tolist()
-    before = [bisect.bisect_left(places, channel) for channel in range(num_anchors * sum(outputs_H) + 1)]
-    return without_waiting(torch.tensor([*places, *before], dtype=torch.int32), device)
 
 
 def _is_dense(one_map: Tensor) -> bool:
@@ -93,7 +81,6 @@ class _Head(NamedTuple):
     table: Tensor
     heads_HF: Tensor
     """Of joined maps (assign/heads.py); else anything."""
-    places: Tensor
     targets_T6: Tensor
     place_M: Tensor
     image_M: Tensor
@@ -116,6 +103,18 @@ class _Sizes(NamedTuple):
         return max(self.HEADS, 1)
 
     @property
+    def groups(self) -> int:
+        """Of channels at a pixel: one per anchor, or a single one in joined maps."""
+        return 1 if self.HEADS else self.ANCHORS
+
+    def objectness(self, maps: list[Tensor]) -> dict[str, int]:
+        """Where objectness is in a group of channels, as constants of the kernels."""
+        if self.HEADS:
+            channels, places = maps[0].shape[1], self.HEADS * self.ANCHORS
+            return {"FIRST": channels - places, "PLACES": places, "CHANNELS": channels}
+        return {"FIRST": OBJECTNESS, "PLACES": 1, "CHANNELS": maps[0].shape[4]}
+
+    @property
     def sums_width(self) -> int:
         """Sums that a program leaves."""
         return kernels_forward.SUMS * power_of_two(self.LAYERS * self.num_heads)
@@ -128,10 +127,10 @@ class _HeadLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         head = _unflatten(tensors)
         link_M = torch.empty_like(head.place_M)
-        empty_sums = _sum_empty(head, sizes, config)
+        empty_sums, logits_S = _sum_empty(head, sizes, config)
         match_sums = _sum_matches(head, sizes, config, spans, link_M)
         total, items, obj_L, count_G = _add_up(head, sizes, config, weight, empty_sums, match_sums)
-        ctx.save_for_backward(link_M, count_G, *tensors)
+        ctx.save_for_backward(link_M, count_G, logits_S, *tensors)
         ctx.config, ctx.weight, ctx.sizes = config, weight, sizes
         ctx.mark_non_differentiable(items, obj_L)
         ctx.set_materialize_grads(False)
@@ -140,10 +139,10 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-        link_M, count_G, *tensors = ctx.saved_tensors
+        link_M, count_G, logits_S, *tensors = ctx.saved_tensors
         head = _unflatten(tensors)
         grads = [torch.empty_like(each) for each in head.maps]
-        _write_empty(head, ctx.sizes, ctx.config, ctx.weight, grads, upstream)
+        _write_empty(head, ctx.sizes, ctx.config, ctx.weight, grads, upstream, logits_S)
         _write_matches(head, ctx.sizes, ctx.config, ctx.weight, grads, upstream, link_M, count_G)
         return (None, None, None, None, *[None] * (len(tensors) - len(grads)), *grads)
 
@@ -158,24 +157,30 @@ def _unflatten(tensors: Sequence[Tensor]) -> _Head:
     return _Head(list(tensors[others:]), *tensors[:others])
 
 
-def _sum_empty(head: _Head, sizes: _Sizes, config: LossConfig) -> Tensor:
-    """Objectness loss of all cells as if they were empty: partial sums [programs, L]."""
+def _sum_empty(head: _Head, sizes: _Sizes, config: LossConfig) -> tuple[Tensor, Tensor]:
+    """Objectness loss of all cells as if they were empty: partial sums [programs, L]; and the logits of all cells [S],
+    in the order of memory."""
     sums = head.balance_L.new_empty(PROGRAMS * len(head.maps))
+    where = sizes.objectness(head.maps)
+    num_groups = sum(each.numel() for each in head.maps) // where["CHANNELS"]
+    logits_S = head.maps[0].new_empty(num_groups * where["PLACES"])
     start(
         kernels_forward.empty_objectness,
         PROGRAMS,
         *four_maps(head.maps),
         head.table,
         head.heads_HF,
+        logits_S,
         sums,
-        head.maps[0].shape[0] * sizes.num_heads,
+        head.maps[0].shape[0],
         config.obj_pw,
         config.fl_gamma,
         **sizes._asdict(),
+        **where,
         BLOCK=512,
         FOCAL=config.fl_gamma > 0,
     )
-    return sums
+    return sums, logits_S
 
 
 def _sum_matches(head: _Head, sizes: _Sizes, config: LossConfig, spans: Spans, link_M: Tensor) -> Tensor | None:
@@ -240,24 +245,31 @@ def _add_up(
         **sizes._asdict(),
         WIDTH=sizes.sums_width,
         PROGRAMS=PROGRAMS,
+        AT_ONCE=min(PROGRAMS, 8192 // sizes.sums_width),
         MATCHES=match_sums is not None,
+        num_warps=8,
     )
     return results
 
 
 def _write_empty(
-    head: _Head, sizes: _Sizes, config: LossConfig, weight: float, grads: list[Tensor], upstream: Tensor
+    head: _Head,
+    sizes: _Sizes,
+    config: LossConfig,
+    weight: float,
+    grads: list[Tensor],
+    upstream: Tensor,
+    logits_S: Tensor,
 ) -> None:
     """The whole gradient as if all cells were empty."""
-    is_joined = sizes.HEADS > 0
+    where = sizes.objectness(head.maps)
     start(
         kernels_backward.empty_gradient,
         sum(-(-each.numel() // GRADIENT_BLOCK) for each in grads),
-        *four_maps(head.maps),
         *four_maps(grads),
         head.table,
         head.heads_HF,
-        head.places,
+        logits_S,
         head.balance_L,
         upstream,
         head.maps[0].shape[0],
@@ -265,10 +277,10 @@ def _write_empty(
         config.obj_pw,
         config.fl_gamma,
         **sizes._asdict(),
-        CHANNELS=head.maps[0].shape[1 if is_joined else 4],
-        GROUPS=1 if is_joined else sizes.ANCHORS,
+        **where,
+        GROUPS=sizes.groups,
         BLOCK=GRADIENT_BLOCK,
-        LANES=64,
+        LANES=power_of_two(GRADIENT_BLOCK * where["PLACES"] // where["CHANNELS"] + 1),
         FOCAL=config.fl_gamma > 0,
     )
 

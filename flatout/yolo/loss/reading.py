@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from flatout.yolo.assign.cells import Maps, cell_number, gather_cells, split_by_layer
-from flatout.yolo.assign.joined_map import OBJECTNESS, JoinedMap
+from flatout.yolo.assign.joined_map import JoinedMap
 from flatout.yolo.assign.matches import Matches, Place, unpack_place
+from flatout.yolo.model.joined_order import OBJECTNESS
 
 
 class Entries(NamedTuple):
@@ -100,9 +101,9 @@ class _InJoined:
         self.num_cells = joined.shape[:4].numel()
 
     def objectness(self, values: Tensor) -> Tensor:
-        return values[:, self._joined.objectness_channels()]
+        return self._joined.objectness(values)
 
     def write(self, grad: Tensor, cell_n: Tensor, grad_nO: Tensor, grad_s: Tensor) -> None:
-        batch, _, rows, columns = grad.shape
-        grad[:, self._joined.objectness_channels()] = grad_s.view(batch, -1, rows, columns)
+        objectness = self._joined.objectness(grad)
+        objectness.copy_(grad_s.view(objectness.shape))
         grad.index_put_(self._joined.index_of(cell_n), grad_nO, accumulate=True)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from flatout.yolo.assign import assign_all, assign_ota
-from flatout.yolo.assign.heads import heads_on, route
+from flatout.yolo.assign import assign_all, assign_ota, route_all
+from flatout.yolo.assign.heads import heads_on
 from flatout.yolo.assign.matches import Anchors, Search
 from flatout.yolo.loss.config import LossConfig
 from flatout.yolo.loss.head import head_loss
@@ -53,7 +53,7 @@ def _router_loss(
     ota: bool,
 ) -> LossParts:
     heads = heads_on(groups, joined[0].device)
-    routed_T6 = route(targets_T6, heads)
+    routed_T6 = route_all(joined, targets_T6, heads)
     assign = assign_ota if ota else assign_all
     matches = assign(joined, routed_T6, anchors, Search(anchor_t=config.anchor_t), heads)
     parts: LossParts = head_loss(joined, routed_T6, matches, anchors, config, balance_L, heads=heads)

@@ -20,10 +20,11 @@ from flatout.yolo.model.attention import CBAM
 from flatout.yolo.model.blueprint import Head
 from flatout.yolo.model.head_config import HeadConfig
 from flatout.yolo.model.heads import Detect, Predictions, prediction_convs
+from flatout.yolo.model.joined_order import channels_of_outputs
 
 
 class MultiHeadDetect(Detect):
-    """Training: joined maps, per level [B, N, Y, X], channels ordered head, anchor, (x, y, w, h, objectness, classes).
+    """Training: joined maps, per level [B, N, Y, X]; joined_order.py says which channel is what.
 
     Otherwise `Predictions` whose `raw` are the joined maps and whose `decoded` has the boxes of all heads, head after
     head, [B, H * K, 5 + C], in the classes of the data set: what another head answers for is 0.
@@ -34,10 +35,20 @@ class MultiHeadDetect(Detect):
         self.groups = head.groups
         levels = head.channels[: self.nl]
         self.heads = nn.ModuleList(prediction_convs(levels, self.na * each) for each in self.groups.outputs_H)
-        self.register_buffer("columns_HC", _columns(self.groups), persistent=False)
+        self._add_constants()
 
     columns_HC: Tensor
     """int64 [H, 5 + C]: where the outputs of the common space are in a head's; one past them: nowhere, so 0."""
+    channel_of_output_N: Tensor
+    """int64: where the outputs of the heads' convolutions are in a joined map."""
+    output_of_channel_N: Tensor
+    """int64: the other way round."""
+
+    def _add_constants(self) -> None:
+        channels = torch.tensor(channels_of_outputs(self.groups.outputs_H, self.na))
+        self.register_buffer("columns_HC", _columns(self.groups), persistent=False)
+        self.register_buffer("channel_of_output_N", channels, persistent=False)
+        self.register_buffer("output_of_channel_N", channels.argsort(), persistent=False)
 
     def forward(self, xs: list[Tensor]) -> list[Tensor] | Predictions:
         maps = [self.predict(level, x) for level, x in enumerate(xs)]
@@ -45,11 +56,13 @@ class MultiHeadDetect(Detect):
 
     def folded(self, level: int) -> tuple[Tensor, Tensor]:
         convs = self._of_level(level)
-        return torch.cat([conv.weight for conv in convs]), torch.cat([_bias(conv) for conv in convs])
+        joined = torch.cat([conv.weight for conv in convs]), torch.cat([_bias(conv) for conv in convs])
+        return joined[0][self.output_of_channel_N], joined[1][self.output_of_channel_N]
 
     def by_head(self, maps: list[Tensor]) -> list[list[Tensor]]:
-        """Joined maps as views, per head and level: [B, A, Y, X, O]."""
-        return [[self._of_head(head, joined) for joined in maps] for head in range(self.groups.num_heads)]
+        """Joined maps per head and level: [B, A, Y, X, O]."""
+        ordered = [joined.index_select(1, self.channel_of_output_N) for joined in maps]
+        return [[self._of_head(head, each) for each in ordered] for head in range(self.groups.num_heads)]
 
     def decode(self, raw: list[Tensor]) -> Tensor:
         heads = [self._decoded_head(head, maps) for head, maps in enumerate(self.by_head(raw))]
@@ -68,12 +81,12 @@ class MultiHeadDetect(Detect):
         if self.columns_HC.is_meta:
             # Built without memory to be filled from a file, which does not have these.
             with torch.device(self.anchors.device):
-                self.columns_HC = _columns(self.groups)
+                self._add_constants()
 
-    def _of_head(self, head: int, joined_BNYX: Tensor) -> Tensor:
+    def _of_head(self, head: int, ordered_BNYX: Tensor) -> Tensor:
         outputs_H = self.groups.outputs_H
         begin, width = self.na * sum(outputs_H[:head]), self.na * outputs_H[head]
-        own = joined_BNYX[:, begin : begin + width]
+        own = ordered_BNYX[:, begin : begin + width]
         # Not by unflatten, which ONNX knows from opset 13 on only.
         split = own.view(own.shape[0], self.na, outputs_H[head], own.shape[2], own.shape[3])
         return split.permute(0, 1, 3, 4, 2)
@@ -101,7 +114,7 @@ class MultiHeadDetectAttention(MultiHeadDetect):
             F.conv2d(attention[level](x), conv.weight, conv.bias)  # type: ignore[index]
             for conv, attention in zip(self._of_level(level), self.attentions, strict=True)
         ]
-        return torch.cat(outputs, 1)
+        return torch.cat(outputs, 1)[:, self.output_of_channel_N]
 
 
 def _bias(conv: nn.Conv2d) -> Tensor:
