@@ -2,7 +2,11 @@
 
 Both sides: JPEG files with a long side of 320 or 640 px, the recipe of hyp.scratch.tiny.yaml (mosaic always, mixup
 0.05), 8 boxes per picture, batches of 64, passes in turn. The twin is tests/reference/plain_augment.py, once reading
-files and once with every picture in RAM. Ours is cold (the store is built, then one epoch) and with the store there.
+files and once with every picture in RAM. Ours is cold (the store is built, then one epoch) and with the store there;
+with the store also by OpenCV alone, as where there is no C compiler, and by the classic painter.
+
+Besides, what a sample takes of one core: OpenCV's own calls for warp and colour, which no way of calling it can go
+below, and the painters.
 Answer: bench/results/augment_cpu_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -24,9 +28,11 @@ from bench.loaders import ShuffledBatches, run_pass, use_one_opencv_thread
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
 from flatout.feed import Batch, Feed, FeedConfig, Plan, Store, StoreConfig
+from flatout.yolo.augment.color import Color, colors
 from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.paint import Painter, Placed, compose, warp
 from flatout.yolo.augment.pictures import ResizedPictures
-from flatout.yolo.augment.source import TrainingSource
+from flatout.yolo.augment.source import PAINTERS, TrainingSource
 from flatout.yolo.data.image_set import ImageSet, Labels
 from tests.reference.plain_augment import PlainItems, collate
 
@@ -34,11 +40,12 @@ ORIGINAL = {"DataLoader, files": 443.0, "DataLoader, RAM": 925.0}
 """Images per second of YOLOv7's own loader at 320 px on such a machine, 2 workers; measured once, quoted."""
 CONFIG = AugmentConfig(translate=0.1, scale=0.5, mixup=0.05, paste_in=0.0)
 BATCH, WORKERS, BOXES = 64, 2, 8
-UNCACHED, CACHED, COLD, STORE, CLASSIC = (
+UNCACHED, CACHED, COLD, STORE, OPENCV, CLASSIC = (
     "DataLoader, files",
     "DataLoader, RAM",
     "Feed, cold",
     "Feed, store",
+    "Feed, store, OpenCV",
     "Feed, store, classic",
 )
 
@@ -46,9 +53,9 @@ UNCACHED, CACHED, COLD, STORE, CLASSIC = (
 def draw_files(folder: Path, num_files: int, size: int) -> ImageSet:
     """JPEG files of size x 3/4 size with boxes."""
     rng = np.random.default_rng(size)
-    paths = []
+    paths, jpegs = [], [draw_jpeg(number) for number in range(min(num_files, 64))]
     for number in range(num_files):
-        image = cv2.imdecode(draw_jpeg(number % 64), cv2.IMREAD_COLOR)
+        image = cv2.imdecode(jpegs[number % len(jpegs)], cv2.IMREAD_COLOR)
         assert image is not None  # just drawn
         image = cv2.resize(image, (size, size * 3 // 4), interpolation=cv2.INTER_AREA)
         paths.append(str(folder / f"{number:05}.jpg"))
@@ -156,6 +163,7 @@ def compare(size: int, *, num_files: int, passes: int) -> dict[str, list[float]]
             UNCACHED: TorchSide(image_set, size, cached=False),
             CACHED: TorchSide(image_set, size, cached=True),
             CLASSIC: FeedSide(image_set, size, painter="classic"),
+            OPENCV: FeedSide(image_set, size, painter="opencv"),
             STORE: FeedSide(image_set, size),
         }
         rates: dict[str, list[float]] = {name: [] for name in (*sides, COLD)}
@@ -170,6 +178,40 @@ def compare(size: int, *, num_files: int, passes: int) -> dict[str, list[float]]
         for side in sides.values():
             side.close()
     return rates
+
+
+def core_times(size: int, *, repeats: int) -> list[str]:
+    """CPU time of one mosaic of four on one core, in milliseconds, median of `repeats`: paint, colour, deliver."""
+    rng = np.random.default_rng(size)
+    small = rng.integers(0, 256, (4, size // 4, size // 3, 3), np.uint8)
+    tiles = [cv2.resize(each, (size, size * 3 // 4)) for each in small]
+    origin_K2 = np.array([(0, size // 4), (size, size // 4), (0, size), (size, size)])
+    matrix_33 = np.array([[1.05, 0, -0.55 * size], [0, 1.05, -0.55 * size], [0, 0, 1]])
+    placed = Placed(tiles, origin_K2, (2 * size, 2 * size), [], matrix_33, (size, size), True, False)
+    color = Color(*(each[0] for each in colors(np.array([[1.01, 1.3, 0.8]]))))
+    canvas, out_CHW = compose(tiles, origin_K2, placed.canvas_wh), np.empty((3, size, size), np.uint8)
+    image = warp(canvas, matrix_33, placed.out_wh, perspective=False)
+    hsv, flip_2 = cv2.cvtColor(image, cv2.COLOR_BGR2HSV), np.array([False, True])
+
+    def opencv_alone() -> None:
+        warp(canvas, matrix_33, placed.out_wh, perspective=False, out=image)
+        cv2.cvtColor(image, cv2.COLOR_BGR2HSV, dst=hsv)
+        cv2.cvtColor(hsv, cv2.COLOR_HSV2BGR, dst=image)
+
+    def by(painter: Painter) -> Callable[[], None]:
+        return lambda: painter.finish(painter.paint(placed), color, flip_2, out_CHW)
+
+    ways = {"warpAffine and two cvtColor, nothing else": opencv_alone}
+    ways |= {f"painter {name}": by(make()) for name, make in PAINTERS.items()}
+    lines = [f"{size} px, one core, ms per picture:"]
+    for name, way in ways.items():
+        times = []
+        for _ in range(repeats):
+            begin_s = time.thread_time()
+            way()
+            times.append(1e3 * (time.thread_time() - begin_s))
+        lines.append(f"  {name:44}{median(times):8.3f}")
+    return lines
 
 
 def judge(rates: dict[int, dict[str, list[float]]]) -> list[Criterion]:
@@ -206,12 +248,13 @@ def main() -> int:
     repeats = 10 if options.quick else 60
     before = noise.listen(repeats).line()
     cv2.setNumThreads(1)  # DataLoader forks its workers: there must be no OpenCV threads to lose
-    quantities = {320: (256, 2), 640: (128, 1)} if options.quick else {320: (1024, 7), 640: (512, 5)}
+    quantities = {320: (256, 2), 640: (128, 1)} if options.quick else {320: (1024, 7), 640: (384, 5)}
     rates = {size: compare(size, num_files=n, passes=p) for size, (n, p) in quantities.items()}
+    costs = [line for size in quantities for line in core_times(size, repeats=20 if options.quick else 200)]
     after = noise.listen(repeats).line()
     criteria = judge(rates)
-    text = "\n".join([f"before, {before}", f"after,  {after}", "", *table(rates), "", *map(str, criteria)])
-    numbers = {"noise": [before, after], "rates": rates, "criteria": [str(each) for each in criteria]}
+    text = "\n".join([f"before, {before}", f"after,  {after}", "", *table(rates), "", *costs, "", *map(str, criteria)])
+    numbers = {"noise": [before, after], "rates": rates, "costs": costs, "criteria": [str(each) for each in criteria]}
     report("augment_cpu", text, numbers, options)
     return int(not options.quick and not all(each.passed for each in criteria))
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flatout.errors import ConfigError, DataError, ResourceError
-from flatout.feed.arrays import Arrays
+from flatout.feed.arrays import Arrays, ShapedArrays
 from flatout.feed.brought import Bringing
 from flatout.feed.upload import upload
 from flatout.profiler import machine
@@ -263,6 +263,8 @@ def _dtype_and_shapes(items: Arrays) -> tuple[np.dtype, np.ndarray]:
     """What all items have in common, and the shape of each, int64 [N, D]."""
     if len(items) == 0:
         raise DataError("There are no items to keep on the device. Check the data path.")
+    if isinstance(items, ShapedArrays):
+        return items.dtype, items.shapes_ND
     dtype, rank = items[0].dtype, items[0].ndim
     shapes_ND = np.empty((len(items), rank), np.int64)
     for index in range(len(items)):

@@ -85,6 +85,8 @@ class TrainOptions:
     persistent_workers: bool = False
     worker_tensor: bool = False
     device_augment: bool = False
+    store_420: bool = False
+    """Pictures on the device with colours at half size."""
     compile: Compile = "off"
     channels_last: bool = False
     amp: Amp | None = None
@@ -230,6 +232,8 @@ def _problems_of_training(options: TrainOptions) -> Iterator[str]:
         yield f"--label-smoothing {options.label_smoothing} is outside 0 to 1"
     if not options.save_every_minutes > 0:
         yield f"--save-every-minutes {options.save_every_minutes} must be more than 0"
+    if options.store_420 and not (options.device_augment or options.fast):
+        yield "--store-420 is about pictures that are kept on the GPU: use it with --device-augment or --fast"
 
 
 def _problems_of_test(options: TestOptions) -> Iterator[str]:

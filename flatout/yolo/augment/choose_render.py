@@ -28,15 +28,22 @@ class Fill(Protocol):
     def __call__(self, fills: Fills, masks: Tensor) -> None: ...
 
 
-def renderer_for(device: str | torch.device, *, mixup: bool, perspective: bool = False, recolor: bool = True) -> Render:
-    """A renderer of the parameters of `device_source`; all give the same bits."""
+def renderer_for(
+    device: str | torch.device,
+    *,
+    mixup: bool,
+    perspective: bool = False,
+    recolor: bool = True,
+    subsampled: bool = False,
+) -> Render:
+    """A renderer of the parameters of `device_source`; all give the same bits. `subsampled`: kept as in `chroma`."""
     if torch.device(device).type == "cuda":
         if HAS_TRITON:
             from flatout.yolo.augment.render_triton import TritonRender
 
-            return TritonRender(perspective=perspective, recolor=recolor)
+            return TritonRender(perspective=perspective, recolor=recolor, subsampled=subsampled)
         _say_what_is_missing()
-    return TorchRender(mixup=mixup, perspective=perspective, recolor=recolor)
+    return TorchRender(mixup=mixup, perspective=perspective, recolor=recolor, subsampled=subsampled)
 
 
 def paster_for(device: str | torch.device) -> Paste:

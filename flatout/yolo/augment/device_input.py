@@ -22,12 +22,14 @@ from flatout.feed.feed import Feed
 from flatout.feed.knobs import FeedConfig
 from flatout.feed.plan import Plan
 from flatout.yolo.augment.choose_render import filler_for, paster_for, renderer_for
+from flatout.yolo.augment.chroma import Subsampled
 from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.device_copy import plan_copies
 from flatout.yolo.augment.device_paste import PICTURE_COLUMN
 from flatout.yolo.augment.device_source import TILES, ParameterSource, ValidationParameters
 from flatout.yolo.augment.fill_torch import Fills
+from flatout.yolo.augment.layout import resized_wh
 from flatout.yolo.augment.memory_plan import Room, plan_memory
 from flatout.yolo.augment.paste_torch import Pasting
 from flatout.yolo.data.image_set import ImageSet
@@ -55,6 +57,9 @@ class DeviceInputConfig:
     """Of device memory for pictures; None: 80 % of what is free. What does not fit is kept in pinned RAM."""
     pinned_bytes: int | None = None
     """Of pinned RAM; None: half of what is free. What does not fit there either is brought by the workers."""
+    subsampled: bool = False
+    """Keep the colours of pictures at half their size, as JPEG mostly does (4:2:0): half of the bytes, not the same
+    pixels (see `chroma`)."""
     target_bucket: int | None = None
     """Targets are filled up to a multiple of this with rows of image -1, so that few shapes occur. None: not."""
 
@@ -85,6 +90,7 @@ class DeviceInput(DeviceFeed):
         super().__init__(feed, store, render, {"images": images})
         self._out_wh_N2 = out_wh_N2
         self._bucket = config.target_bucket
+        self._subsampled = config.subsampled
         self._padded: dict[tuple[int, int], Tensor] = {}
         self._paste = paster_for(store.device)
         self._fill = filler_for(store.device)
@@ -142,6 +148,7 @@ class DeviceInput(DeviceFeed):
             batch["pasted"],
             spans_S4,
             fields["flip"],
+            self._subsampled,
         )
 
     def _fill_up(self, turn: int, targets_T6: Tensor, bucket: int) -> Tensor:
@@ -180,7 +187,9 @@ def training_input(
     source = ParameterSource(
         image_set, augment, size=size, class_aware=class_aware, out_wh_N2=out_wh_N2, bringing=store.bringing()
     )
-    render = renderer_for(device, mixup=augment.mixup > 0, perspective=augment.perspective > 0)
+    render = renderer_for(
+        device, mixup=augment.mixup > 0, perspective=augment.perspective > 0, subsampled=config.subsampled
+    )
     feed = Feed(source, replace(plan, shapes=None), _feed_config(config, plan))
     largest_hw = (size, size) if rect is None else _largest_hw(rect)
     return DeviceInput(feed, store, render, config, largest_hw=largest_hw, out_wh_N2=out_wh_N2)
@@ -202,7 +211,7 @@ def validation_input(
     out_wh_N2 = None if rect is None else shapes_of_pictures(rect)
     store = store or picture_store(image_set, pictures, size=size, device=device, plan=plan, config=config)
     source = ValidationParameters(image_set, size=size, out_wh_N2=out_wh_N2, bringing=store.bringing())
-    render = renderer_for(device, mixup=False, recolor=False)
+    render = renderer_for(device, mixup=False, recolor=False, subsampled=config.subsampled)
     feed = Feed(source, replace(plan, shapes=None), _feed_config(config, plan))
     largest_hw = (size, size) if rect is None else _largest_hw(rect)
     return DeviceInput(feed, store, render, config, largest_hw=largest_hw, out_wh_N2=out_wh_N2)
@@ -223,7 +232,12 @@ def picture_store(
         free_ram_bytes() if config.pinned_bytes is None else config.pinned_bytes,
     )
     batch_items = plan.batch_size * TILES
-    logger.info("%s", plan_memory(image_set.size_wh_N2, size=size, room=room, batch_items=batch_items))
+    planned = plan_memory(
+        image_set.size_wh_N2, size=size, room=room, batch_items=batch_items, subsampled=config.subsampled
+    )
+    logger.info("%s", planned)
+    if config.subsampled:
+        pictures = Subsampled(pictures, resized_wh(image_set.size_wh_N2, size))
     return DeviceStore(
         pictures, device, budget_bytes=room.device_bytes, batch_items=batch_items, pinned_bytes=room.pinned_bytes
     )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flatout.feed.device_store import CHUNK_BYTES, chunks_of, settle
+from flatout.yolo.augment.chroma import kept_shapes
 from flatout.yolo.augment.layout import resized_wh
 
 
@@ -22,6 +23,7 @@ class MemoryPlan(NamedTuple):
     """How many pictures will lie where, and the bytes that they take."""
 
     size: int
+    subsampled: bool
     num_pictures: int
     num_resident: int
     num_pinned: int
@@ -31,7 +33,8 @@ class MemoryPlan(NamedTuple):
 
     def __str__(self) -> str:
         each = (self.device_bytes + self.pinned_bytes + self.away_bytes) / self.num_pictures
-        text = f"{self.num_pictures} pictures at {self.size} px, {each:,.0f} bytes each: "
+        how = " as 4:2:0" if self.subsampled else ""
+        text = f"{self.num_pictures} pictures at {self.size} px{how}, {each:,.0f} bytes each: "
         text += f"{self.num_resident} in device memory ({self.device_bytes / 1e9:.2f} GB)"
         if self.num_pinned:
             text += f", {self.num_pinned} in pinned RAM ({self.pinned_bytes / 1e9:.2f} GB)"
@@ -40,13 +43,17 @@ class MemoryPlan(NamedTuple):
         return text
 
 
-def plan_memory(size_wh_N2: np.ndarray, *, size: int, room: Room, batch_items: int) -> MemoryPlan:
-    """What `picture_store` will do with pictures of these sizes."""
-    chunks_N = chunks_of(resized_wh(size_wh_N2, size).prod(1) * 3)
+def plan_memory(
+    size_wh_N2: np.ndarray, *, size: int, room: Room, batch_items: int, subsampled: bool = False
+) -> MemoryPlan:
+    """What `picture_store` will do with pictures of these sizes, kept as BGR, or with subsampled colours."""
+    wh_N2 = resized_wh(size_wh_N2, size)
+    chunks_N = chunks_of(kept_shapes(wh_N2).prod(1) if subsampled else wh_N2.prod(1) * 3)
     budget, pinned_budget = (each // CHUNK_BYTES for each in room)
     residence, _ = settle(chunks_N, budget=budget, batch_items=batch_items, pinned_budget=pinned_budget)
     return MemoryPlan(
         size,
+        subsampled,
         len(chunks_N),
         residence.num_resident,
         residence.num_pinned,

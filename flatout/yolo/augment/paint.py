@@ -43,6 +43,9 @@ class Painter(Protocol):
     def deliver(self, image: np.ndarray, flip_2: np.ndarray, out_CHW: np.ndarray) -> None:
         """Flip and write as RGB planes."""
 
+    def finish(self, image: np.ndarray, color: Color, flip_2: np.ndarray, out_CHW: np.ndarray) -> None:
+        """`recolor` and `deliver` at once, for samples into which nothing is pasted between them."""
+
 
 class Classic:
     """Step by step, a new picture each time."""
@@ -68,6 +71,12 @@ class Classic:
         image = image[::-1] if up_down else image
         image = image[:, ::-1] if left_right else image
         out_CHW[:] = image[..., ::-1].transpose(2, 0, 1)
+
+    def finish(self, image: np.ndarray, color: Color, flip_2: np.ndarray, out_CHW: np.ndarray) -> None:
+        with clock.stage("color"):
+            image = self.recolor(image, color)
+        with clock.stage("deliver"):
+            self.deliver(image, flip_2, out_CHW)
 
 
 def compose(tiles: list[np.ndarray], origin_K2: np.ndarray, canvas_wh: tuple[int, int]) -> np.ndarray:

@@ -11,6 +11,7 @@ import math
 import cv2
 import numpy as np
 
+from flatout.profiler import clock
 from flatout.yolo.augment.color import HUES, Color
 from flatout.yolo.augment.paint import Placed, paste_copies, visible, warp
 from flatout.yolo.data.letterbox import PADDING
@@ -91,6 +92,12 @@ class Fast:
             code = -1 if up_down and left_right else int(left_right)
             for plane in planes:
                 cv2.flip(plane, code, dst=plane)
+
+    def finish(self, image: np.ndarray, color: Color, flip_2: np.ndarray, out_CHW: np.ndarray) -> None:
+        with clock.stage("color"):
+            image = self.recolor(image, color)
+        with clock.stage("deliver"):
+            self.deliver(image, flip_2, out_CHW)
 
     def _look_up(self, plane: np.ndarray, color: Color, channel: int) -> None:
         """Apply a colour table to a plane, in place."""

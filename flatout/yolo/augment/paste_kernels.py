@@ -9,7 +9,7 @@ Dimension key:  BY BX rows and columns of a block
 import triton
 import triton.language as tl
 
-from flatout.yolo.augment.render_kernels import GREY, store_value
+from flatout.yolo.augment.render_kernels import colour_at, fetch_bgr, pixel_at, store_value
 
 COLUMNS = tl.constexpr(12)
 
@@ -52,13 +52,13 @@ def _inside_polygon(points, num_points, u0, u1, v0, v1):
 
 
 @triton.jit
-def _add(data, begin, kept_w, kept_h, column, row, in_polygon, weight, blue, green, red):
+def _add(
+    data, begin, kept_w, kept_h, column, row, in_polygon, weight, blue, green, red, SUBSAMPLED: tl.constexpr
+):  # fmt: skip
     """Black inside of a polygon counts as white, so that it covers; outside of the picture the canvas is grey."""
     in_picture = in_polygon & (column >= 0) & (column < kept_w) & (row >= 0) & (row < kept_h)
-    at = data + begin + (row * kept_w + column) * 3
-    b = tl.load(at, mask=in_picture, other=GREY).to(tl.int32)
-    g = tl.load(at + 1, mask=in_picture, other=GREY).to(tl.int32)
-    r = tl.load(at + 2, mask=in_picture, other=GREY).to(tl.int32)
+    at = pixel_at(begin, kept_w, row, column, SUBSAMPLED)
+    b, g, r = fetch_bgr(data, at, colour_at(begin, kept_w, kept_h, row, column), in_picture, SUBSAMPLED)
     blue += tl.where(in_polygon, tl.where(b == 0, 255, b), 0) * weight
     green += tl.where(in_polygon, tl.where(g == 0, 255, g), 0) * weight
     red += tl.where(in_polygon, tl.where(r == 0, 255, r), 0) * weight
@@ -69,7 +69,7 @@ def _add(data, begin, kept_w, kept_h, column, row, in_polygon, weight, blue, gre
 def paste(
     data, offsets, shapes, objects, points, spans, flip,
     out, stride_b, stride_c, stride_y, stride_x, height, width, blocks_x,
-    AS_FLOAT: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr,
+    SUBSAMPLED: tl.constexpr, AS_FLOAT: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr,
 ):  # fmt: skip
     """Over out [B, 3, height, width], RGB; program (block of pixels, sample that is pasted into)."""
     block, span = tl.program_id(0), spans + tl.program_id(1) * 4
@@ -96,13 +96,15 @@ def paste(
             in00, in10, in01, in11 = in00 & covered, in10 & covered, in01 & covered, in11 & covered
             begin = tl.load(offsets + number)
             kept_h, kept_w = tl.load(shapes + 3 * number).to(tl.int32), tl.load(shapes + 3 * number + 1).to(tl.int32)
+            if SUBSAMPLED:
+                kept_h = kept_h * 2 // 3
             u0, u1, v0, v1 = u0 - tl.load(row + 5), u1 - tl.load(row + 5), v0 - tl.load(row + 6), v1 - tl.load(row + 6)
             b = tl.full((BY, BX), 1 << 21, tl.int32)
             g, r = b, b
-            b, g, r = _add(data, begin, kept_w, kept_h, u0, v0, in00, (2048 - fu) * (2048 - fv), b, g, r)
-            b, g, r = _add(data, begin, kept_w, kept_h, u1, v0, in10, fu * (2048 - fv), b, g, r)
-            b, g, r = _add(data, begin, kept_w, kept_h, u0, v1, in01, (2048 - fu) * fv, b, g, r)
-            b, g, r = _add(data, begin, kept_w, kept_h, u1, v1, in11, fu * fv, b, g, r)
+            b, g, r = _add(data, begin, kept_w, kept_h, u0, v0, in00, (2048 - fu) * (2048 - fv), b, g, r, SUBSAMPLED)
+            b, g, r = _add(data, begin, kept_w, kept_h, u1, v0, in10, fu * (2048 - fv), b, g, r, SUBSAMPLED)
+            b, g, r = _add(data, begin, kept_w, kept_h, u0, v1, in01, (2048 - fu) * fv, b, g, r, SUBSAMPLED)
+            b, g, r = _add(data, begin, kept_w, kept_h, u1, v1, in11, fu * fv, b, g, r, SUBSAMPLED)
             # Later objects over earlier ones, channel by channel, where they are not black.
             blue = tl.where((b >> 22) > 0, b >> 22, blue)
             green = tl.where((g >> 22) > 0, g >> 22, green)

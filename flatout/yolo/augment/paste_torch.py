@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flatout.feed.device_store import Sources
+from flatout.yolo.augment.chroma_torch import fetch_bgr
 from flatout.yolo.data.letterbox import PADDING
 
 ONE = 2048
@@ -30,6 +31,8 @@ class Pasting(NamedTuple):
     host_object_KC: np.ndarray
     host_spans_S4: np.ndarray
     flip_B2: Tensor
+    subsampled: bool = False
+    """Whether pictures are kept as `chroma` describes it."""
 
 
 class TorchPaste:
@@ -65,7 +68,7 @@ def _paste_one(canvas: Tensor, row: list[int], pasting: Pasting, number: int, po
             column, line = cut_x + (u + right).clamp(max=cut_w - 1), cut_y + (v + down).clamp(max=cut_h - 1)
             weight = (fu if right else ONE - fu) * (fv if down else ONE - fv)[:, None]
             inside = inside_polygon(point_P2, column, line)
-            pixel = _fetch(pasting.sources, number, column - tile_x, line - tile_y)
+            pixel = _fetch(pasting, number, column - tile_x, line - tile_y)
             pixel = torch.where(pixel == 0, 255, pixel)
             total += torch.where(inside[..., None], pixel, 0) * weight[..., None]
     value = total >> 22
@@ -95,10 +98,18 @@ def inside_polygon(point_P2: Tensor, u_w: Tensor, v_h: Tensor) -> Tensor:
     return torch.logical_or(is_odd, (near & beside).any(0))
 
 
-def _fetch(sources: Sources, number: int, column_w: Tensor, row_h: Tensor) -> Tensor:
+def _fetch(pasting: Pasting, number: int, column_w: Tensor, row_h: Tensor) -> Tensor:
     """Pixels of an object's picture, int32 [h, w, 3]; grey outside of it."""
+    sources = pasting.sources
     height, width = sources.shapes[number, 0], sources.shapes[number, 1]
+    if pasting.subsampled:
+        height = height * 2 // 3
     there = ((row_h >= 0) & (row_h < height))[:, None] & ((column_w >= 0) & (column_w < width))
+    if pasting.subsampled:
+        at = sources.offsets[number] + row_h[:, None] * width + column_w
+        colour_at = sources.offsets[number] + (height + (row_h[:, None] >> 1)) * width + (column_w & -2)
+        pixel = fetch_bgr(sources.data, torch.where(there, at, 0), torch.where(there, colour_at, 0))
+        return torch.where(there[..., None], pixel, PADDING)
     at = sources.offsets[number] + (row_h[:, None] * width + column_w) * 3
     pixel = sources.data[torch.where(there, at, 0)[..., None] + torch.arange(3, device=column_w.device)]
     return torch.where(there[..., None], pixel, PADDING).int()

@@ -28,6 +28,7 @@ class TritonPaste:
             height,
             width,
             across,
+            pasting.subsampled,
             images.is_floating_point(),
             BLOCK_ROWS,
             BLOCK_COLUMNS,

@@ -84,10 +84,12 @@ class Renderer:
             reading(m)
             placed = [self._place(sheets, copied[q], q, out_wh) for q in range(first_Q[m], first_Q[m + 1])]
             image = self._picture(placed, float(draws["mix"][m]))
+            if not draws["paste"][m]:
+                self.painter.finish(image, changes[m], draws["flip"][m], out_CHW)
+                continue
             with clock.stage("color"):
                 image = self.painter.recolor(image, changes[m])
-            if draws["paste"][m]:
-                found[m] = paste_in(image, found[m], collect(self._rounds(draws, m)), draws["paste_tries"][m])
+            found[m] = paste_in(image, found[m], collect(self._rounds(draws, m)), draws["paste_tries"][m])
             with clock.stage("deliver"):
                 self.painter.deliver(image, draws["flip"][m], out_CHW)
         count_M = np.array(list(map(len, found)))

@@ -13,10 +13,15 @@ Dimension key:  S sheets (2)   K tiles (9)   BY BX rows and columns of a block  
 import triton
 import triton.language as tl
 
+from flatout.yolo.augment import chroma
+
 ROUNDER = tl.constexpr(1.5 * 2.0**52)
 """Added to a double and subtracted again, it leaves the nearest whole number, halves to even."""
 FARTHEST = tl.constexpr(2.0**31 - 128)
 GREY = tl.constexpr(114)
+RED_BY_CR, GREEN_BY_CR = tl.constexpr(chroma.RED_BY_CR), tl.constexpr(chroma.GREEN_BY_CR)
+GREEN_BY_CB, BLUE_BY_CB = tl.constexpr(chroma.GREEN_BY_CB), tl.constexpr(chroma.BLUE_BY_CB)
+SHIFT, HALF = tl.constexpr(chroma.SHIFT), tl.constexpr(chroma.HALF)
 
 
 @triton.jit
@@ -42,11 +47,26 @@ def _place(inverse, x, y, PERSPECTIVE: tl.constexpr):
 
 
 @triton.jit
-def _find(offsets, shapes, tiles, canvas, num_tiles, x, y):
-    """Where in the data the canvas pixels (x, y), (x + 1, y), (x, y + 1) and (x + 1, y + 1) lie, int64; -1: no tile."""
+def pixel_at(begin, kept_w, row, column, SUBSAMPLED: tl.constexpr):
+    return begin + row * kept_w + column if SUBSAMPLED else begin + (row * kept_w + column) * 3
+
+
+@triton.jit
+def colour_at(begin, kept_w, kept_h, row, column):
+    """Of a picture that is kept as chroma.py describes it."""
+    return begin + (kept_h + (row >> 1)) * kept_w + (column & -2)
+
+
+@triton.jit
+def _find(offsets, shapes, tiles, canvas, num_tiles, x, y, SUBSAMPLED: tl.constexpr):
+    """Where in the data the canvas pixels (x, y), (x + 1, y), (x, y + 1) and (x + 1, y + 1) lie, int64; -1: no tile.
+
+    Then, in the same order, where their colours lie, if these are subsampled.
+    """
     width, height = tl.load(canvas), tl.load(canvas + 1)
     at = tl.full(x.shape, -1, tl.int64)
     at_right, at_below, at_both = at, at, at
+    colour, colour_right, colour_below, colour_both = at, at, at, at
     for k in range(num_tiles):
         tile_x, tile_y = tl.load(tiles + 4 * k), tl.load(tiles + 4 * k + 1)
         # What of the tile is on the canvas; single numbers, so they cost next to nothing.
@@ -56,23 +76,49 @@ def _find(offsets, shapes, tiles, canvas, num_tiles, x, y):
         in_y, in_y1 = (y >= begin_y) & (y < end_y), (y >= begin_y - 1) & (y < end_y - 1)
         # A single picture may be planned one pixel larger than it is kept: its last row or column is then repeated.
         kept_h, kept_w = tl.load(shapes + 3 * k).to(tl.int32), tl.load(shapes + 3 * k + 1).to(tl.int32)
-        row, row1 = tl.minimum(y - tile_y, kept_h - 1) * kept_w, tl.minimum(y - tile_y + 1, kept_h - 1) * kept_w
+        if SUBSAMPLED:
+            kept_h = kept_h * 2 // 3
+        row, row1 = tl.minimum(y - tile_y, kept_h - 1), tl.minimum(y - tile_y + 1, kept_h - 1)
         column, column1 = tl.minimum(x - tile_x, kept_w - 1), tl.minimum(x - tile_x + 1, kept_w - 1)
         begin = tl.load(offsets + k)
-        at = tl.where(in_x & in_y, begin + (row + column) * 3, at)
-        at_right = tl.where(in_x1 & in_y, begin + (row + column1) * 3, at_right)
-        at_below = tl.where(in_x & in_y1, begin + (row1 + column) * 3, at_below)
-        at_both = tl.where(in_x1 & in_y1, begin + (row1 + column1) * 3, at_both)
-    return at, at_right, at_below, at_both
+        at = tl.where(in_x & in_y, pixel_at(begin, kept_w, row, column, SUBSAMPLED), at)
+        at_right = tl.where(in_x1 & in_y, pixel_at(begin, kept_w, row, column1, SUBSAMPLED), at_right)
+        at_below = tl.where(in_x & in_y1, pixel_at(begin, kept_w, row1, column, SUBSAMPLED), at_below)
+        at_both = tl.where(in_x1 & in_y1, pixel_at(begin, kept_w, row1, column1, SUBSAMPLED), at_both)
+        if SUBSAMPLED:
+            colour = tl.where(in_x & in_y, colour_at(begin, kept_w, kept_h, row, column), colour)
+            colour_right = tl.where(in_x1 & in_y, colour_at(begin, kept_w, kept_h, row, column1), colour_right)
+            colour_below = tl.where(in_x & in_y1, colour_at(begin, kept_w, kept_h, row1, column), colour_below)
+            colour_both = tl.where(in_x1 & in_y1, colour_at(begin, kept_w, kept_h, row1, column1), colour_both)
+    return at, at_right, at_below, at_both, colour, colour_right, colour_below, colour_both
 
 
 @triton.jit
-def _add(data, at, weight, blue, green, red):
-    there = at >= 0
-    blue += tl.load(data + at, mask=there, other=GREY).to(tl.int32) * weight
-    green += tl.load(data + at + 1, mask=there, other=GREY).to(tl.int32) * weight
-    red += tl.load(data + at + 2, mask=there, other=GREY).to(tl.int32) * weight
+def _within(value):
+    return tl.minimum(tl.maximum(value, 0), 255)
+
+
+@triton.jit
+def fetch_bgr(data, at, colour, there, SUBSAMPLED: tl.constexpr):
+    """Blue, green and red of pixels, int32; grey where there are none."""
+    if SUBSAMPLED:
+        y = tl.load(data + at, mask=there, other=GREY).to(tl.int32)
+        cb = tl.load(data + colour, mask=there, other=128).to(tl.int32) - 128
+        cr = tl.load(data + colour + 1, mask=there, other=128).to(tl.int32) - 128
+        blue = _within(y + ((BLUE_BY_CB * cb + HALF) >> SHIFT))
+        green = _within(y + ((GREEN_BY_CB * cb + GREEN_BY_CR * cr + HALF) >> SHIFT))
+        red = _within(y + ((RED_BY_CR * cr + HALF) >> SHIFT))
+    else:
+        blue = tl.load(data + at, mask=there, other=GREY).to(tl.int32)
+        green = tl.load(data + at + 1, mask=there, other=GREY).to(tl.int32)
+        red = tl.load(data + at + 2, mask=there, other=GREY).to(tl.int32)
     return blue, green, red
+
+
+@triton.jit
+def _add(data, at, colour, weight, blue, green, red, SUBSAMPLED: tl.constexpr):
+    b, g, r = fetch_bgr(data, at, colour, at >= 0, SUBSAMPLED)
+    return blue + b * weight, green + g * weight, red + r * weight
 
 
 @triton.jit
@@ -83,33 +129,30 @@ def _is_copied(mask, number, width, height, x, y):
 
 
 @triton.jit
-def _over(own, is_tile, other, is_other_tile, copied):
-    """The mirrored pixel's value where it is copied and not black, else the pixel's own; int32."""
-    value = tl.load(own, mask=is_tile, other=GREY).to(tl.int32)
-    mirrored = tl.load(other, mask=is_other_tile & copied, other=GREY).to(tl.int32)
-    return tl.where(copied & (mirrored > 0), mirrored, value)
-
-
-@triton.jit
-def _add_copied(data, at, over, copied, weight, blue, green, red):
-    here, there = at >= 0, over >= 0
-    own, other = data + at, data + over
-    blue += _over(own, here, other, there, copied) * weight
-    green += _over(own + 1, here, other + 1, there, copied) * weight
-    red += _over(own + 2, here, other + 2, there, copied) * weight
+def _add_copied(
+    data, at, colour, over, over_colour, copied, weight, blue, green, red, SUBSAMPLED: tl.constexpr
+):  # fmt: skip
+    """The mirrored pixel's value where it is copied and not black, else the pixel's own."""
+    b, g, r = fetch_bgr(data, at, colour, at >= 0, SUBSAMPLED)
+    other_b, other_g, other_r = fetch_bgr(data, over, over_colour, (over >= 0) & copied, SUBSAMPLED)
+    blue += tl.where(copied & (other_b > 0), other_b, b) * weight
+    green += tl.where(copied & (other_g > 0), other_g, g) * weight
+    red += tl.where(copied & (other_r > 0), other_r, r) * weight
     return blue, green, red
 
 
 @triton.jit
 def _paint(
     data, offsets, shapes, tiles, canvas, inverse, num_tiles, masks, mask_of, x, y,
-    PERSPECTIVE: tl.constexpr, COPIES: tl.constexpr,
+    PERSPECTIVE: tl.constexpr, COPIES: tl.constexpr, SUBSAMPLED: tl.constexpr,
 ):  # fmt: skip
     """Blue, green and red of one sheet, int32 [BY, BX] each."""
     across, down = _place(inverse, x, y, PERSPECTIVE)
     fx, fy = across & 31, down & 31
     across, down = across >> 5, down >> 5
-    at, at_right, at_below, at_both = _find(offsets, shapes, tiles, canvas, num_tiles, across, down)
+    at, at_r, at_b, at_br, hue, hue_r, hue_b, hue_br = _find(
+        offsets, shapes, tiles, canvas, num_tiles, across, down, SUBSAMPLED
+    )
     blue = tl.full(fx.shape, 512, tl.int32)
     green, red = blue, blue
     if COPIES:
@@ -118,22 +161,34 @@ def _paint(
         mask = masks + number.to(tl.int64) * width * height
         # Of the pixel to the right the mirror image is to the left.
         left = width - 2 - across
-        over, over_right, over_below, over_both = at, at_right, at_below, at_both
+        over, over_r, over_b, over_br = at, at_r, at_b, at_br
+        tint, tint_r, tint_b, tint_br = hue, hue_r, hue_b, hue_br
         if number >= 0:
-            over_right, over, over_both, over_below = _find(offsets, shapes, tiles, canvas, num_tiles, left, down)
+            over_r, over, over_br, over_b, tint_r, tint, tint_br, tint_b = _find(
+                offsets, shapes, tiles, canvas, num_tiles, left, down, SUBSAMPLED
+            )
         copied = _is_copied(mask, number, width, height, left + 1, down)
-        copied_right = _is_copied(mask, number, width, height, left, down)
-        copied_below = _is_copied(mask, number, width, height, left + 1, down + 1)
-        copied_both = _is_copied(mask, number, width, height, left, down + 1)
-        blue, green, red = _add_copied(data, at, over, copied, (32 - fx) * (32 - fy), blue, green, red)
-        blue, green, red = _add_copied(data, at_right, over_right, copied_right, fx * (32 - fy), blue, green, red)
-        blue, green, red = _add_copied(data, at_below, over_below, copied_below, (32 - fx) * fy, blue, green, red)
-        blue, green, red = _add_copied(data, at_both, over_both, copied_both, fx * fy, blue, green, red)
+        copied_r = _is_copied(mask, number, width, height, left, down)
+        copied_b = _is_copied(mask, number, width, height, left + 1, down + 1)
+        copied_br = _is_copied(mask, number, width, height, left, down + 1)
+        weight, weight_r, weight_b, weight_br = (32 - fx) * (32 - fy), fx * (32 - fy), (32 - fx) * fy, fx * fy
+        blue, green, red = _add_copied(
+            data, at, hue, over, tint, copied, weight, blue, green, red, SUBSAMPLED
+        )  # fmt: skip
+        blue, green, red = _add_copied(
+            data, at_r, hue_r, over_r, tint_r, copied_r, weight_r, blue, green, red, SUBSAMPLED
+        )
+        blue, green, red = _add_copied(
+            data, at_b, hue_b, over_b, tint_b, copied_b, weight_b, blue, green, red, SUBSAMPLED
+        )
+        blue, green, red = _add_copied(
+            data, at_br, hue_br, over_br, tint_br, copied_br, weight_br, blue, green, red, SUBSAMPLED
+        )
     else:
-        blue, green, red = _add(data, at, (32 - fx) * (32 - fy), blue, green, red)
-        blue, green, red = _add(data, at_right, fx * (32 - fy), blue, green, red)
-        blue, green, red = _add(data, at_below, (32 - fx) * fy, blue, green, red)
-        blue, green, red = _add(data, at_both, fx * fy, blue, green, red)
+        blue, green, red = _add(data, at, hue, (32 - fx) * (32 - fy), blue, green, red, SUBSAMPLED)
+        blue, green, red = _add(data, at_r, hue_r, fx * (32 - fy), blue, green, red, SUBSAMPLED)
+        blue, green, red = _add(data, at_b, hue_b, (32 - fx) * fy, blue, green, red, SUBSAMPLED)
+        blue, green, red = _add(data, at_br, hue_br, fx * fy, blue, green, red, SUBSAMPLED)
     return blue >> 10, green >> 10, red >> 10
 
 
@@ -181,8 +236,8 @@ def store_value(out, value, inside, AS_FLOAT: tl.constexpr):
 def render(
     data, offsets, shapes, tiles, canvas, num_tiles, inverse, mix, flip, reciprocals, tables, masks, mask_of,
     out, stride_b, stride_c, stride_y, stride_x, height, width, blocks_x,
-    PERSPECTIVE: tl.constexpr, COPIES: tl.constexpr, RECOLOR: tl.constexpr, AS_FLOAT: tl.constexpr,
-    BY: tl.constexpr, BX: tl.constexpr,
+    PERSPECTIVE: tl.constexpr, COPIES: tl.constexpr, SUBSAMPLED: tl.constexpr, RECOLOR: tl.constexpr,
+    AS_FLOAT: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr,
 ):  # fmt: skip
     """out [B, 3, height, width], RGB; program (block of pixels, sample)."""
     block, sample = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -199,13 +254,13 @@ def render(
     other_tiles = tl.load(num_tiles + sample * 2 + 1)
     mask_of += sample * 2
     blue, green, red = _paint(
-        data, offsets, shapes, tiles, canvas, inverse, own_tiles, masks, mask_of, x, y, PERSPECTIVE, COPIES
-    )
+        data, offsets, shapes, tiles, canvas, inverse, own_tiles, masks, mask_of, x, y, PERSPECTIVE, COPIES, SUBSAMPLED,
+    )  # fmt: skip
     if other_tiles > 0:
         share = tl.load(mix + sample)
         b, g, r = _paint(
             data, offsets + 9, shapes + 27, tiles + 36, canvas + 2, inverse + 9, other_tiles, masks, mask_of + 1, x, y,
-            PERSPECTIVE, COPIES,
+            PERSPECTIVE, COPIES, SUBSAMPLED,
         )  # fmt: skip
         blue, green, red = _mixed(blue, b, share), _mixed(green, g, share), _mixed(red, r, share)
     if RECOLOR:

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from flatout.yolo.augment.chroma_torch import fetch_bgr
 from flatout.yolo.augment.draw import NINE
 from flatout.yolo.augment.hsv_torch import color_tables, recolor
 from flatout.yolo.data.letterbox import PADDING
@@ -56,14 +57,24 @@ SAMPLED = ("tiles", "canvas", "inverse", "mix", "gain", "flip")
 class TorchRender:
     """Fills out["images"], [B, 3, H, W] RGB: uint8, or a float dtype with values from 0 to 1; any memory format."""
 
-    def __init__(self, *, mixup: bool, perspective: bool = False, recolor: bool = True, chunk: int = 32) -> None:
+    def __init__(
+        self,
+        *,
+        mixup: bool,
+        perspective: bool = False,
+        recolor: bool = True,
+        subsampled: bool = False,
+        chunk: int = 32,
+    ) -> None:
         """`mixup`: whether any sample has a second sheet. `chunk`: samples at a time, which bounds the memory.
 
-        Without `recolor` colours stay as they are; gains of 1 would still round them, as in OpenCV.
+        Without `recolor` colours stay as they are; gains of 1 would still round them, as in OpenCV. `subsampled`: the
+        pictures are kept as `chroma` describes it.
         """
         self._mixup = mixup
         self._perspective = perspective
         self._recolor = recolor
+        self._subsampled = subsampled
         self._chunk = chunk
 
     def __call__(self, sources: Sources, params: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
@@ -91,7 +102,10 @@ class TorchRender:
         """Warped and mixed, uint8 [B, H, W, 3], BGR."""
         num = len(offsets)
         offset_BSK, tile_BSK4 = offsets.view(num, 2, NINE), part["tiles"].view(num, 2, NINE, 4)
-        wh_BSK2 = shapes.view(num, 2, NINE, 3)[..., :2].flip(-1)
+        height_BSK, wide_BSK = shapes.view(num, 2, NINE, 3)[..., :2].unbind(-1)
+        if self._subsampled:
+            height_BSK = height_BSK * 2 // 3
+        wh_BSK2 = torch.stack((wide_BSK, height_BSK), -1)
         own, *other = (
             paint_sheet(
                 data,
@@ -101,6 +115,7 @@ class TorchRender:
                 part["canvas"][:, slot],
                 back_to_canvas(part["inverse"][:, slot], hw, perspective=self._perspective),
                 copies[slot] if copies else None,
+                subsampled=self._subsampled,
             )
             for slot in range(1 + self._mixup)
         )
@@ -135,6 +150,8 @@ def paint_sheet(
     canvas_B2: Tensor,
     place: tuple[Tensor, Tensor],
     copies: Copies | None,
+    *,
+    subsampled: bool = False,
 ) -> Tensor:
     """Bilinear pixels at places on the canvas, uint8 [B, H, W, 3]; grey where there is no tile."""
     sheet = (data, offset_BK, wh_BK2, tile_BK4, canvas_B2)
@@ -144,10 +161,10 @@ def paint_sheet(
     for down in range(2):
         for right in range(2):
             weight = (fx if right else COARSE - fx) * (fy if down else COARSE - fy)
-            pixel = fetch(*sheet, left + right, top + down)
+            pixel = fetch(*sheet, left + right, top + down, subsampled=subsampled)
             if copies is not None:
                 across = canvas_B2[:, 0, None, None] - 1 - (left + right)
-                mirrored = fetch(*sheet, across, top + down)
+                mirrored = fetch(*sheet, across, top + down, subsampled=subsampled)
                 # Black does not cover, channel by channel, as on the CPU.
                 pixel = torch.where(copied_at(copies, across, top + down) & (mirrored > 0), mirrored, pixel)
             total += pixel.int() * weight[..., None]
@@ -155,12 +172,21 @@ def paint_sheet(
 
 
 def fetch(
-    data: Tensor, offset_BK: Tensor, wh_BK2: Tensor, tile_BK4: Tensor, canvas_B2: Tensor, x: Tensor, y: Tensor
+    data: Tensor,
+    offset_BK: Tensor,
+    wh_BK2: Tensor,
+    tile_BK4: Tensor,
+    canvas_B2: Tensor,
+    x: Tensor,
+    y: Tensor,
+    *,
+    subsampled: bool = False,
 ) -> Tensor:
     """Canvas pixels at whole coordinates [B, H, W], uint8 [B, H, W, 3]."""
     width, height = canvas_B2[:, 0, None, None], canvas_B2[:, 1, None, None]
     on_canvas = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     at = torch.full(x.shape, -1, dtype=torch.int64, device=x.device)
+    colour_at = at
     for k in range(NINE):
         tile_x, tile_y, tile_w, tile_h = (tile_BK4[:, k, i, None, None] for i in range(4))
         column, row = x - tile_x, y - tile_y
@@ -168,7 +194,14 @@ def fetch(
         # A single picture may be planned one pixel larger than it is kept: its last row or column is then repeated.
         kept_w, kept_h = wh_BK2[:, k, 0, None, None], wh_BK2[:, k, 1, None, None]
         column, row = torch.minimum(column, kept_w - 1), torch.minimum(row, kept_h - 1)
-        at = torch.where(inside, offset_BK[:, k, None, None] + (row * kept_w + column) * 3, at)
+        begin, channels_kept = offset_BK[:, k, None, None], 1 if subsampled else 3
+        at = torch.where(inside, begin + (row * kept_w + column) * channels_kept, at)
+        if subsampled:
+            place = (kept_h + (row >> 1)) * kept_w + (column & -2)
+            colour_at = torch.where(inside, begin + place, colour_at)
+    if subsampled:
+        pixel = fetch_bgr(data, at.clamp(min=0), colour_at.clamp(min=0)).to(torch.uint8)
+        return torch.where(at[..., None] >= 0, pixel, PADDING)
     channels = torch.arange(3, device=x.device)
     pixel = data[(at.clamp(min=0)[..., None] + channels).clamp(max=len(data) - 1)]
     return torch.where(at[..., None] >= 0, pixel, PADDING)

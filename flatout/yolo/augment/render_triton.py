@@ -20,9 +20,10 @@ NUM_WARPS = 4
 class TritonRender:
     """As `render_torch.TorchRender`: fills out["images"], [B, 3, H, W] RGB, of any dtype and memory format."""
 
-    def __init__(self, *, perspective: bool = False, recolor: bool = True) -> None:
+    def __init__(self, *, perspective: bool = False, recolor: bool = True, subsampled: bool = False) -> None:
         self._perspective = perspective
         self._recolor = recolor
+        self._subsampled = subsampled
         self._reciprocals: Tensor | None = None
 
     def __call__(self, sources: Sources, params: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
@@ -53,6 +54,7 @@ class TritonRender:
             across,
             self._perspective,
             "masks" in params,
+            self._subsampled,
             self._recolor,
             images.is_floating_point(),
             BLOCK_ROWS,

@@ -3,7 +3,7 @@
 Dimension key:  M samples of a micro-batch   n labels of a picture
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import cv2
@@ -17,13 +17,15 @@ from flatout.yolo.augment.draw import PLAIN
 from flatout.yolo.augment.drawn_set import DrawnSet
 from flatout.yolo.augment.layout import fit_all, resized_wh
 from flatout.yolo.augment.paint import Classic, Painter
+from flatout.yolo.augment.paint_compiled import fastest_painter, library
 from flatout.yolo.augment.paint_fast import Fast
 from flatout.yolo.augment.render import Pictures, Renderer, as_scanned
 from flatout.yolo.augment.shown import shape_rows, write_shown
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import PADDING
 
-PAINTERS: Mapping[str, type[Painter]] = {"classic": Classic, "fast": Fast}
+PAINTERS: Mapping[str, Callable[[], Painter]] = {"classic": Classic, "fast": fastest_painter, "opencv": Fast}
+"""The same bytes in any case; "opencv" is what "fast" is where nothing can be compiled."""
 
 
 def sample_fields(height: int, width: int, *, expected_targets: float) -> Fields:
@@ -47,14 +49,15 @@ class TrainingSource(DrawnSet):
         config: AugmentConfig,
         *,
         size: int,
-        painter: Literal["classic", "fast"] = "fast",
+        painter: Literal["classic", "fast", "opencv"] = "fast",
         class_aware: ClassAware | None = None,
     ) -> None:
         """`pictures` are decoded and resized for training at `size` (flatout.yolo.data.resize, augment=True)."""
         super().__init__(image_set, config, size=size, class_aware=class_aware)
         if painter not in PAINTERS:
             raise ConfigError(f"painter={painter!r} is unknown: use {' or '.join(map(repr, PAINTERS))}.")
-        self._painter = painter
+        # Here, where it is said once, and compiled before workers ask for it.
+        self._painter = "opencv" if painter == "fast" and library() is None else painter
         self._pictures = pictures
         self._renderer: Renderer | None = None
         self.fields = sample_fields(size, size, expected_targets=self.expected_targets)

@@ -21,6 +21,7 @@ from flatout.profiler import machine
 from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.device_input import DeviceInputConfig, training_input
+from flatout.yolo.augment.jpeg_on_device import DeviceDecoded, decoded_on_device
 from flatout.yolo.augment.pictures import ResizedPictures
 from flatout.yolo.augment.source import TrainingSource
 from flatout.yolo.data.image_set import ImageSet
@@ -97,6 +98,9 @@ def open_input(images: ImageSet, config: InputConfig, options: TrainOptions) -> 
     with ExitStack() as stack:
         pictures = _pictures(images, config, options, stack)
         batches = _on_device(images, pictures, augment, plan, rect, config, options) if options.device_augment else None
+        if isinstance(pictures, DeviceDecoded) and batches is None:
+            # Workers need them in a store after all.
+            pictures = _pictures(images, config, replace(options, fast=False), stack)
         if batches is None:
             source = TrainingSource(
                 images,
@@ -123,7 +127,7 @@ def open_input(images: ImageSet, config: InputConfig, options: TrainOptions) -> 
 
 def _on_device(
     images: ImageSet,
-    pictures: Store | ResizedPictures,
+    pictures: Store | ResizedPictures | DeviceDecoded,
     augment: AugmentConfig,
     plan: Plan,
     rect: RectBatches | None,
@@ -137,6 +141,7 @@ def _on_device(
         workers=min(DEVICE_WORKERS, num_workers(options.workers, config.batch_size, config.world)),
         epochs=config.epochs,
         budget_bytes=device_budget(config.device),
+        subsampled=options.store_420,
     )
     try:
         return training_input(
@@ -175,7 +180,12 @@ def pictures_per_task(batch_size: int, workers: int) -> int:
 
 def _pictures(
     images: ImageSet, config: InputConfig, options: TrainOptions, stack: ExitStack
-) -> Store | ResizedPictures:
+) -> Store | ResizedPictures | DeviceDecoded:
+    if options.fast and options.device_augment:
+        budget_bytes = device_budget(config.device)
+        decoded = decoded_on_device(images, size=config.size, device=config.device, budget_bytes=budget_bytes)
+        if decoded is not None:
+            return decoded
     pictures = ResizedPictures(images, size=config.size, augment=True)
     wanted = options.fast_dataloader or options.cache_images or options.device_augment
     if not (wanted if config.keeps is None else config.keeps or options.device_augment):

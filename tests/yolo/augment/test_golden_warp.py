@@ -14,13 +14,18 @@ from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.layout import Sheets, lay_out, resized_wh, warp_matrices
 from flatout.yolo.augment.paint import Classic, compose
 from flatout.yolo.augment.paint import warp as warp_image
+from flatout.yolo.augment.paint_compiled import fastest_painter
 from flatout.yolo.augment.paint_fast import Fast
 from flatout.yolo.augment.warp_labels import warp_labels
 from tests.golden_cases import golden_cases
 from tests.yolo.augment.scenes import labels_of, one_draw, renderer_of
 from tests.yolo.pattern import near_opencv, pattern
 
-PAINTERS = [pytest.param(Classic, id="classic"), pytest.param(Fast, id="fast")]
+PAINTERS = [
+    pytest.param(Classic, id="classic"),
+    pytest.param(Fast, id="opencv"),
+    pytest.param(fastest_painter, id="fast"),
+]
 
 
 def cases_of(path: Path) -> Iterable[tuple[str, Any]]:

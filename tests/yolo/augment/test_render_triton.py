@@ -57,11 +57,22 @@ def test_colours_stay_as_they_are_for_validation_on_a_gpu():
 @pytest.mark.gpu
 @needs_gpu
 @needs_triton
+@pytest.mark.parametrize("name", CHANGES)
+def test_the_kernel_paints_the_bits_of_torch_from_subsampled_pictures_on_a_gpu(name):
+    mine, theirs = by_both(name, torch.bfloat16, "cuda", num=16, subsampled=True)
+    assert torch.equal(mine, theirs)
+    assert mine.float().std() > 0
+
+
+@pytest.mark.gpu
+@needs_gpu
+@needs_triton
+@pytest.mark.parametrize("subsampled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
-def test_the_kernel_pastes_the_bits_of_torch_on_a_gpu(dtype):
+def test_the_kernel_pastes_the_bits_of_torch_on_a_gpu(dtype, subsampled):
     from flatout.yolo.augment.paste_triton import TritonPaste
 
-    kernels, plain = (pasted(paste, dtype, "cuda") for paste in (TritonPaste(), TorchPaste()))
+    kernels, plain = (pasted(paste, dtype, "cuda", subsampled=subsampled) for paste in (TritonPaste(), TorchPaste()))
     for mine, theirs in zip(kernels, plain, strict=True):
         assert torch.equal(mine, theirs)
 
@@ -69,13 +80,17 @@ def test_the_kernel_pastes_the_bits_of_torch_on_a_gpu(dtype):
 @pytest.mark.gpu
 @needs_gpu
 @needs_triton
+@pytest.mark.parametrize("subsampled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
-def test_the_kernels_copy_the_bits_of_torch_on_a_gpu(dtype):
+def test_the_kernels_copy_the_bits_of_torch_on_a_gpu(dtype, subsampled):
     from flatout.yolo.augment.fill_triton import TritonFill
     from flatout.yolo.augment.render_triton import TritonRender
 
-    ways = (TritonFill(), TritonRender()), (TorchFill(), TorchRender(mixup=True))
-    kernels, plain = (copied(fill, render, dtype, "cuda") for fill, render in ways)
+    ways = (
+        (TritonFill(), TritonRender(subsampled=subsampled)),
+        (TorchFill(), TorchRender(mixup=True, subsampled=subsampled)),
+    )
+    kernels, plain = (copied(fill, render, dtype, "cuda", subsampled=subsampled) for fill, render in ways)
     for mine, theirs in zip(kernels, plain, strict=True):
         assert torch.equal(mine, theirs)
 

@@ -1,4 +1,4 @@
-"""Samples through the feed: the same bytes for any number of workers, both painters alike, labels where they belong."""
+"""Samples through the feed: the same bytes for any number of workers, all painters alike, labels where they belong."""
 
 import pickle
 import subprocess
@@ -54,15 +54,19 @@ def test_any_number_of_workers_gives_the_same_bytes(alone, workers):
 
 
 @pytest.mark.parametrize("polygons", ["none", "some", "all"])
-@pytest.mark.parametrize("change", [{}, {"perspective": 0.001}, {"mosaic": 0.0}, {"degrees": 0, "shear": 0}])
-def test_both_painters_give_the_same_bytes(polygons, change):
+@pytest.mark.parametrize(
+    "change", [{}, {"perspective": 0.001}, {"mosaic": 0.0}, {"degrees": 0, "shear": 0, "copy_paste": 0}]
+)
+def test_all_painters_give_the_same_bytes(polygons, change):
     config = AugmentConfig(**{name: getattr(EVERYTHING, name) for name in EVERYTHING.__dataclass_fields__} | change)
-    classic, fast = (
-        batches_of(source_of(config, polygons=polygons, painter=painter), workers=0) for painter in ("classic", "fast")
+    classic, *others = (
+        batches_of(source_of(config, polygons=polygons, painter=painter), workers=0)
+        for painter in ("classic", "fast", "opencv")
     )
-    for mine, theirs in zip(fast, classic, strict=True):
-        np.testing.assert_array_equal(mine["images"], theirs["images"])
-        np.testing.assert_array_equal(mine["targets"], theirs["targets"])
+    for batches in others:
+        for mine, theirs in zip(batches, classic, strict=True):
+            np.testing.assert_array_equal(mine["images"], theirs["images"])
+            np.testing.assert_array_equal(mine["targets"], theirs["targets"])
 
 
 def test_targets_carry_the_number_of_their_image_and_lie_inside(alone):

@@ -16,6 +16,7 @@ from flatout.feed import Plan
 from flatout.feed.device_feed import Render
 from flatout.feed.device_store import DeviceStore
 from flatout.yolo.augment.choose_render import Fill, Paste
+from flatout.yolo.augment.chroma import Subsampled
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.device_input import DeviceInputConfig, training_input
 from flatout.yolo.augment.device_source import ParameterSource
@@ -42,6 +43,7 @@ def rendered(
     num: int,
     channels_last: bool = True,
     recolor: bool = True,
+    subsampled: bool = False,
 ) -> Tensor:
     """Pictures [num, 3, H, W] by a renderer; rectangular where there is no mosaic."""
     config = AugmentConfig(**{"paste_in": 0} | CHANGES[name])
@@ -53,12 +55,12 @@ def rendered(
     # Not resized but cut out of noise: this runs where there is no OpenCV.
     rng = np.random.default_rng(0)
     kept = [rng.integers(0, 256, (height, width, 3), np.uint8) for width, height in resized_wh(sizes, SIZE).tolist()]
-    store = DeviceStore(kept, device)
+    store = DeviceStore(Subsampled(kept, resized_wh(sizes, SIZE)) if subsampled else kept, device)
     tensors = {name: torch.from_numpy(array).to(device) for name, array in params.items()}
     shape = (num, 3, SIZE if out_wh_N2 is None else SIZE // 2, SIZE)
     layout = torch.channels_last if channels_last else torch.contiguous_format
     out = torch.zeros(shape, dtype=dtype, device=device).to(memory_format=layout)
-    renderer = render(perspective=config.perspective > 0, recolor=recolor)
+    renderer = render(perspective=config.perspective > 0, recolor=recolor, subsampled=subsampled)
     renderer(store.sources_of(params["items"]), tensors, {"images": out})
     return out
 
@@ -76,7 +78,9 @@ def by_both(name: str, dtype: torch.dtype, device: str, **more: Any) -> tuple[Te
     )
 
 
-def fed(augment: AugmentConfig, dtype: torch.dtype, device: str, **parts: Any) -> list[Tensor]:
+def fed(
+    augment: AugmentConfig, dtype: torch.dtype, device: str, *, subsampled: bool = False, **parts: Any
+) -> list[Tensor]:
     """Batches of pictures with polygons, made by these parts of the input (`_paste`, `_fill`, `_render`)."""
     images, labels = busy_set(9, seed=1, polygons="all", largest=160)
     image_set = image_set_of(images, labels)
@@ -84,22 +88,22 @@ def fed(augment: AugmentConfig, dtype: torch.dtype, device: str, **parts: Any) -
     wh_N2 = resized_wh(image_set.size_wh_N2, 2 * SIZE)
     kept = [rng.integers(0, 256, (height, width, 3), np.uint8) for width, height in wh_N2.tolist()]
     plan = Plan(num_samples=len(images), batch_size=3, seed=3)
-    config = DeviceInputConfig(dtype=dtype, workers=0)
+    config = DeviceInputConfig(dtype=dtype, workers=0, subsampled=subsampled)
     with training_input(image_set, kept, augment, plan, size=2 * SIZE, device=device, config=config) as batches:
         for name, part in parts.items():
             setattr(batches, name, part)
         return [batch["images"].clone() for batch in islice(batches, 2)]
 
 
-def pasted(paste: Paste, dtype: torch.dtype, device: str) -> list[Tensor]:
+def pasted(paste: Paste, dtype: torch.dtype, device: str, **more: Any) -> list[Tensor]:
     """Batches with objects pasted into every sample, flipped and not."""
-    return fed(AugmentConfig(mixup=0, paste_in=1.0, flipud=0.5), dtype, device, _paste=paste)
+    return fed(AugmentConfig(mixup=0, paste_in=1.0, flipud=0.5), dtype, device, _paste=paste, **more)
 
 
-def copied(fill: Fill, render: Render, dtype: torch.dtype, device: str) -> list[Tensor]:
+def copied(fill: Fill, render: Render, dtype: torch.dtype, device: str, **more: Any) -> list[Tensor]:
     """Batches with most objects copied within their mosaics, mixed and not."""
     augment = AugmentConfig(mixup=0.5, paste_in=0, copy_paste=0.8, degrees=10)
-    return fed(augment, dtype, device, _fill=fill, _render=render)
+    return fed(augment, dtype, device, _fill=fill, _render=render, **more)
 
 
 def main() -> None:
@@ -114,17 +118,22 @@ def main() -> None:
         assert torch.equal(mine, theirs), name
     mine, theirs = by_both("mixed", torch.float32, "cpu", num=1, channels_last=False, recolor=False)
     assert torch.equal(mine, theirs), "float32"
-    kernels, plain = (pasted(paste, torch.uint8, "cpu") for paste in (paste_triton.TritonPaste(), TorchPaste()))
-    for mine, theirs in zip(kernels, plain, strict=True):
-        assert torch.equal(mine, theirs), "pasted"
+    mine, theirs = by_both("mixed", torch.uint8, "cpu", num=2, subsampled=True)
+    assert torch.equal(mine, theirs), "subsampled"
+    for more in ({}, {"subsampled": True}):
+        pastes = paste_triton.TritonPaste(), TorchPaste()
+        kernels, plain = (pasted(paste, torch.uint8, "cpu", **more) for paste in pastes)
+        for mine, theirs in zip(kernels, plain, strict=True):
+            assert torch.equal(mine, theirs), f"pasted {more}"
     render_triton.BLOCK_ROWS = render_triton.BLOCK_COLUMNS = 2 * SIZE
-    ways: list[tuple[Fill, Render]] = [
-        (fill_triton.TritonFill(), render_triton.TritonRender()),
-        (TorchFill(), TorchRender(mixup=True)),
-    ]
-    kernels, plain = (copied(fill, render, torch.uint8, "cpu") for fill, render in ways)
-    for mine, theirs in zip(kernels, plain, strict=True):
-        assert torch.equal(mine, theirs), "copied"
+    for more in ({}, {"subsampled": True}):
+        ways: list[tuple[Fill, Render]] = [
+            (fill_triton.TritonFill(), render_triton.TritonRender(**more)),
+            (TorchFill(), TorchRender(mixup=True, **more)),
+        ]
+        kernels, plain = (copied(fill, render, torch.uint8, "cpu", **more) for fill, render in ways)
+        for mine, theirs in zip(kernels, plain, strict=True):
+            assert torch.equal(mine, theirs), f"copied {more}"
 
 
 if __name__ == "__main__":

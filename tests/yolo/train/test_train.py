@@ -151,6 +151,7 @@ def test_notest_validates_only_the_last_epoch(options: TrainOptions) -> None:
         {"amp": "bf16"},
         {"channels_last": True},
         {"device_augment": True},
+        {"device_augment": True, "store_420": True},
     ],
     ids=lambda switches: "-".join(switches),
 )

@@ -1,0 +1,163 @@
+"""JPEG files decoded by a device's decoder: the usual ones there, every other one by the CPU, all in their places."""
+
+import logging
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from flatout.feed import DecodeError
+from flatout.yolo.augment.jpeg_on_device import DeviceDecoded, decoded_on_device, nvjpeg, resize_bgr
+from flatout.yolo.augment.pictures import ResizedPictures
+from flatout.yolo.data.image_header import header_of
+from flatout.yolo.data.image_set import ImageSet
+from flatout.yolo.data.resize import resize_long_side
+from tests.feed.test_device import needs_gpu
+from tests.yolo.augment.scenes import labels_of
+
+SIZE = 64
+
+
+def stand_in(files: list[Tensor]) -> list[Tensor]:
+    """A decoder as nvJPEG is: uint8 [3, H, W], RGB, no orientation; RuntimeError for what is damaged."""
+    decoded = []
+    for file in files:
+        image = cv2.imdecode(file.numpy(), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+        if image is None:
+            raise RuntimeError("damaged")
+        decoded.append(torch.from_numpy(np.ascontiguousarray(image[..., ::-1].transpose(2, 0, 1))))
+    return decoded
+
+
+def smooth(height: int, width: int, seed: int) -> np.ndarray:
+    small = np.random.default_rng(seed).integers(0, 256, (height // 8, width // 8, 3), np.uint8)
+    return np.asarray(cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC))
+
+
+def set_of(paths: list[Path]) -> ImageSet:
+    sizes = np.array([header_of(path.read_bytes()).size_wh for path in paths], np.int32)
+    return ImageSet(tuple(map(str, paths)), sizes, labels_of([np.zeros((0, 5))] * len(paths)), ("a",))
+
+
+def with_orientation(jpeg: bytes, orientation: int) -> bytes:
+    tiff = b"MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01" + bytes([0, orientation, 0, 0]) + b"\0\0\0\0"
+    body = b"Exif\0\0" + tiff
+    return jpeg[:2] + b"\xff\xe1" + (len(body) + 2).to_bytes(2, "big") + body + jpeg[2:]
+
+
+@pytest.fixture
+def files(tmp_path) -> list[Path]:
+    """Two usual files and three that are not, all of other sizes."""
+    for number, (height, width) in enumerate([(96, 128), (64, 48)]):
+        cv2.imwrite(str(tmp_path / f"{number}.jpg"), smooth(height, width, number))
+    cv2.imwrite(str(tmp_path / "2-grey.jpg"), smooth(80, 120, 2)[..., 0])
+    cv2.imwrite(str(tmp_path / "3.png"), smooth(72, 56, 3))
+    usual = cv2.imencode(".jpg", smooth(48, 64, 4))[1].tobytes()
+    (tmp_path / "4-turned.jpg").write_bytes(with_orientation(usual, 6))
+    return sorted(tmp_path.iterdir())
+
+
+def test_usual_files_go_to_the_device_and_the_others_to_the_cpu(files):
+    image_set = set_of(files)
+    decoded = DeviceDecoded(image_set, stand_in, size=SIZE)
+    expected = ResizedPictures(image_set, size=SIZE, augment=True)
+    assert decoded.num_on_device == 2
+    for index in range(len(files)):
+        far = np.abs(decoded[index].astype(int) - expected[index])
+        assert far.max() <= (1 if index < 2 else 0), files[index]
+    assert "2 pictures decoded by the GPU" in str(decoded) and "by the CPU" in str(decoded)
+    assert decoded.levels_off < 1
+
+
+def test_a_decoder_that_is_far_off_is_not_used(files, monkeypatch, caplog):
+    def wrong(content: list[Tensor]) -> list[Tensor]:
+        return [255 - image for image in stand_in(content)]
+
+    monkeypatch.setattr("flatout.yolo.augment.jpeg_on_device.nvjpeg", lambda device: wrong)
+    with caplog.at_level(logging.WARNING):
+        assert decoded_on_device(set_of(files), size=SIZE, device=torch.device("cpu"), budget_bytes=None) is None
+    assert "levels off the CPU's" in caplog.text
+
+
+def test_more_files_than_a_group_find_their_places(files):
+    image_set = set_of(files * 60)
+    decoded = DeviceDecoded(image_set, stand_in, size=SIZE)
+    for index in (0, 131, 299):
+        np.testing.assert_array_equal(decoded[index], decoded[index % 5])
+
+
+def test_a_group_that_the_device_refuses_is_decoded_by_the_cpu(files):
+    def refusing(content: list[Tensor]) -> list[Tensor]:
+        raise RuntimeError("nvjpegDecodeBatched failed")
+
+    image_set = set_of(files)
+    decoded = DeviceDecoded(image_set, refusing, size=SIZE)
+    assert decoded.num_on_device == 0
+    expected = ResizedPictures(image_set, size=SIZE, augment=True)
+    for index in range(len(files)):
+        np.testing.assert_array_equal(decoded[index], expected[index])
+
+
+def test_a_file_that_was_cut_off_is_the_cpus_to_judge(files):
+    image_set = set_of(files)
+    content = files[0].read_bytes()
+    files[0].write_bytes(content[: len(content) // 2])
+    with pytest.raises(DecodeError, match="missing"):
+        DeviceDecoded(image_set, stand_in, size=SIZE)
+
+
+def test_a_file_of_another_size_than_scanned_is_named(files):
+    image_set = set_of(files)
+    cv2.imwrite(str(files[1]), smooth(40, 64, 9))
+    with pytest.raises(DecodeError, match=r"1\.jpg has another size"):
+        DeviceDecoded(image_set, stand_in, size=SIZE)
+
+
+@pytest.mark.parametrize("hw", [(75, 100), (200, 131), (64, 64)])
+def test_pictures_are_resized_as_for_training_within_a_level(hw):
+    image = smooth(hw[0] + hw[0] % 8, hw[1] + hw[1] % 8, 1)[: hw[0], : hw[1]]
+    expected = resize_long_side(image, SIZE, augment=True).image
+    planes = torch.from_numpy(np.ascontiguousarray(image[..., ::-1].transpose(2, 0, 1)))
+    found = resize_bgr(planes, expected.shape[:2]).numpy()
+    assert np.abs(found.astype(int) - expected).max() <= 1
+
+
+def test_without_a_gpu_nothing_is_decoded_there():
+    assert nvjpeg("cpu") is None
+    image_set = ImageSet(("a",), np.array([[4, 4]], np.int32), labels_of([np.zeros((0, 5))]), ("a",))
+    assert decoded_on_device(image_set, size=SIZE, device=torch.device("cpu"), budget_bytes=None) is None
+
+
+def test_what_does_not_fit_is_left_to_the_cpu(files, monkeypatch):
+    monkeypatch.setattr("flatout.yolo.augment.jpeg_on_device.nvjpeg", lambda device: stand_in)
+    image_set, device = set_of(files), torch.device("cpu")
+    assert decoded_on_device(image_set, size=SIZE, device=device, budget_bytes=1000) is None
+    assert decoded_on_device(image_set, size=SIZE, device=device, budget_bytes=10**6) is not None
+
+
+def test_a_file_that_cannot_be_read_leaves_all_to_the_cpu(files, monkeypatch, caplog):
+    monkeypatch.setattr("flatout.yolo.augment.jpeg_on_device.nvjpeg", lambda device: stand_in)
+    image_set = set_of(files)
+    files[3].unlink()
+    with caplog.at_level(logging.WARNING):
+        assert decoded_on_device(image_set, size=SIZE, device=torch.device("cpu"), budget_bytes=None) is None
+    assert "The CPU builds a store" in caplog.text
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_nvjpeg_is_a_level_or_so_off_the_cpu(tmp_path):
+    decode = nvjpeg("cuda")
+    if decode is None:
+        pytest.skip("torchvision with nvJPEG is not installed")
+    paths = [tmp_path / f"{number}.jpg" for number in range(6)]
+    for number, path in enumerate(paths):
+        cv2.imwrite(str(path), smooth(240, 320 - 8 * number, number), [cv2.IMWRITE_JPEG_QUALITY, 95])
+    image_set = set_of(paths)
+    decoded, expected = DeviceDecoded(image_set, decode, size=160), ResizedPictures(image_set, size=160, augment=True)
+    assert decoded.num_on_device == len(paths)
+    far = np.concatenate([np.abs(decoded[k].astype(int) - expected[k]).ravel() for k in range(len(paths))])
+    assert far.mean() <= 1.5

@@ -1,0 +1,162 @@
+"""pixels.c paints what OpenCV paints, to the byte; and where it cannot be compiled, OpenCV does it."""
+
+import functools
+import logging
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from flatout.yolo.augment import paint_compiled, pixels
+from flatout.yolo.augment.color import Color, colors
+from flatout.yolo.augment.paint import Classic, Painter, Placed
+from flatout.yolo.augment.paint_compiled import Compiled, agrees, fastest_painter
+from flatout.yolo.augment.paint_fast import Fast
+from flatout.yolo.augment.pixels import NotCompiled, load_pixels
+
+SIZE = 64
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> Compiled:
+    if not cv2.__version__.startswith("4."):
+        pytest.skip("OpenCV 5 rounds no coordinates: its warp is used")
+    try:
+        return Compiled(load_pixels(tmp_path_factory.mktemp("compiled")))
+    except NotCompiled as error:
+        pytest.skip(f"pixels.c is not compiled here: {error}")
+
+
+def sheet(rng: np.random.Generator, num_tiles: int, matrix_33: np.ndarray, out_wh: tuple[int, int]) -> Placed:
+    sizes = rng.integers(1, 70, (num_tiles, 2)).tolist()
+    tiles = [rng.integers(0, 256, (height, width, 3), np.uint8) for width, height in sizes]
+    origin_K2 = rng.integers(-60, 120, (num_tiles, 2))
+    return Placed(tiles, origin_K2, (128, 112), [], matrix_33, out_wh, True, False)
+
+
+def moved(rng: np.random.Generator, scale: float) -> np.ndarray:
+    x, y = rng.uniform(-150, 60, 2)
+    return np.array([[scale, 0, x], [0, scale, y], [0, 0, 1]])
+
+
+@pytest.mark.parametrize("num_tiles", [0, 1, 4, 9])
+def test_sheets_are_opencvs_to_the_byte(compiled, num_tiles):
+    rng, classic = np.random.default_rng(num_tiles), Classic()
+    for number in range(40):
+        scale = float(rng.choice([0.05, 0.5, 1, 1.3, 7]) * rng.choice([1, -1], p=[0.8, 0.2]))
+        placed = sheet(rng, num_tiles, moved(rng, scale), (SIZE, 48) if number % 2 else (50, SIZE))
+        np.testing.assert_array_equal(compiled.paint(placed)[..., :3], classic.paint(placed), err_msg=f"{number}")
+
+
+def test_a_sheet_that_is_far_away_is_grey(compiled):
+    rng = np.random.default_rng(0)
+    for x, y in ((1e9, 0), (-1e9, 0), (0, 1e9), (300, -1e6)):
+        placed = sheet(rng, 4, np.array([[1, 0, x], [0, 1, y], [0, 0, 1.0]]), (SIZE, SIZE))
+        assert (compiled.paint(placed)[..., :3] == 114).all()
+
+
+def test_tiles_that_are_parts_of_pictures_are_read_as_they_lie(compiled):
+    rng = np.random.default_rng(0)
+    placed = sheet(rng, 1, np.eye(3), (SIZE, SIZE))
+    whole = rng.integers(0, 256, (90, 90, 3), np.uint8)
+    for part in (whole[3:60, 5:70], whole[::2, ::-1], np.broadcast_to(whole[:1, :1], (40, 40, 3))):
+        of_part = placed._replace(tiles=[part], origin_K2=np.array([[4, 7]]))
+        np.testing.assert_array_equal(compiled.paint(of_part)[..., :3], Classic().paint(of_part))
+
+
+@pytest.mark.parametrize("matrix", [[[0.9, 0.1, 3], [-0.1, 0.9, 2]], [[1, 0.2, 0], [0, 1, 0]]])
+def test_turned_and_sheared_sheets_are_left_to_opencv(compiled, matrix):
+    placed = sheet(np.random.default_rng(1), 4, np.array([*matrix, [0, 0, 1.0]]), (SIZE, SIZE))
+    np.testing.assert_array_equal(compiled.paint(placed)[..., :3], Classic().paint(placed))
+
+
+@pytest.mark.parametrize("width", [64, 192, 96, 50])
+def test_colours_and_flips_are_opencvs_to_the_byte(compiled, width):
+    """Also for gains whose table is no plain product, and for widths that are left to OpenCV."""
+    rng = np.random.default_rng(width)
+    gain_M3 = np.concatenate((np.ones((1, 3)), [[1.2, 3, 0], [2.5, 0.5, 1.999]], rng.uniform(0.3, 1.7, (120, 3))))
+    image = rng.integers(0, 256, (40, width, 4), np.uint8)
+    image[:8] = image[:8, :, :1]  # grey
+    found, expected = np.empty((2, 3, 40, width), np.uint8)
+    for number, change in enumerate(zip(*colors(gain_M3), strict=True)):
+        flip_2 = np.array([number & 1, number >> 1 & 1], bool)
+        compiled.finish(image, Color(*change), flip_2, found)
+        Classic().finish(image[..., :3], Color(*change), flip_2, expected)
+        np.testing.assert_array_equal(found, expected, err_msg=str(gain_M3[number]))
+
+
+def test_mixtures_are_truncated_products_of_doubles(compiled):
+    values = np.arange(256, dtype=np.uint8)
+    image, other = (np.ascontiguousarray(array) for array in np.broadcast_arrays(values[:, None], values))
+    for share in (0.0, 1.0, 0.5, 0.4999999, 1 / 3):
+        expected = Classic().mix(image, other, share)
+        np.testing.assert_array_equal(compiled.mix(image.copy(), other, share), expected)
+
+
+def test_painters_of_several_threads_do_not_disturb_each_other(compiled):
+    rng = np.random.default_rng(5)
+    sheets = [sheet(rng, 4, moved(rng, 0.8), (SIZE, SIZE)) for _ in range(8)]
+    expected = [compiled.paint(placed)[..., :3].copy() for placed in sheets]
+
+    def differ(placed: Placed, wanted: np.ndarray) -> int:
+        painter = Compiled(compiled._pixels)
+        return sum(not np.array_equal(painter.paint(placed)[..., :3], wanted) for _ in range(200))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(differ, sheets, expected)) == 0
+
+
+def test_it_is_compiled_once(tmp_path, compiled, monkeypatch):
+    load_pixels(tmp_path)
+    monkeypatch.setattr(subprocess, "run", None)
+    load_pixels(tmp_path)
+    assert len(list(tmp_path.glob("*.so"))) == 1
+
+
+def test_a_library_that_others_may_write_is_not_loaded(tmp_path, compiled):
+    load_pixels(tmp_path)
+    next(tmp_path.glob("*.so")).chmod(0o666)
+    with pytest.raises(NotCompiled, match="may be written by others"):
+        load_pixels(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "text"),
+    [
+        (None, "there is no C compiler"),
+        ("#!/bin/sh\necho 'pixels.c: error: no' >&2; exit 1", "error: no"),
+        ("#!/bin/sh\nwhile [ $# -gt 1 ]; do [ $1 = -o ] && echo no library > $2; shift; done", "pixels-"),
+    ],
+)
+def test_what_cannot_be_compiled_is_painted_by_opencv_and_said_once(tmp_path, monkeypatch, caplog, compiler, text):
+    path = tmp_path / "cc"
+    if compiler is not None:
+        path.write_text(compiler)
+        path.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda name: None if compiler is None else str(path))
+    monkeypatch.setattr(pixels, "store_folder", lambda: tmp_path / "cache" / "stores")
+    for cached in (paint_compiled.library, paint_compiled._equal_warps):
+        monkeypatch.setattr(paint_compiled, cached.__name__, functools.cache(cached.__wrapped__))
+    with caplog.at_level(logging.WARNING):
+        assert type(fastest_painter()) is type(fastest_painter()) is Fast
+    assert caplog.text.count("OpenCV paints the samples") == 1 and text in caplog.text
+
+
+def test_a_painter_of_other_bytes_is_found_out():
+    class Wrong(Fast):
+        def recolor(self, image: np.ndarray, color: Color) -> np.ndarray:
+            return super().recolor(image, color) // 2 * 2
+
+    right: Painter = Fast()
+    assert agrees(right)
+    assert not agrees(Wrong())
+
+
+def test_the_source_is_part_of_the_package():
+    assert Path(pixels.__file__).with_name("pixels.c").is_file()
+    assert os.access(pixels.SOURCE, os.R_OK)
