@@ -7,7 +7,7 @@ Answer: bench/results/spike_clips_<machine>_<yyyymm>.md (rewrite it with --write
 
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,13 +26,12 @@ from flatout.spike.source import ClipSource
 FRAMES = 6
 
 
-def write_tree(root: Path, height: int, width: int) -> None:
-    """One sequence of smooth, noisy pictures, about as large as photographs once compressed."""
-    rng = np.random.default_rng(1)
-    folder = root / "train/seq"
-    (folder / "spike").mkdir(parents=True)
+def write_frames(folder: Path, height: int, width: int, numbers: Iterable[int]) -> None:
+    """Of one sequence: smooth, noisy pictures, about as large as photographs once compressed, and random spikes."""
+    (folder / "spike").mkdir(parents=True, exist_ok=True)
     y, x = np.mgrid[0:height, 0:width]
-    for number in range(FRAMES):
+    for number in numbers:
+        rng = np.random.default_rng((1, number))
         base = 127 + 100 * np.sin((x + 9 * number) / 40)[..., None] * np.cos(y / 30)[..., None]
         picture = np.clip(base + rng.normal(0, 2, (height, width, 3)), 0, 255).astype(np.uint8)
         for part in ("blur", "sharp"):
@@ -59,7 +58,7 @@ def main() -> int:
     options = arguments(__doc__).parse_args()
     height, width, repeats = (72, 128, 3) if options.quick else (720, 1280, 15)
     with tempfile.TemporaryDirectory() as folder:
-        write_tree(Path(folder), height, width)
+        write_frames(Path(folder) / "train/seq", height, width, range(FRAMES))
         crop = 64 if options.quick else 256
         config = DataConfig(ROOT=folder, CROP_SIZE=crop, SPIKE_H=height // 2, SPIKE_W=width // 2, USE_RAM_CACHE=True)
         clips = open_clips(config, "train", scored=False)

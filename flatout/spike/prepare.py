@@ -1,8 +1,6 @@
 """The unified tree: blur, sharp and spike of every sequence side by side, as links or copies.
 
-    layout A   <rgb>/{train,test}/<seq>/{blur,blur_gamma,sharp}/     <spikes>/{train,test}/<seq>/spike/
-    layout B   <rgb>/{train,test}_GT_blurred/<seq>/, {train,test}_GT/<seq>/     spikes as above
-    unified    <output>/{train,test}/<seq>/{blur,sharp,spike}/
+    raw trees (raw_trees.py, x4k.py) --> <output>/{train,test}/<seq>/{blur,sharp,spike}/
 
 What is incomplete is skipped and named. Running it again is harmless.
 """
@@ -11,16 +9,16 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flatout.errors import DataError
+from flatout.errors import ConfigError, DataError
+from flatout.spike import x4k
+from flatout.spike.raw_trees import REASONS, RawTree, sequences_of
 from flatout.spike.tree import IMAGE_EXTS, stems_in
 
 logger = logging.getLogger(__name__)
-
-PARTS = ("blur", "sharp", "spike")
 
 
 class TreeError(DataError, RuntimeError):
@@ -37,6 +35,12 @@ class PrepareConfig:
     use_symlinks: bool = False
     blur_dir: str = "blur"
     splits: tuple[str, ...] = ("train", "test")
+    exposure: int = x4k.EXPOSURES[0]
+    """Spike frames of a blurry frame, for X4K1000FPS-Spike."""
+
+    def __post_init__(self) -> None:
+        if self.exposure not in x4k.EXPOSURES:
+            raise ConfigError(f"--exposure {self.exposure}: X4K1000FPS-Spike has 33 and 65 spike frames per picture.")
 
 
 @dataclass(frozen=True)
@@ -58,15 +62,6 @@ class Prepared:
     """(split, sequence or None for a whole split, reason)."""
 
 
-REASONS = {
-    "no_spike_split": "the spike tree has no such split",
-    "no_gopro_split": "the RGB tree has no such split",
-    "no_gopro_sequence": "the RGB tree has no such sequence",
-    "no_blur_or_sharp": "its blurry or sharp frames are missing",
-    "no_spike_dir": "its folder 'spike' is missing",
-}
-
-
 def prepare(config: PrepareConfig) -> Prepared:
     """Make the tree; TreeError if a root is missing or a real folder stands where a link should go."""
     for name in ("spike_root", "blur_root"):
@@ -74,16 +69,48 @@ def prepare(config: PrepareConfig) -> Prepared:
             raise TreeError(f"--{name} {getattr(config, name)}: no such folder. Give the root of that tree.")
     done = Prepared()
     for split in config.splits:
-        for sequence, reason, sources in _sequences(config, split):
-            if reason:
-                logger.warning("%s: skipped, %s.", "/".join(filter(None, (split, sequence))), REASONS[reason])
-                done.skipped.append((split, sequence, reason))
-                continue
-            assert sequence is not None
-            for part, source in sources.items():
-                _place(source, config.output / split / sequence / part, link=config.use_symlinks)
-            done.created.setdefault(split, {})[sequence] = _count(config.output / split / sequence)
+        is_x4k = x4k.spikes_root(config.spike_root, split).is_dir()
+        (_cut_streams if is_x4k else _place_folders)(config, split, done)
     return done
+
+
+def _place_folders(config: PrepareConfig, split: str, done: Prepared) -> None:
+    """Whole folders, as the raw tree has them."""
+    for sequence, reason, parts in sequences_of(RawTree(config.blur_root, config.spike_root, config.blur_dir), split):
+        if reason:
+            _skip(done, split, sequence, reason)
+            continue
+        assert sequence is not None
+        for part, source in parts.items():
+            _place(source, config.output / split / sequence / part, link=config.use_symlinks, copy=shutil.copytree)
+        done.created.setdefault(split, {})[sequence] = _count(config.output / split / sequence)
+
+
+def _cut_streams(config: PrepareConfig, split: str, done: Prepared) -> None:
+    """Pictures one by one, under numbers in the order of time, and a spike file cut for each."""
+    for clip in x4k.clips_in(config.blur_root, config.spike_root, split, config.exposure):
+        frames = x4k.frames_of(clip)
+        if not frames:
+            _skip(done, split, clip.name, "no_blur_or_sharp")
+            continue
+        layout = x4k.layout_of(clip, frames[0])
+        target = config.output / split / clip.name
+        (target / "spike").mkdir(parents=True, exist_ok=True)
+        for frame in frames:
+            name = f"{frame.number:06d}"
+            for part, source in (("blur", frame.blur), ("sharp", frame.sharp)):
+                place = target / part / f"{name}{source.suffix}"
+                _place(source, place, link=config.use_symlinks, copy=shutil.copyfile)
+            (target / "spike" / f"{name}.dat").write_bytes(x4k.cut(clip, frame, layout, config.exposure).tobytes())
+        # The geometry differs between the splits of this set, so it goes with the spikes.
+        (target / "config.yaml").write_text(f"spike_h: {layout.height}\nspike_w: {layout.width}\n")
+        num_blurry = len(stems_in(clip.blur, IMAGE_EXTS))
+        done.created.setdefault(split, {})[clip.name] = Frames(num_blurry, len(frames))
+
+
+def _skip(done: Prepared, split: str, sequence: str | None, reason: str) -> None:
+    logger.warning("%s: skipped, %s.", "/".join(filter(None, (split, sequence))), REASONS[reason])
+    done.skipped.append((split, sequence, reason))
 
 
 def validation_names(names: Sequence[str], *, ratio: float, seed: int) -> list[str]:
@@ -98,56 +125,23 @@ def make_validation(output: Path, *, ratio: float, seed: int, train: str = "trai
     names = [path.name for path in (output / train).iterdir() if path.is_dir()]
     chosen = validation_names(names, ratio=ratio, seed=seed)
     for name in chosen:
-        _place(output / train / name, output / "val" / name, link=True)
+        _place(output / train / name, output / "val" / name, link=True, copy=shutil.copytree)
     return chosen
 
 
-def _sequences(config: PrepareConfig, split: str) -> Iterator[tuple[str | None, str, dict[str, Path]]]:
-    """(sequence, reason to skip it or "", folders of its parts), by name, as the spike tree has them."""
-    spikes = config.spike_root / split
-    if not spikes.is_dir():
-        yield None, "no_spike_split", {}
-        return
-    if not (config.blur_root / split).is_dir() and not _regrouped(config, split):
-        yield None, "no_gopro_split", {}
-        return
-    for folder in sorted(path for path in spikes.iterdir() if path.is_dir()):
-        yield folder.name, *_parts(config, split, folder)
-
-
-def _parts(config: PrepareConfig, split: str, spikes: Path) -> tuple[str, dict[str, Path]]:
-    if _regrouped(config, split):
-        blur, sharp = (config.blur_root / f"{split}{end}" / spikes.name for end in ("_GT_blurred", "_GT"))
-        is_known = blur.is_dir() or sharp.is_dir()
-    else:
-        sequence = config.blur_root / split / spikes.name
-        blur, sharp = sequence / config.blur_dir, sequence / "sharp"
-        is_known = sequence.is_dir()
-    if not is_known:
-        return "no_gopro_sequence", {}
-    if not (blur.is_dir() and sharp.is_dir()):
-        return "no_blur_or_sharp", {}
-    if not (spikes / "spike").is_dir():
-        return "no_spike_dir", {}
-    return "", dict(zip(PARTS, (blur, sharp, spikes / "spike"), strict=True))
-
-
-def _regrouped(config: PrepareConfig, split: str) -> bool:
-    """Layout B."""
-    return not (config.blur_root / split).is_dir() and (config.blur_root / f"{split}_GT").is_dir()
-
-
-def _place(source: Path, target: Path, *, link: bool) -> None:
+def _place(source: Path, target: Path, *, link: bool, copy: Callable[[Path, Path], object]) -> None:
+    """A folder or a file, as a link or a copy; a copy that is there is left alone."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if not link:
         if not target.exists():
-            shutil.copytree(source, target, symlinks=False)
+            copy(source, target)
         return
     if target.is_symlink():
         target.unlink()
     elif target.exists():
         raise TreeError(
-            f"{target} is a real folder where a link to {source} should go. Move it away, or leave --use_symlinks out."
+            f"{target} is a real {'folder' if target.is_dir() else 'file'} where a link to {source} should go. Move it "
+            "away, or leave --use_symlinks out."
         )
     os.symlink(source.resolve(), target)
 

@@ -47,7 +47,7 @@ class Render:
         for part, name in enumerate(("blur", "sharp")):
             here = slice(part * length, (part + 1) * length)
             self._cut(sources, here, params["corner"], y, x, out[name])
-        self._count(sources, params, out["spikes"])
+        self.count(sources, params, out["spikes"])
 
     def _cut(self, sources: Sources, here: slice, corner_N4: Tensor, y: Tensor, x: Tensor, out: Tensor) -> None:
         """Gather [N, L, S, S, 3] bytes."""
@@ -57,7 +57,7 @@ class Render:
         first = sources.offsets[:, here, None, None] + 3 * pixel
         out.copy_(sources.data[first[..., None] + torch.arange(3, device=first.device)])
 
-    def _count(self, sources: Sources, params: Mapping[str, Tensor], out: Tensor) -> None:
+    def count(self, sources: Sources, params: Mapping[str, Tensor], out: Tensor) -> None:
         """Sum the spikes of each bin, one spike frame of every bin at a time: no atomics, the same bits every time."""
         num, length, channels, height, width = out.shape
         here = slice(2 * length, 3 * length)

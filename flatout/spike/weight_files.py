@@ -45,11 +45,7 @@ class Loaded(NamedTuple):
 
 def load_network(path: Path) -> Loaded:
     """From best.pt or last.pt: of the latter its moving average."""
-    if path.suffix == ".pth" and path.is_file():
-        raise CheckpointError(
-            f"{path}: .pth files of the early VRT-based code hold another network, which is not built here. Name the "
-            "best.pt of a `flatout spike train`."
-        )
+    refuse_early(path)
     match read_container(path):
         case {"weights": {"network": dict(about), "state": dict(state), **rest}}:
             network = network_from(about)
@@ -60,3 +56,12 @@ def load_network(path: Path) -> Loaded:
                 raise CheckpointError(f"{path}: its weights do not fit the network it describes: {error}") from None
             return Loaded(network.eval(), {str(key): value for key, value in rest.items() if key != "ema"})
     raise CheckpointError(f"{path}: holds no deblurring network. Name the best.pt or last.pt of a spike training.")
+
+
+def refuse_early(path: Path) -> None:
+    """CheckpointError for files of the code before this one."""
+    if path.suffix == ".pth" and path.is_file():
+        raise CheckpointError(
+            f"{path}: .pth files of the early VRT-based code hold another network, which is not built here. Name the "
+            "best.pt or last.pt of a `flatout spike train`."
+        )

@@ -48,8 +48,13 @@ def test_mistakes_are_sentences(trained):
         trained.train(fresch=True)
 
 
-def test_weights_of_the_early_code_are_refused_by_name(tmp_path):
+def test_weights_of_the_early_code_are_refused_by_name(demo, tmp_path):
     path = tmp_path / "best.pth"
     torch.save({"step": 3, "best_psnr": 30.0, "state_dict": {"vrt.conv.weight": torch.zeros(2)}}, path)
     with pytest.raises(CheckpointError, match=r"best\.pth: .*VRT.*best\.pt"):
         load_network(path)
+    with pytest.raises(CheckpointError, match=r"best\.pth: .*VRT.*best\.pt"):
+        flatout.spike.load(demo).train(resume=str(path))
+    overrides = {"TRAIN.RESUME_FROM_CHECKPOINT": True, "TRAIN.CHECKPOINT_PATH": str(path)}
+    with pytest.raises(CheckpointError, match=r"best\.pth: .*VRT.*best\.pt"):
+        flatout.spike.load(demo).train(overrides)

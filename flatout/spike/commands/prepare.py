@@ -8,13 +8,16 @@ from flatout.errors import ConfigError
 from flatout.spike.commands.arguments import parser
 
 DESCRIPTION = """\
-Put blur, sharp and spike folders of every sequence side by side, as copies or links. Reads GoPro-Spike's layout
-(train/<seq>/blur, sharp) and the regrouped one (train_GT_blurred/<seq>, train_GT/<seq>). Running it again is harmless.
+Put blur, sharp and spike folders of every sequence side by side, as copies or links. Reads the layouts of GoPro-Spike
+(train/<seq>/blur, sharp), of its regrouped form (train_GT_blurred/<seq>, train_GT/<seq>), of S-SDM's GOPRO
+(train/blur_data/<seq>, sharp_data, spike_data) and of X4K1000FPS-Spike (train_blurry_33, train_fullRGB,
+train_spike_2xds), whose streams are cut into one file per picture. Running it again is harmless.
 """
 EPILOG = """\
 examples:
   flatout spike prepare --use_symlinks
   flatout spike prepare --spike_root spikes --blur_root GOPRO_Large --output unified --use_symlinks --check
+  flatout spike prepare --spike_root X4K --blur_root X4K --output x4k --splits train val --exposure 33
 
 Exit code: 0, 2 wrong arguments, 3 a root is missing, nothing was found, or --check found a stream that does not fit.
 """
@@ -37,6 +40,7 @@ def main(argv: list[str]) -> int:
             use_symlinks=args.use_symlinks,
             blur_dir=args.blur_dir,
             splits=tuple(args.splits),
+            exposure=args.exposure,
         )
     )
     for split, sequences in done.created.items():
@@ -79,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--use_symlinks", action="store_true", help="link folders instead of copying them")
     made.add_argument("--blur_dir", choices=("blur", "blur_gamma"), default="blur", help="published numbers use blur")
     made.add_argument("--splits", nargs="+", default=["train", "test"], metavar="SPLIT")
+    made.add_argument("--exposure", type=int, default=33, metavar="N", help="X4K: 33 (default) or 65 spike frames")
     made.add_argument("--check", action="store_true", help="compare one stream of every sequence with its frame")
     made.add_argument("--spike_hw", nargs=2, type=int, metavar=("H", "W"), help="for --check, if not 360 640")
     made.add_argument("--val_ratio", type=float, metavar="R", help="also make a split `val` of this share of train")

@@ -15,6 +15,7 @@ from flatout.engine.run_folder import Run, choose_run
 from flatout.errors import ConfigError
 from flatout.spike.config import SpikeConfig, plain
 from flatout.spike.train.options import TrainOptions
+from flatout.spike.weight_files import refuse_early
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ def open_run(config: SpikeConfig, options: TrainOptions, epochs: int) -> Run:
     asked = options.resume or (config.TRAIN.CHECKPOINT_PATH if config.TRAIN.RESUME_FROM_CHECKPOINT else None)
     if config.TRAIN.RESUME_FROM_CHECKPOINT and not asked:
         raise ConfigError("TRAIN.RESUME_FROM_CHECKPOINT is true, but CHECKPOINT_PATH does not say which one.")
+    if asked:
+        refuse_early(Path(asked))
     run = choose_run(
         save.parent,
         save.name,

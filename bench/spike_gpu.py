@@ -1,0 +1,220 @@
+"""What do voxels cost on the GPU, and does a training by the shipped config wait for its input?
+
+Drawn 720p data: one sequence of PNG frames and packed streams of 88 x 360 x 640. First a batch of
+data/spike/gopro_balanced.yaml (4 clips of 5 crops of 256 px, 5 bins) on the GPU from resident packed bytes - unpack and
+count, then all of it with the frames, then bytes to what the network sees - against one core that makes the same bytes
+from the store; the bytes are compared. Then trainings by that config through `flatout spike train`: as shipped (store),
+with everything resident on the GPU, and without a store (PNG on every visit). What counts is the share of the step that
+waits for input, from the second epoch on. Needs a CUDA GPU.
+Exit code 1 if the shipped config waits more than 2 % of the step.
+Answer: bench/results/spike_gpu_<machine>_<yyyymm>.md (rewrite it with --write).
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from bench.device_copy import time_on_device
+from bench.measure import Timing, arguments, facts_line, measure, report
+from bench.promises import Criterion
+from bench.spike_clips import write_frames
+from flatout.feed import Out
+from flatout.feed.device_store import DeviceStore
+from flatout.profiler import machine
+from flatout.spike.clip_feed import open_store, training_source
+from flatout.spike.config import DataConfig, SpikeConfig, load_config
+from flatout.spike.data import ClipSet, open_clips
+from flatout.spike.device_clip import ToClip
+from flatout.spike.frames import Frames
+from flatout.spike.loader_plan import GIB
+from flatout.spike.resident import Render
+from flatout.spike.resident_numbers import NumbersSource
+from flatout.spike.source import boxes_of, shown_of
+
+ROOT = Path(__file__).parents[1]
+CONFIG = ROOT / "data/spike/gopro_balanced.yaml"
+SIZE_HW = (720, 1280)
+NUM_FRAMES = 72
+EPOCHS = 5
+WAYS = {
+    "shipped: store": (),
+    "all resident on the GPU": ("TRAIN.DEVICE_RESIDENT=true",),
+    "no store: PNG every time": ("DATA.USE_RAM_CACHE=false",),
+}
+MOST_WAITING = 0.02
+QUICK = (
+    "DATA.CROP_SIZE=32", "DATA.CLIP_LEN=2", "DATA.CACHE_SIZE_GB=0.1", "DATALOADER.TOTAL_WORKERS=1",
+    "MODEL.WIDTH=4", "MODEL.ENC_BLOCKS=[1,1]", "MODEL.DEC_BLOCKS=[1,1]",
+)  # fmt: skip
+
+
+class Waiting(NamedTuple):
+    """A training from its second epoch on: means per step."""
+
+    step_ms: float
+    wait_ms: float
+    clips_per_s: float
+    seconds: float
+    """Of the whole command."""
+
+    @property
+    def share(self) -> float:
+        return self.wait_ms / self.step_ms
+
+
+def main() -> int:
+    """Draw, measure, report, judge."""
+    options = arguments(__doc__).parse_args()
+    if not torch.cuda.is_available() and not options.quick:
+        print("This benchmark needs a CUDA GPU.")
+        return 2
+    size_hw, num_frames = ((72, 128), 8) if options.quick else (SIZE_HW, NUM_FRAMES)
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    print(facts_line(), flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        began = time.perf_counter()
+        draw(Path(name) / "train/seq", size_hw, num_frames)
+        print(f"{num_frames} frames drawn in {time.perf_counter() - began:.1f} s", flush=True)
+        changes = [*(QUICK if options.quick else ()), f"DATA.ROOT={name}"]
+        changes += [f"DATA.SPIKE_H={size_hw[0] // 2}", f"DATA.SPIKE_W={size_hw[1] // 2}"]
+        binning = measure_binning(load_config(CONFIG, changes), device, repeats=3 if options.quick else 30)
+        print("\n".join(_binning_lines(binning)), flush=True)
+        trainings = {way: train(Path(name), way, [*changes, *extra]) for way, extra in WAYS.items()}
+    return _tell(binning, trainings, device, options)
+
+
+def draw(folder: Path, size_hw: tuple[int, int], num_frames: int) -> None:
+    """By as many processes as there are cores; PNG is what takes time."""
+    cores = machine.cores().usable
+    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+        parts = [range(first, num_frames, cores) for first in range(min(cores, num_frames))]
+        list(pool.map(write_frames, *zip(*((folder, *size_hw, part) for part in parts), strict=True)))
+
+
+def measure_binning(config: SpikeConfig, device: torch.device, *, repeats: int) -> dict[str, Timing]:
+    """One batch made on the device and by one core; AssertionError unless the bytes are equal."""
+    data, batch = config.DATA, config.TRAIN.BATCH_SIZE
+    clips = open_clips(data, data.TRAIN_SPLIT, scored=False)
+    store = open_store(clips, data, budget_bytes=int(data.CACHE_SIZE_GB * GIB), workers=machine.cores().usable)
+    assert store is not None and data.CROP_SIZE is not None
+    indices = np.arange(batch)
+    with store:
+        whole, shown = training_source(clips, data, store), shown_of(data)
+        numbers = NumbersSource(clips, whole, shown, crop=data.CROP_SIZE)
+        draws = whole.draw(1, 0, indices, indices)
+        small, host = _arrays(numbers, batch), _arrays(whole, batch)
+        numbers.read(indices, draws, Out(small))
+        resident = DeviceStore(store, device, batch_items=3 * clips.clip_length * batch)
+        params = {name: torch.from_numpy(array).to(device) for name, array in small.items()}
+        sources = resident.sources_of(small["items"], params["items"])
+        render = Render(clips, whole, shown, crop=data.CROP_SIZE)
+        out = {
+            name: torch.empty((batch, *each.shape), dtype=each.dtype, device=device)
+            for name, each in render.outputs.items()
+        }
+        to_clip = ToClip(data)
+        on_device = {
+            "GPU: unpack and count": lambda: render.count(sources, params, out["spikes"]),
+            "GPU: the same, and frames cropped": lambda: render(sources, params, out),
+            "GPU: bytes to rates and 0..1": lambda: to_clip(out | {"spike_frames": params["spike_frames"]}),
+        }
+        timed = time_on_device if device.type == "cuda" else _time_on_host
+        times = {name: timed(work, repeats) for name, work in on_device.items()}
+        times["one core: unpack and count"] = measure(
+            lambda: _count_on_host(clips, data, Frames(clips, shown, store), draws["origin"]), warmup=1, repeats=repeats
+        )
+        times["one core: the same, and frames cropped"] = measure(
+            lambda: whole.read(indices, draws, Out(host)), warmup=1, repeats=repeats
+        )
+        for name in out:
+            assert np.array_equal(out[name].cpu().numpy(), host[name]), f"{name} differs between GPU and CPU"
+    return times
+
+
+def _arrays(source: Any, batch: int) -> dict[str, np.ndarray]:
+    return {name: np.zeros((batch, *field.shape), field.dtype) for name, field in source.fields.items()}
+
+
+def _time_on_host(work: Any, repeats: int) -> Timing:
+    return measure(work, warmup=1, repeats=repeats)
+
+
+def _count_on_host(clips: ClipSet, data: DataConfig, frames: Frames, origin_N2: np.ndarray) -> None:
+    for clip, origin in enumerate(origin_N2.tolist()):
+        _, box = boxes_of(clips.sequence_of(clip), origin, data.CROP_SIZE)
+        for frame in clips.windows_NL[clip].tolist():
+            frames.spikes(frame, box, np.dtype(np.uint8))
+
+
+def train(root: Path, way: str, changes: Sequence[str]) -> Waiting:
+    """A training of its own process, and what its log says from the second epoch on."""
+    run = root / f"run-{list(WAYS).index(way)}"
+    command = [sys.executable, "-m", "flatout", "spike", "train", "--config", str(CONFIG)]
+    for change in (f"TRAIN.EPOCHS={EPOCHS}", f"LOG.SAVE_DIR={run}", *changes):
+        command += ["--set", change]
+    began = time.perf_counter()
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    seconds = time.perf_counter() - began
+    if done.returncode != 0:
+        raise SystemExit(f"{way}: exit code {done.returncode}\n{done.stdout[-1000:]}\n{done.stderr[-2000:]}")
+    rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()][1:]
+    step_ms, wait_ms, clips_per_s = (
+        mean(row[name] for row in rows) for name in ("step_ms", "wait_ms", "samples_per_s")
+    )
+    found = Waiting(step_ms, wait_ms, clips_per_s, seconds)
+    print(_training_line(way, found), flush=True)
+    return found
+
+
+def _training_line(way: str, found: Waiting) -> str:
+    return (
+        f"{way:28} step {found.step_ms:7.1f} ms, of which waiting {found.wait_ms:7.2f} ms ({found.share:6.1%}), "
+        f"{found.clips_per_s:6.1f} clips/s; command {found.seconds:.0f} s"
+    )
+
+
+def _binning_lines(times: dict[str, Timing]) -> list[str]:
+    ratios = {
+        part: times[f"one core: {part}"].median / times[f"GPU: {part}"].median
+        for part in ("unpack and count", "the same, and frames cropped")
+    }
+    return [
+        *(f"{name:42} {timing.text()}" for name, timing in times.items()),
+        *(f"GPU over one core, {part}: {ratio:.1f} x" for part, ratio in ratios.items()),
+    ]
+
+
+def _tell(
+    binning: dict[str, Timing], trainings: dict[str, Waiting], device: torch.device, options: argparse.Namespace
+) -> int:
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "no GPU"
+    share = 100 * trainings["shipped: store"].share
+    promise = Criterion(promise="shipped config: waiting / step", value=share, limit=100 * MOST_WAITING, unit=" %")
+    lines = [f"GPU {name}. A batch: 4 clips of 5 frames, crop 256, 88 spike frames in 5 bins."]
+    lines += _binning_lines(binning)
+    lines += ["", f"gopro_balanced.yaml, epochs 2 to {EPOCHS}:"]
+    lines += [_training_line(way, found) for way, found in trainings.items()] + [str(promise)]
+    numbers = {
+        "batch_ms": {way: 1e3 * timing.median for way, timing in binning.items()},
+        "trainings": {way: found._asdict() | {"share": found.share} for way, found in trainings.items()},
+    }
+    report("spike_gpu", "\n".join(lines), numbers, options)
+    return 0 if promise.passed or options.quick else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""What do a quarter and a half more workers bring, and what memory do they take?
+
+The guide's three ways on 40 cores and three GPUs are 24, 30 and 36 workers; its table promises +25 % and +50 % for 2.5,
+3.2 and 3.9 GB. Here one GPU's share of each (8, 10, 12 workers; batch 1, clips of five crops of 256 px) reads drawn
+720p data, from PNG files and from the store, with nobody training: clips per second, and what all processes of the feed
+take beyond what this one took before (without a store; proportional set size: shared pages count once).
+Answer: bench/results/spike_workers_<machine>_<yyyymm>.md (rewrite it with --write).
+"""
+
+import tempfile
+import time
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+
+from bench.measure import arguments, report
+from bench.spike_gpu import draw
+from flatout.engine.distributed import World
+from flatout.feed import Store
+from flatout.spike.clip_feed import ClipFeed, FeedWishes, open_store, open_training_feed
+from flatout.spike.config import DataConfig, LoaderConfig
+from flatout.spike.data import ClipSet, open_clips
+from flatout.spike.loader_plan import plan_loader
+from flatout.spike.schedule import plan_steps
+
+GPUS = 3
+WAYS = {"old style": (24, 4), "balanced": (30, 4), "aggressive": (36, 6)}
+"""Workers of all GPUs, and TRAIN_PREFETCH_FACTOR."""
+NUM_FRAMES = 24
+FILES = "PNG files"
+
+
+class Share(NamedTuple):
+    """Of one GPU."""
+
+    workers: int
+    clips_per_s: float
+    memory_bytes: int
+    """Of the feed's processes and slots."""
+
+
+def main() -> None:
+    """Measure and report."""
+    options = arguments(__doc__).parse_args()
+    size_hw, num_frames, seconds = ((72, 128), 12, 0.3) if options.quick else ((720, 1280), NUM_FRAMES, 4.0)
+    with tempfile.TemporaryDirectory() as name:
+        draw(Path(name) / "train/seq", size_hw, num_frames)
+        height, width = size_hw[0] // 2, size_hw[1] // 2
+        crop = 64 if options.quick else 256
+        data = DataConfig(ROOT=name, CROP_SIZE=crop, SPIKE_H=height, SPIKE_W=width, USE_RAM_CACHE=True)
+        clips = open_clips(data, "train", scored=False)
+        found: dict[str, dict[str, Share]] = {FILES: {}, "store": {}}
+        for way, (total, prefetch) in WAYS.items():
+            found[FILES][way] = share_of(clips, data, total, prefetch, None, seconds)
+            # The feed closes its store; the next one opens it again from nothing.
+            store = open_store(clips, data, budget_bytes=1 << 30, workers=2)
+            assert store is not None
+            found["store"][way] = share_of(clips, data, total, prefetch, store, seconds)
+    report("spike_workers", "\n".join(_lines(found)), _numbers(found), options)
+
+
+def share_of(clips: ClipSet, data: DataConfig, total: int, prefetch: int, store: Store | None, seconds: float) -> Share:
+    """A feed of one GPU, after its first epoch."""
+    loader = LoaderConfig(TOTAL_WORKERS=total, TRAIN_PREFETCH_FACTOR=prefetch)
+    plan = plan_loader(loader, gpus=GPUS, batch=1, val_batch=1, sample_bytes=0, cache_bytes=0)
+    wishes = FeedWishes(batch=1, workers=plan.workers.train, slots=plan.slots, device=torch.device("cpu"))
+    steps = plan_steps(len(clips), world=1, batch=1, accumulation=1)
+    before = _memory_bytes()
+    with open_training_feed(
+        clips, data, wishes, steps=steps, seed=1, epochs=10**6, world=World(), store=store
+    ) as feed:  # fmt: skip
+        _take_epoch(feed, 0)
+        began, seen, epochs = time.perf_counter(), 0, count(1)
+        while time.perf_counter() - began < seconds:
+            seen += _take_epoch(feed, next(epochs))
+        rate = seen / (time.perf_counter() - began)
+        held = _memory_bytes() - before
+    return Share(plan.workers.train, rate, held)
+
+
+def _take_epoch(feed: ClipFeed, epoch: int) -> int:
+    return sum(1 for _ in feed.batches.epoch(epoch))
+
+
+def _memory_bytes() -> int:
+    """Proportional set size of this process and all below it."""
+    here = psutil.Process()
+    total = 0
+    for process in (here, *here.children(recursive=True)):
+        with suppress(psutil.Error):
+            total += process.memory_full_info().pss
+    return total
+
+
+def _lines(found: dict[str, dict[str, Share]]) -> list[str]:
+    lines = [f"{'one GPU of three':14}{'workers':>9}" + "".join(f"{kind + ', clips/s':>22}{'':8}" for kind in found)]
+    lines[0] += f"{'memory':>12}{'of three GPUs':>16}"
+    first = {kind: next(iter(shares.values())) for kind, shares in found.items()}
+    for way in WAYS:
+        shares = {kind: found[kind][way] for kind in found}
+        line = f"{way:14}{shares['store'].workers:9}"
+        for kind, share in shares.items():
+            line += f"{share.clips_per_s:22.1f}{100 * (share.clips_per_s / first[kind].clips_per_s - 1):+6.0f} %"
+        held = shares[FILES].memory_bytes
+        lines.append(f"{line}{held / 1e9:9.2f} GB{GPUS * held / 1e9:13.2f} GB")
+    return lines
+
+
+def _numbers(found: dict[str, dict[str, Share]]) -> dict[str, Any]:
+    return {kind: {way: share._asdict() for way, share in shares.items()} for kind, shares in found.items()}
+
+
+if __name__ == "__main__":
+    main()
