@@ -9,6 +9,7 @@ number: nothing that was trained is overwritten unless a flag says so.
 import json
 import logging
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -26,12 +27,17 @@ EXTENDABLE = "epochs"
 
 
 class Run:
-    """A locked run folder. `continues`: load the newest generation in it; else begin at the beginning."""
+    """A locked run folder. `continues`: load the newest generation in it; else begin at the beginning.
 
-    def __init__(self, folder: Path, lock: RunLock, *, continues: bool) -> None:
+    As a context: a run that fails before it has made anything, such as one with a mistyped flag, leaves no new folder.
+    """
+
+    def __init__(self, folder: Path, lock: RunLock, *, continues: bool, is_new: bool = False) -> None:
         self.folder = folder
         self.lock = lock
         self.continues = continues
+        self._is_new = is_new
+        self._at_first: set[Path] = set()
 
     def finish(self) -> None:
         """Note that training is complete: the same command then begins a new run."""
@@ -43,9 +49,12 @@ class Run:
         self.lock.close()
 
     def __enter__(self) -> Self:
+        self._at_first = set(self.folder.iterdir())
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None and self._is_new and set(self.folder.iterdir()) <= self._at_first:
+            shutil.rmtree(self.folder, ignore_errors=True)
         self.close()
 
 
@@ -73,7 +82,7 @@ def choose_run(
     if not fresh and (run := _unfinished(project, name, config, break_lock=break_lock)):
         return run
     folder = new_run_folder(project, name, exist_ok=False)
-    return _begin(folder, RunLock(folder), config)
+    return _begin(folder, RunLock(folder), config, is_new=True)
 
 
 def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
@@ -193,9 +202,9 @@ def _in_this_folder(folder: Path, config: Mapping[str, Any], *, fresh: bool, bre
         raise
 
 
-def _begin(folder: Path, lock: RunLock, config: Mapping[str, Any]) -> Run:
+def _begin(folder: Path, lock: RunLock, config: Mapping[str, Any], *, is_new: bool = False) -> Run:
     _write_record(folder, {"config": dict(config), "finished": False})
-    return Run(folder, lock, continues=False)
+    return Run(folder, lock, continues=False, is_new=is_new)
 
 
 def _continue(folder: Path, lock: RunLock, config: Mapping[str, Any]) -> Run:

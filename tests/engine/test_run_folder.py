@@ -70,6 +70,33 @@ def test_a_project_that_cannot_be_made_is_a_matter_of_the_machine():
 # Which run.
 
 
+def fail(project: Path, **files: str):
+    """A run that writes files, and fails."""
+    with choose(project) as run:
+        for name, content in files.items():
+            (run.folder / name).write_text(content)
+        raise ConfigError("--weights nowhere.pt: no such file")
+
+
+def test_a_new_run_that_fails_before_it_made_anything_leaves_no_folder(tmp_path: Path):
+    with pytest.raises(ConfigError):
+        fail(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_fails_later_keeps_what_it_made(tmp_path: Path):
+    with pytest.raises(ConfigError):
+        fail(tmp_path, results="epoch 1")
+    assert sorted(path.name for path in (tmp_path / "exp").iterdir()) == ["results", "run.json"]
+
+
+def test_a_run_that_is_continued_is_never_removed(tmp_path: Path):
+    begun(tmp_path)
+    with pytest.raises(ConfigError):
+        fail(tmp_path)
+    assert (tmp_path / "exp/run.json").exists()
+
+
 def test_the_same_command_continues_an_unfinished_run(tmp_path: Path):
     first = begun(tmp_path)
     with choose(tmp_path) as run:
