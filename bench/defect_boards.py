@@ -15,7 +15,9 @@ import hashlib
 import os
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import cv2
@@ -36,7 +38,8 @@ from flatout.defect.weights import load_network
 from flatout.engine.device_choice import choose_device
 
 FLOOR_ABOVE = 100
-ALIGN_PX = 4
+KINDS = {"as they come": 0, "aligned": 4}
+"""Pixels by which a template may be moved to where it fits best."""
 MOST_GREY = 0.002
 
 
@@ -63,21 +66,34 @@ def main() -> None:
         mapper = HeatMapper(network.to(device), Grid.over((640, 640), 128), device)
         ways: dict[str, MakeMap] = {"plain difference, 3 x 3": _floor, "network": Remembered(mapper)}
         lines = [f"{told}; base width {about.base}"]
-        for align_px in (0, ALIGN_PX):
-            kind = "aligned" if align_px else "as they come"
-            judged = {
-                split: _write_pairs(data / split, root / f"{split}{align_px}", align_px) for split in ("train", "val")
-            }
+        pairs = {kind: Pairs(data, root / kind, align_px, quick=options.quick) for kind, align_px in KINDS.items()}
+        # Judging is some hundred passes over each map on the CPU: side by side.
+        with ThreadPoolExecutor() as threads:
+            both = {(kind, way): threads.submit(_compare, ways[way], pairs[kind]) for kind in KINDS for way in ways}
+        for kind in KINDS:
             lines.append(f"pairs {kind}")
-            for way, make_map in ways.items():
-                on_train = _judge(make_map, judged["train"][:: 12 if options.quick else 1], None)
-                val = judged["val"][:: 10 if options.quick else 1]
-                whole = [image for image in val if not _is_drawn_on(image.path)]
-                for which, images in ((f"all {len(val)}", val), (f"{len(whole)} not drawn on", whole)):
-                    on_val = _judge(make_map, images, on_train.threshold)
-                    numbers[f"{way}, {kind}, {which}"] = {"train": on_train.scores(), "val": on_val.scores()}
-                    lines.append(f"  {_line(way, which, on_train, on_val)}")
+            for way in ways:
+                on_train, on_val = both[kind, way].result()
+                for which, outcome in on_val.items():
+                    numbers[f"{way}, {kind}, {which}"] = {"train": on_train.scores(), "val": outcome.scores()}
+                    lines.append(f"  {_line(way, which, on_train, outcome)}")
     report("defect_boards", "\n".join(lines), numbers, options)
+
+
+class Pairs:
+    """Train and val pairs as images of three planes, written to files."""
+
+    def __init__(self, data: Path, out: Path, align_px: int, *, quick: bool) -> None:
+        self.train = _write_pairs(data / "train", out / "train", align_px)[:: 12 if quick else 1]
+        val = _write_pairs(data / "val", out / "val", align_px)[:: 10 if quick else 1]
+        whole = [image for image in val if not _is_drawn_on(image.path)]
+        self.val = {f"all {len(val)}": val, f"{len(whole)} not drawn on": whole}
+
+
+def _compare(make_map: MakeMap, pairs: Pairs) -> tuple[Outcome, dict[str, Outcome]]:
+    """On the train pairs, and with the threshold that suits these on each choice of val pairs."""
+    on_train = _judge(make_map, pairs.train, None)
+    return on_train, {which: _judge(make_map, images, on_train.threshold) for which, images in pairs.val.items()}
 
 
 def _trained(data: Path, root: Path, options: argparse.Namespace) -> tuple[Path, str]:
@@ -118,16 +134,17 @@ def _floor(planes_CHW: np.ndarray) -> np.ndarray:
 
 
 class Remembered:
-    """Maps that were made before are not made again."""
+    """Maps that were made before are not made again. For several threads, which take turns."""
 
     def __init__(self, make_map: MakeMap) -> None:
-        self._make_map, self._known = make_map, dict[bytes, np.ndarray]()
+        self._make_map, self._known, self._lock = make_map, dict[bytes, np.ndarray](), Lock()
 
     def __call__(self, planes_CHW: np.ndarray) -> np.ndarray:
         key = hashlib.sha256(planes_CHW.tobytes()).digest()
-        if key not in self._known:
-            self._known[key] = self._make_map(planes_CHW)
-        return self._known[key].copy()
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = self._make_map(planes_CHW)
+            return self._known[key].copy()
 
 
 def _is_drawn_on(path: Path) -> bool:

@@ -47,15 +47,17 @@ class PatchRenderer:
         return self._patch_hw[1] + 2 * self._rim
 
     def __call__(self, sources: Sources, params: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
-        patch_BCPP = self._cropped(sources, params)
-        if self._config.line_ratio:
-            patch_BCPP = _with_lines(patch_BCPP, params, self._line_scale_C)
-        canvas, marks = self._painted(patch_BCPP, params)
+        canvas, marks = self._painted(self._background(sources, params), params)
         inner = (..., slice(self._rim, -self._rim), slice(self._rim, -self._rim))
         out["images"].copy_(canvas[inner])
         out["masks"].copy_(marks[inner])
 
-    # Crops
+    # What defects are painted on
+
+    def _background(self, sources: Sources, params: Mapping[str, Tensor]) -> Tensor:
+        """Crops [B, C, P, P], with disturbances and lines where the recipe has them."""
+        patch_BCPP = self._cropped(sources, params)
+        return _with_lines(patch_BCPP, params, self._line_scale_C) if self._config.line_ratio else patch_BCPP
 
     def _cropped(self, sources: Sources, params: Mapping[str, Tensor]) -> Tensor:
         corner_B2 = params["corner"].long()

@@ -1,11 +1,18 @@
 """Samples keep their promises, and a batch painted on a device equals the one painted by workers."""
 
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from flatout.defect import choose_render
+from flatout.defect.choose_render import HAS_TRITON, renderer_for
 from flatout.defect.patches import Grid
 from flatout.defect.render_torch import PatchRenderer
 from flatout.defect.source import ParameterSource, PatchSource
@@ -13,28 +20,20 @@ from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.draw import DEFECTS, LINES
 from flatout.defect.synth.kernels import Kernels, gaussian_kernel
 from flatout.feed import Plan
-from flatout.feed.device_store import Sources
 from tests.defect.golden_files import records
 from tests.defect.synthetic import Textures, recipe_for
 from tests.defect.test_synth import sample_of
+from tests.defect.two_renderers import RECIPES, by_both, rendered
 from tests.golden_cases import golden_cases
 from tests.reference.plain_feed import plain_batches
 
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+ROOT = Path(__file__).parents[2]
 
 
 def render(renderer: PatchRenderer, images: np.ndarray, params: dict[str, Any], device: str) -> dict[str, np.ndarray]:
-    """Batches of patches from images [N, 3, H, W] that lie one after the other."""
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in params.items()}
-    num, height, width = len(params["num"]), *renderer._patch_hw
-    out = {
-        "images": torch.empty(num, 3, height, width, device=device),
-        "masks": torch.empty(num, 1, height, width, dtype=torch.uint8, device=device),
-    }
-    begin = tensors["items"].long() * images[0].size
-    data = torch.from_numpy(images).reshape(-1).to(device)
-    renderer(Sources(data, begin, torch.empty(0)), tensors, out)
-    return {name: tensor.cpu().numpy() for name, tensor in out.items()}
+    return {name: tensor.cpu().numpy() for name, tensor in rendered(renderer, images, params, device).items()}
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
@@ -55,22 +54,10 @@ def test_the_device_renderer_matches_the_golden_patches(case, device):
         "corner": np.zeros((1, 2), np.int32),
         "items": np.zeros(1, np.int32),
     }
-    renderer = PatchRenderer(grid, SynthConfig(), kernels, torch.device(device))
+    renderer = renderer_for(grid, SynthConfig(), kernels, torch.device(device))
     found = render(renderer, patch_CHW[None], sample, device)
     np.testing.assert_allclose(found["images"][0], arrays[f"{name}_out"], rtol=0, atol=2e-4)
     np.testing.assert_array_equal(found["masks"][0, 0], arrays[f"{name}_mask"])
-
-
-RECIPES = {
-    "standard": {},
-    "crowded": {"num_defects": (20, 40), "defect_share": 1.0},
-    "leaks and lines": {"partial_leak_prob": 0.5, "line_ratio": 0.5},
-    "hard negatives": {"hard": 2, "hard_negative_ratio": 0.5},
-    "disturbed": {"shift_px": 2.5, "noise": 3.0, "edge_noise": 0.2, "gain": 0.1, "offset": 9.0},
-    "one reference": {"shift_px": 2.5, "noise": 3.0, "steepness": 4.0, "one_reference": True},
-    "boards": {"mode": "board", "defect_share": 1.0},
-    "optics": {"mode": "psf", "defect_share": 1.0},
-}
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
@@ -81,11 +68,43 @@ def test_painting_on_a_device_equals_painting_by_workers(name, device):
     plan = Plan(num_samples=len(recipe), batch_size=len(recipe), seed=5, shuffle=False)
     (wanted,) = plain_batches(PatchSource(recipe, images), plan, 1)
     (params,) = plain_batches(ParameterSource(recipe, images), plan, 1)
-    renderer = PatchRenderer(recipe.grid, recipe.config, recipe.kernels, torch.device(device))
+    renderer = renderer_for(recipe.grid, recipe.config, recipe.kernels, torch.device(device))
     found = render(renderer, np.stack(images.images), dict(params.fields), device)
     np.testing.assert_allclose(found["images"], wanted["images"], rtol=0, atol=2e-4)
     np.testing.assert_array_equal(found["masks"], wanted["masks"])
     assert wanted["masks"].any()
+
+
+@needs_triton
+def test_the_kernel_paints_the_bits_of_torch_in_the_interpreter():
+    # In a process of its own: Triton decides when it is imported whether it interprets.
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "tests.defect.two_renderers"]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    if "only 0-dimensional arrays can be converted" in done.stderr:
+        pytest.skip("Triton's interpreter cannot count loops with this version of NumPy")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@needs_triton
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("name", RECIPES)
+def test_on_a_gpu_the_kernel_paints_the_bits_of_torch(name, channels_last):
+    mine, theirs = by_both(name, "cuda", channels_last=channels_last)
+    assert torch.equal(mine["images"], theirs["images"])
+    assert torch.equal(mine["masks"], theirs["masks"])
+
+
+def test_without_triton_a_gpu_paints_by_torch_and_says_so_once(monkeypatch, caplog):
+    monkeypatch.setattr(choose_render, "HAS_TRITON", False)
+    choose_render.say_what_is_missing.cache_clear()
+    monkeypatch.setattr(PatchRenderer, "__init__", lambda self, *arguments: None)
+    arguments: Any = (None, None, None, torch.device("cuda"))
+    with caplog.at_level(logging.WARNING):
+        assert {type(renderer_for(*arguments)) for _ in range(2)} == {PatchRenderer}
+    assert [record.message[:23] for record in caplog.records] == ["Triton is not installed"]
 
 
 def test_patches_without_defects_are_the_image_bit_for_bit_and_images_stay_as_they_are():

@@ -13,9 +13,9 @@ from typing import Self
 import numpy as np
 import torch
 
+from flatout.defect.choose_render import renderer_for
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
-from flatout.defect.render_torch import PatchRenderer
 from flatout.defect.source import ParameterSource, PatchSource, Recipe
 from flatout.defect.strips.canonical import PLANES
 from flatout.defect.strips.find import HARD_NEGATIVES, list_images, root_of, training_folder
@@ -182,7 +182,7 @@ def _on_device(store: Store, recipe: Recipe, options: TrainOptions, plan: Plan, 
         "images": Output((PLANES, *patch_hw), torch.float32, options.channels_last),
         "masks": Output((1, *patch_hw), torch.uint8),
     }
-    return DeviceFeed(feed, kept, PatchRenderer(recipe.grid, recipe.config, recipe.kernels, device), outputs)
+    return DeviceFeed(feed, kept, renderer_for(recipe.grid, recipe.config, recipe.kernels, device), outputs)
 
 
 class _Named:

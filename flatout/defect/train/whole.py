@@ -7,24 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from flatout.defect.evaluate.outcome import Outcome
 from flatout.defect.model import DefectNet
 from flatout.defect.options import TrainOptions, config_of_run
-from flatout.defect.schedule import StepwiseSchedule
 from flatout.defect.source import Recipe
 from flatout.defect.strips.find import list_judged, root_of
+from flatout.defect.train.assemble import amp_of, laid_out, make_loop
 from flatout.defect.train.epoch_end import EpochEnd, EpochEndConfig
 from flatout.defect.train.input import TrainingImages, TrainingInput, find_images, make_recipe, open_input
-from flatout.defect.train.job import DefectJob, StepConfig
 from flatout.defect.train.run_files import check_data, fingerprint, open_run, options_to_resume
 from flatout.defect.train.validate import Validation
 from flatout.defect.train.weight_files import BEST, WeightFiles
 from flatout.defect.weights import about, load_network
 from flatout.engine import distributed
 from flatout.engine.callbacks import Callback, Callbacks, RunStart, Scores
-from flatout.engine.compiling import Compiled
 from flatout.engine.determinism import set_determinism
 from flatout.engine.device_choice import choose_devices
 from flatout.engine.distributed import World
@@ -34,9 +31,8 @@ from flatout.engine.generations import Generation, Generations
 from flatout.engine.interrupts import Interrupts
 from flatout.engine.job import Tick
 from flatout.engine.loggers.choose import choose_loggers
-from flatout.engine.loop import Loop, LoopConfig, StoppedAfter
-from flatout.engine.optim import make_optimizer
-from flatout.engine.precision import DTYPES, Amp, default_fast_amp
+from flatout.engine.loop import Loop, StoppedAfter
+from flatout.engine.precision import DTYPES
 from flatout.engine.preflight.disk import check_disk, disk_need
 from flatout.engine.preflight.gpu import check_gpus
 from flatout.engine.progress import StepProgress
@@ -49,7 +45,6 @@ from flatout.errors import CheckpointError, ConfigError
 logger = logging.getLogger(__name__)
 
 WEIGHTS = "weights"
-ADAM_BETA = 0.9
 
 
 @dataclass(frozen=True)
@@ -109,10 +104,6 @@ def device_for(text: str, world: World) -> torch.device:
     return devices[world.local_rank]
 
 
-def amp_of(options: TrainOptions, device: torch.device) -> Amp:
-    return default_fast_amp(device) if options.amp == "auto" else options.amp
-
-
 class _Training:
     """The parts of one training, put together."""
 
@@ -132,9 +123,7 @@ class _Training:
         self._amp = amp_of(options, device)
         self._saved = self._saved_state(continues)
         set_determinism(options.deterministic)
-        self._network = self._make_network().to(device)
-        if options.channels_last:
-            self._network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._network = laid_out(self._make_network(), options, device)
 
     def go(self, callbacks: Callbacks, spending: Spending) -> TrainResult:
         folder = self._folder
@@ -214,47 +203,18 @@ class _Training:
         )
 
     def _loop(self, source: TrainingInput, epoch_end: EpochEnd, interrupts: Interrupts) -> Loop:
-        options = self._options
-        step = StepConfig(
-            epochs=options.epochs,
-            gamma_start=options.gamma_start,
-            gamma_end=options.gamma_end,
-            alpha_background=options.alpha_background,
-            alpha_defect=options.alpha_defect,
-            channels_last=options.channels_last,
-        )
-        parameters = list(self._network.parameters())
-        return Loop(
-            job=DefectJob(step, epoch_end),
+        return make_loop(
+            self._options,
             network=self._network,
-            optimizer=make_optimizer("adam", [parameters], lr=options.lr, momentum=ADAM_BETA, decays=[0.0]),
-            schedule=StepwiseSchedule(options.lr, options.epochs),
-            batches=source.batches,
-            config=LoopConfig(
-                epochs=options.epochs,
-                steps_per_epoch=source.steps_per_epoch,
-                amp=self._amp,
-                log_every=min(options.log_every, source.steps_per_epoch),
-                save_every_s=60 * options.save_every_minutes,
-                save_every_steps=options.save_every_steps,
-                stop_after=options.stop_after,
-                graphs=options.graphs,
-            ),
+            source=source,
+            epoch_end=epoch_end,
             device=self._device,
+            world=self._world,
             generations=Generations(self._folder / WEIGHTS),
             interrupts=interrupts,
-            world=self._world,
-            forward=self._forward(),
             callbacks=self._callbacks,
             stop_early=self._spending.over if self._spending.has_budget else None,
         )
-
-    def _forward(self) -> nn.Module:
-        """The network as it is called."""
-        if self._world.size > 1:
-            ids = [self._device.index] if self._device.type == "cuda" else None
-            return nn.parallel.DistributedDataParallel(self._network, device_ids=ids)
-        return Compiled(self._network) if self._options.compile == "on" else self._network
 
     def _saved_state(self, continues: bool) -> Generation | None:
         """What the run folder holds, if this command continues it."""

@@ -1,0 +1,189 @@
+"""Two ways to train the defect network, for bench/defect_step.py: as in 2025, and by the loop of the product.
+
+Both are timed alike: some steps go by unseen; then the device is waited for, at the beginning and at the end.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from bench.defect_baselines import August, July
+from flatout.defect.loss import focal_loss
+from flatout.defect.model import DefectNet
+from flatout.defect.options import TrainOptions
+from flatout.defect.train.assemble import laid_out, make_loop
+from flatout.defect.train.input import TrainingInput
+from flatout.engine.distributed import World
+from flatout.engine.job import EpochReport, Tick
+from flatout.engine.loop import Loop
+from flatout.feed.device import DeviceBatch
+
+WORKERS, PREFETCH = 7, 2
+IN_FLIGHT = WORKERS * PREFETCH
+"""Batches that a loader has ready before anybody asks."""
+
+
+class Timed(NamedTuple):
+    """A stretch of training."""
+
+    samples_per_s: float
+    wait_share: float
+    """Of the time, spent by the host in asking for batches."""
+
+
+def wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Samples(Dataset):
+    """A baseline as an ordinary data set, with NumPy's global generator in every worker, as it was."""
+
+    def __init__(self, side: July | August, num: int, times: int) -> None:
+        """An epoch passes over the samples so many `times`, so that no stretch meets its end."""
+        self._side, self._num, self._times = side, num, times
+
+    def __len__(self) -> int:
+        return self._num * self._times
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        planes, mask = self._side(index % self._num, np.random.mtrand._rand)
+        return torch.from_numpy(planes), torch.from_numpy(mask)
+
+
+class PlainTrainer:
+    """The loop of 2025: pageable batches, Adam as torch has it, the loss read back after every step.
+
+    Kinder than it was in three things: our loss (no one-hot on the host), no deterministic kernels, and epochs that are
+    long enough not to restart the workers meanwhile.
+    """
+
+    def __init__(self, side: July | August, num: int, options: TrainOptions, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self._network = DefectNet(base=options.base_width).to(device).train()
+        self._optimizer = torch.optim.Adam(self._network.parameters(), lr=1e-3)
+        self._data, self._bs, self._device = Samples(side, num, 100), options.bs, device
+        self.loss = 0.0
+
+    def run(self, steps: int) -> Timed:
+        """A fresh loader each time. The batches that it had ready for us go by first, and then one of every worker:
+        what is timed is what it keeps up."""
+        loader = DataLoader(self._data, self._bs, shuffle=True, num_workers=WORKERS, prefetch_factor=PREFETCH)
+        return self._timed(iter(loader), IN_FLIGHT + WORKERS, steps)
+
+    def run_ready(self, steps: int) -> Timed:
+        """On one and the same batch of host memory: what the loop would do if input cost nothing."""
+        batch = torch.rand(self._bs, 3, 128, 128), torch.zeros(self._bs, 1, 128, 128)
+        return self._timed(iter(lambda: batch, None), 3, steps)
+
+    def _timed(self, batches: Iterator[tuple[Tensor, Tensor]], unseen: int, steps: int) -> Timed:
+        for _ in range(unseen):
+            self._step(next(batches))
+        wait_for(self._device)
+        began, waited = time.perf_counter(), 0.0
+        for _ in range(steps):
+            asked = time.perf_counter()
+            batch = next(batches)
+            waited += time.perf_counter() - asked
+            self._step(batch)
+        wait_for(self._device)
+        seconds = time.perf_counter() - began
+        return Timed(steps * self._bs / seconds, waited / seconds)
+
+    def _step(self, batch: tuple[Tensor, Tensor]) -> None:
+        images, masks = (part.to(self._device) for part in batch)
+        self._optimizer.zero_grad()
+        loss = focal_loss(self._network(images), masks, gamma=2.0)
+        loss.backward()
+        self._optimizer.step()
+        self.loss += loss.item()
+
+
+class _Ended(Exception):
+    """Enough steps were seen."""
+
+
+class StopWatch:
+    """Hears of every log interval of a loop: lets some steps go by, times some, and ends the run."""
+
+    def __init__(self, loop: Loop, unseen: int, steps: int) -> None:
+        self._loop, self._unseen, self._wanted = loop, unseen, steps
+        self._first = self._last = loop.steps_here
+        self._began: float | None = None
+        self.steps, self.seconds, self.waited_s = 0, 0.0, 0.0
+
+    def __call__(self, tick: Tick) -> None:
+        now, before = self._loop.steps_here, self._last
+        self._last = now
+        if self._began is None:
+            if now - self._first >= self._unseen:
+                wait_for(self._loop.device)
+                self._first, self._began = now, time.perf_counter()
+            return
+        self.waited_s += tick.wait_ms * (now - before) / 1e3
+        if now - self._first >= self._wanted:
+            wait_for(self._loop.device)
+            self.steps, self.seconds = now - self._first, time.perf_counter() - self._began
+            raise _Ended
+
+
+INTERVAL = 20
+"""Steps between two looks of the loop, as in the product."""
+
+
+class LoopTrainer:
+    """`flatout defect train` with these options, without files: its input, its loop, its graphs."""
+
+    def __init__(self, source: TrainingInput, options: TrainOptions, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self._options = options = replace(
+            options, epochs=10_000, log_every=INTERVAL, save_every_steps=10**9, save_every_minutes=1e9
+        )
+        network = laid_out(DefectNet(base=options.base_width), options, device)
+        end: Any = NoEpochEnd()
+        self.loop = make_loop(options, network=network, source=source, epoch_end=end, device=device, world=World())
+        self._fed, self._ready = source.batches, Ready(next(iter(source.batches.epoch(0))))
+
+    def run(self, steps: int, *, unseen: int = INTERVAL) -> Timed:
+        """With its real input."""
+        self.loop.batches = self._fed
+        return self._timed(steps, unseen)
+
+    def run_ready(self, steps: int, *, unseen: int = INTERVAL) -> Timed:
+        """On one and the same batch, which is on the device already: the network and the optimizer alone."""
+        self.loop.batches = self._ready
+        return self._timed(steps, unseen)
+
+    def _timed(self, steps: int, unseen: int) -> Timed:
+        self.loop.tell = watch = StopWatch(self.loop, unseen, steps)
+        with suppress(_Ended):
+            self.loop.run()
+        return Timed(watch.steps * self._options.bs / watch.seconds, watch.waited_s / watch.seconds)
+
+
+class Ready:
+    """A batch that is always there."""
+
+    def __init__(self, batch: DeviceBatch) -> None:
+        self._batch = replace(batch, fields={name: tensor.clone() for name, tensor in batch.fields.items()})
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[DeviceBatch]:
+        while True:
+            yield self._batch
+
+
+class NoEpochEnd:
+    """Nothing is validated or written here."""
+
+    def __call__(self, epoch: int, report: EpochReport) -> bool:
+        return False
+
+    def keep_examples(self, *batch: object) -> None:
+        pass
