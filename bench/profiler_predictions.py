@@ -1,15 +1,18 @@
 """How good are the profiler's predictions? Median error at most 15 %, none above 30 %.
 
 Each case is observed, a remedy's speed is predicted from that alone (trials of the changed part are allowed, never of
-the whole changed training), then the remedy is applied and measured. Before and after take turns; an error is that of
-one pair of neighbours, a case's error the median of its pairs.
+the whole changed training), then the remedy is applied and measured. On a machine with a GPU the cases are whole
+trainings by `flatout yolo train`, once each (bench/profiler_trainings.py); without one, small loops over a feed of ours
+(bench/profiler_cases.py). Those take turns, before, after, before, ..., and what came after is held against the mean of
+the two before it and behind it: that other programs came or went meanwhile is no error of a prediction. A case's error
+is the median of its turns.
 
 Answer: bench/results/profiler_predictions_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +22,9 @@ import torch
 from bench import noise
 from bench.measure import arguments, facts_line, report
 from bench.profiler_cases import Parts, Setting, in_turns, observe
+from bench.profiler_trainings import QUICK, Size, run_all
 from flatout.profiler.outcome import Profile
-from flatout.profiler.verdict import Trial, judge
+from flatout.profiler.verdict import Trial, remedy_of
 
 MEDIAN_LIMIT, LIMIT = 0.15, 0.30
 
@@ -51,17 +55,15 @@ def by_trial(stage: str) -> Callable[[Profile, Setting, Setting], float]:
     def predict(profile: Profile, before: Setting, after: Setting) -> float:
         sides = {name: _work(stage, setting) for name, setting in (("now", before), ("then", after))}
         tried = in_turns(sides, turns=4)
-        now_ms = sum(profile.ledger.ms("host", name) for name in stage.split("+"))
         trial = Trial(
             what="tried",
             change="-",
             stage=stage,
-            then_ms=now_ms * tried["then"] / tried["now"],
+            then_ms=tried["then"] / tried["now"],
+            is_share=True,
             images=after.batch_size if after.batch_size != before.batch_size else None,
         )
-        verdict = judge(profile.measurement, [trial])
-        chosen = next((remedy for remedy in verdict.remedies if remedy.what == "tried"), None)
-        return chosen.images_per_s if chosen else profile.ledger.images_per_s * tried["now"] / tried["then"]
+        return remedy_of(profile.measurement, trial).images_per_s
 
     return predict
 
@@ -93,21 +95,31 @@ def cases(folder: Path) -> dict[str, Case]:
 
 
 def main() -> int:
-    options = arguments(__doc__).parse_args()
-    torch.set_num_threads(1)
-    num_steps, pairs = (4, 1) if options.quick else (10, 3)
-    print(facts_line())
-    quiet = noise.listen().line()
-    lines = [quiet, f"{'':32}{'before':>9}{'predicted':>11}{'measured':>10}{'error':>8}   img/s"]
+    parser = arguments(__doc__)
+    parser.add_argument("--trainings", action="store_true", help="whole trainings although there is no GPU")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of trainings; what is not done then is left out")
+    options = parser.parse_args()
+    on_gpu = torch.cuda.is_available()
+    if not on_gpu:
+        torch.set_num_threads(1)
+    print(facts_line(), flush=True)
+    lines = [torch.cuda.get_device_name() if on_gpu else noise.listen().line()]
+    lines.append(f"{'':32}{'before':>9}{'predicted':>11}{'measured':>10}{'error':>8}   img/s")
     numbers: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, case in cases(Path(folder)).items():
-            rows_P3 = np.array([_pair(case, num_steps) for _ in range(pairs)])
-            errors_P = rows_P3[:, 1] / rows_P3[:, 2] - 1
-            before, predicted, measured = np.median(rows_P3, 0)
-            error = float(np.median(errors_P))
-            numbers[name] = {"pairs": rows_P3.tolist(), "error": error}
-            lines.append(f"{name:32}{before:9.1f}{predicted:11.1f}{measured:10.1f}{error:+8.0%}")
+        size = QUICK if options.quick or not on_gpu else Size()
+        rows = (
+            _trainings(Path(folder), size, options.seconds)
+            if on_gpu or options.trainings
+            else _small_loops(Path(folder), quick=options.quick)
+        )
+        for name, rows_P3 in rows:
+            if rows_P3 is None:
+                lines.append(f"{name:32}left out: not done after {options.seconds:.0f} s")
+            else:
+                numbers[name] = {"turns": rows_P3.tolist(), "error": _error(rows_P3)}
+                before, predicted, measured = np.median(rows_P3, 0)
+                lines.append(f"{name:32}{before:9.1f}{predicted:11.1f}{measured:10.1f}{_error(rows_P3):+8.0%}")
             print(lines[-1], flush=True)
     errors = [abs(case["error"]) for case in numbers.values()]
     kept = float(np.median(errors)) <= MEDIAN_LIMIT and max(errors) <= LIMIT
@@ -119,12 +131,38 @@ def main() -> int:
     return int(not kept and not options.quick)
 
 
-def _pair(case: Case, num_steps: int) -> tuple[float, float, float]:
-    """Before, predicted, measured: images per second."""
+Rows = Iterator[tuple[str, np.ndarray | None]]
+"""Case -> [P, 3] for P turns: images per second before, predicted, measured; None: not run."""
+
+
+def _trainings(folder: Path, size: Size, seconds: float) -> Rows:
+    for name, row in run_all(folder, size, seconds=seconds):
+        yield name, None if row is None else np.array([row])
+
+
+def _small_loops(folder: Path, *, quick: bool) -> Rows:
+    num_steps, turns = (4, 1) if quick else (10, 3)
+    for name, case in cases(folder).items():
+        yield name, _turns(case, num_steps, turns)
+
+
+def _turns(case: Case, num_steps: int, turns: int) -> np.ndarray:
+    """Before, predicted, measured, [P, 3]: images per second."""
     after = case.before.changed(**case.change)
-    profile = observe(case.before, num_steps)
-    predicted = case.predict(profile, case.before, after)
-    return profile.ledger.images_per_s, predicted, observe(after, num_steps).ledger.images_per_s
+    rows, profile = [], observe(case.before, num_steps)
+    for _ in range(turns):
+        gain = case.predict(profile, case.before, after) / profile.ledger.images_per_s
+        measured = observe(after, num_steps).ledger.images_per_s
+        again = observe(case.before, num_steps)
+        before = (profile.ledger.images_per_s + again.ledger.images_per_s) / 2
+        rows.append((before, before * gain, measured))
+        profile = again
+    return np.array(rows)
+
+
+def _error(rows_P3: np.ndarray) -> float:
+    """Median over the turns, relative to what was measured."""
+    return float(np.median(rows_P3[:, 1] / rows_P3[:, 2] - 1))
 
 
 if __name__ == "__main__":

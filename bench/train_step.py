@@ -176,7 +176,16 @@ def measure(case: Case, way: str, open_input: Callable[[Case, Hyp], Any], *, ota
     return row
 
 
-def make_loop(case: Case, hyp: Hyp, batches: DeviceBatches, tell: Callable[[Tick], None], *, ota: bool = True) -> Loop:
+def make_loop(
+    case: Case,
+    hyp: Hyp,
+    batches: DeviceBatches,
+    tell: Callable[[Tick], None],
+    *,
+    ota: bool = True,
+    num_steps: int = LOG_EVERY * 10,
+    log_every: int = LOG_EVERY,
+) -> Loop:
     """As `train.py --fast` puts it together."""
     network = build_network(load_config(case.name)).cuda()
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -190,14 +199,13 @@ def make_loop(case: Case, hyp: Hyp, batches: DeviceBatches, tell: Callable[[Tick
         seed=1,
         capacity=capacity_for(24, case.batch),
     )
-    num_steps = LOG_EVERY * 10
     return Loop(
         job=DetectionJob(step_config, DetectionLoss(head, config, ota=ota), NoEpochEnd(), BatchPictures(None, ())),  # type: ignore[arg-type]
         network=network,
         optimizer=prepare.optimizer_for(network, hyp, total_batch=case.batch, adam=False),
         schedule=YoloSchedule(hyp, epochs=100, steps_per_epoch=num_steps, total_batch=case.batch),
         batches=batches,
-        config=LoopConfig(epochs=1, steps_per_epoch=num_steps, amp="bf16", log_every=LOG_EVERY, graphs=True),
+        config=LoopConfig(epochs=1, steps_per_epoch=num_steps, amp="bf16", log_every=log_every, graphs=True),
         device=torch.device("cuda", 0),
         average=MovingAverage(network),
         tell=tell,

@@ -1,7 +1,6 @@
 """Which renderer paints on a device: one Triton kernel where there is Triton and a GPU, else plain torch."""
 
 import functools
-import importlib.util
 import logging
 
 import torch
@@ -10,10 +9,9 @@ from flatout.defect.patches import Grid
 from flatout.defect.render_torch import PatchRenderer
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.kernels import Kernels
+from flatout.engine.launch import HAS_TRITON
 
 logger = logging.getLogger(__name__)
-
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def renderer_for(grid: Grid, config: SynthConfig, kernels: Kernels, device: torch.device) -> PatchRenderer:

@@ -6,7 +6,7 @@ for a whole training step (bench/defect_step.py). Lines and disturbances come fi
 Dimension key:  B samples   C planes   P patch side
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -20,12 +20,11 @@ from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.draw import DEFECTS
 from flatout.defect.synth.kernels import Kernels
 from flatout.defect.synth.paint import VISIBLE
+from flatout.engine.launch import is_aligned, launch
 from flatout.feed.device_store import Sources
 
 BLOCK_ROWS, BLOCK_COLUMNS = 8, 64
 NUM_WARPS = 4
-ALIGNMENT_BYTES = 16
-"""Of data, from which on Triton compiles other code."""
 
 
 class Crops(NamedTuple):
@@ -44,7 +43,6 @@ class TritonRenderer(PatchRenderer):
     def __init__(self, grid: Grid, config: SynthConfig, kernels: Kernels, device: torch.device) -> None:
         super().__init__(grid, config, kernels, device)
         self._side = 2 * kernels.reach + 1
-        self._compiled: dict[Hashable, Any] = {}
         self._zeros = torch.zeros(0, 2, dtype=torch.int32, device=device)
 
     def __call__(self, sources: Sources, params: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
@@ -86,17 +84,9 @@ class TritonRenderer(PatchRenderer):
         )
 
     def _launch(self, grid: tuple[int, int, int], *args: Any) -> None:
-        """Triton examines every argument to find the compiled kernel that suits them, which takes a host longer than
-        all the rest of a batch: one that suited arguments like these before is kept."""
-        key = tuple(
-            (argument.dtype, argument.data_ptr() % ALIGNMENT_BYTES == 0) if isinstance(argument, Tensor) else argument
-            for argument in args
-        )
-        if (known := self._compiled.get(key)) is not None:
-            known[grid](*args)
-            return
+        key = tuple((each.dtype, is_aligned(each)) if isinstance(each, Tensor) else each for each in args)
         # Products are rounded before they are added, as on the CPU: no fusion.
-        self._compiled[key] = render_kernels.crop_and_paint[grid](*args, num_warps=NUM_WARPS, enable_fp_fusion=False)
+        launch(render_kernels.crop_and_paint, key, grid, *args, num_warps=NUM_WARPS, enable_fp_fusion=False)
 
     def _crops(self, sources: Sources, params: Mapping[str, Tensor]) -> Crops:
         if not self._config.disturbs and not self._config.line_ratio:

@@ -188,7 +188,8 @@ class Loop:
         if self.steps_here == 1:
             self.world.settle()
         if self.step % self.config.log_every == 0:
-            self._look(self._log.turn())
+            with clock.stage("train.log"):
+                self._look(self._log.turn())
         if knobs.steps:
             self._at_boundary()
             self._pause_if_due()

@@ -23,6 +23,7 @@ from flatout.feed.feed import Feed, Pass
 from flatout.feed.rows import RowsBuffer
 from flatout.feed.stream import Lease
 from flatout.feed.works import Works
+from flatout.profiler import clock
 
 logger = logging.getLogger(__name__)
 
@@ -191,8 +192,9 @@ class _Copier:
             self._stream.wait_event(consumed)
         done = torch.cuda.Event()
         with torch.cuda.stream(self._stream):
-            for name, tensor in tensors.items():
-                tensor.copy_(_tensor(lease.batch[name]), non_blocking=True)
+            with clock.stage("transfer"):
+                for name, tensor in tensors.items():
+                    tensor.copy_(_tensor(lease.batch[name]), non_blocking=True)
             batch = _device_batch(lease.batch, self._finish(turn, lease.batch, tensors))
             done.record(self._stream)
         return _Copy(lease, batch, done)

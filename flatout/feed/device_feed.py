@@ -19,6 +19,7 @@ from flatout.feed.brought import CHUNKS, NUMBERS
 from flatout.feed.device import DeviceBatches
 from flatout.feed.device_store import Brought, DeviceStore, Sources
 from flatout.feed.feed import Feed
+from flatout.profiler import clock
 
 
 class Render(Protocol):
@@ -87,7 +88,8 @@ class DeviceFeed(DeviceBatches):
             name: _shaped(memory, (len(batch), *self.shape_of(name, batch)), self._outputs[name].channels_last)
             for name, memory in self._memory[turn % 2].items()
         }
-        self._render(sources, tensors, out)
+        with clock.stage("render"):
+            self._render(sources, tensors, out)
         return tensors | out
 
     def _brought(self, batch: Batch, tensors: Mapping[str, Tensor]) -> Brought | None:

@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     profile = training.observe()
     if not args.quick:
         profile.limits, profile.light = training.limits(), training.speed_of_light()
-        profile.trials += training.trials(profile.limits.compute_ms or profile.ledger.step_ms)
+        profile.trials += training.trials(profile.limits)
     show(profile)
     page = profile.save(args.out)
     print(f"\nThe same as a page: {page}")

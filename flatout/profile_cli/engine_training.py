@@ -5,6 +5,7 @@ limits    on one batch, on kept batches, feed alone         -> what compute, cop
 trials    on one batch, with a flag switched on             -> what the network's part would take then
 """
 
+import gc
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +23,8 @@ from flatout.profiler.outcome import Profile
 from flatout.profiler.speed_of_light import SpeedOfLight, measure_machine
 from flatout.profiler.verdict import Remedy, Trial
 
-NETWORK = "prepare+forward+loss+backward+graph+optimizer+ema"
-"""Stages of a step that do not belong to its input."""
+NETWORK = "prepare+forward+loss+assign+backward+graph+optimizer+ema+ahead"
+"""Stages of a step that do not belong to its input. Being ahead of the device is waiting for the network, too."""
 
 MANY_EPOCHS = 10_000
 """So that a small data set does not end before enough steps were seen; speed does not depend on it."""
@@ -42,6 +43,14 @@ class Switch(NamedTuple):
     """As it is typed."""
     options: Mapping[str, Any]
     """As `with_switch` takes it."""
+
+
+class Compute(NamedTuple):
+    """A step whose batch is ready."""
+
+    step_ms: float
+    device_ms: float | None
+    """Kernels; None: no device."""
 
 
 class Decoding(NamedTuple):
@@ -92,6 +101,7 @@ class EngineTraining(ABC):
         )
         with tempfile.TemporaryDirectory(prefix="flatout-profile-") as folder, observation.observing():
             self.run(Path(folder), observation.total_steps)
+        _free_memory()
         profile = observation.profile
         profile.reword = self.in_own_words
         return profile
@@ -99,19 +109,43 @@ class EngineTraining(ABC):
     def limits(self) -> Limits:
         """What network, copy and input could do, each by itself."""
         with one_batch(max(FEWEST, self.num_steps // 2)) as source:
-            compute_ms = self._compute_ms()
+            compute = self._shorter().compute()
         with replayed_batches():
             copied = self._shorter().observe()
-        return Limits(compute_ms=compute_ms, transfer_ms=copied.ledger.step_ms, input_ms=source.input_ms)
+        return Limits(
+            compute_ms=compute.step_ms,
+            device_ms=compute.device_ms,
+            transfer_ms=copied.ledger.step_ms,
+            input_ms=source.input_ms,
+        )
 
-    def trials(self, compute_ms: float) -> list[Trial]:
-        """Flags that change what the network costs, each tried on one batch; `compute_ms` is what it costs now."""
-        found = []
-        for what, (change, options) in self.network_switches().items():
-            with one_batch(FEWEST):
-                share = self.with_switch(options)._compute_ms() / compute_ms
-            found.append(Trial(what=what, change=change, stage=NETWORK, then_ms=share, switch=options, is_share=True))
-        return found
+    def trials(self, now: Limits) -> list[Trial]:
+        """Flags that change what the network costs, each tried on one batch; `now` is what it costs without."""
+        assert now.compute_ms is not None
+        compute = Compute(now.compute_ms, now.device_ms)
+        return [self.trial(what, switch, compute) for what, switch in self.network_switches().items()]
+
+    def trial(self, what: str, switch: Switch, now: Compute) -> Trial:
+        """The network's part of the step alone, with a flag switched on."""
+        changed = self._shorter().with_switch(switch.options)
+        with one_batch(FEWEST):
+            then = changed.compute()
+        return Trial(
+            what=what,
+            change=switch.change,
+            stage=NETWORK,
+            then_ms=then.step_ms / now.step_ms,
+            is_share=True,
+            device_share=then.device_ms / now.device_ms if then.device_ms and now.device_ms else None,
+            images=changed.images_per_step if changed.images_per_step != self.images_per_step else None,
+            switch=switch.options,
+        )
+
+    def compute(self) -> Compute:
+        """A step as it is, less its wait for data."""
+        profile = self.observe()
+        ledger = profile.ledger
+        return Compute(ledger.step_ms - ledger.ms("host", "feed.wait"), profile.measurement.device_busy_ms)
 
     def speed_of_light(self) -> SpeedOfLight:
         """What this machine can do at all, with this job's files."""
@@ -124,10 +158,14 @@ class EngineTraining(ABC):
         own = self.own_switch(remedy.switch)
         return replace(remedy, switch={}) if own is None else replace(remedy, change=own.change, switch=own.options)
 
-    def _compute_ms(self) -> float:
-        """Of a step, as it is now."""
-        ledger = self._shorter().observe().ledger
-        return ledger.step_ms - ledger.ms("host", "feed.wait")
-
     def _shorter(self) -> Self:
         return replace(self, num_steps=max(FEWEST, self.num_steps // 2))
+
+
+def _free_memory() -> None:
+    """Of a training that is over: the next one decides by what is free where it keeps its pictures."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

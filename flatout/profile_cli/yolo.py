@@ -38,12 +38,16 @@ class YoloTraining(EngineTraining):
         return replace(self, options=replace(self.options, **switch))
 
     def network_switches(self) -> Mapping[str, Switch]:
-        import torch
+        from flatout.engine.device_choice import choose_devices
+        from flatout.engine.precision import default_fast_amp
 
+        device = choose_devices(self.options.device)[0]
+        on_gpu, has_bf16 = device.type == "cuda", default_fast_amp(device) == "bf16"
+        options = self.options.resolved(cuda=on_gpu, bf16=has_bf16)
         found: dict[str, Switch] = {}
-        if not self.options.channels_last:
+        if not options.channels_last:
             found["channels_last"] = Switch("--channels-last", {"channels_last": True})
-        if torch.cuda.is_available() and self.options.amp is None and torch.cuda.is_bf16_supported():
+        if on_gpu and has_bf16 and options.amp is None:
             found["bf16"] = Switch("--amp bf16", {"amp": "bf16"})
         return found
 
@@ -59,24 +63,25 @@ class YoloTraining(EngineTraining):
         return Decoding(read_picture, find_images(open_data_yaml(self.options.data).entries["train"]).paths[:FILES])
 
     def run(self, folder: Path, num_steps: int) -> None:
+        from flatout.profile_cli.unpictured import unpictured
         from flatout.yolo.train import train
 
-        train(
-            replace(
-                self.options,
-                project=str(folder),
-                name="run",
-                epochs=MANY_EPOCHS,
-                stop_after=num_steps,
-                nosave=True,
-                notest=True,
-                fresh=True,
-                resume=False,
-                log_every=num_steps,
-                log_to=("none",),
-                no_preflight=True,
-            )
+        options = replace(
+            self.options,
+            project=str(folder),
+            name="run",
+            epochs=MANY_EPOCHS,
+            stop_after=num_steps,
+            nosave=True,
+            notest=True,
+            fresh=True,
+            resume=False,
+            log_every=num_steps,
+            log_to=("none",),
+            no_preflight=True,
         )
+        with unpictured():
+            train(options)
 
 
 def _flag(item: tuple[str, Any]) -> str:

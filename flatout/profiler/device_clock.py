@@ -5,7 +5,8 @@
 
 A mark records one event when a stage begins and one when it ends; nothing waits for the device until
 `read()`, after the measured steps. A stage's device time includes gaps in which the stream had nothing
-queued: that it was idle is seen in the trace (device_trace.py), not here.
+queued: that it was idle is seen in the trace (device_trace.py), not here. Marks on other streams (copies and
+augmentation that run beside the step) are kept apart.
 """
 
 from collections import defaultdict
@@ -35,12 +36,13 @@ class DeviceClock:
         import torch
 
         self._torch = torch
+        self._stream = torch.cuda.current_stream()
         torch.cuda.synchronize()
         self._base = self._now()
         self._base.synchronize()
         self._base_ns = time.perf_counter_ns() if base_host_ns is None else base_host_ns
         self._open: list[tuple[str, Any]] = []
-        self._marks: list[tuple[str, Any, Any, int]] = []  # name, begin, end, depth
+        self._marks: list[tuple[str, Any, Any, int, bool]] = []  # name, begin, end, depth, on another stream
         self._step_marks: list[int] = []  # marks made before each step's end
         self._step_ends = [self._base]
 
@@ -52,7 +54,8 @@ class DeviceClock:
         assert opened_name == name
         end = self._now()
         if begin is not None and end is not None:
-            self._marks.append((name, begin, end, len(self._open)))
+            beside = self._torch.cuda.current_stream() != self._stream
+            self._marks.append((name, begin, end, len(self._open), beside))
 
     def step_ended(self) -> None:
         self._step_ends.append(self._now())
@@ -62,24 +65,31 @@ class DeviceClock:
     def num_steps(self) -> int:
         return len(self._step_marks)
 
-    def read(self, skip: int = 0) -> DeviceSteps:
-        """Host-device wait: everything recorded so far, as milliseconds per step and stage."""
+    def read(self, skip: int = 0, *, beside: bool = False) -> DeviceSteps:
+        """Host-device wait: everything recorded so far, as milliseconds per step and stage.
+
+        Of the stream on which the clock was made, or of all others together (`beside`).
+        """
         self._torch.cuda.synchronize()
         marks = [
-            (name, self._base.elapsed_time(begin), self._base.elapsed_time(end), depth)
-            for name, begin, end, depth in self._marks
+            (name, self._base.elapsed_time(begin), self._base.elapsed_time(end), depth) if apart == beside else None
+            for name, begin, end, depth, apart in self._marks
         ]
         ends_ms = np.array([self._base.elapsed_time(end) for end in self._step_ends])
         bounds = [0, *self._step_marks]
-        per_step = [self_times(marks[bounds[s] : bounds[s + 1]]) for s in range(skip, len(self._step_marks))]
+        per_step = [
+            self_times([mark for mark in marks[bounds[s] : bounds[s + 1]] if mark is not None])
+            for s in range(skip, len(self._step_marks))
+        ]
         names = tuple(dict.fromkeys(name for times in per_step for name in times))
+        shape = len(per_step), len(names)
         timeline = [
             Event(name, self._base_ns + int(1e6 * begin), self._base_ns + int(1e6 * end), depth)
-            for name, begin, end, depth in marks
+            for name, begin, end, depth in filter(None, marks)
         ]
         return DeviceSteps(
             names=names,
-            self_ms=np.array([[times.get(name, 0.0) for name in names] for times in per_step]).reshape(-1, len(names)),
+            self_ms=np.array([[times.get(name, 0.0) for name in names] for times in per_step]).reshape(shape),
             wall_ms=np.diff(ends_ms)[skip:],
             timeline=timeline,
         )

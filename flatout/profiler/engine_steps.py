@@ -11,6 +11,9 @@ from flatout.profiler.workers_seen import FeedWorkers
 STEP_BEGINS = "train.wait"
 """The first stage of every step, and of nothing else."""
 
+WARM_UP_ON_DEVICE = 6
+"""The engine captures the fourth step as a graph; before, kernels are chosen and compiled."""
+
 
 class _EngineRecorder(StepRecorder):
     """Ends a step where the next one begins."""
@@ -39,8 +42,16 @@ class EngineObservation(Observation):
     @property
     def total_steps(self) -> int:
         """Steps after which the observation is over: one more than it needs, to see the last one's end."""
+        import torch
+
         assert self._num_steps is not None
-        return self._warm_up + COUNTED + TRACED + self._num_steps + 1
+        warm_up = max(self._warm_up, WARM_UP_ON_DEVICE) if torch.cuda.is_available() else self._warm_up
+        return warm_up + COUNTED + TRACED + self._num_steps + 1
+
+    def attach_device(self) -> None:
+        super().attach_device()
+        if self._device is not None:
+            self._warm_up = max(self._warm_up, WARM_UP_ON_DEVICE)
 
     @property
     def profile(self) -> Profile:

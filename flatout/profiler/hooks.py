@@ -5,7 +5,7 @@ Everything is taken off again when the block ends; the loop itself is not touche
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 from flatout.profiler import clock
@@ -47,8 +47,8 @@ class _Bracket:
 
 
 @contextmanager
-def replaced(owner: type, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """A class with other methods inside the block; what it inherits it inherits again afterwards."""
+def replaced(owner: type | ModuleType, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """A class or module with other functions inside the block; what it inherits it inherits again afterwards."""
     own = {name: vars(owner)[name] for name in methods if name in vars(owner)}
     for name, method in methods.items():
         setattr(owner, name, method)

@@ -68,6 +68,9 @@ class Limits:
     compute_ms: float | None = None
     """Training on one batch that already lies on the device."""
 
+    device_ms: float | None = None
+    """Kernel time of such a step; None: no device."""
+
     transfer_ms: float | None = None
     """Training on real batches that are kept in host memory: compute and copy."""
 

@@ -58,7 +58,7 @@ class Observation:
         self._trace: DeviceTrace | None = None
         self._work: DeviceWork | None = None
         self._sampler: Sampler | None = None
-        self._device_timeline: list[Event] = []
+        self._device_timelines: dict[str, list[Event]] = {}
         self._worker_timelines: dict[str, list[Event]] = {}
         self.steps_seen = 0
         self._measurement: Measurement | None = None
@@ -142,9 +142,8 @@ class Observation:
     @property
     def timeline(self) -> dict[str, list[Event]]:
         """Place -> events of the last steps."""
-        lanes = {"host": list(self.recorder.timeline)}
-        if self._device is not None:
-            lanes["device"] = self._device_timeline
+        lanes = {"host": self.recorder.timeline}
+        lanes |= {place: events for place, events in self._device_timelines.items() if events}
         # Workers may be ahead of the loop: what they did after its end belongs to no step.
         end_ns = max((event.end_ns for event in lanes["host"]), default=0)
         for name, events in self._worker_timelines.items():
@@ -170,7 +169,7 @@ class Observation:
         if seen is not None and seen.num_workers == 0:
             host, seen = with_serial_input(host, seen.lane), None
         walls_ms = steps.wall_ns / 1e6
-        device = self._read_device()
+        device, beside = self._read_device(), self._read_device(beside=True)
         if device is not None and len(device.wall_ms) == len(walls_ms):
             host = run_ahead(host, host_ms=float(walls_ms.mean()), device_ms=float(device.wall_ms.mean()))
             # A host that never waits only queues: the device says how long steps really take.
@@ -182,6 +181,8 @@ class Observation:
             lines += seen.lines
         if device is not None:
             lanes.append(device_lane(device))
+        if beside is not None and beside.names:
+            lanes.append(device_lane(beside, "copy"))
         return Measurement(
             wall_ms=walls_ms.tolist(),
             images=float(steps.images.mean()),
@@ -203,12 +204,12 @@ class Observation:
             title=self._title,
         )
 
-    def _read_device(self) -> DeviceSteps | None:
-        """Host-device wait: the timed steps on the device's own clock."""
+    def _read_device(self, *, beside: bool = False) -> DeviceSteps | None:
+        """Host-device wait: the timed steps on the device's own clock, of the step's stream or of those beside it."""
         if self._device is None:
             return None
-        device = self._device.read(skip=self._untimed_on_device)
-        self._device_timeline = device.timeline
+        device = self._device.read(skip=self._untimed_on_device, beside=beside)
+        self._device_timelines["copy" if beside else "device"] = device.timeline
         real = self.recorder.is_step()
         if len(real) != len(device.wall_ms):  # more steps than the recorder keeps
             return device

@@ -6,9 +6,13 @@
             ...                                # marks: clock.stage("forward"), ...
             clock.step_ended(len(batch))
 
-Per step it copies one small table (a few microseconds). Begin and end of every stage are kept for the
-last steps only, so that a recorder may stay installed for a whole run. Pauses of Python's garbage
-collector appear as the stage "gc", taken off the stage they interrupt.
+Begin and end of every stage are kept for the last steps only, so that a recorder may stay installed for
+a whole run. Pauses of Python's garbage collector appear as the stage "gc", taken off the stage they
+interrupt.
+
+A mark only notes its times; everything else waits until somebody asks. After a millisecond of matrix
+products nothing of Python is left in a core's caches, and a line that runs there costs several times
+what it costs in a loop (bench/profiler_overhead.py).
 """
 
 import gc
@@ -16,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -23,6 +28,11 @@ import numpy as np
 from flatout.profiler import clock
 
 GC = "gc"
+CHARGED_AT_ONCE = 4096
+"""Marks that may wait to be charged to the table."""
+
+Note = tuple[str, int, int, int, int]
+"""A mark that has ended: name, begin, end, time of the stages inside, depth."""
 
 
 class Event(NamedTuple):
@@ -72,12 +82,14 @@ class StepRecorder(clock.Totals):
     ) -> None:
         """Of more than `max_steps` steps the last are kept."""
         super().__init__(capacity=capacity)
-        self.timeline: deque[Event] = deque(maxlen=timeline_events)
         self.device = device
+        self._timeline_events = timeline_events
         self._depth = 0
+        self._noted: list[Note] = []  # of the step that runs
+        self._uncharged: list[Note] = []
         self._collecting: Any = None
+        self._notes: deque[list[Note]] = deque(maxlen=max_steps)  # of each step
         # A boundary is the end of one step and the begin of the next: one more of them than of steps.
-        self._snapshots: deque[np.ndarray] = deque(maxlen=max_steps + 1)
         self._cpu_ns: deque[int] = deque(maxlen=max_steps + 1)
         self._ends_ns: deque[int] = deque(maxlen=max_steps + 1)
         self._images: deque[int] = deque(maxlen=max_steps)
@@ -85,10 +97,9 @@ class StepRecorder(clock.Totals):
 
     def restart(self) -> None:
         """Forget all steps; the next one begins now."""
-        for kept in (self._snapshots, self._images, self._cpu_ns, self._ends_ns):
+        self.charge()
+        for kept in (self._notes, self._images, self._cpu_ns, self._ends_ns):
             kept.clear()
-        self.timeline.clear()
-        self._snapshots.append(self.table.copy())
         self._cpu_ns.append(time.process_time_ns())
         self._ends_ns.append(time.perf_counter_ns())
 
@@ -102,6 +113,7 @@ class StepRecorder(clock.Totals):
                 yield self
         finally:
             gc.callbacks.remove(self._on_collection)
+            self.charge()
 
     def opened(self, name: str) -> None:
         self._depth += 1
@@ -110,8 +122,7 @@ class StepRecorder(clock.Totals):
 
     def closed(self, name: str, begin_ns: int, end_ns: int, inside_ns: int) -> None:
         self._depth -= 1
-        self.add(name, end_ns - begin_ns, inside_ns)
-        self.timeline.append(Event(name, begin_ns, end_ns, self._depth))
+        self._noted.append((name, begin_ns, end_ns, inside_ns, self._depth))
         if self.device is not None and name != GC:
             self.device.closed(name)
 
@@ -120,9 +131,26 @@ class StepRecorder(clock.Totals):
         self._ends_ns.append(time.perf_counter_ns())
         self._cpu_ns.append(time.process_time_ns())
         self._images.append(num_images)
-        self._snapshots.append(self.table.copy())
+        self._notes.append(self._noted)
+        self._uncharged += self._noted
+        self._noted = []
+        if len(self._uncharged) > CHARGED_AT_ONCE:
+            self.charge()
         if self.device is not None:
             self.device.step_ended()
+
+    def charge(self) -> None:
+        """Bring the table up to date."""
+        notes = self._uncharged + self._noted
+        self._uncharged, self._noted = [], []
+        for name, begin_ns, end_ns, inside_ns, _ in notes:
+            self.add(name, end_ns - begin_ns, inside_ns)
+
+    @property
+    def timeline(self) -> list[Event]:
+        """The last stages that have ended, in the order of their ends."""
+        notes = list(chain(*self._notes, self._noted))[-self._timeline_events :]
+        return [Event(name, begin_ns, end_ns, depth) for name, begin_ns, end_ns, _, depth in notes]
 
     @property
     def num_steps(self) -> int:
@@ -134,9 +162,13 @@ class StepRecorder(clock.Totals):
 
     def steps(self) -> Steps:
         """All steps that have ended."""
-        names = tuple(clock.read_totals(self.table))
-        tables = np.stack([snapshot[: len(names)] for snapshot in self._snapshots])  # [S + 1, K]
-        grown = {column: np.diff(tables[column], axis=0) for column in ("runs", "total_ns", "inside_ns")}
+        names = tuple(dict.fromkeys(note[0] for note in chain(*self._notes)))
+        column = {name: number for number, name in enumerate(names)}
+        runs, self_ns = (np.zeros((len(self._notes), len(names)), np.int64) for _ in range(2))
+        for step, notes in enumerate(self._notes):
+            for name, begin_ns, end_ns, inside_ns, _ in notes:
+                runs[step, column[name]] += 1
+                self_ns[step, column[name]] += end_ns - begin_ns - inside_ns
         ends_ns, images = np.array(self._ends_ns, np.int64), np.array(self._images, np.int64)
         real = self.is_step()
         return Steps(
@@ -145,8 +177,8 @@ class StepRecorder(clock.Totals):
             images=images[real],
             cpu_ns=np.diff(np.array(self._cpu_ns, np.int64))[real],
             names=names,
-            runs=grown["runs"][real],
-            self_ns=(grown["total_ns"] - grown["inside_ns"])[real],
+            runs=runs[real],
+            self_ns=self_ns[real],
         )
 
     def _on_collection(self, phase: str, info: dict[str, int]) -> None:

@@ -18,6 +18,7 @@ class Stage(NamedTuple):
 STAGES = {
     "feed.wait": Stage("wait for data", "wait"),
     "copy": Stage("copy to the device", "copy"),
+    "transfer": Stage("copy to the device, beside the step", "input"),
     "render": Stage("augment on the device", "input"),
     "prepare": Stage("prepare the batch", "input"),
     "forward": Stage("forward", "compute"),

@@ -54,13 +54,13 @@ def with_serial_input(host: Lane, made_here: Lane) -> Lane:
     return replace(host, stage_ms=stage_ms, stage_runs=dict(host.stage_runs) | dict(made_here.stage_runs))
 
 
-def device_lane(steps: DeviceSteps) -> Lane:
-    """Marked stages on the compute stream."""
+def device_lane(steps: DeviceSteps, place: str = "device") -> Lane:
+    """Marked stages on the compute stream, or on those beside it."""
     means = steps.self_ms.mean(0) if len(steps.self_ms) else np.zeros(len(steps.names))
     stage_ms: dict[str, float] = defaultdict(float)
     for name, ms in zip(steps.names, means, strict=True):
         stage_ms[canonical(name)] += float(ms)
-    return Lane(place="device", stage_ms=dict(stage_ms), rest=IDLE)
+    return Lane(place=place, stage_ms=dict(stage_ms), rest=IDLE)
 
 
 def hot_lines(samples: Samples, step_ms: float) -> list[HotLine]:

@@ -49,6 +49,8 @@ class Costs:
     device_free_bytes: int = 0
     render_ms: float | None = None
     """A batch, on the device; None: it cannot."""
+    most_workers: int | None = None
+    """None: as many as cores."""
     epochs: int = 1
     """A store is built once and pays from the second epoch on."""
 
@@ -86,8 +88,13 @@ def _ways(costs: Costs) -> Iterator[Choice]:
             # Pictures that are kept on the device are no use to workers.
             if keep == "device" and not augments:
                 continue
-            for workers in range(int(costs.cores) + 1):
+            for workers in range(_most_workers(costs) + 1):
                 yield _way(costs, keep, augments, workers)
+
+
+def _most_workers(costs: Costs) -> int:
+    cores = int(costs.cores)
+    return cores if costs.most_workers is None else min(cores, costs.most_workers)
 
 
 def _places(costs: Costs) -> Iterator[Place]:

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from flatout.defect import choose_render
-from flatout.defect.choose_render import HAS_TRITON, renderer_for
+from flatout.defect.choose_render import renderer_for
 from flatout.defect.patches import Grid
 from flatout.defect.render_torch import PatchRenderer
 from flatout.defect.source import ParameterSource, PatchSource
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.draw import DEFECTS, LINES
 from flatout.defect.synth.kernels import Kernels, gaussian_kernel
+from flatout.engine.launch import HAS_TRITON
 from flatout.feed import Plan
 from tests.defect.golden_files import records
 from tests.defect.synthetic import Textures, recipe_for

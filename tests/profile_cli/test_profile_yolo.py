@@ -9,6 +9,10 @@ import pytest
 import torch
 
 from flatout.__main__ import main
+from flatout.profile_cli.unpictured import unpictured
+from flatout.profile_cli.yolo import YoloTraining
+from flatout.yolo.train import whole
+from flatout.yolo.train.batch_pictures import BatchPictures
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,3 +67,21 @@ def content_of_limits(work):
 def test_an_unknown_job_is_refused(capsys):
     assert main(["profile", "cooking"]) == 2
     assert "unknown job 'cooking'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "tried"), [((), {"channels_last", "bf16"}), (("--fast",), set())])
+def test_what_fast_switches_on_is_not_tried_out_again(flags, tried, monkeypatch):
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr("flatout.engine.device_choice.choose_devices", lambda text: [gpu])
+    monkeypatch.setattr("flatout.engine.precision.default_fast_amp", lambda device: "bf16")
+    assert set(YoloTraining.from_flags(list(flags), num_steps=3).network_switches()) == tried
+
+
+def test_a_training_to_look_at_draws_no_pictures():
+    with unpictured():
+        assert whole.draw_labels(None, (), Path("nowhere")) is None
+        kept = BatchPictures(Path("nowhere"), ())
+        kept.keep(0, 0, torch.zeros(1, 3, 4, 4), torch.zeros(0, 6))
+        assert not kept._kept
+    kept.keep(0, 0, torch.zeros(1, 3, 4, 4), torch.zeros(0, 6))
+    assert kept._kept

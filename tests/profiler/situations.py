@@ -229,6 +229,14 @@ SITUATIONS = {
         25 / 8.4,
         change="graphs",
     ),
+    # bench/results/model_step_h200_202611.md: 34.8 ms eager, 5.1 ms as a graph (its kernels); how the 34.8 ms part into
+    # stages was not written down, and the launches, quick as they are one by one, would only explain 5 ms of them.
+    "H200: tiny 320 batch 16, launched one by one": Situation(
+        on_gpu(34.8, {"forward": 12, "loss": 2, "backward": 17.8, "optimizer": 3}, 4.9, images=16, launches=1200),
+        "kernel launches",
+        34.8 / 5.14,
+        change="graphs",
+    ),
     "channels_last tried out": Situation(
         on_gpu(100, network(), 97),
         "channels_last",

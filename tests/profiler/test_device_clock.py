@@ -21,6 +21,7 @@ class FakeDevice:
         self.now_ms = 0.0
         self.num_waits = 0
         self.is_capturing = False
+        self.stream = "compute"
 
     def wait(self):
         self.num_waits += 1
@@ -50,6 +51,7 @@ def device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", fake.wait)
     monkeypatch.setattr(torch.cuda, "Event", fake.event)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: fake.is_capturing)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: fake.stream)
     return fake
 
 
@@ -73,6 +75,25 @@ def test_stages_steps_and_nesting(device):
     lane = device_lane(steps)
     assert lane.stage_ms == {"assign": 1, "loss": 2, "backward": 1} and lane.rest == IDLE
     assert [event.depth for event in steps.timeline] == [1, 0, 0] * 3
+
+
+def test_what_runs_beside_the_step_is_kept_apart(device):
+    marks = DeviceClock()
+    recorder = StepRecorder(device=marks)
+    with recorder.recording():
+        for _ in range(2):
+            with clock.stage("train.wait"):
+                device.stream = "copies"
+                with clock.stage("transfer"):
+                    pass
+                device.stream = "compute"
+            clock.step_ended(8)
+    steps, beside = marks.read(), marks.read(beside=True)
+    # begin wait, begin and end of the copy, end wait: a copy on another stream takes nothing off the wait.
+    assert (steps.names, steps.self_ms.tolist()) == (("train.wait",), [[3], [3]])
+    assert (beside.names, beside.self_ms.tolist()) == (("transfer",), [[1], [1]])
+    assert [event.name for event in beside.timeline] == ["transfer"] * 2
+    assert device_lane(beside, "copy").stage_ms == {"transfer": 1}
 
 
 def test_a_stage_that_is_captured_into_a_graph_has_no_time(device):

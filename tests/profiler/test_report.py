@@ -12,8 +12,10 @@ from flatout.errors import ConfigError
 from flatout.profiler.ledger import make_ledger
 from flatout.profiler.measurement import Limits, WaitSite
 from flatout.profiler.recorder import Event
+from flatout.profiler.report.colors import colors_of
 from flatout.profiler.report.save import load_measurement, save_report
 from flatout.profiler.report.text import report_text
+from flatout.profiler.report.timeline import timeline_svg
 from flatout.profiler.verdict import judge
 from tests.profiler.situations import RTX_5090, RTX_5090_WITH_WAITS, SITUATIONS, measured, network
 
@@ -60,6 +62,22 @@ def test_the_page_stands_alone_and_says_everything(tmp_path):
     assert not re.search(r"(src|href)\s*=|@import|url\(|<script|https?://", html)
     for text in ("assigner", "img/s", "loss.py:100", "unexplained", "main thread", "idle", "The last 3 steps"):
         assert text in html
+
+
+def test_a_main_thread_that_is_ahead_is_shown_beside_what_the_device_does_then():
+    """It has queued its last step 60 ms before the device comes to it; the window is three steps of 10 ms."""
+    ms = 1_000_000
+    ahead = {
+        "host": [Event("forward", step * 10 * ms, (step * 10 + 4) * ms, 0) for step in range(10)],
+        "device": [Event("backward", (60 + step * 10) * ms, (69 + step * 10) * ms, 0) for step in range(10)],
+    }
+    drawn = timeline_svg(ahead, 30 * ms)
+    assert drawn.count("<title>forward") == 3 and drawn.count("<title>backward") == 4
+
+
+def test_a_stage_has_one_colour_whatever_else_takes_time():
+    assert colors_of(["backward", "forward"]) == colors_of(["forward", "backward"])
+    assert colors_of(["train.forward", "train.backward"])["train.forward"] == colors_of(["forward"])["forward"]
 
 
 def test_hostile_texts_are_escaped(tmp_path):

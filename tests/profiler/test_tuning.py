@@ -56,6 +56,17 @@ def test_workers_never_exceed_the_cores(cores):
     assert choose(starved).workers <= cores
 
 
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_workers_never_exceed_what_was_asked_for(most):
+    assert choose(replace(GPU, step_ms=1, device_free_bytes=0, render_ms=None, most_workers=most)).workers <= most
+
+
+def test_a_step_without_launches_is_too_short_for_pictures_made_by_the_cpu():
+    """16 pictures x 8 ms in four workers: enough for a step of 35 ms, not for the 6 ms of its kernels alone."""
+    small = replace(GPU, images=16, decode_ms=4.0, augment_ms=4.0, most_workers=4, draw_ms=0.05)
+    assert choose(replace(small, step_ms=6.0, main_cpu_ms=2.0)).augment_on_device
+
+
 def test_no_other_way_is_predicted_to_be_much_faster():
     for step_ms in (1, 5, 20, 100):
         for cores in (1, 2, 8):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from flatout.profiler.measurement import Lane
-from flatout.profiler.verdict import Trial, judge
-from tests.profiler.situations import RTX_5090_WITH_WAITS, SITUATIONS, input_bound, measured, network
+from flatout.profiler.verdict import Trial, judge, remedy_of
+from tests.profiler.situations import RTX_5090_WITH_WAITS, SITUATIONS, input_bound, measured, network, on_gpu
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
@@ -114,6 +114,29 @@ def test_a_larger_batch_is_worth_what_grows_less_than_it():
     assert best is not None
     assert best.step_ms == pytest.approx(154, rel=0.01)
     assert best.gain == pytest.approx(2 * 100 / 154, rel=0.01)
+
+
+@pytest.mark.parametrize(("kernels", "step_ms"), [(0.7, 70), (0.9, 87.3), (None, 70)])
+def test_a_trial_on_a_gpu_is_worth_no_more_than_its_kernels_save(kernels, step_ms):
+    """The main thread is ahead of the device all the time; kernels are 97 of 100 ms, and the tried step takes 70 %."""
+    m = on_gpu(100, {"forward": 10, "loss": 1, "backward": 15, "optimizer": 2, "ahead": 72}, 97)
+    whole = "forward+loss+backward+optimizer+ahead"
+    trial = Trial(what="x", change="x", stage=whole, then_ms=0.7, is_share=True, device_share=kernels)
+    assert remedy_of(m, trial).step_ms == pytest.approx(step_ms, rel=0.01)
+
+
+def test_a_larger_batch_on_a_gpu_takes_its_kernels_along():
+    """Launching takes as long as before; the kernels of three times the images are more than that."""
+    m = on_gpu(40, {"forward": 15, "loss": 2, "backward": 20, "optimizer": 3}, 14, images=128)
+    stage = "forward+loss+backward+optimizer"
+    trial = Trial(what="x", change="x", stage=stage, then_ms=1.05, is_share=True, device_share=3.2, images=384)
+    assert remedy_of(m, trial).step_ms == pytest.approx(44.8, rel=0.01)
+
+
+def test_what_is_tried_is_told_even_if_it_is_worth_nothing():
+    slower = Trial(what="x", change="x", stage="forward+backward", then_ms=1.2, is_share=True)
+    remedy = remedy_of(measured(100, network()), slower)
+    assert remedy.gain == pytest.approx(1 / 1.18, rel=0.01)
 
 
 def test_random_measurements_never_break_it():

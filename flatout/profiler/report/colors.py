@@ -1,6 +1,8 @@
 """One colour per kind of work, the same in bars, timeline and legend; readable on light and dark grounds."""
 
-from flatout.profiler.stages import kind_of
+from collections.abc import Iterable
+
+from flatout.profiler.stages import STAGES, canonical, kind_of
 
 KINDS = {
     "wait": "#e5484d",
@@ -16,15 +18,21 @@ KINDS = {
 }
 SHADES = (1.0, 0.78, 0.62, 0.5)
 """Stages of one kind in one bar are told apart by their strength."""
+_ORDER = {stage: number for number, stage in enumerate(STAGES)}
 
 
-def colors_of(stages: list[str]) -> dict[str, tuple[str, float]]:
-    """Stage -> colour and opacity."""
+def colors_of(stages: Iterable[str]) -> dict[str, tuple[str, float]]:
+    """Stage -> colour and opacity; the same for forward, say, whichever of the other stages take more time than it."""
     used: dict[str, int] = {}
     chosen = {}
-    for stage in stages:
+    for stage in sorted(stages, key=_place):
         kind = kind_of(stage)
         turn = used.get(kind, 0)
         used[kind] = turn + 1
         chosen[stage] = KINDS[kind], SHADES[min(turn, len(SHADES) - 1)]
     return chosen
+
+
+def _place(stage: str) -> tuple[int, str]:
+    name = canonical(stage)
+    return _ORDER.get(name, len(_ORDER)), name

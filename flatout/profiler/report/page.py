@@ -10,11 +10,13 @@ from flatout.profiler.recorder import Event
 from flatout.profiler.report.colors import colors_of
 from flatout.profiler.report.text import shown_rows
 from flatout.profiler.report.timeline import timeline_svg
-from flatout.profiler.stages import label_of, place_label
+from flatout.profiler.stages import kind_of, label_of, place_label
 from flatout.profiler.verdict import Remedy, Verdict
 from flatout.profiler.verdict.remedy import number
 
 STEPS_SHOWN = 3
+LONGEST_PLACE = 44
+"""Characters of file:line."""
 
 
 def page(ledger: Ledger, verdict: Verdict, measurement: Measurement, timeline: Mapping[str, Sequence[Event]]) -> str:
@@ -94,14 +96,14 @@ def _limits(ledger: Ledger, measurement: Measurement) -> str:
         ("the input alone, nothing done with it", limits.input_ms),
     ]
     cells = "".join(
-        f"<tr><td>{name}</td><td>{ms:.1f} ms</td><td>{number(1e3 * ledger.images / ms)} img/s</td></tr>"
+        f"<tr><td>{name}</td><td>{number(ms)} ms</td><td>{number(1e3 * ledger.images / ms)} img/s</td></tr>"
         for name, ms in rows
         if ms
     )
     if not cells:
         return ""
     speed = number(ledger.images_per_s)
-    real = f"<tr><td>the training as it is</td><td>{ledger.step_ms:.1f} ms</td><td>{speed} img/s</td></tr>"
+    real = f"<tr><td>the training as it is</td><td>{number(ledger.step_ms)} ms</td><td>{speed} img/s</td></tr>"
     return f"<section><h2>Limits: what each part could do by itself</h2><table>{cells}{real}</table></section>"
 
 
@@ -126,7 +128,7 @@ def _lane(place: str, rows: Sequence[Row]) -> str:
     colors = colors_of([row.stage for row in rows])
     bar = "".join(
         f'<i title="{escape(row.label)}: {row.ms:.2f} ms" style="width:{100 * max(0.0, row.share):.2f}%;'
-        f'background:{_rgba(*colors[row.stage])}">{escape(row.label) if row.share > 0.09 else ""}</i>'
+        f'background:{_rgba(*colors[row.stage])}"{_class_of(row)}>{escape(row.label) if row.share > 0.09 else ""}</i>'
         for row in rows
     )
     table = "".join(
@@ -140,6 +142,11 @@ def _lane(place: str, rows: Sequence[Row]) -> str:
         f'<div class="place">{escape(place_label(place))}</div><div class="bar">{bar}</div>'
         f'<table class="even">{head}{table}</table>'
     )
+
+
+def _class_of(row: Row) -> str:
+    """White letters are lost on the pale grey of idling."""
+    return ' class="idle"' if kind_of(row.stage) == "idle" else ""
 
 
 def _rgba(color: str, opacity: float) -> str:
@@ -157,8 +164,7 @@ def _waits(measurement: Measurement) -> str:
         return ""
     kind = "Host-device waits" if measurement.has_device else "Numbers read out of tensors one at a time"
     rows = "".join(
-        f'<tr><td class="mono code">{escape(site.where)}</td><td class="left mono code">{escape(site.text)}</td>'
-        f"<td>{site.per_step:,.1f}</td></tr>"
+        f'<tr>{_place(site.where)}<td class="left mono code">{escape(site.text)}</td><td>{site.per_step:,.1f}</td></tr>'
         for site in list(measurement.waits)[:12]
     )
     head = '<tr><th>line</th><th class="left">code</th><th>times</th></tr>'
@@ -170,12 +176,18 @@ def _lines(measurement: Measurement) -> str:
     if not lines:
         return ""
     rows = "".join(
-        f'<tr><td class="mono code">{escape(line.where)}</td><td class="left mono code">{escape(line.text)}</td>'
+        f'<tr>{_place(line.where)}<td class="left mono code">{escape(line.text)}</td>'
         f"<td>{_where_it_runs(line)}</td><td>{line.ms:.1f}</td></tr>"
         for line in lines
     )
     head = '<tr><th>line</th><th class="left">code</th><th>in</th><th>ms per step</th></tr>'
     return f"<section><h2>Hottest lines, sampled</h2><table>{head}{rows}</table></section>"
+
+
+def _place(where: str) -> str:
+    """A cell with file:line; of a long path the end, which is what people know it by."""
+    shown = where if len(where) <= LONGEST_PLACE else f"…{where[-LONGEST_PLACE:]}"
+    return f'<td class="mono place-of" title="{escape(where)}">{escape(shown)}</td>'
 
 
 def _where_it_runs(line: HotLine) -> str:

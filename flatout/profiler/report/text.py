@@ -11,6 +11,8 @@ from flatout.profiler.verdict import Verdict
 WIDTH = 110
 SMALL = 0.005
 """Rows below this share of the step are summed up in one."""
+FEW = 3
+"""Rows that are always shown."""
 
 
 def report_text(ledger: Ledger, verdict: Verdict, measurement: Measurement) -> str:
@@ -33,8 +35,10 @@ def ledger_lines(ledger: Ledger) -> list[str]:
 
 
 def shown_rows(rows: Sequence[Row]) -> list[Row]:
-    """Rows of one place; small ones are put together, the last (what no stage covers) always stays."""
+    """Rows of one place; of many, small ones are put together. The last (what no stage covers) always stays."""
     *stages, rest = rows
+    if len(stages) <= FEW:
+        return list(rows)
     shown = [row for row in stages if row.share >= SMALL]
     small = [row for row in stages if row.share < SMALL]
     if len(small) > 1:

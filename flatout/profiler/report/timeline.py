@@ -12,14 +12,16 @@ MAX_EVENTS = 1500
 
 
 def timeline_svg(timeline: Mapping[str, Sequence[Event]], span_ns: int) -> str:
-    """The last `span_ns` of all places; empty without events."""
-    end_ns = max((event.end_ns for lane in timeline.values() for event in lane), default=0)
-    if not end_ns:
+    """The last `span_ns` that main thread and device both have something to show of; empty without events."""
+    # A main thread that runs ahead has ended its last steps before the device has begun them.
+    ends = {place: max(event.end_ns for event in lane) for place, lane in timeline.items() if lane}
+    if not ends:
         return ""
+    end_ns = min((ends[place] for place in ("host", "device") if place in ends), default=max(ends.values()))
     begin_ns = end_ns - span_ns
     rows, y = [], 20.0
     for place, events in timeline.items():
-        shown = [event for event in events if event.end_ns > begin_ns][-MAX_EVENTS:]
+        shown = [event for event in events if event.end_ns > begin_ns and event.begin_ns < end_ns][-MAX_EVENTS:]
         if not shown:
             continue
         first = min(event.depth for event in shown)
@@ -40,7 +42,8 @@ def _boxes(events: Sequence[Event], begin_ns: int, span_ns: int, y: float, first
     boxes = []
     for event in events:
         left = LEFT + max(0, event.begin_ns - begin_ns) * scale
-        width = max(0.6, (event.end_ns - max(event.begin_ns, begin_ns)) * scale)
+        end_ns = min(event.end_ns, begin_ns + span_ns)
+        width = max(0.6, (end_ns - max(event.begin_ns, begin_ns)) * scale)
         top = y + (event.depth - first_depth) * ROW
         color, opacity = colors[event.name]
         label, ms = escape(label_of(event.name)), (event.end_ns - event.begin_ns) / 1e6

@@ -50,7 +50,7 @@ def _with_trials(finding: Finding, n: Numbers, trials: Sequence[Trial]) -> Findi
     """A loss that was tried out replaces the estimate of what a better loss would take."""
     if finding.cause != ASSIGNER:
         return finding
-    tried = [_remedy_of(trial, n) for trial in trials if _is_of_loss(trial)]
+    tried = [_remedy_of(n, trial) for trial in trials if _is_of_loss(trial)]
     return Finding(**{**vars(finding), "remedies": tried}) if tried else finding
 
 
@@ -61,22 +61,30 @@ def _findings_of_trials(n: Numbers, trials: Sequence[Trial]) -> list[Finding]:
             cause=trial.what,
             sentence=f"{trial.what.capitalize()}: tried out, {trial.stage} would take {trial.then_ms:.1f} ms.",
             evidence=[f"{trial.stage} now {_stage_ms(trial, n):.1f} ms, {trial.then_ms:.1f} ms when tried alone"],
-            remedies=[_remedy_of(trial, n)],
+            remedies=[_remedy_of(n, trial)],
             cost_ms=max(0.0, _stage_ms(trial, n) - trial.then_ms),
         )
         for trial in trials
     ]
 
 
-def _remedy_of(trial: Trial, n: Numbers) -> Remedy:
+def remedy_of(measurement: Measurement, trial: Trial) -> Remedy:
+    """What the training would be with the tried part in it, whether that is worth it or not."""
+    n = Numbers(measurement)
+    return _remedy_of(n, _in_ms(trial, n))
+
+
+def _remedy_of(n: Numbers, trial: Trial) -> Remedy:
     now_ms, what_if = _stage_ms(trial, n), WhatIf(n)
-    saved_ms = now_ms - trial.then_ms
+    saved_ms, device_ms = now_ms - trial.then_ms, _device_ms(trial, n)
     if trial.images is not None:
-        step_ms = what_if.with_batch(trial.images, tried_now_ms=now_ms, tried_then_ms=trial.then_ms)
+        step_ms = what_if.with_batch(
+            trial.images, tried_now_ms=now_ms, tried_then_ms=trial.then_ms, device_ms=device_ms or 0.0
+        )
     elif trial.in_workers:
         step_ms = what_if.with_input(saved_ms)
     else:
-        step_ms = what_if.with_consumer(saved_ms, device_saved_ms=saved_ms if n.m.device_busy_ms is not None else 0.0)
+        step_ms = what_if.with_consumer(saved_ms, device_ms=device_ms)
     return Remedy(
         what=trial.what,
         change=trial.change,
@@ -87,6 +95,16 @@ def _remedy_of(trial: Trial, n: Numbers) -> Remedy:
         now_images=n.images,
         switch=trial.switch,
     )
+
+
+def _device_ms(trial: Trial, n: Numbers) -> float | None:
+    """Time of kernels per step with the remedy; None where there is no device, or no trace of it."""
+    busy_ms = n.m.device_busy_ms
+    if busy_ms is None:
+        return None
+    if trial.device_share is not None:
+        return busy_ms * trial.device_share
+    return max(0.0, busy_ms - _stage_ms(trial, n) + trial.then_ms)
 
 
 def _less_sure(finding: Finding, n: Numbers) -> Finding:

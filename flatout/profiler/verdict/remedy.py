@@ -27,6 +27,9 @@ class Trial:
     is_share: bool = False
     """`then_ms` is not milliseconds but a share of what the stage takes now: what a trial elsewhere can tell."""
 
+    device_share: float | None = None
+    """What is left of the time that kernels run per step, relative to now; None: they save what the stage saves."""
+
     uncertainty: float = 0.07
     """Relative, of the predicted step."""
 

@@ -53,7 +53,7 @@ def _heavy_loss(n: Numbers) -> Iterator[Finding]:
                 change="flatout's loss does (`flatout yolo train`); meanwhile: loss_ota: 0 in the hyp file",
                 # The small kernels of such a loss go with it: what the device does besides is the network.
                 step_ms=WhatIf(n).with_consumer(
-                    loss_ms - then_ms, device_saved_ms=max(0.0, (n.m.device_busy_ms or 0.0) - network_ms)
+                    loss_ms - then_ms, device_ms=min(network_ms, n.m.device_busy_ms or 0.0)
                 ),
                 uncertainty=0.1,
             )

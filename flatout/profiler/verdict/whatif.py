@@ -83,7 +83,7 @@ class WhatIf:
         worker_cpu_ms = now.cpu_ms - self.n.m.main_cpu_ms
         return self._step(replace(now, input_ms=now.input_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * worker_cpu_ms))
 
-    def with_batch(self, images: float, *, tried_now_ms: float, tried_then_ms: float) -> float:
+    def with_batch(self, images: float, *, tried_now_ms: float, tried_then_ms: float, device_ms: float = 0.0) -> float:
         """Another batch size: the tried stages take what was tried, input grows with the images, the rest stays."""
         now, factor = self.now, images / self.n.images
         consumer_ms = now.consumer_ms - tried_now_ms + tried_then_ms
@@ -94,15 +94,17 @@ class WhatIf:
             cpu_ms=self.n.m.main_cpu_ms * consumer_ms / max(now.consumer_ms, 1e-9)
             + factor * (now.cpu_ms - self.n.m.main_cpu_ms),
         )
-        return then.step_ms * self.bias
+        return max(then.step_ms * self.bias, device_ms)
 
-    def with_consumer(self, saved_ms: float, *, device_saved_ms: float = 0.0) -> float:
-        """The main thread saves this much per step; waits for data may take its place."""
+    def with_consumer(self, saved_ms: float, *, device_ms: float | None = None) -> float:
+        """The main thread saves this much per step; waits for data may take its place.
+
+        `device_ms` is the time of kernels then; None: as now.
+        """
         now = self.now
         kept = max(0.0, 1 - saved_ms / max(self.n.consumer_ms, 1e-9))
         then = replace(now, consumer_ms=now.consumer_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * self.n.m.main_cpu_ms)
-        floor_ms = max(0.0, self.floor_ms - device_saved_ms)
-        return max(then.step_ms * self.bias, floor_ms)
+        return max(then.step_ms * self.bias, self.floor_ms if device_ms is None else device_ms)
 
 
 def remedy(

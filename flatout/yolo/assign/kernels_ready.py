@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flatout.engine.launch import HAS_TRITON
 from flatout.yolo.assign.matches import MAX_KERNEL_LAYERS
-from flatout.yolo.launch import HAS_TRITON
 
 logger = logging.getLogger(__name__)
 

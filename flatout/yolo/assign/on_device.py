@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flatout.engine.launch import start
 from flatout.yolo.assign import kernels_columns, kernels_ota
 from flatout.yolo.assign.heads import Heads, num_classes, num_images
 from flatout.yolo.assign.layer_table import constants, layer_table
 from flatout.yolo.assign.matches import MAX_KERNEL_LAYERS, Anchors, Matches, Search, Spans
-from flatout.yolo.launch import start
 
 KINDS = 5
 """Kinds of candidate cell: centre, left, up, right, down."""

@@ -7,11 +7,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from flatout.engine.launch import HAS_TRITON
 from flatout.feed.device_feed import Render
 from flatout.yolo.augment.fill_torch import Fills, TorchFill
 from flatout.yolo.augment.paste_torch import Pasting, TorchPaste
 from flatout.yolo.augment.render_torch import TorchRender
-from flatout.yolo.launch import HAS_TRITON
 
 logger = logging.getLogger(__name__)
 

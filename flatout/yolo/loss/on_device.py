@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from flatout.engine.launch import start
 from flatout.yolo.assign.heads import Heads, num_classes
 from flatout.yolo.assign.layer_table import layer_table
 from flatout.yolo.assign.matches import Anchors, Matches, Spans
@@ -22,7 +23,6 @@ from flatout.yolo.assign.on_device import (
     plain_float,
     power_of_two,
 )
-from flatout.yolo.launch import start
 from flatout.yolo.loss import kernels_backward, kernels_forward
 from flatout.yolo.loss.config import LossConfig
 from flatout.yolo.loss.parts import LossParts

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flatout.yolo.launch import is_aligned, launch
+from flatout.engine.launch import is_aligned, launch
 from flatout.yolo.model.map_layout import columns_of, pieces, row_stride, suits_kernels
 
 ACTS = {nn.Identity: 0, nn.SiLU: 1, nn.LeakyReLU: 2, nn.ReLU: 2}

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flatout.yolo.launch import is_aligned, launch
+from flatout.engine.launch import is_aligned, launch
 from flatout.yolo.model.map_layout import columns_of, pieces, row_stride, suits_kernels
 
 WINDOW = 5

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flatout.engine.launch import HAS_TRITON
 from flatout.errors import ConfigError
-from flatout.yolo.launch import HAS_TRITON
 from flatout.yolo.nms.sweep import sweep_kernel
 
 Kernel = Callable[[Tensor, Tensor, float, int], Tensor]

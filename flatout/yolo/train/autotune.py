@@ -2,14 +2,17 @@
 
     a few pictures read and augmented here, a step on made-up pictures  -->  Costs  --choose-->  store, device, workers
 
-A second or two, and never more than a twentieth of the run; what was chosen is remembered beside what it depends on.
+A second or two, and no more than a twentieth of the run goes into pictures beyond the first sixteen; what was chosen is
+remembered beside what it depends on.
 """
 
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +20,7 @@ from torch import Tensor, nn
 from flatout.feed import Feed, FeedConfig, Plan
 from flatout.feed.store.home import default_folder
 from flatout.profiler import machine
+from flatout.profiler.device_trace import DeviceTrace
 from flatout.profiler.summary import machine_facts
 from flatout.profiler.tuning import Choice, Costs, Tunings, choose, measuring_budget_s
 from flatout.yolo.augment.pictures import ResizedPictures
@@ -30,8 +34,8 @@ logger = logging.getLogger(__name__)
 PICTURES = 8
 """Augmented at a time; measuring goes on until the budget is used or enough were seen."""
 ENOUGH = 64
-FEWEST_S = 1.0
-"""However short the run: less would measure nothing."""
+LONGEST_STEP_S = 5.0
+"""On a CPU, a network so slow that its first step takes longer is judged by that."""
 PICTURES_OF_A_STEP = 2
 """On a CPU, where the time of a step grows with its pictures."""
 RENDER_MS_PER_GPX = 50.0
@@ -45,18 +49,20 @@ def tuned(
 ) -> tuple[InputConfig, TrainOptions]:
     """The input as it is fastest here; all ranks follow the first one's measurement."""
     tunings = Tunings(file or default_folder().parent / TUNINGS)
-    found = _choice(images, config, network, tunings) if config.world.is_first else None
+    found = _choice(images, config, options, network, tunings) if config.world.is_first else None
     choice = Choice(**config.world.from_first(asdict(found) if found is not None else None))
     if choice.augment_on_device:  # two workers, who also move the boxes, are enough for any GPU
         return config, replace(options, device_augment=True)
-    workers = min(choice.workers, num_workers(options.workers, config.batch_size, config.world))
     return (
         replace(config, keeps=choice.keep != "off", slots=max(choice.slots, FEWEST_SLOTS)),
-        replace(options, workers=workers, device_augment=False),
+        replace(options, workers=choice.workers, device_augment=False),
     )
 
 
-def _choice(images: ImageSet, config: InputConfig, network: nn.Module, tunings: Tunings) -> Choice:
+def _choice(
+    images: ImageSet, config: InputConfig, options: TrainOptions, network: nn.Module, tunings: Tunings
+) -> Choice:
+    most_workers = num_workers(options.workers, config.batch_size, config.world)
     facts = machine_facts() | {
         "device": str(config.device),
         "data": f"{len(images)} pictures, {int(images.size_wh_N2.sum())}",
@@ -64,12 +70,14 @@ def _choice(images: ImageSet, config: InputConfig, network: nn.Module, tunings: 
         "network": f"{sum(parameter.numel() for parameter in network.parameters())} parameters",
         "run": "several epochs" if config.epochs > 1 else "one epoch",
         "ranks": str(config.world.size),
+        "workers": f"{most_workers} at most",
+        "graphs": str(as_graph(config, options)),
     }
     if (known := tunings.recall(facts)) is not None:
         logger.info("--fast, as measured before: %s.", known.reason)
         return known
     began = time.perf_counter()
-    choice = choose(measure_costs(images, config, network))
+    choice = choose(measure_costs(images, config, options, network))
     logger.info("--fast, measured in %.1f s: %s.", time.perf_counter() - began, choice.reason)
     try:
         tunings.remember(facts, choice)
@@ -78,11 +86,16 @@ def _choice(images: ImageSet, config: InputConfig, network: nn.Module, tunings: 
     return choice
 
 
-def measure_costs(images: ImageSet, config: InputConfig, network: nn.Module) -> Costs:
+def as_graph(config: InputConfig, options: TrainOptions) -> bool:
+    """Will steps be replayed as CUDA graphs? Then what counts is how long kernels run, not how long launching takes."""
+    return config.device.type == "cuda" and config.world.size == 1 and not options.multi_scale
+
+
+def measure_costs(images: ImageSet, config: InputConfig, options: TrainOptions, network: nn.Module) -> Costs:
     """What a picture and a step cost."""
-    step_ms, main_cpu_ms = step_costs(network, config)
+    step_ms, main_cpu_ms = step_costs(network, config, graph=as_graph(config, options))
     steps = config.epochs * max(1, len(images) // (config.batch_size * config.world.size))
-    budget_s = max(FEWEST_S, measuring_budget_s(steps * step_ms / 1e3) / 2)
+    budget_s = measuring_budget_s(steps * step_ms / 1e3) / 2
     decode_ms, augment_ms, draw_ms = picture_costs(images, config, budget_s=budget_s)
     free, on_device = machine.memory().free, config.device.type == "cuda"
     return Costs(
@@ -93,6 +106,7 @@ def measure_costs(images: ImageSet, config: InputConfig, network: nn.Module) -> 
         augment_ms=augment_ms,
         draw_ms=draw_ms,
         cores=max(1.0, machine.cores().usable / config.world.size),
+        most_workers=num_workers(options.workers, config.batch_size, config.world),
         decoded_bytes=decoded_bytes(images, config.size),
         ram_free_bytes=free,
         # What does not fit into device memory is read from pinned memory, beside the step.
@@ -130,31 +144,79 @@ def picture_costs(images: ImageSet, config: InputConfig, *, budget_s: float) -> 
     return decode_ms / seen, max(0.0, stages.get("read", 0.0) - decode_ms) / seen, stages.get("draw", 0.0) / seen
 
 
-def step_costs(network: nn.Module, config: InputConfig) -> tuple[float, float]:
-    """Wall and CPU milliseconds of forward and backward, on black pictures; leaves the network as it was.
+class StepCosts(NamedTuple):
+    """Milliseconds of forward and backward: on the clock, and of all cores together."""
+
+    wall_ms: float
+    cpu_ms: float
+
+
+def step_costs(network: nn.Module, config: InputConfig, *, graph: bool) -> StepCosts:
+    """Of a batch of black pictures; leaves the network as it was. `graph`: as if launching cost nothing.
 
     Host-device wait, before the training begins.
     """
     on_device = config.device.type == "cuda"
     num = config.batch_size if on_device else min(config.batch_size, PICTURES_OF_A_STEP)
+    with _kept_as_it_is(network):
+        while True:
+            try:
+                costs = _step_costs(network, config, num, graph=graph)
+                break
+            except torch.OutOfMemoryError:
+                if num == 1:
+                    raise
+                num //= 2  # the training says what to do about it, if it has no room either
+    if on_device:
+        torch.cuda.empty_cache()  # how many pictures are kept on the device depends on what is free
+    scale = config.batch_size / num
+    return StepCosts(costs.wall_ms * scale, costs.cpu_ms * scale)
+
+
+def _step_costs(network: nn.Module, config: InputConfig, num: int, *, graph: bool) -> StepCosts:
+    on_device = config.device.type == "cuda"
     pictures = torch.zeros(num, 3, config.size, config.size, device=config.device)
-    was_training = network.training
-    network.eval()  # running statistics stay as they are
-    times = []
-    for _ in range(4 if on_device else 2):
-        began, began_cpu = time.perf_counter(), time.process_time()
-        with torch.autocast(config.device.type, config.dtype, enabled=config.dtype != torch.float32):
-            loss = torch.stack([tensor.float().mean() for tensor in _tensors(network(pictures))]).sum()
-        loss.backward()
-        if on_device:
-            torch.cuda.synchronize(config.device)
-        times.append((time.perf_counter() - began, time.process_time() - began_cpu))
-    for parameter in network.parameters():
-        parameter.grad = None
-    network.train(was_training)
-    wall_s, cpu_s = times[-1]
-    scale = 1e3 * config.batch_size / num
-    return wall_s * scale, cpu_s * scale
+    began, times = time.perf_counter(), []
+    for _ in range(3 if on_device else 2):
+        times.append(_timed_step(network, config, pictures))
+        # A first step on a device compiles kernels, which tells nothing of the next.
+        if not on_device and time.perf_counter() - began > LONGEST_STEP_S:
+            break
+    wall_ms, cpu_ms = times[-1]
+    if not graph:
+        return times[-1]
+    trace = DeviceTrace()
+    trace.start()
+    _timed_step(network, config, pictures)
+    # Without the right to look at the device, nothing is seen of its kernels.
+    device_ms = trace.stop(1).busy_ms or wall_ms
+    return StepCosts(device_ms, min(cpu_ms, device_ms))
+
+
+def _timed_step(network: nn.Module, config: InputConfig, pictures: Tensor) -> StepCosts:
+    began, began_cpu = time.perf_counter(), time.process_time()
+    with torch.autocast(config.device.type, config.dtype, enabled=config.dtype != torch.float32):
+        loss = torch.stack([tensor.float().mean() for tensor in _tensors(network(pictures))]).sum()
+    loss.backward()
+    if config.device.type == "cuda":
+        torch.cuda.synchronize(config.device)
+    return StepCosts(1e3 * (time.perf_counter() - began), 1e3 * (time.process_time() - began_cpu))
+
+
+@contextmanager
+def _kept_as_it_is(network: nn.Module) -> Iterator[None]:
+    """Train in the block as ever; running statistics, gradients and mode are put back."""
+    was_training, kept = network.training, [buffer.clone() for buffer in network.buffers()]
+    network.train()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in zip(network.buffers(), kept, strict=True):
+                buffer.copy_(before)
+        for parameter in network.parameters():
+            parameter.grad = None
+        network.train(was_training)
 
 
 def _tensors(output: object) -> Iterator[Tensor]:

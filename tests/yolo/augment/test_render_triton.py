@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from flatout.engine.launch import HAS_TRITON
 from flatout.yolo.augment import choose_render
 from flatout.yolo.augment.choose_render import renderer_for
 from flatout.yolo.augment.fill_torch import TorchFill
 from flatout.yolo.augment.paste_torch import TorchPaste
 from flatout.yolo.augment.render_torch import TorchRender
-from flatout.yolo.launch import HAS_TRITON
 from tests.feed.test_device import needs_gpu
 from tests.yolo.augment.two_renderers import CHANGES, by_both, by_torch, copied, pasted
 

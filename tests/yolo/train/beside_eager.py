@@ -41,7 +41,7 @@ def run_beside_eager(loop: Loop, network: nn.Module) -> int:
                 assert_near(network.get_buffer(name), buffer, name)
         return numbers
 
-    loop._work = both  # type: ignore[method-assign, assignment]
+    loop._work = both  # type: ignore[method-assign]
     loop.run()
     return num_graphed
 

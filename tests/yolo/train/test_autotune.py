@@ -35,11 +35,11 @@ def config():
     )
 
 
-def test_what_is_measured_is_positive_and_leaves_the_network_as_it_was(images, config):
+def test_what_is_measured_is_positive_and_leaves_the_network_as_it_was(images, config, options):
     network = narrow_network(6).train()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     random = torch.get_rng_state()
-    costs = measure_costs(images, config, network)
+    costs = measure_costs(images, config, options, network)
     assert min(costs.step_ms, costs.main_cpu_ms, costs.decode_ms, costs.augment_ms, costs.draw_ms) > 0
     assert costs.render_ms is None and costs.device_free_bytes == 0
     assert 0 < costs.decoded_bytes == decoded_bytes(images, 64) <= len(images) * 3 * 64 * 64

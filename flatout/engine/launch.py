@@ -5,29 +5,28 @@ network of 100 small layers is more than the GPU needs for all of them. A caller
 depend on (shapes, types, alignment) gets the compiled kernel by that name instead.
 """
 
-import functools
 import importlib.util
-import logging
 from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-logger = logging.getLogger(__name__)
-
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 ALIGNMENT_BYTES = 16
 
 _compiled: dict[Hashable, Any] = {}
 
 
-def launch(kernel: Any, key: Hashable, grid: tuple[int, int, int], *args: Any, num_warps: int = 4) -> None:
+def launch(
+    kernel: Any, key: Hashable, grid: tuple[int, int, int], *args: Any, num_warps: int = 4, **compiling: Any
+) -> None:
     """Start the kernel on the current device. Calls with equal `key` must agree in all whole numbers that the kernel is
-    specialised for, and in constants, types and alignments."""
+    specialised for, in constants, types and alignments, and in `compiling`, options of Triton's compiler."""
     name = (kernel, torch.cuda.current_device(), key)
     known = _compiled.get(name)
     if known is None:
-        _compiled[name] = kernel[grid](*args, num_warps=num_warps)
+        _compiled[name] = kernel[grid](*args, num_warps=num_warps, **compiling)
     else:
         known[grid](*args)
 
@@ -45,15 +44,3 @@ def start(kernel: Any, num_programs: int, *args: Any, num_warps: int = 4, **cons
 def is_aligned(x: Tensor) -> bool:
     """Does the data begin where wide loads may begin? Triton compiles other code if not."""
     return x.data_ptr() % ALIGNMENT_BYTES == 0
-
-
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-
-
-@functools.cache
-def say_what_is_missing() -> None:
-    """Once, to people with a GPU and no Triton."""
-    logger.warning(
-        "Triton is not installed: batch norms, activations and pooling go through torch, and a training step takes "
-        "about 1.5 times as long. `pip install triton` mends it."
-    )
