@@ -20,6 +20,7 @@ from flatout.feed.ring import UNKNOWN, Ring, RingSpec, Task
 from tests.feed.comparing import digest, digests
 from tests.feed.injections import (
     children_of,
+    is_gone,
     is_stopped,
     limited_cgroup,
     nursery_of,
@@ -129,16 +130,27 @@ def test_a_killed_nursery_is_replaced_with_its_workers(tmp_path: Path, caplog, s
     # A feed that has read everything would not miss its nursery: the last sample waits for the second death.
     go = tmp_path / "go"
     with troubled({COUNT - 1: partial(wait_for, go)}, start_method=start_method) as feed:
-        seen, workers = [], set()
+        first: set[int] = set()
+
+        def workers_after_the_first() -> set[int]:
+            return set(feed.worker_pids.values()) - first
+
+        def kill_the_second() -> None:
+            wait_until(lambda: len(workers_after_the_first()) == len(first))
+            others = workers_after_the_first()
+            kill(nursery_of(feed))
+            # Only their successors shall see the end.
+            wait_until(lambda: all(map(is_gone, others)))
+            go.touch()
+
+        killer, seen = threading.Thread(target=kill_the_second), []
         for batch in feed:
             if batch.step == 1:
-                workers = set(feed.worker_pids.values())
+                first |= set(feed.worker_pids.values())
                 kill(nursery_of(feed))
-            elif workers and workers.isdisjoint(feed.worker_pids.values()) and not go.exists():
-                # The first death has been noticed, and others work now.
-                kill(nursery_of(feed))
-                go.touch()
+                killer.start()
             seen.append(digest(batch))
+        killer.join()
         assert seen == undisturbed()
     assert sum("starts the feed's workers ended (SIGKILL)" in text for text in caplog.messages) == 2
 
