@@ -18,7 +18,7 @@ from flatout.yolo.model.network import build_network
 
 CASES = (("yolov7-tiny", 320), ("yolov7-tiny", 640), ("yolov7", 640))
 QUICK = (("yolov7-tiny", 64),)
-TURNS, QUICK_TURNS = 30, 1
+TURNS, QUICK_TURNS = 10, 1
 FORMS: dict[str, dict[str, Any]] = {
     "decoded": {"grid": True, "fp16": True, "int8": True, "opset": 13},
     "with NMS": {"grid": True, "end2end": True, "max_wh": 640, "formats": ("onnx",)},
