@@ -161,9 +161,8 @@ def read_columns(
         if tl.max(valid.to(tl.int32), 0) > 0:
             layer, anchor, row, column = unpack(tl.load(place_p + slot, mask=valid, other=0))
             image = tl.load(image_p + slot, mask=valid, other=0)
-            offset, objectness = cell_offsets(table_p, layer, image, anchor, row, column, ANCHORS, HEADS)
+            offset, to_objectness = cell_offsets(table_p, layer, image, anchor, row, column, ANCHORS, HEADS)
             step = channel_stride(table_p, layer)
-            objectness_p = of_layer(layer, p0, p1, p2, p3) + objectness
             map_p = of_layer(layer, p0, p1, p2, p3) + offset
             stride = tl.load(stride_p + layer)
             size_p = anchor_p + (layer * ANCHORS + anchor) * 2
@@ -173,7 +172,7 @@ def read_columns(
             high = 2 * tl.sigmoid(tl.load(map_p + 3 * step, mask=valid, other=0).to(tl.float32))
             half_w = wide * wide * tl.load(size_p) * (stride / 2)
             half_h = high * high * tl.load(size_p + 1) * (stride / 2)
-            sure = tl.sigmoid(tl.load(objectness_p, mask=valid, other=0).to(tl.float32))
+            sure = tl.sigmoid(tl.load(map_p + to_objectness, mask=valid, other=0).to(tl.float32))
             nothing = tl.zeros([COLUMNS], tl.float32)
             for begin in range(0, CLASSES, AT_ONCE):
                 one_class = begin + tl.arange(0, AT_ONCE)[None, :]

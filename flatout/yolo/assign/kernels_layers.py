@@ -60,7 +60,8 @@ def layer_sides(table_p, layer):
 
 @triton.jit
 def cell_offsets(table_p, layer, image, anchor, row, column, ANCHORS: tl.constexpr, HEADS: tl.constexpr):
-    """Where a cell's box and its objectness lie in its layer's map, in elements, int64; `first_class` says of classes.
+    """Where a cell's box lies in its layer's map, and how far behind it its objectness, in elements, int64;
+    `first_class` says of classes.
 
     With HEADS (0: maps of a single head) the maps are joined, and image v is head v % HEADS of picture v // HEADS.
     """
@@ -68,14 +69,14 @@ def cell_offsets(table_p, layer, image, anchor, row, column, ANCHORS: tl.constex
     if HEADS == 0:
         box = image.to(tl.int64) * tl.load(row_p + _IMAGE) + anchor * tl.load(row_p + _ANCHOR)
         box = box + row * tl.load(row_p + _ROW) + column * tl.load(row_p + _COLUMN)
-        objectness = box + _OBJECTNESS * tl.load(row_p + _CHANNEL)
+        to_objectness = _OBJECTNESS * tl.load(row_p + _CHANNEL)
     else:
         head_p = table_p + (_HEAD_ROWS + image % HEADS) * _WIDTH
-        pixel = (image // HEADS).to(tl.int64) * tl.load(row_p + _IMAGE)
-        pixel = pixel + row * tl.load(row_p + _ROW) + column * tl.load(row_p + _COLUMN)
-        box = pixel + (tl.load(head_p) + anchor * tl.load(head_p + 1)) * tl.load(row_p + _CHANNEL)
-        objectness = pixel + (tl.load(head_p + 2) + anchor) * tl.load(row_p + _CHANNEL)
-    return box, objectness
+        channel = tl.load(head_p) + anchor * tl.load(head_p + 1)
+        box = (image // HEADS).to(tl.int64) * tl.load(row_p + _IMAGE) + channel * tl.load(row_p + _CHANNEL)
+        box = box + row * tl.load(row_p + _ROW) + column * tl.load(row_p + _COLUMN)
+        to_objectness = (tl.load(head_p + 2) + anchor - channel) * tl.load(row_p + _CHANNEL)
+    return box, to_objectness
 
 
 @triton.jit

@@ -28,9 +28,9 @@ _SUMS: tl.constexpr = tl.constexpr(SUMS)
 def cell_pointers(p0, p1, p2, p3, table_p, place, image, ANCHORS: tl.constexpr, HEADS: tl.constexpr):
     """Pointers to a cell's box and to its objectness."""
     layer, anchor, row, column = unpack(place)
-    box, objectness = cell_offsets(table_p, layer, image, anchor, row, column, ANCHORS, HEADS)
-    map_p = of_layer(layer, p0, p1, p2, p3)
-    return map_p + box, map_p + objectness
+    box, to_objectness = cell_offsets(table_p, layer, image, anchor, row, column, ANCHORS, HEADS)
+    box_p = of_layer(layer, p0, p1, p2, p3) + box
+    return box_p, box_p + to_objectness
 
 
 @triton.jit
