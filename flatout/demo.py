@@ -69,7 +69,7 @@ class Pace(NamedTuple):
 
 
 ON_CPU = Pace(size_px=160, batch=8, epochs=6)
-ON_GPU = Pace(size_px=320, batch=64, epochs=45)
+ON_GPU = Pace(size_px=320, batch=64, epochs=40)
 
 
 def main(argv: list[str]) -> int:

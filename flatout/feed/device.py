@@ -8,6 +8,7 @@ events on the device; the host only asks whether a copy has ended, to give its s
 
 import itertools
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -141,6 +142,7 @@ class _Copier:
         self._run = run
         self._finish = finish
         self._device = device
+        self._pid = os.getpid()
         self._stream = torch.cuda.Stream(device)
         # Whatever is still queued may use the buffers of an earlier pass.
         self._stream.wait_stream(torch.cuda.current_stream(device))
@@ -179,6 +181,8 @@ class _Copier:
 
     def give_all_back(self) -> None:
         """Host-device wait: a pass that ends must not leave copies that read slots about to be refilled."""
+        if os.getpid() != self._pid:
+            return  # the collector of a forked child found an unfinished pass: its slots and the GPU are the parent's
         while self._held:
             copy = self._held.popleft()
             copy.done.synchronize()

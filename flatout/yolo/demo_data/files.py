@@ -9,7 +9,9 @@ Files that are not in this list are never touched, and a folder with any of them
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -51,13 +53,12 @@ def write_demo_data(folder: Path, config: DemoDataConfig, *, show_progress: bool
     """Draw the set, unless it is there already; returns the data YAML."""
 
     def draw() -> None:
-        with progress("drawing", config.images + config.val, shown=show_progress) as advance:
-            done, nbytes = 0, 0
-            for split, count in zip(SPLITS, (config.images, config.val), strict=True):
-                for number in range(count):
-                    nbytes += _write_picture(folder, split, number, draw_number(config, split, number))
-                    done += 1
-                    advance(done, nbytes)
+        numbers = [("train", number) for number in range(config.images)] + [("val", n) for n in range(config.val)]
+        with progress("drawing", len(numbers), shown=show_progress) as advance, ThreadPoolExecutor() as threads:
+            nbytes = 0
+            for done, size in enumerate(threads.map(partial(_draw_picture, folder, config), numbers), start=1):
+                nbytes += size
+                advance(done, nbytes)
 
     draw_set(folder, {"job": "yolo", "version": VERSION, **asdict(config)}, OURS, draw)
     _write_text(folder / YAML, yaml_text(folder))  # also of a set that is there: the folder may have been moved
@@ -88,8 +89,10 @@ def yaml_text(folder: Path) -> str:
     )
 
 
-def _write_picture(folder: Path, split: str, number: int, scene: Scene) -> int:
-    """Returns the bytes written."""
+def _draw_picture(folder: Path, config: DemoDataConfig, which: tuple[str, int]) -> int:
+    """Draw and write one; returns the bytes of the picture."""
+    split, number = which
+    scene = draw_number(config, split, number)
     content = cv2.imencode(".jpg", scene.image, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
     image = folder / "images" / split / f"{number:04}.jpg"
     image.parent.mkdir(parents=True, exist_ok=True)

@@ -32,8 +32,8 @@ def stand_in(files: list[Tensor]) -> list[Tensor]:
     return decoded
 
 
-def smooth(height: int, width: int, seed: int) -> np.ndarray:
-    small = np.random.default_rng(seed).integers(0, 256, (height // 8, width // 8, 3), np.uint8)
+def smooth(height: int, width: int, seed: int, step_px: int = 8) -> np.ndarray:
+    small = np.random.default_rng(seed).integers(0, 256, (height // step_px, width // step_px, 3), np.uint8)
     return np.asarray(cv2.resize(small, (width, height), interpolation=cv2.INTER_CUBIC))
 
 
@@ -149,13 +149,18 @@ def test_a_file_that_cannot_be_read_leaves_all_to_the_cpu(files, monkeypatch, ca
 
 @pytest.mark.gpu
 @needs_gpu
-def test_nvjpeg_is_a_level_or_so_off_the_cpu(tmp_path):
+@pytest.mark.parametrize(("sampling", "colour_px"), [("444", 8), ("420", 32)])
+def test_nvjpeg_is_a_level_or_so_off_the_cpu(sampling, colour_px, tmp_path):
+    """Colour stored at half the size is enlarged in different ways by the two, so there it changes slowly."""
     decode = nvjpeg("cuda")
     if decode is None:
         pytest.skip("torchvision with nvJPEG is not installed")
     paths = [tmp_path / f"{number}.jpg" for number in range(6)]
+    how = [cv2.IMWRITE_JPEG_QUALITY, 95]
+    how += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, getattr(cv2, f"IMWRITE_JPEG_SAMPLING_FACTOR_{sampling}")]
     for number, path in enumerate(paths):
-        cv2.imwrite(str(path), smooth(240, 320 - 8 * number, number), [cv2.IMWRITE_JPEG_QUALITY, 95])
+        grey = smooth(240, 320 - 8 * number, number)[..., :1] // 2
+        cv2.imwrite(str(path), grey + smooth(240, 320 - 8 * number, number, colour_px) // 2, how)
     image_set = set_of(paths)
     decoded, expected = DeviceDecoded(image_set, decode, size=160), ResizedPictures(image_set, size=160, augment=True)
     assert decoded.num_on_device == len(paths)

@@ -40,8 +40,7 @@ def test_nothing_waits_inside_a_step(kind, loss_ota, graphs):
 
 @pytest.mark.parametrize("loss_ota", [0, 1])
 @pytest.mark.parametrize("kind", ["yolov7-tiny-1b4h", "yolov7-tiny-1b4h-attn"])
-def test_a_graph_computes_what_eager_steps_do(kind, loss_ota, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_a_graph_computes_what_eager_steps_do(kind, loss_ota):
     network = first_network(kind)
     loop, _ = make_loop(
         network, tiny_hyp(loss_ota=loss_ota), given(16), num_steps=16, batch_size=BATCH, size=SIZE,

@@ -33,8 +33,7 @@ def test_the_host_never_waits_inside_a_step(amp: Amp, graphs: bool) -> None:
 
 
 @pytest.mark.parametrize("loss_ota", [0, 1])
-def test_a_graph_computes_what_eager_steps_do(loss_ota: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_a_graph_computes_what_eager_steps_do(loss_ota: int) -> None:
     network = narrow_network(CLASSES).cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     loop, _ = make_loop(
         network, tiny_hyp(loss_ota=loss_ota), given(16), num_steps=16, batch_size=BATCH, size=SIZE,
