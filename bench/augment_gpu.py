@@ -5,21 +5,16 @@ bfloat16, channels_last. "Render" is the kernel of a batch that is drawn; "compl
 draw and make labels, the batch is copied and rendered, and nothing is done with it. Pictures lie in device memory, or
 all in pinned RAM. CPU use is that of this process and its workers while batches are taken at the pace that is promised.
 
-Besides: labels with polygons; plain torch instead of the kernel; pictures kept as 4:2:0 (how far those are from what
-they were: bench/augment_chroma.py); Kornia's mosaic; how fast a store is built from JPEG files, from nothing to the
-last picture in device memory, by the CPU with 80 % of the cores and by nvJPEG, and how far apart their pixels are. A
-part that fails is reported as failed, and the others still count. Needs a CUDA GPU.
+Besides: labels with polygons; plain torch instead of the kernel. The kernel beside Kornia's, and on pictures kept as
+4:2:0: bench/augment_kornia.py; how fast a store is built: bench/augment_store.py. A part that fails is reported as
+failed, and the others still count. Needs a CUDA GPU.
 Answer: bench/results/augment_gpu_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
-import importlib.util
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -29,24 +24,20 @@ from bench.device_copy import time_on_device
 from bench.device_feed import Speed, run
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
-from flatout.feed import Plan, Store, StoreConfig
+from flatout.feed import Plan
 from flatout.feed.device_store import DeviceStore, free_bytes, free_ram_bytes
 from flatout.feed.source import Out, Rows, RowsOut
 from flatout.yolo.augment.choose_render import renderer_for
-from flatout.yolo.augment.chroma import Subsampled
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.device_input import DeviceInput, DeviceInputConfig, training_input
 from flatout.yolo.augment.device_source import TILES, ParameterSource
-from flatout.yolo.augment.jpeg_on_device import DeviceDecoded, nvjpeg
 from flatout.yolo.augment.memory_plan import Room, plan_memory
-from flatout.yolo.augment.pictures import ResizedPictures
 from flatout.yolo.augment.render_torch import TorchRender
 from flatout.yolo.data.image_set import ImageSet, Labels
 
 CONFIG = AugmentConfig(translate=0.1, scale=0.5, mixup=0.05, paste_in=0.0)
 BOXES, POINTS = 8, 24
 COCO = 118_287
-NUM_DRAWN = 32
 
 
 class Case(NamedTuple):
@@ -101,14 +92,16 @@ class Pictures:
         return self._noise[begin : begin + width * height * 3].reshape(height, width, 3)
 
 
-def parameters(source: ParameterSource, num: int) -> tuple[dict[str, np.ndarray], dict[str, torch.Tensor]]:
+def parameters(
+    source: ParameterSource, num: int, device: str = "cuda"
+) -> tuple[dict[str, np.ndarray], dict[str, torch.Tensor]]:
     """Of a batch, on the host and on the device."""
     indices = np.random.default_rng(0).integers(0, len(source), num)
     fields = source.fields.items()
     parts = {name: np.empty((num, *field.shape), field.dtype) for name, field in fields if not isinstance(field, Rows)}
     rows = {name: RowsOut(name, field, num) for name, field in fields if isinstance(field, Rows)}
     source.read(indices, source.draw(0, 0, np.arange(num), indices), Out({**parts, **rows}))
-    return parts, {name: torch.from_numpy(array).cuda() for name, array in parts.items()}
+    return parts, {name: torch.from_numpy(array).to(device) for name, array in parts.items()}
 
 
 def render_rates(case: Case, image_set: ImageSet, store: DeviceStore) -> dict[str, float]:
@@ -128,20 +121,9 @@ def render_rates(case: Case, image_set: ImageSet, store: DeviceStore) -> dict[st
     return rates
 
 
-def subsampled_rate(case: Case) -> str:
-    """As the kernel of `render_rates`, from pictures kept as 4:2:0."""
-    image_set = draw_set(case.num_pictures, case.size)
-    store = DeviceStore(Subsampled(Pictures(image_set), image_set.size_wh_N2.astype(np.int64)), "cuda")
-    host, device = parameters(ParameterSource(image_set, CONFIG, size=case.size), case.batch_size)
-    sources, images = store.sources_of(host["items"], device["items"]), {"images": empty_images(case)}
-    render = renderer_for("cuda", mixup=True, subsampled=True)
-    rate = case.batch_size / time_on_device(lambda: render(sources, device, images), 30).median
-    return f"{case.size} px, batch {case.batch_size}, render, kernel, 4:2:0: {rate:,.0f} img/s ({store})"
-
-
-def empty_images(case: Case) -> torch.Tensor:
+def empty_images(case: Case, device: str = "cuda") -> torch.Tensor:
     shape = (case.batch_size, 3, case.size, case.size)
-    return torch.empty(shape, dtype=torch.bfloat16, device="cuda").to(memory_format=torch.channels_last)
+    return torch.empty(shape, dtype=torch.bfloat16, device=device).to(memory_format=torch.channels_last)
 
 
 def complete(
@@ -213,65 +195,6 @@ def speed_from_host(case: Case, num_steps: int, *, pinned_bytes: int | None = No
     return speed, f"  complete, {away:.0%} {where}: {speed.pictures_per_s:,.0f} img/s ({speed.cores:.2f} cores)"
 
 
-def build_rates(size: int, *, num_files: int) -> list[str]:
-    """Images per second from JPEG files of 640 x 480 to device memory, decoded by the CPU and by nvJPEG."""
-    if importlib.util.find_spec("cv2") is None:
-        return ["store build: skipped, OpenCV is not installed"]
-    with tempfile.TemporaryDirectory() as folder:
-        image_set = draw_files(Path(folder), num_files)
-        begin_s = time.perf_counter()
-        pictures = ResizedPictures(image_set, size=size, augment=True)
-        with Store.open(pictures, StoreConfig(place="ram", progress=False)) as store:
-            DeviceStore(store, "cuda")
-            by_cpu = num_files / (time.perf_counter() - begin_s)
-            lines = [f"store build at {size} px, CPU: {by_cpu:,.0f} img/s"]
-            decode = nvjpeg("cuda")
-            if decode is None:
-                return [*lines, f"store build at {size} px, nvJPEG: skipped, torchvision with it is not installed"]
-            begin_s = time.perf_counter()
-            decoded = DeviceDecoded(image_set, decode, size=size)
-            DeviceStore(decoded, "cuda")
-            by_gpu = num_files / (time.perf_counter() - begin_s)
-            far = np.concatenate([np.abs(decoded[k].astype(int) - store[k]).ravel() for k in range(NUM_DRAWN)])
-    share = decoded.num_on_device / num_files
-    lines.append(
-        f"store build at {size} px, nvJPEG ({share:.0%} of the files): {by_gpu:,.0f} img/s, x {by_gpu / by_cpu:.1f}"
-    )
-    return [*lines, f"  apart from the CPU's pixels: mean {far.mean():.2f} levels, p99 {np.quantile(far, 0.99):.0f}"]
-
-
-def draw_files(folder: Path, num_files: int) -> ImageSet:
-    """JPEG files of 640 x 480: a few that are drawn, under many names."""
-    from bench.items import draw_jpeg
-
-    paths = [str(folder / f"{number:05}.jpg") for number in range(num_files)]
-    for number, path in enumerate(paths):
-        if number < NUM_DRAWN:
-            Path(path).write_bytes(draw_jpeg(number).tobytes())
-        else:
-            os.link(paths[number % NUM_DRAWN], path)
-    base = draw_set(num_files, 640)
-    return ImageSet(tuple(paths), np.tile(np.array([[640, 480]], np.int32), (num_files, 1)), base.labels, base.names)
-
-
-def kornia_rate(case: Case) -> str:
-    """Kornia's mosaic, affine and colour over a batch that is on the device already."""
-    if importlib.util.find_spec("kornia") is None:
-        return "Kornia: skipped, it is not installed"
-    from kornia.augmentation import AugmentationSequential, ColorJiggle, RandomAffine, RandomMosaic
-
-    chain = AugmentationSequential(
-        RandomMosaic((case.size, case.size), p=1.0),
-        RandomAffine(0.0, translate=(0.1, 0.1), scale=(0.5, 1.6), p=1.0),
-        ColorJiggle(0.4, 0.4, 0.7, 0.015, p=1.0),
-        data_keys=["input", "bbox_xyxy"],
-    )
-    images = torch.rand((case.batch_size, 3, case.size, case.size), device="cuda")
-    boxes = torch.rand((case.batch_size, BOXES, 4), device="cuda").cumsum(2) * case.size / 4
-    timing = time_on_device(lambda: chain(images, boxes), 5)
-    return f"Kornia, mosaic + affine + colour, {case.size} px: {case.batch_size / timing.median:,.0f} img/s"
-
-
 def memory_lines() -> list[str]:
     """COCO's 118,287 pictures, taken as 4:3."""
     sizes = np.tile([[640, 480]], (COCO, 1))
@@ -296,14 +219,10 @@ def main() -> int:
         print("This benchmark needs a CUDA GPU.")
         return 1
     print(facts_line(), flush=True)
-    num_files, begin_s = 500 if options.quick else 4000, time.perf_counter()
+    begin_s = time.perf_counter()
     parts: list[Callable[[], tuple[list[str], list[Criterion]]]] = [
         lambda: ([f"GPU {torch.cuda.get_device_name()}", *memory_lines()], []),
-        *(partial(measure_case, case, quick=options.quick) for case in CASES[:2]),
-        *(lambda case=case: ([subsampled_rate(case)], []) for case in CASES[:2]),
-        lambda: ([kornia_rate(CASES[0])], []),
-        *(lambda size=size: (build_rates(size, num_files=num_files), []) for size in (320, 640)),
-        *(partial(measure_case, case, quick=options.quick) for case in CASES[2:]),
+        *(partial(measure_case, case, quick=options.quick) for case in CASES),
     ]
     lines, criteria, failed = [], [], 0
     for part in parts:

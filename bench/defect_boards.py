@@ -2,7 +2,7 @@
 
 Answer: bench/results/defect_boards_<machine>_<yyyymm>.md (rewrite it with --write). Data: $FLATOUT_DATA/deeppcb_mini.
 
-Trained on the templates of the train pairs with painted blobs of full swing; the threshold is the one that suits the
+Trained on the templates of the train pairs with painted shapes of full swing; the threshold is the one that suits the
 train pairs best; IoU and average precision are those of the val pairs, whose boards are in neither. Beside them stands
 the floor: a plain difference above 100 grey levels, opened by 3 x 3. Both once on pairs as they come, and once with the
 template moved by whole pixels to where it fits best: a few pairs are two or three pixels off. One inspected picture of
@@ -33,6 +33,7 @@ from flatout.defect.patches import Grid
 from flatout.defect.strips.find import Judged
 from flatout.defect.strips.items import read_canonical
 from flatout.defect.strips.pairs import list_pairs, read_pair, read_template
+from flatout.defect.synth.blobs import SHAPES
 from flatout.defect.train import train
 from flatout.defect.weights import load_network
 from flatout.engine.device_choice import choose_device
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--base_width", type=int, default=32)
     parser.add_argument("--gpu_id", type=int, default=None)
     parser.add_argument("--num_images", type=int, default=None, help="train on so many templates only")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["blob"], help="what is painted")
     parser.add_argument("--weights", type=Path, default=None, help="judge these instead of training")
     parser.add_argument("--keep", type=Path, default=None, help="where to put the weights that were trained")
     options = parser.parse_args()
@@ -109,6 +111,7 @@ def _trained(data: Path, root: Path, options: argparse.Namespace) -> tuple[Path,
             epochs=epochs,
             gpu_id=options.gpu_id,
             defect_mode="board",
+            board_shapes=tuple(options.shapes),
             psf_pool_size=500,
             num_defects_range=(3, 10),
             defect_share=0.8,
@@ -119,7 +122,8 @@ def _trained(data: Path, root: Path, options: argparse.Namespace) -> tuple[Path,
             one_reference=True,
         )
     )
-    return result.folder / "weights/best.pt", f"trained for {epochs} epochs, last loss {result.last_loss:.5f}"
+    told = f"trained for {epochs} epochs on {', '.join(options.shapes)}, last loss {result.last_loss:.5f}"
+    return result.folder / "weights/best.pt", told
 
 
 def _judge(make_map: MakeMap, images: list[Judged], threshold: float | None) -> Outcome:

@@ -4,14 +4,16 @@ Answer: bench/results/defect_feed_<machine>_<yyyymm>.md (rewrite it with --write
 page cache; the sides take turns in one process.
 
 T1 CPU time per sample   T2 workers   T3 index and start-up   T4 memory for images, counted once   T5 reads of files
-T7 temporary memory. What needs a GPU (T6, T8, T10) is in bench/defect_step.py.
+T7 temporary memory. What needs a GPU (T6, T8, T10) is in bench/defect_step.py. Cut short (Ctrl-C, SIGINT, SIGTERM), it
+reports the parts that were reached.
 """
 
 import os
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -20,6 +22,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from bench.cut_short import NOTE, heed_signals
 from bench.defect_baselines import PATCH, August, July
 from bench.measure import arguments, report
 from flatout.defect.demo_data import STRIP_HW, draw_strip, write_strip
@@ -29,7 +32,7 @@ from flatout.defect.source import PatchSource, Recipe
 from flatout.defect.strips.items import Strips
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.kernels import Kernels
-from flatout.defect.train.input import feed_config
+from flatout.defect.train.input import feed_config, make_plan, store_config
 from flatout.engine.distributed import World
 from flatout.feed import Feed, FeedConfig, Plan, Store, StoreConfig
 from flatout.feed.source import Out
@@ -42,6 +45,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--only", default="", help="some of the targets, such as 'T2 T4'")
     options = parser.parse_args()
+    heed_signals()
     quick = options.quick
     num_images, repeats = (8, 3) if quick else (64, 7)
     numbers: dict[str, Any] = {}
@@ -51,17 +55,24 @@ def main() -> None:
             write_strip(path, draw_strip(number))
         parts: dict[str, Callable[[], list[str]]] = {
             "T1 T7": lambda: sample_costs(paths, repeats, numbers),
-            "T2": lambda: scaling(paths, 0.1 if quick else 0.7, 3 if quick else 5, numbers),
+            "T2": lambda: scaling(paths, 0.1 if quick else 0.4, 3 if quick else 5, numbers),
             "T3": lambda: start_up(paths[0], 1_000 if quick else 10_000, numbers),
             "T4": lambda: memory_of_images(_linked(paths, 16 if quick else 518), numbers),
-            "T5": lambda: reads_of_files(paths[: 6 if quick else 32], numbers),
+            "T5": lambda: [
+                *reads_of_files(paths[: 6 if quick else 32], numbers),
+                reads_in_groups(paths[: 6 if quick else 32], 3 if quick else 8, numbers),
+            ],
         }
         wanted = set(options.only.split())
         lines = []
-        for targets, part in parts.items():
-            if not wanted or wanted & set(targets.split()):
-                lines += part()
-                print(lines[-1], flush=True)
+        try:
+            for targets, part in parts.items():
+                if not wanted or wanted & set(targets.split()):
+                    told = part()
+                    print("\n".join(told), flush=True)
+                    lines += told
+        except KeyboardInterrupt:
+            lines.append(NOTE)
     report("defect_feed", "\n".join(lines), numbers, options)
 
 
@@ -173,62 +184,80 @@ def start_up(path: Path, num_files: int, numbers: dict[str, Any]) -> list[str]:
 
 
 def scaling(paths: list[Path], seconds: float, repeats: int, numbers: dict[str, Any]) -> list[str]:
-    """T2: samples per second of the training's feed with 1 worker and with more, up to the number of cores."""
+    """T2: samples per second of the training's feed with 1 worker and with more, up to the number of cores.
+
+    All feeds stay open and take turns: the workers of the others have filled their slots by then, and sleep.
+    """
     lines = ["finished samples per second, taken by one process that does nothing else"]
     cores = machine.cores().usable
-    for batch in (16, 64):
-        rates: dict[int, list[float]] = {workers: [] for workers in (1, 2, 4, 8) if workers <= cores}
-        for _ in range(repeats):
-            for workers, found in rates.items():
-                found.append(_feed_rate(paths, batch, workers, seconds))
-        numbers[f"samples_per_s_batch_{batch}"] = rates
-        for workers, found in rates.items():
-            gain = median(mine / alone for mine, alone in zip(found, rates[1], strict=True))
-            good = "" if workers == 1 else f"{verdict(gain >= 0.8 * workers)} T2 "
-            lines.append(
-                f"{good or '  '}batch {batch}, {workers} workers: {median(found):9.0f} /s, {gain:.2f}x one worker"
-                + (f" (at least {0.8 * workers:.1f})" if good else "")
-            )
+    with ExitStack() as stack:
+        store = stack.enter_context(Store.open(Strips(paths), StoreConfig(workers=2, progress=False)))
+        source = PatchSource(recipe_for(len(paths)), store)
+        for batch in (16, 64):
+            feeds = {
+                workers: iter(stack.enter_context(_endless_feed(source, batch, workers)))
+                for workers in (1, 2, 4, 8)
+                if workers <= cores
+            }
+            rates: dict[int, list[float]] = {workers: [] for workers in feeds}
+            for turn in range(repeats):
+                for workers, found in rates.items():
+                    found.append(_rate(feeds[workers], 8 * workers, batch, seconds))
+                print(f"batch {batch}, turn {turn}:", *(f"{found[-1]:.0f}/s" for found in rates.values()), flush=True)
+            numbers[f"samples_per_s_batch_{batch}"] = rates
+            lines += _scaling_lines(batch, rates)
     return lines
 
 
-def _feed_rate(paths: list[Path], batch: int, workers: int, seconds: float) -> float:
+def _endless_feed(source: PatchSource, batch: int, workers: int) -> Feed:
+    """An epoch without end: its turns are not what is asked here."""
     options = TrainOptions(bs=batch, num_workers=workers, epochs=10_000)
-    with Store.open(Strips(paths), StoreConfig(workers=1, progress=False)) as store:
-        source = PatchSource(recipe_for(len(paths)), store)
-        # An epoch without end: its turns are not what is asked here.
-        order = np.tile(np.random.default_rng(0).permutation(len(source)), 200)
-        plan = Plan(num_samples=len(source), batch_size=batch, order=order)
-        with Feed(source, plan, feed_config(options, plan, World())) as feed:
-            batches = iter(feed)
-            for _ in range(8 * workers):  # workers are up, and what they had ready is taken
-                next(batches)
-            began, count = time.perf_counter(), 0
-            while time.perf_counter() - began < seconds:
-                next(batches)
-                count += batch
-            return count / (time.perf_counter() - began)
+    order = np.tile(np.random.default_rng(0).permutation(len(source)), 400)
+    plan = Plan(num_samples=len(source), batch_size=batch, order=order)
+    return Feed(source, plan, feed_config(options, plan, World()))
+
+
+def _rate(batches: Iterator[object], unseen: int, batch: int, seconds: float) -> float:
+    for _ in range(unseen):  # workers are up, and what they had ready is taken
+        next(batches)
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        next(batches)
+        count += batch
+    return count / (time.perf_counter() - began)
+
+
+def _scaling_lines(batch: int, rates: dict[int, list[float]]) -> list[str]:
+    lines = []
+    for workers, found in rates.items():
+        gain = median(mine / alone for mine, alone in zip(found, rates[1], strict=True))
+        good = "" if workers == 1 else f"{verdict(gain >= 0.8 * workers)} T2 "
+        lines.append(
+            f"{good or '  '}batch {batch}, {workers} workers: {median(found):9.0f} /s, {gain:.2f}x one worker"
+            + (f" (at least {0.8 * workers:.1f})" if good else "")
+        )
+    return lines
 
 
 def memory_of_images(paths: list[Path], numbers: dict[str, Any]) -> list[str]:
     """T4: shares (PSS) of the store's memory over all processes, after an epoch with 1, 4 and 8 workers."""
     lines = []
-    for workers in (1, 4, 8):
-        with Store.open(Strips(paths), StoreConfig(workers=1, progress=False)) as store:
-            nbytes = store.statistics().nbytes
-            source = PatchSource(recipe_for(len(paths)), store)
-            plan = Plan(num_samples=len(source), batch_size=64)
+    with Store.open(Strips(paths), StoreConfig(workers=2, progress=False)) as store:
+        nbytes = store.statistics().nbytes
+        source = PatchSource(recipe_for(len(paths)), store)
+        plan = Plan(num_samples=len(source), batch_size=64)
+        for workers in (1, 4, 8):
             with Feed(source, plan, FeedConfig(workers=workers)) as feed:
                 for _ in feed:
                     pass
                 held = store_pss_bytes()
-        numbers[f"pss_{workers}"] = {"store_bytes": nbytes, "pss_bytes": held}
-        # 1.15 GB for 518 strips, and the same share of fewer.
-        most = 1.15e9 * len(paths) / 518
-        lines.append(
-            f"{verdict(0 < held <= most)} T4 {len(paths)} images, {workers} workers: {held / 1e6:.1f} MB over all "
-            f"processes, the images are {nbytes / 1e6:.1f} MB (at most {most / 1e6:.0f})"
-        )
+            numbers[f"pss_{workers}"] = {"store_bytes": nbytes, "pss_bytes": held}
+            # 1.15 GB for 518 strips, and the same share of fewer.
+            most = 1.15e9 * len(paths) / 518
+            lines.append(
+                f"{verdict(0 < held <= most)} T4 {len(paths)} images, {workers} workers: {held / 1e6:.1f} MB over all "
+                f"processes, the images are {nbytes / 1e6:.1f} MB (at most {most / 1e6:.0f})"
+            )
     return lines
 
 
@@ -286,6 +315,27 @@ def reads_of_files(paths: list[Path], numbers: dict[str, Any]) -> list[str]:
             f"epoch ({seconds[0]:.2f} s), {reads[1]} in the second ({seconds[1]:.2f} s)"
         )
     return lines
+
+
+def reads_in_groups(paths: list[Path], group: int, numbers: dict[str, Any]) -> str:
+    """T5: the set does not fit; patches of so many images at a time, and room for these."""
+    options = TrainOptions(bs=32, num_workers=0, epochs=2, group_images=group, cache_size=group)
+    slow = Slow(paths)
+    recipe = recipe_for(len(paths))
+    reads: list[int] = []
+    with (
+        Store.open(slow, store_config(slow, options)) as store,
+        Feed(PatchSource(recipe, store), make_plan(recipe, options, World()), FeedConfig(workers=0, epochs=2)) as feed,
+    ):
+        for _ in range(2):
+            for _ in feed:
+                pass
+            reads.append(slow.num_reads - sum(reads))
+    numbers["reads_in_groups"] = reads
+    return (
+        f"{verdict(reads[0] == len(paths) and reads[1] <= len(paths))} T5 in groups of {group}, room for {group} of "
+        f"{len(paths)} images: {reads[0]} reads in the first epoch, {reads[1]} in the second"
+    )
 
 
 def verdict(good: bool) -> str:

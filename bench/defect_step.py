@@ -5,22 +5,27 @@ Answer: bench/results/defect_step_<machine>_<yyyymm>.md (rewrite it with --write
 T6 input wait   T8 whole training against the two older designs, TF32 on all sides   T10 a whole strip in one call
 
 Ours is what `flatout defect train` runs: its input, its loop, a step as one CUDA graph. A and B train as in 2025, with
-a loader of 7 workers; a turn of theirs begins when the batches that were ready beforehand are used up, since a loader
-that rests while others train would look as if it never kept anybody waiting.
+a loader of 7 workers, a fresh one for every turn: a loader that rests while others train would look as if it never kept
+anybody waiting.
 
 The host queues steps ahead of the GPU, so the time that it spends in asking for a batch is mostly time in which the GPU
 works, or in which the host itself is held back by a GPU that is behind. What input costs is therefore measured as the
 difference that it makes: the same loop, once with its input and once on a batch that is there already, in turns. That
 includes what painting takes from the GPU. The host's own share is printed beside it.
+
+All sides share one set of strips in GPU memory, and another process compiles the network while this one gets ready, so
+that the compiler finds it in its cache; it has ended before anything is timed. Cut short (Ctrl-C, SIGINT, SIGTERM), it
+reports what was reached.
 """
 
 import os
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,17 +33,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.cut_short import NOTE, heed_signals
 from bench.defect_baselines import August, July
-from bench.defect_trainers import LoopTrainer, PlainTrainer, Timed
+from bench.defect_trainers import LoopTrainer, PlainTrainer, Timed, as_a_training_sets_it, compile_ahead
 from bench.measure import arguments, report
 from flatout.defect.demo_data import STRIP_HW, draw_strip, write_strip
 from flatout.defect.evaluate.heat_map import HeatMapper
 from flatout.defect.model import DefectNet
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
-from flatout.defect.strips.items import Strips
-from flatout.defect.train.input import find_images, make_recipe, open_input
+from flatout.defect.train.input import TrainingInput, find_images, make_plan, make_recipe, patches_of
 from flatout.engine.distributed import World
+from flatout.feed.device_store import DeviceStore
 
 MULTIPLY_ADDS = 9.484e9
 """Of network v1 and a patch, forward; backward takes twice as many."""
@@ -72,95 +78,197 @@ class Turns:
         )
 
 
+@dataclass
+class Found:
+    """Lines and numbers of the answer, told as soon as they are known."""
+
+    lines: list[str] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+    def tell(self, lines: list[str]) -> None:
+        self.lines += lines
+        print("\n".join(lines), flush=True)
+
+
+@dataclass(frozen=True)
+class Length:
+    """Of the measurement."""
+
+    drawn: int
+    copies: int
+    turns: int
+    steps: int
+    strips: int
+
+
 def main() -> None:
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--turns", type=int, default=5, help="of all sides (default: %(default)s)")
+    options = parser.parse_args()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cpu" and not options.quick:
         raise SystemExit("This benchmark needs a GPU; --quick runs without one, to show that the script works.")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    torch.backends.cudnn.benchmark = True  # as a training sets it
-    numbers: dict[str, Any] = {}
+    heed_signals()
+    length = Length(8, 1, 2, 20, 3) if options.quick else Length(32, 15, options.turns, 60, 20)
+    found = Found()
     with tempfile.TemporaryDirectory() as name:
-        root = Path(name)
-        _write_set(root / "train/good", drawn=8 if options.quick else 32, copies=1 if options.quick else 15)
-        recipe = TrainOptions(training_dataset_path=str(root), amp="bf16")
+        recipe = TrainOptions(training_dataset_path=name, amp="bf16")
         if device.type == "cpu":
-            recipe = replace(recipe, base_width=2, bs=4, patch_size=32, compile="off")
-        lines = [
-            *training_speed(recipe, device, 2 if options.quick else 5, 20 if options.quick else 100, numbers),
-            *whole_strips(recipe.base_width, device, 3 if options.quick else 20, numbers),
-        ]
-    report("defect_step", "\n".join(lines), numbers, options)
+            recipe = replace(recipe, base_width=2, bs=4, patch_size=32)
+        try:
+            measure_all(recipe, device, length, found)
+        except KeyboardInterrupt:
+            found.tell([NOTE])
+    if found.numbers:
+        report("defect_step", "\n".join(found.lines), found.numbers, options)
 
 
-def _write_set(folder: Path, *, drawn: int, copies: int) -> None:
-    """Strips, each under several names: a set of the usual size. Patches make whole batches."""
-    for number in range(drawn):
-        path = folder / f"{number:03}_00.tiff"
-        write_strip(path, draw_strip(number))
-        for copy in range(1, copies):
-            os.link(path, folder / f"{number:03}_{copy:02}.tiff")
-
-
-def training_speed(
-    recipe: TrainOptions, device: torch.device, turns: int, steps: int, numbers: dict[str, Any]
-) -> list[str]:
-    """T6 and T8."""
-    found = find_images(recipe)
-    paths = sorted(Path(recipe.training_dataset_path, "train/good").iterdir())
-    drawn = [path for path in paths if path.stem.endswith("_00")]
-    images = Strips(drawn)
-    july = July(paths, STRIP_HW)
-    august = August([np.ascontiguousarray(images[n].transpose(1, 2, 0)) for n in range(len(drawn))], STRIP_HW)
-    results = {side: Turns() for side in (A, B, *SETTINGS)}
-    plain = {
-        A: (PlainTrainer(july, len(july.index), recipe, device), 14),
-        B: (PlainTrainer(august, len(august), recipe, device), 60),
-    }
+def measure_all(recipe: TrainOptions, device: torch.device, length: Length, found: Found) -> None:
+    """What needs no compiler first."""
+    as_a_training_sets_it(searching=True)
     with ExitStack() as stack:
-        ours = {}
-        for side, settings in SETTINGS.items():
-            began = time.perf_counter()
-            options = replace(recipe, **settings)
-            source = stack.enter_context(open_input(found, make_recipe(options, found), options, device, World()))
-            ours[side] = LoopTrainer(source, options, device)
-            ours[side].run_ready(20)
-            print(f"{side}: ready after {time.perf_counter() - began:.1f} s", flush=True)
-        for turn in range(turns):
-            for side, (trainer, most) in plain.items():
-                results[side].fed.append(trainer.run(min(most, steps)))
-                results[side].ready.append(trainer.run_ready(10))
-            for side, loop in ours.items():
-                results[side].fed.append(loop.run(steps))
-                results[side].ready.append(loop.run_ready(steps))
+        ahead = stack.enter_context(compiling_elsewhere(replace(recipe, **SETTINGS[COMPILED]), device))
+        sides = stack.enter_context(Sides.over(recipe, device, length))
+        for side in (A, B, TF32, SHIPPED):
+            sides.get_ready(side)
+        ahead()
+        without = sides.turns((A, B, TF32, SHIPPED), length)
+        found.numbers["turns"] = {side: asdict(turns) for side, turns in without.items()}
+        found.tell([*table(without, recipe.bs, f"network v1, batch {recipe.bs}, patches of 128, {length.turns} turns")])
+        found.tell([*input_verdicts(without), verdict_of_designs(without)])
+        found.tell(whole_strips(recipe.base_width, device, length.strips, found.numbers))
+        sides.get_ready(COMPILED)
+        compiled = sides.turns((TF32, COMPILED), length)
+        found.numbers["turns_compiled"] = {side: asdict(turns) for side, turns in compiled.items()}
+        found.tell(table(compiled, recipe.bs, "the same, compiled, in turns of its own"))
+        found.tell([*input_verdicts({COMPILED: compiled[COMPILED]}), verdict_of_formats(compiled)])
+
+
+@contextmanager
+def compiling_elsewhere(options: TrainOptions, device: torch.device) -> Iterator[Callable[[], None]]:
+    """A process that compiles ahead; gives what waits for its end."""
+    process = get_context("spawn").Process(target=compile_ahead, args=(options, device))
+    process.start()
+    try:
+        yield process.join
+    finally:
+        process.kill()
+        process.join()
+
+
+class Sides:
+    """All ways to train, over one set of strips. A context manager; `close()` may be called twice."""
+
+    def __init__(self, recipe: TrainOptions, device: torch.device, planes: list[np.ndarray], paths: list[Path]) -> None:
+        """`planes` [3, H, W] of the files, every one in `paths` as often as the others and side by side."""
+        self._recipe, self._device, self._planes, self._paths = recipe, device, planes, paths
+        copies = len(paths) // len(planes)
+        self._kept = DeviceStore([each for each in planes for _ in range(copies)], device, batch_items=recipe.bs)
+        self._stack = ExitStack()
+        self._plain: dict[str, tuple[PlainTrainer, int]] = {}
+        self._ours: dict[str, LoopTrainer] = {}
+
+    @classmethod
+    def over(cls, recipe: TrainOptions, device: torch.device, length: Length) -> "Sides":
+        """Draw the set: strips, each under several names, as many as are usual. Patches make whole batches."""
+        folder = Path(recipe.training_dataset_path, "train/good")
+        strips = [draw_strip(number) for number in range(length.drawn)]
+        for number, strip in enumerate(strips):
+            path = folder / f"{number:03}_00.tiff"
+            write_strip(path, strip)
+            for copy in range(1, length.copies):
+                os.link(path, folder / f"{number:03}_{copy:02}.tiff")
+        return cls(recipe, device, [np.asarray(strip, np.float32) for strip in strips], sorted(folder.iterdir()))
+
+    def __enter__(self) -> "Sides":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def get_ready(self, side: str) -> None:
+        """Kernels are chosen, compiled and captured in these first steps."""
+        began = time.perf_counter()
+        if side in (A, B):
+            self._plain[side] = self._baseline(side)
+            self._plain[side][0].run_ready(1)
+        else:
+            self._ours[side] = self._loop(side)
+            self._ours[side].run_ready(20, unseen=0)
+        print(f"{side}: ready after {time.perf_counter() - began:.1f} s", flush=True)
+
+    def _baseline(self, side: str) -> tuple[PlainTrainer, int]:
+        """And the most steps of a turn, whole rounds of its workers."""
+        if side == A:
+            july = July(self._paths, STRIP_HW)
+            return PlainTrainer(july, len(july.index), self._recipe, self._device), 14
+        august = August([np.ascontiguousarray(each.transpose(1, 2, 0)) for each in self._planes], STRIP_HW)
+        return PlainTrainer(august, len(august), self._recipe, self._device), 42
+
+    def _loop(self, side: str) -> LoopTrainer:
+        options = replace(self._recipe, **SETTINGS[side])
+        images = find_images(options)
+        recipe = make_recipe(options, images)
+        names = [str(path) for path in self._paths]
+        batches = patches_of(self._kept, names, recipe, options, make_plan(recipe, options, World()))
+        source = self._stack.enter_context(TrainingInput(batches, ExitStack()))
+        return LoopTrainer(source, options, self._device)
+
+    def turns(self, sides: tuple[str, ...], length: Length) -> dict[str, Turns]:
+        """One after the other, several times."""
+        results = {side: Turns() for side in sides}
+        for turn in range(length.turns):
+            for side, turns in results.items():
+                if side in self._plain:
+                    trainer, most = self._plain[side]
+                    turns.fed.append(trainer.run(min(most, length.steps)))
+                    turns.ready.append(trainer.run_ready(10))
+                else:
+                    turns.fed.append(self._ours[side].run(length.steps))
+                    turns.ready.append(self._ours[side].run_ready(length.steps))
             rates = (f"{side} {both.fed[-1].samples_per_s:.0f}/s" for side, both in results.items())
             print(f"turn {turn}:", *rates, flush=True)
-    numbers["turns"] = {side: {"fed": r.fed, "ready": r.ready} for side, r in results.items()}
-    return judged(results, recipe.bs)
+        return results
 
 
-def judged(results: dict[str, Turns], batch: int) -> list[str]:
-    lines = [
-        f"training, network v1, batch {batch}, patches of 128",
+def table(results: dict[str, Turns], batch: int, title: str) -> list[str]:
+    return [
+        f"training, {title}",
         f"  {'':<26}{'rate':>11} {'step':>11}{'host in':>9}{'longer':>9} {'step on a':>12} {'its':>14}",
         f"  {'':<26}{'':>11} {'':>11}{'next()':>9}{'by input':>9} {'ready batch':>12} {'arithmetic':>14}",
         *(turns.line(side, batch) for side, turns in results.items()),
     ]
+
+
+def input_verdicts(results: dict[str, Turns]) -> list[str]:
+    """T6."""
+    shares = {side: turns.input_share() for side, turns in results.items() if side in SETTINGS}
+    return [
+        f"{_verdict(share < 0.02)} T6 {side}: input makes a step {share:.2%} longer (below 2 %)"
+        for side, share in shares.items()
+    ]
+
+
+def verdict_of_designs(results: dict[str, Turns]) -> str:
+    """T8, the same number format on all sides."""
     over_a, over_b = _over(results, TF32, A), _over(results, TF32, B)
+    return f"{_verdict(over_a >= 4)} T8 {over_a:.1f}x A (at least 4), {over_b:.2f}x B"
+
+
+def verdict_of_formats(results: dict[str, Turns]) -> str:
+    """T8, what the GPU's own formats add."""
     more = _over(results, COMPILED, TF32)
     # On ready batches: the most that any input could reach.
     bound = median(
         a.samples_per_s / b.samples_per_s for a, b in zip(results[COMPILED].ready, results[TF32].ready, strict=True)
     )
-    for side in SETTINGS:
-        share = results[side].input_share()
-        lines.append(f"{_verdict(share < 0.02)} T6 {side}: input makes a step {share:.2%} longer (below 2 %)")
-    return [
-        *lines,
-        f"{_verdict(over_a >= 4)} T8 {over_a:.1f}x A (at least 4), {over_b:.2f}x B",
+    return (
         f"{_verdict(more >= 1.5)} T8 AMP, channels_last and compile: {more:.2f}x more (at least 1.5); on ready "
-        f"batches, where only the network and the optimizer count, {bound:.2f}x",
-    ]
+        f"batches, where only the network and the optimizer count, {bound:.2f}x"
+    )
 
 
 def _over(results: dict[str, Turns], side: str, base: str) -> float:
@@ -169,7 +277,9 @@ def _over(results: dict[str, Turns], side: str, base: str) -> float:
 
 
 def whole_strips(width: int, device: torch.device, repeats: int, numbers: dict[str, Any]) -> list[str]:
-    """T10: eighteen calls one after the other, one batch of eighteen, and one pass over the whole strip."""
+    """T10: eighteen calls one after the other, one batch of eighteen, and one pass over the whole strip. cuDNN chooses
+    kernels by its rules here, as in `predict`: a search would take longer than most folders."""
+    as_a_training_sets_it(searching=False)
     network = DefectNet(base=width).to(device).eval()
     grid = Grid.over(STRIP_HW, 128)
     strip = draw_strip(0)
@@ -186,6 +296,7 @@ def whole_strips(width: int, device: torch.device, repeats: int, numbers: dict[s
             call()
             if turn >= 5:
                 ms[way].append(1e3 * (time.perf_counter() - began))
+    as_a_training_sets_it(searching=True)
     numbers["strip_ms"] = ms
     gain = median(a / b for a, b in zip(ms["18 calls"], ms["one batch, bf16"], strict=True))
     lines = ["a whole strip, from host memory to a heat map in host memory"]

@@ -18,16 +18,16 @@ from bench.defect_baselines import August, July
 from flatout.defect.loss import focal_loss
 from flatout.defect.model import DefectNet
 from flatout.defect.options import TrainOptions
-from flatout.defect.train.assemble import laid_out, make_loop
+from flatout.defect.train.assemble import amp_of, laid_out, make_loop
 from flatout.defect.train.input import TrainingInput
+from flatout.engine.compiling import Compiled
 from flatout.engine.distributed import World
 from flatout.engine.job import EpochReport, Tick
 from flatout.engine.loop import Loop
+from flatout.engine.precision import Precision
 from flatout.feed.device import DeviceBatch
 
 WORKERS, PREFETCH = 7, 2
-IN_FLIGHT = WORKERS * PREFETCH
-"""Batches that a loader has ready before anybody asks."""
 
 
 class Timed(NamedTuple):
@@ -41,6 +41,24 @@ class Timed(NamedTuple):
 def wait_for(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def as_a_training_sets_it(*, searching: bool) -> None:
+    """TF32 for all sides; `searching`: cuDNN tries which kernels are fastest."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = searching
+
+
+def compile_ahead(options: TrainOptions, device: torch.device) -> None:
+    """Leave the compiled network in the compiler's cache on disk. For a process of its own, while this one gets ready:
+    compiling keeps a core busy for most of a minute, and the GPU hardly at all."""
+    as_a_training_sets_it(searching=False)
+    network = laid_out(DefectNet(base=options.base_width), options, device).train()
+    side = options.patch
+    images = torch.rand(options.bs, 3, side, side, device=device).contiguous(memory_format=torch.channels_last)
+    with Precision(amp_of(options, device), device).autocast():
+        loss = focal_loss(Compiled(network)(images), torch.zeros_like(images[:, :1]), gamma=2.0)
+    loss.backward()
 
 
 class Samples(Dataset):
@@ -73,10 +91,10 @@ class PlainTrainer:
         self.loss = 0.0
 
     def run(self, steps: int) -> Timed:
-        """A fresh loader each time. The batches that it had ready for us go by first, and then one of every worker:
-        what is timed is what it keeps up."""
+        """A fresh loader each time, which has nothing ready yet. The first batch of every worker goes by unseen; from
+        then on it has been asked as fast as the loop can: what is timed is what it keeps up."""
         loader = DataLoader(self._data, self._bs, shuffle=True, num_workers=WORKERS, prefetch_factor=PREFETCH)
-        return self._timed(iter(loader), IN_FLIGHT + WORKERS, steps)
+        return self._timed(iter(loader), WORKERS, steps)
 
     def run_ready(self, steps: int) -> Timed:
         """On one and the same batch of host memory: what the loop would do if input cost nothing."""

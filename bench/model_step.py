@@ -3,8 +3,9 @@
 Forward, backward and SGD in bf16, channels_last, loss = the mean of the outputs; no detection loss, no input. Five
 ways: eager; eager without our kernels for batch norm, activation and pooling (torch's own: what the kernels are
 worth); compiled; and the whole step, eager or compiled, as one CUDA graph (no launches by the host: how
-`train.py --fast` runs). The figures of the original
-code are quoted: it was measured once, by the same method, on the same kind of machine.
+`train.py --fast` runs). The figures of the original code are quoted: it was measured once, by the same method, on the
+same kind of machine. What the host needs decides the small cases; --worth-it moves the size from which on our kernels
+are worth their launches.
 Answer: bench/results/model_step_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -65,14 +66,18 @@ class Row:
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all of them")
-    parser.add_argument("--only", default="", help="cases whose name contains this, such as 'yolov7 640'")
+    parser.add_argument("--only", nargs="+", default=[""], help="cases whose name contains one of these: 'yolov7 640'")
+    parser.add_argument("--worth-it", type=int, help="use our kernels from this many values of a map on, in any mode")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("bench/model_step.py measures a GPU, and there is none here.")
         return 0
     torch.backends.cudnn.benchmark = True
     print(facts_line(), flush=True)
-    cases = CASES[-1:] if options.quick else [case for case in CASES if options.only in str(case)]
+    if options.worth_it is not None:
+        map_layout.WORTH_IT = map_layout.WORTH_IT_COMPILED = options.worth_it
+    chosen = [case for case in CASES if any(pattern in str(case) for pattern in options.only)]
+    cases = CASES[-1:] if options.quick else chosen
     rows = [measure_way(case, way) for case in cases for way in options.ways]
     criteria = [criterion for case in cases for criterion in judge(case, rows)]
     write(rows, criteria, options)

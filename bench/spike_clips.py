@@ -1,7 +1,10 @@
-"""How many training clips does one core load: from files, from the store, and with voxels that were written before?
+"""How many training clips does one core load: from files, from the store, and as it was done before?
 
-A clip is 5 frames of 720 x 1280 (blur and sharp, PNG) with 5 streams of 88 x 360 x 640, cut to 256 px and 5 bins. All
-files are in the page cache, so this is computing, not disk. CPU time per clip in one process, both sides in one run.
+A clip is 5 frames of 720 x 1280 (blur and sharp, PNG) with 5 streams of 88 x 360 x 640, cut to 256 px and 5 bins. As it
+was done before: streams decoded whole by index arrays, as SpikeCV does, and voxels that were written as float32, with 5
+bins at spike resolution (crops mapped) or with 32 bins at 720 x 1280 (read whole), as the early code has it. All files
+are in the page cache, so this is computing, not disk; beside it stands what a clip reads. CPU time per clip in one
+process, all ways in rounds; what counts is the round in the middle.
 Answer: bench/results/spike_clips_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -13,17 +16,22 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.measure import Timing, arguments, report
-from bench.spike_crop import cpu_times
+from bench.measure import arguments, report
+from bench.spike_crop import in_rounds
 from flatout.feed import Out
 from flatout.spike.clip_feed import open_store, training_source
 from flatout.spike.config import DataConfig
-from flatout.spike.data import open_clips
+from flatout.spike.data import ClipSet, open_clips
+from flatout.spike.frames import Frames
 from flatout.spike.pictures import write_picture
 from flatout.spike.precompute import write_voxels
-from flatout.spike.source import ClipSource
+from flatout.spike.source import ClipSource, shown_of
+from flatout.spike.streams.decode import Box
+from flatout.spike.voxels import frames_per_bin
+from tests.reference.spike_decode import decode_by_index
 
 FRAMES = 6
+LIVE, STORE = "PNG, streams live", "store: decoded once, streams live"
 
 
 def write_frames(folder: Path, height: int, width: int, numbers: Iterable[int]) -> None:
@@ -53,34 +61,106 @@ def reading(source: ClipSource) -> Callable[[], None]:
     return work
 
 
+class AsSpikeCv(Frames):
+    """Every stream decoded whole, then counted and cut."""
+
+    def __init__(self, clips: ClipSet, config: DataConfig) -> None:
+        super().__init__(clips, shown_of(config))
+        self._paths, self._layout = [each.spike for each in clips.frames], clips.layout_of(0)
+        self._first_B = np.cumsum([0, *frames_per_bin(self._layout.frames, config.channels)[:-1]])
+
+    def spikes(self, frame: int, box: Box, dtype: np.dtype) -> np.ndarray:
+        spikes = decode_by_index(Path(self._paths[frame]).read_bytes(), self._layout.height, self._layout.width)
+        counts = np.add.reduceat(spikes, self._first_B, axis=0, dtype=dtype)
+        return counts[:, box.top : box.bottom, box.left : box.right]
+
+
+class AsEarlyCode(Frames):
+    """Voxels of 32 bins at the frames' resolution, every file read whole; the network's part is every second pixel of
+    the first bins here, since nobody looks at it."""
+
+    def __init__(self, clips: ClipSet, config: DataConfig, folder: Path) -> None:
+        super().__init__(clips, shown_of(config))
+        self._paths, self._channels = [folder / f"{each.stem}.npy" for each in clips.frames], config.channels
+
+    def spikes(self, frame: int, box: Box, dtype: np.dtype) -> np.ndarray:
+        voxel = np.load(self._paths[frame])
+        return np.asarray(voxel[: self._channels, 2 * box.top : 2 * box.bottom : 2, 2 * box.left : 2 * box.right : 2])
+
+
+def write_floats(sequence: Path, size_hw: tuple[int, int]) -> None:
+    """The voxels of `flatout spike cache` as float32, and large ones of the early code."""
+    (sequence / "float").mkdir()
+    (sequence / "early").mkdir()
+    for path in sorted((sequence / "spike_vox").iterdir()):
+        if path.suffix == ".npy":
+            np.save(sequence / "float" / path.name, np.load(path).astype(np.float32))
+            np.save(sequence / "early" / path.name, np.ones((32, *size_hw), np.float32))
+        else:
+            (sequence / "float" / path.name).write_bytes(path.read_bytes())
+
+
 def main() -> int:
     """Measure and report."""
     options = arguments(__doc__).parse_args()
-    height, width, repeats = (72, 128, 3) if options.quick else (720, 1280, 15)
+    height, width, rounds = (72, 128, 1) if options.quick else (720, 1280, 7)
     with tempfile.TemporaryDirectory() as folder:
-        write_frames(Path(folder) / "train/seq", height, width, range(FRAMES))
+        sequence = Path(folder) / "train/seq"
+        write_frames(sequence, height, width, range(FRAMES))
         crop = 64 if options.quick else 256
         config = DataConfig(ROOT=folder, CROP_SIZE=crop, SPIKE_H=height // 2, SPIKE_W=width // 2, USE_RAM_CACHE=True)
         clips = open_clips(config, "train", scored=False)
         list(write_voxels(config, "train"))
+        write_floats(sequence, (height, width))
         written = replace(config, USE_PRECOMPUTED_VOXELS=True)
+        floats = replace(written, VOXEL_CACHE_DIRNAME="float")
         store = open_store(clips, config, budget_bytes=2**30, workers=1)
         assert store is not None
+        pictures = _mean_bytes(sequence / "blur") + _mean_bytes(sequence / "sharp")
+        spike_pixels = (crop // 2) ** 2
         with store:
-            ways = {
-                "files: PNG, streams live": training_source(clips, config),
-                "files: PNG, uint8 voxels": training_source(open_clips(written, "train", scored=False), written),
-                "store: decoded once, streams live": training_source(clips, config, store),
+            by_index, early = AsSpikeCv(clips, config), AsEarlyCode(clips, config, sequence / "early")
+            _compare(by_index, Frames(clips, shown_of(config)), crop // 2)
+            sources: dict[str, tuple[ClipSource, float]] = {
+                LIVE: (training_source(clips, config), 11 * spike_pixels),
+                "PNG, streams whole, as SpikeCV": (_over(by_index, clips, config), _mean_bytes(sequence / "spike")),
+                "PNG, float32 voxels, 5 bins, mapped": (_written(floats), 20 * spike_pixels),
+                "PNG, float32 voxels, 32 bins, whole": (_over(early, clips, config), _mean_bytes(sequence / "early")),
+                "PNG, uint8 voxels, 5 bins, mapped": (_written(written), 5 * spike_pixels),
+                STORE: (training_source(clips, config, store), -pictures),
             }
-            times: dict[str, Timing] = {name: cpu_times(reading(source), repeats) for name, source in ways.items()}
-    first = next(iter(times.values())).median
-    lines = [f"{'one clip, one core':36} CPU time                              clips/s    ratio"]
+            work = {
+                name: (reading(source), 3, int(5 * (pictures + nbytes))) for name, (source, nbytes) in sources.items()
+            }
+            times = {name: timings[rounds // 2] for name, timings in in_rounds(work, rounds).items()}
+    lines = [f"{'one clip, one core':36} CPU time                              clips/s    ratio   read from files"]
     lines += [
-        f"{name:36} {timing.text():36} {1 / timing.median:8.1f} {first / timing.median:8.1f}"
+        f"{name:36} {timing.text():36} {1 / timing.median:8.1f} {times[LIVE].median / timing.median:8.2f}"
+        f"{work[name][2] / 1e6:12.1f} MB"
         for name, timing in times.items()
     ]
-    report("spike_clips", "\n".join(lines), {"cpu_ms": {name: 1e3 * t.median for name, t in times.items()}}, options)
+    numbers = {name: {"cpu_ms": 1e3 * timing.median, "bytes": work[name][2]} for name, timing in times.items()}
+    report("spike_clips", "\n".join(lines), {"ways": numbers}, options)
     return 0
+
+
+def _compare(one: Frames, other: Frames, size: int) -> None:
+    """AssertionError unless both ways see the same spikes."""
+    box = Box(2, 4, size, size)
+    assert np.array_equal(one.spikes(0, box, np.dtype(np.uint8)), other.spikes(0, box, np.dtype(np.uint8)))
+
+
+def _over(frames: Frames, clips: ClipSet, config: DataConfig) -> ClipSource:
+    return ClipSource(clips, frames, shown_of(config), crop=config.CROP_SIZE, augment=config.AUGMENT)
+
+
+def _written(config: DataConfig) -> ClipSource:
+    return training_source(open_clips(config, "train", scored=False), config)
+
+
+def _mean_bytes(folder: Path) -> float:
+    sizes = [path.stat().st_size for path in folder.iterdir()]
+    return sum(sizes) / len(sizes)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ Answer: bench/results/spike_crop_<machine>_<yyyymm>.md (rewrite it with --write)
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +39,7 @@ def cpu_times(work: Callable[[], object], repeats: int) -> Timing:
     return summarize(durations)
 
 
-def in_rounds(ways: dict[str, tuple[Callable[[], object], int, int]], rounds: int) -> dict[str, list[Timing]]:
+def in_rounds(ways: Mapping[str, tuple[Callable[[], object], int, int]], rounds: int) -> dict[str, list[Timing]]:
     """Every way in every round; of each the rounds by their medians, rising."""
     found: dict[str, list[Timing]] = {name: [] for name in ways}
     for _ in range(rounds):

@@ -6,7 +6,8 @@ count, then all of it with the frames, then bytes to what the network sees - aga
 from the store; the bytes are compared. Then trainings by that config through `flatout spike train`: as shipped (store),
 with everything resident on the GPU, and without a store (PNG on every visit). What counts is the share of the step that
 waits for input, from the second epoch on. Needs a CUDA GPU.
-Exit code 1 if the shipped config waits more than 2 % of the step.
+Exit code 1 if the shipped config waits more than 2 % of the step. Cut short (Ctrl-C, SIGINT, SIGTERM), it reports what
+was reached.
 Answer: bench/results/spike_gpu_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
@@ -27,6 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from bench.cut_short import NOTE, heed_signals
 from bench.device_copy import time_on_device
 from bench.measure import Timing, arguments, facts_line, measure, report
 from bench.promises import Criterion
@@ -47,10 +50,11 @@ from flatout.spike.source import boxes_of, shown_of
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "data/spike/gopro_balanced.yaml"
 SIZE_HW = (720, 1280)
-NUM_FRAMES = 72
-EPOCHS = 5
+NUM_FRAMES = 104
+EPOCHS = 4
+SHIPPED = "shipped: store"
 WAYS = {
-    "shipped: store": (),
+    SHIPPED: (),
     "all resident on the GPU": ("TRAIN.DEVICE_RESIDENT=true",),
     "no store: PNG every time": ("DATA.USE_RAM_CACHE=false",),
 }
@@ -81,19 +85,50 @@ def main() -> int:
     if not torch.cuda.is_available() and not options.quick:
         print("This benchmark needs a CUDA GPU.")
         return 2
-    size_hw, num_frames = ((72, 128), 8) if options.quick else (SIZE_HW, NUM_FRAMES)
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    heed_signals()
     print(facts_line(), flush=True)
+    found = Found()
+    try:
+        measure_all(found, options.quick)
+    except KeyboardInterrupt:
+        print(NOTE, flush=True)
+    return _tell(found, options)
+
+
+@dataclass
+class Found:
+    """What has been measured so far."""
+
+    binning: dict[str, Timing] = field(default_factory=dict)
+    trainings: dict[str, Waiting] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.trainings) == len(WAYS)
+
+    def promise(self) -> Criterion:
+        """Only once the shipped config was trained."""
+        share = 100 * self.trainings[SHIPPED].share
+        return Criterion(promise="shipped config: waiting / step", value=share, limit=100 * MOST_WAITING, unit=" %")
+
+
+def measure_all(found: Found, quick: bool) -> None:
+    """What is judged first."""
+    size_hw, num_frames = ((72, 128), 8) if quick else (SIZE_HW, NUM_FRAMES)
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     with tempfile.TemporaryDirectory() as name:
         began = time.perf_counter()
         draw(Path(name) / "train/seq", size_hw, num_frames)
         print(f"{num_frames} frames drawn in {time.perf_counter() - began:.1f} s", flush=True)
-        changes = [*(QUICK if options.quick else ()), f"DATA.ROOT={name}"]
+        changes = [*(QUICK if quick else ()), f"DATA.ROOT={name}"]
         changes += [f"DATA.SPIKE_H={size_hw[0] // 2}", f"DATA.SPIKE_W={size_hw[1] // 2}"]
-        binning = measure_binning(load_config(CONFIG, changes), device, repeats=3 if options.quick else 30)
-        print("\n".join(_binning_lines(binning)), flush=True)
-        trainings = {way: train(Path(name), way, [*changes, *extra]) for way, extra in WAYS.items()}
-    return _tell(binning, trainings, device, options)
+        found.trainings[SHIPPED] = train(Path(name), SHIPPED, changes)
+        print(found.promise(), flush=True)
+        found.binning = measure_binning(load_config(CONFIG, changes), device, repeats=3 if quick else 30)
+        print("\n".join(_binning_lines(found.binning)), flush=True)
+        for way, extra in WAYS.items():
+            if way not in found.trainings:
+                found.trainings[way] = train(Path(name), way, [*changes, *extra])
 
 
 def draw(folder: Path, size_hw: tuple[int, int], num_frames: int) -> None:
@@ -198,22 +233,21 @@ def _binning_lines(times: dict[str, Timing]) -> list[str]:
     ]
 
 
-def _tell(
-    binning: dict[str, Timing], trainings: dict[str, Waiting], device: torch.device, options: argparse.Namespace
-) -> int:
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "no GPU"
-    share = 100 * trainings["shipped: store"].share
-    promise = Criterion(promise="shipped config: waiting / step", value=share, limit=100 * MOST_WAITING, unit=" %")
+def _tell(found: Found, options: argparse.Namespace) -> int:
+    if SHIPPED not in found.trainings:
+        return 1
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     lines = [f"GPU {name}. A batch: 4 clips of 5 frames, crop 256, 88 spike frames in 5 bins."]
-    lines += _binning_lines(binning)
-    lines += ["", f"gopro_balanced.yaml, epochs 2 to {EPOCHS}:"]
-    lines += [_training_line(way, found) for way, found in trainings.items()] + [str(promise)]
+    lines += _binning_lines(found.binning) if found.binning else []
+    lines += ["", f"gopro_balanced.yaml, {NUM_FRAMES} frames, epochs 2 to {EPOCHS}:"]
+    lines += [_training_line(way, waiting) for way, waiting in found.trainings.items()]
+    lines += [str(found.promise()), *(() if found.is_whole else (NOTE,))]
     numbers = {
-        "batch_ms": {way: 1e3 * timing.median for way, timing in binning.items()},
-        "trainings": {way: found._asdict() | {"share": found.share} for way, found in trainings.items()},
+        "batch_ms": {way: 1e3 * timing.median for way, timing in found.binning.items()},
+        "trainings": {way: waiting._asdict() | {"share": waiting.share} for way, waiting in found.trainings.items()},
     }
     report("spike_gpu", "\n".join(lines), numbers, options)
-    return 0 if promise.passed or options.quick else 1
+    return 0 if found.promise().passed or options.quick else 1
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ class Share(NamedTuple):
 def main() -> None:
     """Measure and report."""
     options = arguments(__doc__).parse_args()
-    size_hw, num_frames, seconds = ((72, 128), 12, 0.3) if options.quick else ((720, 1280), NUM_FRAMES, 4.0)
+    size_hw, num_frames, seconds = ((72, 128), 12, 0.3) if options.quick else ((720, 1280), NUM_FRAMES, 2.0)
     with tempfile.TemporaryDirectory() as name:
         draw(Path(name) / "train/seq", size_hw, num_frames)
         height, width = size_hw[0] // 2, size_hw[1] // 2

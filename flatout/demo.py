@@ -56,6 +56,10 @@ STAGES = {
     "train.log": "log",
     "train.validate": "validation after every epoch",
     "train.save": "saving",
+    "train.pictures": "pictures of the first batches, for people",
+    "train.between": "results written down after every epoch",
+    "train.drain": "waiting for the GPU at the end of an epoch",
+    "gc": "Python's garbage collector",
 }
 REST = "all the rest: start, scan, plots"
 
@@ -69,7 +73,7 @@ class Pace(NamedTuple):
 
 
 ON_CPU = Pace(size_px=160, batch=8, epochs=6)
-ON_GPU = Pace(size_px=320, batch=64, epochs=40)
+ON_GPU = Pace(size_px=320, batch=64, epochs=30)
 
 
 def main(argv: list[str]) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from flatout.defect.patches import Grid
 from flatout.defect.strips.canonical import TOP, canonical
 from flatout.defect.strips.decode import read_stored
-from flatout.defect.strips.find import ImgFormat, list_images, list_judged, root_of, training_folder
+from flatout.defect.strips.find import HARD_NEGATIVES, ImgFormat, list_images, list_judged, root_of, training_folder
 from flatout.defect.strips.items import read_mask
 from flatout.errors import ConfigError, DataError
 from flatout.feed.source import DecodeError
@@ -72,10 +72,12 @@ def check_data_set(path: str, img_format: ImgFormat, *, patch: int = 128) -> Rep
     """Look at every image and mask below a training folder or root; nothing is changed."""
     findings: list[Finding] = []
     checker = _Checker(patch)
+    root = root_of(path)
     images = list_images(training_folder(path), img_format)
+    if (hard := root / "train" / HARD_NEGATIVES).is_dir() and any(hard.iterdir()):
+        images += list_images(hard, img_format)
     for image in images:
         findings += checker.image(image)
-    root = root_of(path)
     for split in ("valid", "test"):
         for judged in list_judged(root, split, img_format):
             images.append(judged.path)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from flatout.defect.strips.find import ImgFormat
-from flatout.defect.synth.config import DefectMode, Range, SynthConfig
+from flatout.defect.synth.config import BoardShape, DefectMode, Range, SynthConfig
 from flatout.errors import ConfigError
 
 Network = Literal["v1", "v2"]
@@ -60,6 +60,8 @@ class TrainOptions:
     min_patches: tuple[int, int] | None = None
     """Rows and columns of the grid at least; None: neighbours share 16 pixels."""
     amplitudes: tuple[Range, ...] = ((60.0, 60.0), (80.0, 80.0))
+    board_shapes: tuple[BoardShape, ...] = ("blob",)
+    """With defect_mode board: blob, open, short, spur, pinhole; equally many of those that are named."""
     min_target_only: int = 1
     defect_share: float = 0.5
     """Of patches that are neither hard negatives nor get lines."""

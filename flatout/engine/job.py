@@ -19,7 +19,10 @@ class HostBatch(Protocol):
 
 
 class Batches(Protocol):
-    """Where batches come from; the loop says of which epoch, and from which step on."""
+    """Where batches come from; the loop says of which epoch, and from which step on.
+
+    `held_back_s`, if there is such an attribute: seconds so far for which `next()` waited for the device, not for data.
+    """
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]: ...
 

@@ -10,32 +10,29 @@ accumulation window ends; there, and only there, a training is saved or stopped.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flatout.engine.callbacks import Callbacks, Saved
 from flatout.engine.distributed import World
 from flatout.engine.divergence import Guard
 from flatout.engine.ema import MovingAverage
 from flatout.engine.generations import Generations
-from flatout.engine.graphs import Graphs
 from flatout.engine.interrupts import Interrupts
 from flatout.engine.job import Batches, Job, Tick
 from flatout.engine.meter import Meter
-from flatout.engine.optim import apply_knobs, load_optimizer, parameters_of, step_unless
+from flatout.engine.optim import apply_knobs, load_optimizer
 from flatout.engine.out_of_memory import no_room
 from flatout.engine.precision import Amp, Precision
 from flatout.engine.random_state import random_state, set_random_state
-from flatout.engine.running_statistics import RunningStatistics
 from flatout.engine.schedule import Schedule
 from flatout.engine.shared_state import load_for_all
+from flatout.engine.step import Step
 from flatout.engine.step_log import StepLog
 from flatout.errors import DivergedError, Interrupted
 from flatout.profiler import clock
@@ -110,19 +107,23 @@ class Loop:
         self.epoch, self.step = 0, 0
         """The next step to train; `step` = steps per epoch: the end of the epoch has not been worked off."""
         self._interrupts = interrupts or Interrupts()
-        self._forward = forward or network
-        self._statistics = RunningStatistics(network)
         self.tell, self._callbacks, self._stop_early = tell, callbacks or Callbacks(), stop_early
         self._between = between
         self._log = StepLog(len(job.item_names) + 2, config.log_every, device)
         self._meter = Meter(job.item_names)
         self._guard = Guard()
-        self._graphs = Graphs(
-            partial(self._forward_backward, cached=False),
-            job.fillings,
-            wanted=config.graphs and self.world.size == 1 and device.type == "cuda",
+        self._training_step = Step(
+            job,
+            network,
+            forward or network,
+            optimizer,
+            average,
+            precision=self.precision,
+            clip_norm=config.clip_norm,
+            graphs=config.graphs,
+            world=self.world,
+            device=device,
         )
-        self._stream = torch.cuda.Stream(device) if self._graphs.wanted else None
         self._phase: object = None
         self.steps_here = 0
         self._asked_steps = self._saved_steps = 0
@@ -134,9 +135,11 @@ class Loop:
             self._stop_if_long_enough()
         while self.epoch < self.config.epochs:
             try:
-                with self._own_stream():
+                with self._training_step.own_stream():
                     self._train_epoch()
-                if self._finish_epoch():
+                with clock.stage("train.between"):
+                    is_over = self._finish_epoch()
+                if is_over:
                     return
             except _RolledBack:
                 logger.info("Continuing with epoch %d, step %d.", self.epoch, self.step)
@@ -152,22 +155,27 @@ class Loop:
             return
         self.network.train()
         if self.step == 0:
-            self._clear_gradients()
+            self._training_step.clear_gradients()
             self._meter.begin_epoch()
         if (phase := self.job.phase(self.epoch)) != self._phase:
             self._phase = phase
-            self._graphs.forget()
+            self._training_step.graphs.forget()
         self._meter.begin_interval()
         if self.step:  # saved where something was due, and before it was done
             self._pause_if_due()
         batches = iter(self.batches.epoch(self.epoch, start=self.step))
         while self.step < self.config.steps_per_epoch:
-            began = time.perf_counter()
+            began, held_back_s = time.perf_counter(), self._held_back_s
             with clock.stage("train.wait"):
                 batch = next(batches)
-            self._meter.waited(time.perf_counter() - began)
+            # A host that is ahead of its device waits here too, but not for data.
+            self._meter.waited(time.perf_counter() - began - (self._held_back_s - held_back_s))
             self._train_step(batch)
-        self._look(self._log.drain())
+        self._look_at_all()
+
+    @property
+    def _held_back_s(self) -> float:
+        return float(getattr(self.batches, "held_back_s", 0.0))
 
     def _train_step(self, batch: Any) -> None:
         knobs = self.schedule(self.epoch, self.step)
@@ -176,9 +184,9 @@ class Loop:
         try:
             with clock.stage("train.inputs"):
                 inputs = self.job.inputs(batch, self.epoch, self.step)
-            self._log.put(self._work(inputs, window_ends=knobs.steps))
+            self._log.put(self._training_step.work(inputs, window_ends=knobs.steps))
             if knobs.steps:
-                self._optimizer_step()
+                self._log.mark(self._training_step.move())
         except torch.OutOfMemoryError as error:
             raise no_room(error, batch_size=len(batch) * self.world.size, device=self.device) from error
         self._guard.remember(self.epoch, self.step, batch.indices, ends_window=knobs.steps)
@@ -194,68 +202,9 @@ class Loop:
             self._at_boundary()
             self._pause_if_due()
 
-    def _work(self, inputs: dict[str, Tensor], *, window_ends: bool) -> Tensor:
-        """Forward and backward, as a graph where that is wanted and possible."""
-        if (graph := self._graphs.find(inputs)) is not None:
-            with clock.stage("train.graph"):
-                return graph(inputs)
-        with self._apart_from_ranks(not window_ends):
-            return self._forward_backward(inputs)
-
-    def _forward_backward(self, inputs: Mapping[str, Tensor], *, cached: bool = True) -> Tensor:
-        """Numbers of the step, float32 [items + 1] on the device; the last is 1 if the loss is not finite."""
-        self._statistics.keep()
-        with self.precision.autocast(cached=cached):
-            loss, items = self.job.step(self._forward, inputs)
-        with clock.stage("train.backward"):
-            self.precision.scaled(loss * self.world.size).backward()
-        bad = ~torch.isfinite(loss.detach()).reshape(1)
-        self._statistics.put_back_if(bad)
-        return torch.cat((items.detach().float(), bad.float()))
-
-    def _optimizer_step(self) -> None:
-        with clock.stage("train.optimizer"):
-            parameters = parameters_of(self.optimizer)
-            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-            found_bad = self.precision.check(gradients)
-            self._log.mark(found_bad)
-            if self.config.clip_norm is not None:
-                nn.utils.clip_grad_norm_(parameters, self.config.clip_norm, foreach=True)
-            step_unless(self.optimizer, found_bad)
-            self.precision.update()
-            self._clear_gradients()
-        if self.average is not None:
-            with clock.stage("train.average"):
-                self.average.update()
-
-    def _clear_gradients(self) -> None:
-        """Zeros while a graph adds to them where they are; else they are dropped, which saves a pass."""
-        self.optimizer.zero_grad(set_to_none=not self._graphs.wanted)
-
-    def _apart_from_ranks(self, inside_window: bool) -> AbstractContextManager[object]:
-        """Ranks add up their gradients once per accumulation window."""
-        if inside_window and self.world.size > 1:
-            apart: AbstractContextManager[object] = self._forward.no_sync()  # type: ignore[operator]
-            return apart
-        return nullcontext()
-
-    # CUDA graphs
-
-    @contextmanager
-    def _own_stream(self) -> Iterator[None]:
-        """A graph is captured on the stream its gradients are made on, and that may not be the default one."""
-        if self._stream is None:
-            yield
-            return
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            yield
-        torch.cuda.current_stream().wait_stream(self._stream)
-
     def use_forward(self, forward: nn.Module) -> None:
         """From the next step on, call the network through `forward`."""
-        self._forward = forward
-        self._graphs.forget()
+        self._training_step.use_forward(forward)
 
     # What the numbers say
 
@@ -269,6 +218,13 @@ class Loop:
             self._callbacks.log(tick)
         if self._guard.is_lost(bad_loss_N, bad_gradient_N, scaled=self.config.amp == "fp16"):
             self._roll_back()
+
+    def _look_at_all(self) -> None:
+        """Host-device wait: look at the numbers of every step so far."""
+        with clock.stage("train.drain"):
+            rows_NK = self._log.drain()
+        with clock.stage("train.log"):
+            self._look(rows_NK)
 
     def _roll_back(self) -> None:
         """Set everything back to the last good generation, or give up."""
@@ -319,10 +275,11 @@ class Loop:
         if self._between is None or self.step >= self.config.steps_per_epoch:
             return
         if (work := self._between(self.epoch, self.step)) is not None:
-            self._look(self._log.drain())
-            work()
-            # Here they may wait for the one that has work; in the next sum of gradients not for long.
-            self.world.wait_for_all()
+            self._look_at_all()
+            with clock.stage("train.between"):
+                work()
+                # Here they may wait for the one that has work; in the next sum of gradients not for long.
+                self.world.wait_for_all()
             self._meter.begin_interval()
 
     def _stop_if_long_enough(self) -> None:
@@ -369,7 +326,7 @@ class Loop:
         All ranks wait for the one that writes: a launcher ends all of them as soon as one ends.
         """
         if self.step > 0:
-            self._look(self._log.drain())
+            self._look_at_all()
         with clock.stage("train.save"):
             if self.generations is not None and self.world.any_of(not self._is_sound()):
                 self._roll_back()
@@ -410,7 +367,7 @@ class Loop:
         self._log.drain()
         self._meter.load_state_dict(training["meter"])
         self.job.load_state(training["job"])
-        self._graphs.forget()
+        self._training_step.graphs.forget()
         self.optimizer.zero_grad(set_to_none=True)
 
     def _is_sound(self) -> bool:

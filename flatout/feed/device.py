@@ -8,7 +8,8 @@ events on the device; the host only asks whether a copy has ended, to give its s
 
 import itertools
 import logging
-import os
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -63,8 +64,11 @@ class DeviceBatches:
     def __init__(self, feed: Feed, device: str | torch.device) -> None:
         self.feed = feed
         self.device = torch.device(device)
+        self.held_back_s = 0.0
+        """Seconds for which the host, asking for a batch, waited for a device that was behind: no wait for data."""
         self._position: tuple[int, int] | None = None
-        self._pass: DevicePass | None = None
+        # Weak, or both would live until a collection; in a forked child torch's events do not survive one.
+        self._pass: weakref.ref[DevicePass] | None = None
 
     def __len__(self) -> int:
         return len(self.feed)
@@ -75,13 +79,14 @@ class DeviceBatches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[DeviceBatch]:
         """The batches of an epoch from step `start` on."""
-        if self._pass is not None:
-            self._pass.close()  # its copies must end before the slots they read are used anew
+        if self._pass is not None and (unfinished := self._pass()) is not None:
+            unfinished.close()  # its copies must end before the slots they read are used anew
         run = self.feed.open(epoch, start)
         self._position = (epoch, start)
         batches = self._copied_ahead(run) if self.device.type == "cuda" else self._wrapped(run)
-        self._pass = self._tracked(run, batches)
-        return self._pass
+        tracked = self._tracked(run, batches)
+        self._pass = weakref.ref(tracked)
+        return tracked
 
     def state_dict(self) -> dict[str, Any]:
         """As Feed.state_dict, but of the batch that left here last: copies run ahead of the step."""
@@ -112,7 +117,7 @@ class DeviceBatches:
 
     def _copied_ahead(self, run: Pass) -> DevicePass:
         """Before a batch is handed out, the copy of the next one is under way if it is complete by then."""
-        copier = _Copier(run, self.device, self._finish)
+        copier = _Copier(run, self.device, self._finish, self._count_held_back)
         try:
             while copier.copy_next():
                 current = copier.next_copied()
@@ -122,6 +127,9 @@ class DeviceBatches:
                 copier.mark_consumed()
         finally:
             copier.give_all_back()
+
+    def _count_held_back(self, seconds: float) -> None:
+        self.held_back_s += seconds
 
 
 Finish = Callable[[int, Batch, dict[str, Tensor]], dict[str, Tensor]]
@@ -138,11 +146,11 @@ class _Copy(NamedTuple):
 class _Copier:
     """Two sets of device buffers, filled in turn on a side stream."""
 
-    def __init__(self, run: Pass, device: torch.device, finish: Finish) -> None:
+    def __init__(self, run: Pass, device: torch.device, finish: Finish, held_back: Callable[[float], None]) -> None:
+        """`held_back` hears for how many seconds the device was waited for."""
         self._run = run
-        self._finish = finish
+        self._finish, self._held_back = finish, held_back
         self._device = device
-        self._pid = os.getpid()
         self._stream = torch.cuda.Stream(device)
         # Whatever is still queued may use the buffers of an earlier pass.
         self._stream.wait_stream(torch.cuda.current_stream(device))
@@ -181,8 +189,6 @@ class _Copier:
 
     def give_all_back(self) -> None:
         """Host-device wait: a pass that ends must not leave copies that read slots about to be refilled."""
-        if os.getpid() != self._pid:
-            return  # the collector of a forked child found an unfinished pass: its slots and the GPU are the parent's
         while self._held:
             copy = self._held.popleft()
             copy.done.synchronize()
@@ -208,8 +214,10 @@ class _Copier:
             if not self._held[0].done.query():
                 if len(self._held) < self._run.works.ring.spec.num_slots - 1:
                     return
-                # Host-device wait, with two or three slots only: all the others are held by copies.
+                # Host-device wait: the device is behind by so many batches that copies hold all slots but one.
+                began = time.perf_counter()
                 self._held[0].done.synchronize()
+                self._held_back(time.perf_counter() - began)
             self._run.give_back(self._held.popleft().lease)
 
 

@@ -5,10 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
-from rich.progress import Progress
 from torch import Tensor
 
 from flatout.feed.arrays import Arrays
+from flatout.feed.progress import progress
 
 BLOCK_CHUNKS = 1 << 16
 
@@ -18,8 +18,7 @@ def upload(
 ) -> None:
     """Write arrays `numbers` to the rows (chunks) of `target` from begin_N on; blocks until they are there."""
     on_device = target.device.type == "cuda"
-    with Progress(transient=True) as progress, ThreadPoolExecutor(4) as pool:
-        bar = progress.add_task(name, total=len(numbers))
+    with progress(name, len(numbers)) as advance, ThreadPoolExecutor(4) as pool:
         for group in _blocks(numbers, chunks_N):
             begin, end = int(begin_N[group[0]]), int(begin_N[group[-1]] + chunks_N[group[-1]])
             rows = target[begin:end]
@@ -30,7 +29,9 @@ def upload(
             list(pool.map(_Placing(arrays, block), group, starts.tolist()))
             if on_device:
                 rows.copy_(block, non_blocking=True)
-            progress.advance(bar, len(group))
+            advance(
+                group.stop - numbers.start, (end - int(begin_N[numbers.start])) * rows.shape[1] * rows.element_size()
+            )
     if on_device:
         torch.cuda.current_stream(target.device).synchronize()
 

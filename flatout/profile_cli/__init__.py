@@ -5,6 +5,7 @@ folder of its own, which is removed again.
 """
 
 import argparse
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -37,16 +38,25 @@ def main(argv: list[str]) -> int:
 
     module, name = JOBS[args.job]
     training = getattr(import_module(module), name).from_flags(rest, num_steps=args.steps)
+    _say(f"Looking at {args.steps} steps of the training as it is ...")
     profile = training.observe()
     if not args.quick:
+        _say("Limits: network, copy and input, each by itself ...")
         profile.limits, profile.light = training.limits(), training.speed_of_light()
+        _say("Flags that change the network's part, on one batch ...")
         profile.trials += training.trials(profile.limits)
     show(profile)
     page = profile.save(args.out)
     print(f"\nThe same as a page: {page}")
     if args.apply:
+        _say("The best remedy that a flag switches on ...")
         print(apply_best(training, profile).text())
     return 0
+
+
+def _say(what: str) -> None:
+    """A look takes a while: say what is going on, without mixing it into the answer."""
+    print(what, file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,7 +8,7 @@ from rich.text import Text
 from flatout.profiler.ledger import Ledger
 from flatout.profiler.outcome import Profile
 from flatout.profiler.report.colors import KINDS
-from flatout.profiler.report.text import light_lines, shown_rows, verdict_lines, wait_lines
+from flatout.profiler.report.text import between_lines, light_lines, runs_of, shown_rows, verdict_lines, wait_lines
 from flatout.profiler.stages import kind_of, place_label
 
 BAR = 24
@@ -18,9 +18,9 @@ def show(profile: Profile, console: Console | None = None) -> None:
     """Print everything a tired person needs, on one screen."""
     console = console or Console()
     console.print(ledger_table(profile.ledger))
-    for line in (*wait_lines(profile.measurement), *light_lines(profile.measurement)):
-        console.print(escape(line), highlight=False, soft_wrap=True)
-    for line in verdict_lines(profile.verdict, console.width):
+    ledger, measurement = profile.ledger, profile.measurement
+    notes = (*wait_lines(measurement), *between_lines(ledger, measurement), *light_lines(measurement))
+    for line in (*notes, *verdict_lines(profile.verdict, console.width)):
         console.print(escape(line), highlight=False, soft_wrap=True)
 
 
@@ -47,7 +47,7 @@ def ledger_table(ledger: Ledger) -> Table:
                 f"{row.ms:.2f}",
                 f"{row.share:.1%}",
                 f"{row.us_per_image:,.1f}",
-                f"{row.runs:,.1f}" if row.runs else "",
+                runs_of(row),
                 Text("█" * round(BAR * max(0.0, row.share)), style=KINDS[kind_of(row.stage)]),
             )
     return table

@@ -108,7 +108,7 @@ class _Off:
 class _Mark:
     """A running stage; charged when the block ends, also by an exception."""
 
-    __slots__ = ("_begin_ns", "_outer", "_recorder", "inside_ns", "name")
+    __slots__ = ("_begin_ns", "_recorder", "inside_ns", "name", "outer")
 
     def __init__(self, recorder: Totals, name: str) -> None:
         self._recorder = recorder
@@ -117,13 +117,13 @@ class _Mark:
 
     def __enter__(self) -> None:
         recorder = self._recorder
-        self._outer, recorder.innermost = recorder.innermost, self
+        self.outer, recorder.innermost = recorder.innermost, self
         recorder.opened(self.name)
         self._begin_ns = time.perf_counter_ns()
 
     def __exit__(self, *exc_info: object) -> None:
         end_ns = time.perf_counter_ns()
-        recorder, outer = self._recorder, self._outer
+        recorder, outer = self._recorder, self.outer
         recorder.innermost = outer
         if outer is not None:
             outer.inside_ns += end_ns - self._begin_ns
@@ -151,6 +151,12 @@ def count(name: str) -> None:
     recorder = _thread.recorder
     if recorder is not None:
         recorder.add(name, 0)
+
+
+def innermost() -> _Mark | None:
+    """The stage of this thread that runs now, if any; None also where nobody takes its marks."""
+    recorder = _thread.recorder
+    return None if recorder is None else recorder.innermost
 
 
 def step_ended(num_images: int) -> None:

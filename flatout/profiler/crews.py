@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flatout.profiler import clock
+from flatout.profiler.pauses import stage_apart
 
 
 class Crew(NamedTuple):
@@ -25,6 +26,8 @@ class Crew(NamedTuple):
     """0: the main thread does their work, under its own recorder."""
     pids: Callable[[], Mapping[int, int]]
     """Worker -> process id; empty for threads."""
+    is_apart: bool = False
+    """They work for something between steps, as a validation does: its feed was started in a pause."""
 
 
 class Spent(NamedTuple):
@@ -42,7 +45,7 @@ _crews: "weakref.WeakKeyDictionary[object, Crew]" = weakref.WeakKeyDictionary()
 
 def announce(owner: object, crew: Crew) -> None:
     """`crew` is at work for as long as `owner` lives."""
-    _crews[owner] = crew
+    _crews[owner] = crew._replace(is_apart=stage_apart(clock.innermost()) is not None)
 
 
 def at_work() -> list[Crew]:

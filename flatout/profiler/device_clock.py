@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flatout.profiler.pauses import owners
 from flatout.profiler.recorder import Event
 
 
@@ -71,12 +72,14 @@ class DeviceClock:
         Of the stream on which the clock was made, or of all others together (`beside`).
         """
         self._torch.cuda.synchronize()
+        bounds = [0, *self._step_marks]
+        ended = self._marks[: bounds[-1]]  # what comes after the last step's end belongs to no step
+        charged = owners([(name, depth) for name, _, _, depth, _ in ended])
         marks = [
             (name, self._base.elapsed_time(begin), self._base.elapsed_time(end), depth) if apart == beside else None
-            for name, begin, end, depth, apart in self._marks
+            for name, (_, begin, end, depth, apart) in zip(charged, ended, strict=True)
         ]
         ends_ms = np.array([self._base.elapsed_time(end) for end in self._step_ends])
-        bounds = [0, *self._step_marks]
         per_step = [
             self_times([mark for mark in marks[bounds[s] : bounds[s + 1]] if mark is not None])
             for s in range(skip, len(self._step_marks))

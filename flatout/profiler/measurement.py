@@ -15,8 +15,6 @@ UNEXPLAINED = "unexplained"
 IDLE = "idle"
 WAIT = "feed.wait"
 """The main thread is blocked until the next batch is complete."""
-AHEAD = "ahead"
-"""The main thread has queued its part of the step, and the device is still at it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +45,22 @@ class WaitSite:
     per_step: float
     text: str = ""
     """The source line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitBetween:
+    """A place where the host waits between steps: no step gets faster without it."""
+
+    where: str
+    """file:line."""
+
+    stage: str
+    """What ran then: "validate"."""
+
+    times: int
+    """In all steps in which waits were counted."""
+
+    text: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +129,9 @@ class Measurement:
     """What one launch costs the host on this machine."""
 
     waits: Sequence[WaitSite] = ()
+    """Inside of steps."""
+
+    waits_between: Sequence[WaitBetween] = ()
     lines: Sequence[HotLine] = ()
     limits: Limits = Limits()
     light: SpeedOfLight | None = None

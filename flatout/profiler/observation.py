@@ -3,11 +3,14 @@
     |warm up|count waits|trace (GPU)|  time: stages, samples, workers, device events  |
 
 Each kind of looking disturbs the others, so they take turns, and only undisturbed steps are timed. What that may cost a
-step is asked by bench/profiler_overhead.py. Whoever drives the loop says when a step has ended: a watched loader, or an
-engine whose marks are known.
+step is asked by bench/profiler_overhead.py. Pauses between steps (a validation, say) are neither traced nor counted as
+part of a step, only timed, each under its own name. Whoever drives the loop says when a step has ended: a watched
+loader, or an engine whose marks are known.
 """
 
 import logging
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import CodeType
@@ -18,10 +21,19 @@ from flatout.profiler.device_clock import DeviceClock, DeviceSteps
 from flatout.profiler.device_trace import DeviceTrace, DeviceWork
 from flatout.profiler.measurement import Lane, Limits, Measurement
 from flatout.profiler.others import Others
-from flatout.profiler.recorder import Event, StepRecorder, Steps
-from flatout.profiler.sampler import Sampler
+from flatout.profiler.pauses import stage_apart
+from flatout.profiler.recorder import Event, StepRecorder
+from flatout.profiler.sampler import Line, Sampler
 from flatout.profiler.speed_of_light import launch_us
-from flatout.profiler.summary import device_lane, host_lane, hot_lines, machine_facts, run_ahead, with_serial_input
+from flatout.profiler.summary import (
+    device_lane,
+    host_lane,
+    hot_lines,
+    machine_facts,
+    no_longer_than,
+    run_ahead,
+    with_serial_input,
+)
 from flatout.profiler.waits import WaitCounter
 from flatout.profiler.workers_seen import WorkersSeen, WorkerWatch
 
@@ -50,14 +62,18 @@ class Observation:
         """`num_steps` None: to the end of the block. `functions`: code -> stage, for what cannot be marked."""
         self._device: DeviceClock | None = None
         self.recorder = self._make_recorder()
+        self.recorder.on_pause = self._pause_in_step
         self.workers = workers
         self._num_steps, self._warm_up, self._on_end = num_steps, warm_up, on_end
         self._functions, self._title = functions or {}, title
-        self._waits = WaitCounter()
+        self._waits = WaitCounter(self._stage_apart)
         self._counting = ExitStack()
         self._trace: DeviceTrace | None = None
         self._work: DeviceWork | None = None
         self._sampler: Sampler | None = None
+        self._samples: Counter[tuple[Line, str | None]] = Counter()
+        self._fresh: list[tuple[Line, str | None]] = []  # of the step that runs
+        self._is_between_passes = False
         self._device_timelines: dict[str, list[Event]] = {}
         self._worker_timelines: dict[str, list[Event]] = {}
         self.steps_seen = 0
@@ -89,23 +105,57 @@ class Observation:
         if self._is_over:
             return
         self.steps_seen += 1
+        if self._fresh:
+            fresh, self._fresh = self._fresh, []
+            self._samples.update(fresh)
+        if self._warm_up < self.steps_seen <= self._warm_up + COUNTED:
+            self._waits.num_steps += 1
         if self.steps_seen == self._warm_up:
             self._counting.enter_context(self._waits.counting())
         elif self.steps_seen == self._warm_up + COUNTED:
-            self._waits.num_steps = COUNTED
             self._counting.close()
             if self._device:
-                self._trace = DeviceTrace()
-                self._trace.start()
+                self._start_trace()
         if self.steps_seen == self.steps_before_timing:
-            if self._trace is not None:
-                self._work = self._trace.stop(TRACED)
-                self._trace = None
+            self._stop_trace(TRACED)
             self._begin_timing()
         elif self._sampler is not None:
             self.workers.look(self._steps_timed)
         if self._num_steps is not None and self._sampler is not None and self.recorder.num_steps >= self._num_steps:
             self.finish()
+
+    def pass_begins(self) -> None:
+        """To be called before the first step of a pass over the data, where steps end with their pass."""
+        self._is_between_passes = False
+        self._fresh = []
+        if self._num_traced == 0 and self._trace is None:
+            self._start_trace()
+
+    def pass_ends(self) -> None:
+        """What follows, up to the next pass, belongs to no step."""
+        self._is_between_passes = True
+        self._stop_trace(self._num_traced)
+
+    def _pause_in_step(self) -> None:
+        """A step is done, and before it ends something else begins that every step does not do."""
+        self._stop_trace(self._num_traced + 1)
+
+    @property
+    def _num_traced(self) -> int:
+        """Whole steps since a trace was due; negative: it is not yet."""
+        return self.steps_seen - (self._warm_up + COUNTED) if self._device else -1
+
+    def _start_trace(self) -> None:
+        trace = DeviceTrace()
+        trace.start()
+        self._trace = trace  # only now: one that did not start cannot be stopped
+
+    def _stop_trace(self, num_steps: int) -> None:
+        """Host-device wait, if there is a trace. One of no step at all is thrown away."""
+        if self._trace is not None:
+            work = self._trace.stop(max(1, num_steps))
+            self._work = work if num_steps else None
+            self._trace = None
 
     def finish(self) -> None:
         """End the looking; may be called twice. What was timed so far is summed up."""
@@ -113,12 +163,11 @@ class Observation:
             return
         self._is_over = True
         self._counting.close()
-        if self._trace is not None:
-            self._trace.stop(1)
+        self._stop_trace(0)
         if self._sampler is not None:
             self._sampler.close()
             if self.recorder.num_steps >= AT_LEAST:
-                self._measurement = self._sum_up(self._sampler)
+                self._measurement = self._sum_up()
         clock.stop(self.recorder)
         self._on_end()
 
@@ -151,21 +200,29 @@ class Observation:
         return lanes
 
     def _begin_timing(self) -> None:
-        self._sampler = Sampler(label=self._stage_now, functions=self._functions)
+        # Kept step by step: what runs after the last step is nobody's.
+        self._samples.clear()
+        self._sampler = Sampler(label=self._stage_now, functions=self._functions, on_sample=self._keep_sample)
         self.workers.begin()
-        self._others = Others()
+        self._others, self._cpu_began_s = Others(), time.process_time()
         self._untimed_on_device = self._device.num_steps if self._device else 0
         self.recorder.restart()
 
+    def _keep_sample(self, line: Line, stage: str | None) -> None:
+        self._fresh.append((line, stage))
+
     def _stage_now(self) -> str | None:
         innermost = self.recorder.innermost
-        return None if innermost is None else innermost.name
+        return stage_apart(innermost) or (None if innermost is None else innermost.name)
 
-    def _sum_up(self, sampler: Sampler) -> Measurement:
+    def _stage_apart(self) -> str | None:
+        return "between" if self._is_between_passes else stage_apart(self.recorder.innermost)
+
+    def _sum_up(self) -> Measurement:
         steps = self.recorder.steps()
         seen = self.workers.end(self._steps_timed)
         self._worker_timelines = self.workers.timelines()
-        host = host_lane(steps, sampler.counts)
+        host = host_lane(steps, self._samples, set(self._functions.values()))
         if seen is not None and seen.num_workers == 0:
             host, seen = with_serial_input(host, seen.lane), None
         walls_ms = steps.wall_ns / 1e6
@@ -175,9 +232,9 @@ class Observation:
             # A host that never waits only queues: the device says how long steps really take.
             walls_ms = device.wall_ms if device.wall_ms.mean() > walls_ms.mean() else walls_ms
         lanes: list[Lane] = [host]
-        lines = hot_lines(sampler.counts, float(steps.wall_ns.mean()) / 1e6)
+        lines = hot_lines(self._samples, float(steps.wall_ns.mean()) / 1e6)
         if seen is not None:
-            lanes.append(seen.lane)
+            lanes.append(no_longer_than(float(walls_ms.mean()), seen.lane))
             lines += seen.lines
         if device is not None:
             lanes.append(device_lane(device))
@@ -192,17 +249,23 @@ class Observation:
             worker_blocked_ms=seen.blocked_ms if seen else None,
             num_workers=seen.num_workers if seen else 0,
             usable_cores=float(machine.cores().usable),
-            others_cores=self._others.cores(_own_cpu_s(steps, seen)),
+            others_cores=self._others.cores(self._own_cpu_s(seen)),
             has_device=self._device is not None,
             device_busy_ms=self._work.busy_ms if self._work else None,
             launches=self._work.launches if self._work else None,
             launch_us=launch_us() if self._device else None,
             waits=self._waits.sites(),
+            waits_between=self._waits.between(),
             lines=lines,
             limits=Limits(),
             machine=machine_facts(),
             title=self._title,
         )
+
+    def _own_cpu_s(self, seen: WorkersSeen | None) -> float:
+        """Since timing began: also what ran after the last step, and workers of a validation."""
+        workers_ms = seen.cpu_ms + seen.apart_cpu_ms if seen else 0.0
+        return time.process_time() - self._cpu_began_s + workers_ms * self._steps_timed / 1e3
 
     def _read_device(self, *, beside: bool = False) -> DeviceSteps | None:
         """Host-device wait: the timed steps on the device's own clock, of the step's stream or of those beside it."""
@@ -214,10 +277,6 @@ class Observation:
         if len(real) != len(device.wall_ms):  # more steps than the recorder keeps
             return device
         return device._replace(self_ms=device.self_ms[real], wall_ms=device.wall_ms[real])
-
-
-def _own_cpu_s(steps: Steps, seen: WorkersSeen | None) -> float:
-    return float(steps.cpu_ns.sum()) / 1e9 + (seen.cpu_ms * len(steps.images) / 1e3 if seen else 0.0)
 
 
 def _device_clock() -> DeviceClock | None:

@@ -18,7 +18,7 @@ what it costs in a loop (bench/profiler_overhead.py).
 import gc
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from flatout.profiler import clock
+from flatout.profiler.pauses import PAUSING, owners
 
 GC = "gc"
 CHARGED_AT_ONCE = 4096
@@ -53,7 +54,7 @@ class Steps(NamedTuple):
     cpu_ns: np.ndarray  # [S] int64: CPU time of the whole process, all threads
     names: tuple[str, ...]  # [K]
     runs: np.ndarray  # [S, K] int64
-    self_ns: np.ndarray  # [S, K] int64, without the stages inside
+    self_ns: np.ndarray  # [S, K] int64, without the stages inside; of a pause with all of them but other pauses
 
     @property
     def wall_ns(self) -> np.ndarray:
@@ -72,6 +73,9 @@ class DeviceMarks(Protocol):
 class StepRecorder(clock.Totals):
     """Takes one thread's marks, and where each step ends."""
 
+    on_pause: Callable[[], None] = staticmethod(lambda: None)
+    """Called when a pause begins that lies in no other."""
+
     def __init__(
         self,
         *,
@@ -85,6 +89,7 @@ class StepRecorder(clock.Totals):
         self.device = device
         self._timeline_events = timeline_events
         self._depth = 0
+        self._open_pauses = 0
         self._noted: list[Note] = []  # of the step that runs
         self._uncharged: list[Note] = []
         self._collecting: Any = None
@@ -117,12 +122,18 @@ class StepRecorder(clock.Totals):
 
     def opened(self, name: str) -> None:
         self._depth += 1
+        if name in PAUSING:
+            self._open_pauses += 1
+            if self._open_pauses == 1:
+                self.on_pause()
         if self.device is not None and name != GC:  # a pause of the host is nothing on the device
             self.device.opened(name)
 
     def closed(self, name: str, begin_ns: int, end_ns: int, inside_ns: int) -> None:
         self._depth -= 1
         self._noted.append((name, begin_ns, end_ns, inside_ns, self._depth))
+        if name in PAUSING:
+            self._open_pauses -= 1
         if self.device is not None and name != GC:
             self.device.closed(name)
 
@@ -148,8 +159,8 @@ class StepRecorder(clock.Totals):
 
     @property
     def timeline(self) -> list[Event]:
-        """The last stages that have ended, in the order of their ends."""
-        notes = list(chain(*self._notes, self._noted))[-self._timeline_events :]
+        """The last stages of steps that have ended, in the order of their ends."""
+        notes = list(chain(*self._notes))[-self._timeline_events :]
         return [Event(name, begin_ns, end_ns, depth) for name, begin_ns, end_ns, _, depth in notes]
 
     @property
@@ -166,9 +177,10 @@ class StepRecorder(clock.Totals):
         column = {name: number for number, name in enumerate(names)}
         runs, self_ns = (np.zeros((len(self._notes), len(names)), np.int64) for _ in range(2))
         for step, notes in enumerate(self._notes):
-            for name, begin_ns, end_ns, inside_ns, _ in notes:
-                runs[step, column[name]] += 1
-                self_ns[step, column[name]] += end_ns - begin_ns - inside_ns
+            charged = owners([(note[0], note[4]) for note in notes])
+            for (name, begin_ns, end_ns, inside_ns, _), owner in zip(notes, charged, strict=True):
+                runs[step, column[name]] += owner == name
+                self_ns[step, column[owner]] += end_ns - begin_ns - inside_ns
         ends_ns, images = np.array(self._ends_ns, np.int64), np.array(self._images, np.int64)
         real = self.is_step()
         return Steps(

@@ -6,6 +6,9 @@ touching this table.
 
 from typing import NamedTuple
 
+AHEAD = "ahead"
+"""The main thread has queued its part of the step, and the device is still at it."""
+
 
 class Stage(NamedTuple):
     """How a stage is shown."""
@@ -31,6 +34,8 @@ STAGES = {
     "log": Stage("logging", "after"),
     "validate": Stage("validation", "after"),
     "checkpoint": Stage("checkpoint", "after"),
+    "pictures": Stage("pictures for people", "after"),
+    "between": Stage("end of an epoch, the rest of it", "after"),
     "gc": Stage("Python's garbage collector", "pause"),
     "graph": Stage("forward, loss and backward (CUDA graph)", "compute"),
     "draw": Stage("draw random numbers", "input"),
@@ -49,7 +54,7 @@ STAGES = {
     "frames": Stage("frames out of the store", "input"),
     "spikes": Stage("cut and count spikes", "input"),
     "store miss": Stage("decode (not in the store)", "input"),
-    "ahead": Stage("ahead of the device", "idle"),
+    AHEAD: Stage("ahead of the device", "idle"),
     "unexplained": Stage("unexplained", "other"),
     "idle": Stage("idle", "idle"),
 }
@@ -66,13 +71,16 @@ ENGINE = {
     "train.log": "log",
     "train.validate": "validate",
     "train.save": "checkpoint",
+    "train.pictures": "pictures",
+    "train.between": "between",
+    "train.drain": AHEAD,
 }
 """The engine's marks -> the names above: a rule knows one name for one thing."""
 
 PLACES = {
     "host": "main thread",
     "device": "GPU, compute stream",
-    "copy": "GPU, copy stream",
+    "copy": "GPU, other streams",
     "workers": "loader workers (one, on average)",
 }
 

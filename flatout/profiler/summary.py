@@ -3,25 +3,25 @@
 import os
 import platform
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from flatout.profiler import machine
 from flatout.profiler.device_clock import DeviceSteps
-from flatout.profiler.measurement import AHEAD, IDLE, WAIT, HotLine, Lane
+from flatout.profiler.measurement import IDLE, WAIT, HotLine, Lane
 from flatout.profiler.recorder import Steps
 from flatout.profiler.sampler import Line, short_place
-from flatout.profiler.stages import canonical
+from flatout.profiler.stages import AHEAD, canonical
 from flatout.profiler.waits import source_text
 
 Samples = Mapping[tuple[Line, str | None], int]
 SHOWN_LINES = 40
 
 
-def host_lane(steps: Steps, samples: Samples) -> Lane:
-    """Marked stages, and what samples saw outside of any mark (a loss that is a plain function)."""
+def host_lane(steps: Steps, samples: Samples, sampled: Collection[str] = ()) -> Lane:
+    """Marked stages, and those that only samples can see (`sampled`: a loss that is a plain function)."""
     num_steps = len(steps.images)
     stage_ms: dict[str, float] = defaultdict(float)
     runs: dict[str, float] = defaultdict(float)
@@ -31,7 +31,7 @@ def host_lane(steps: Steps, samples: Samples) -> Lane:
     step_ms, total = float(steps.wall_ns.mean()) / 1e6, max(1, sum(samples.values()))
     seen: Counter[str] = Counter()
     for (_, stage), count in samples.items():
-        if stage is not None and canonical(stage) not in stage_ms:
+        if stage is not None and stage in sampled and stage not in stage_ms:
             seen[stage] += count
     for stage, count in seen.items():
         # Sampled shares may not take more than the marks leave.
@@ -42,7 +42,23 @@ def host_lane(steps: Steps, samples: Samples) -> Lane:
 
 def run_ahead(host: Lane, *, host_ms: float, device_ms: float) -> Lane:
     """The main thread's lane when it queues steps faster than the device works them off."""
-    return replace(host, stage_ms=dict(host.stage_ms) | {AHEAD: device_ms - host_ms}) if device_ms > host_ms else host
+    if device_ms <= host_ms:
+        return host
+    ahead_ms = host.stage_ms.get(AHEAD, 0.0) + device_ms - host_ms
+    return replace(host, stage_ms=dict(host.stage_ms) | {AHEAD: ahead_ms})
+
+
+def no_longer_than(step_ms: float, workers: Lane) -> Lane:
+    """Nobody works for longer than there is time.
+
+    Work that began before the first timed step is charged when it ends: in a short look, workers that never idle would
+    have worked for more than all of it.
+    """
+    busy_ms = sum(workers.stage_ms.values())
+    if busy_ms <= workers.width * step_ms:
+        return workers
+    share = workers.width * step_ms / busy_ms
+    return replace(workers, stage_ms={stage: ms * share for stage, ms in workers.stage_ms.items()})
 
 
 def with_serial_input(host: Lane, made_here: Lane) -> Lane:

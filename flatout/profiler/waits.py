@@ -14,7 +14,8 @@ from linecache import getline
 from typing import Any, TextIO
 
 from flatout.profiler.hooks import replaced
-from flatout.profiler.measurement import WaitSite
+from flatout.profiler.measurement import WaitBetween, WaitSite
+from flatout.profiler.pauses import LOG
 from flatout.profiler.sampler import own_line, short_place
 
 _READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")
@@ -22,19 +23,45 @@ _WAIT_WARNING = "called a synchronizing CUDA operation"
 
 
 class WaitCounter:
-    """Waits per code line since it was made."""
+    """Waits per code line since it was made, those between steps apart."""
 
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
+    def __init__(self, stage_apart: Callable[[], str | None] = lambda: None) -> None:
+        """`stage_apart` says what runs that is no part of an ordinary step, None inside of one."""
         self.num_steps = 0
+        self._stage_apart = stage_apart
+        self._counts: Counter[tuple[str, str | None]] = Counter()
+        self._steps_logged: set[int] = set()
 
     def sites(self) -> list[WaitSite]:
-        """Most frequent first, per step."""
+        """Inside of steps, per step: most frequent first."""
+        counts: Counter[str] = Counter()
+        for (where, stage), count in self._counts.items():
+            if self._is_in_step(stage):
+                counts[where] += count
         steps = max(1, self.num_steps)
         return [
             WaitSite(where=short_place(where), per_step=count / steps, text=source_text(where))
-            for where, count in self.counts.most_common()
+            for where, count in counts.most_common()
         ]
+
+    def between(self) -> list[WaitBetween]:
+        """Between steps: most frequent first."""
+        return [
+            WaitBetween(where=short_place(where), stage=stage, times=count, text=source_text(where))
+            for (where, stage), count in self._counts.most_common()
+            if stage is not None and not self._is_in_step(stage)
+        ]
+
+    def note(self, where: str) -> None:
+        """The host waits at file:line."""
+        stage = self._stage_apart()
+        self._counts[where, stage] += 1
+        if stage == LOG:
+            self._steps_logged.add(self.num_steps)
+
+    def _is_in_step(self, stage: str | None) -> bool:
+        """A log that waits in every step is what that step does."""
+        return stage is None or (stage == LOG and len(self._steps_logged) >= max(1, self.num_steps))
 
     @contextmanager
     def counting(self) -> Iterator["WaitCounter"]:
@@ -42,15 +69,15 @@ class WaitCounter:
         import torch
 
         how = _cuda_waits if torch.cuda.is_available() and torch.cuda.is_initialized() else _scalar_reads
-        with how(self.counts):
+        with how(self.note):
             yield self
 
 
 @contextmanager
-def _cuda_waits(counts: Counter[str]) -> Iterator[None]:
+def _cuda_waits(note: Callable[[str], None]) -> Iterator[None]:
     import torch
 
-    def note(
+    def show(
         message: Warning | str,
         category: type[Warning],
         filename: str,
@@ -59,14 +86,14 @@ def _cuda_waits(counts: Counter[str]) -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         if _WAIT_WARNING in str(message):
-            counts[str(own_line(sys._getframe(1)))] += 1
+            note(str(own_line(sys._getframe(1))))
         else:
             previous_show(message, category, filename, lineno, file, line)
 
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        previous_show, warnings.showwarning = warnings.showwarning, note
+        previous_show, warnings.showwarning = warnings.showwarning, show
         torch.cuda.set_sync_debug_mode("warn")
         try:
             yield
@@ -75,16 +102,16 @@ def _cuda_waits(counts: Counter[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _scalar_reads(counts: Counter[str]) -> Iterator[None]:
+def _scalar_reads(note: Callable[[str], None]) -> Iterator[None]:
     import torch
 
-    with replaced(torch.Tensor, {name: _counted(getattr(torch.Tensor, name), counts) for name in _READS}):
+    with replaced(torch.Tensor, {name: _noted(getattr(torch.Tensor, name), note) for name in _READS}):
         yield
 
 
-def _counted(original: Callable[..., Any], counts: Counter[str]) -> Callable[..., Any]:
+def _noted(original: Callable[..., Any], note: Callable[[str], None]) -> Callable[..., Any]:
     def read(self: Any) -> Any:
-        counts[str(own_line(sys._getframe(1)))] += 1
+        note(str(own_line(sys._getframe(1))))
         return original(self)
 
     return read

@@ -17,23 +17,27 @@ from flatout.profiler.measurement import WAIT
 class Turnstile:
     """Between the loop and its loader: a step begins when a batch is asked for, and ends when the next one is."""
 
-    def __init__(self, on_step: Callable[[], None]) -> None:
-        self._on_step = on_step
-        """Called after each step, before the next batch is fetched."""
+    def __init__(self, on_step: Callable[[], None], on_begin: Callable[[], None], on_end: Callable[[], None]) -> None:
+        """`on_step` is called after each step, before the next batch is fetched; the others around a whole pass."""
+        self._on_step, self._on_begin, self._on_end = on_step, on_begin, on_end
 
     def through(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The batches, with marks around the wait for each."""
         clock.step_ended(0)  # what lies between two passes belongs to no step
-        while True:
-            with clock.stage(WAIT):
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    break
-            yield batch
-            clock.step_ended(num_images(batch))
-            self._on_step()
-        clock.step_ended(0)
+        self._on_begin()
+        try:
+            while True:
+                with clock.stage(WAIT):
+                    try:
+                        batch = next(batches)
+                    except StopIteration:
+                        break
+                yield batch
+                clock.step_ended(num_images(batch))
+                self._on_step()
+            clock.step_ended(0)
+        finally:  # also when the loop breaks off
+            self._on_end()
 
 
 @contextmanager

@@ -34,9 +34,10 @@ def watch(
     """
     code = code_of(loss_fn)
     observation = Observation(NoWorkers(), functions={code: "loss"} if code else {}, title=title)
+    turnstile = Turnstile(observation.after_step, observation.pass_begins, observation.pass_ends)
     with ExitStack() as stack:
         stack.enter_context(stages_around(model, optimizer, loss_fn))
-        tables = stack.enter_context(watching(loader, Turnstile(observation.after_step)))
+        tables = stack.enter_context(watching(loader, turnstile))
         num_workers = int(getattr(loader, "num_workers", 0))
         observation.workers = _workers_of(loader, tables, num_workers)
         observation.attach_device()

@@ -22,6 +22,8 @@ class WorkersSeen(NamedTuple):
     cpu_ms: float
     blocked_ms: float | None
     lines: list[HotLine]
+    apart_cpu_ms: float = 0.0
+    """CPU time of workers that make no batches for steps, those of a validation."""
 
     @property
     def num_workers(self) -> int:
@@ -51,7 +53,7 @@ class FeedWorkers:
 
     def begin(self) -> None:
         self._before = {id(crew): (crew, crews.spent(crew)) for crew in crews.at_work()}
-        self._latest: dict[int, tuple[crews.Spent, int]] = {}
+        self._latest: dict[int, tuple[crews.Crew, crews.Spent, int]] = {}
         self._timelines: dict[int, dict[str, list[Event]]] = {}
         self._looked_s = -math.inf
         for crew, _ in self._before.values():
@@ -62,16 +64,17 @@ class FeedWorkers:
             self._look(num_steps)
 
     def end(self, num_steps: int) -> WorkersSeen | None:
-        """Crews that did nothing meanwhile (those of a validation, say) do not count."""
+        """Crews that did nothing meanwhile do not count, nor do those of a validation."""
         self._look(num_steps)
         for crew in crews.at_work():
             want(crew.timelines, False)
         seen = [
-            _growth(self._before[key][1], after, steps, self._before[key][0].num_workers)
-            for key, (after, steps) in self._latest.items()
+            (crew, _growth(self._spent_before(crew), after, steps, crew.num_workers))
+            for crew, after, steps in self._latest.values()
         ]
-        busy = [each for each in seen if sum(each.runs.values()) > 0]
-        return _together(busy) if busy else None
+        busy = [growth for crew, growth in seen if not crew.is_apart and sum(growth.runs.values()) > 0]
+        apart_cpu_ms = sum(growth.cpu_ms for crew, growth in seen if crew.is_apart)
+        return _together(busy)._replace(apart_cpu_ms=apart_cpu_ms) if busy else None
 
     def timelines(self) -> dict[str, list[Event]]:
         """Of the crew that did most, as it was at the last look."""
@@ -80,10 +83,13 @@ class FeedWorkers:
     def _look(self, num_steps: int) -> None:
         self._looked_s = time.monotonic()
         for crew in crews.at_work():
-            if id(crew) in self._before:
-                self._latest[id(crew)] = crews.spent(crew), num_steps
-                if crew.num_workers:
+            if id(crew) in self._before or crew.is_apart:
+                self._latest[id(crew)] = crew, crews.spent(crew), num_steps
+                if crew.num_workers and not crew.is_apart:
                     self._timelines[id(crew)] = worker_timelines(crew.timelines)
+
+    def _spent_before(self, crew: crews.Crew) -> crews.Spent:
+        return self._before[id(crew)][1] if id(crew) in self._before else crews.Spent(Counter(), Counter(), 0, 0)
 
 
 class _Growth(NamedTuple):

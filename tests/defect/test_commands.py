@@ -134,12 +134,14 @@ def test_check_finds_nothing_in_a_drawn_set_and_everything_in_a_spoiled_one(tmp_
     write_strip(good / "moved.tiff", np.stack((picture, np.roll(picture, (3, -4), (0, 1)), picture)))
     write_strip(good / "raw.tiff", draw_strip(2, (128, 160)) * 16)
     (good / "broken.tiff").write_bytes(b"II*\0nothing")
+    write_strip(root / "train/hard_negative_samples/dark.tiff", np.zeros((3, 128, 160), np.float32))
     next((root / "ground_truth/bright_spots").iterdir()).unlink()
     report = check_data_set(str(good), "tiff")
     found = {(finding.kind, Path(finding.where).stem) for finding in report.findings}
     assert found == {
         ("size", "small"),
         ("no content", "black"),
+        ("no content", "dark"),
         ("cannot be used", "nan"),
         ("cannot be used", "broken"),
         ("misregistered", "moved"),

@@ -1,14 +1,17 @@
 """Defects are painted as specified, whatever they overlap and wherever they lie."""
 
+import cv2
 import numpy as np
 import pytest
 
 from flatout.defect.synth.allocate import IN_PLANE_GC, groups_by_rank
+from flatout.defect.synth.blobs import SHAPES
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.draw import draw_samples, row_of
 from flatout.defect.synth.kernels import Kernels, gaussian_kernel, label_of
 from flatout.defect.synth.lines import Line, add_line, room_of
 from flatout.defect.synth.paint import paint, paint_apart
+from flatout.defect.synth.pool import make_kernels
 from flatout.defect.synth.psf import Psf, camera_crop, cut_out
 from flatout.errors import ConfigError
 from flatout.feed.lru import Lru
@@ -137,6 +140,39 @@ def test_optical_kernels_match_the_golden_ones(case):
     kernel = cut_out(crop, record["threshold_multiplier"])
     assert kernel.shape == arrays[f"{record['name']}_kernel"].shape
     np.testing.assert_allclose(kernel, arrays[f"{record['name']}_kernel"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_shapes_of_boards_are_whole_as_long_as_named_and_never_larger_than_promised(shape):
+    """Longest over shortest extent tells bridges and cuts from discs; promised is what docs/defect.md says."""
+    drawn = [SHAPES[shape](np.random.default_rng((3, number))) for number in range(60)]
+    for kernel in drawn:
+        assert kernel.dtype == np.float32 and kernel.min() >= 0 and kernel.max() > 0.99
+        assert all(side % 2 == 1 and 3 <= side <= 41 for side in kernel.shape)
+        assert cv2.connectedComponents((kernel > 0.5).astype(np.uint8))[0] == 2
+    slim = np.median([_slimness(kernel) for kernel in drawn])
+    low, high = {"blob": (1, 4), "open": (2, 8), "short": (4, 12), "spur": (1.5, 5), "pinhole": (1, 1.3)}[shape]
+    assert low <= slim <= high
+
+
+def _slimness(kernel: np.ndarray) -> float:
+    """Spread along over spread across."""
+    points = np.argwhere(kernel > 0.5) - np.asarray(kernel.shape) // 2
+    # A pixel has an extent of its own, 1/12 of a square pixel.
+    spread = np.linalg.eigvalsh(points.T @ points / len(points) + np.eye(2) / 12)
+    return float(np.sqrt(spread[1] / spread[0]))
+
+
+def test_a_pool_has_as_many_of_every_shape_and_blobs_alone_stay_what_they_were():
+    def pool(*shapes):
+        return make_kernels("board", psf_type="type1", pool_size=6, seed=4, board_shapes=shapes).value_QSS
+
+    generators = [np.random.default_rng((4, 0xDEF, number)) for number in range(6)]
+    expected = Kernels([SHAPES["pinhole" if number % 2 else "short"](rng) for number, rng in enumerate(generators)])
+    np.testing.assert_array_equal(pool("short", "pinhole"), expected.value_QSS)
+    assert np.array_equal(make_kernels("board", psf_type="type1", pool_size=6, seed=4).value_QSS, pool("blob"))
+    with pytest.raises(ConfigError, match="board_shapes is empty: name some of blob, open, short, spur, pinhole"):
+        pool()
 
 
 @pytest.mark.parametrize("case", golden_cases("defect/lru.json", records("cases")))

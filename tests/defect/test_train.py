@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +20,13 @@ from flatout.defect.evaluate.ranking import rank
 from flatout.defect.loss import focal_loss
 from flatout.defect.options import TrainOptions
 from flatout.defect.source import PatchSource
+from flatout.defect.strips.items import Strips
 from flatout.defect.train import job, train
 from flatout.defect.train.grouped import GroupedOrder
-from flatout.defect.train.input import find_images, make_recipe
+from flatout.defect.train.input import find_images, make_recipe, open_input
 from flatout.defect.weights import load_network
 from flatout.engine.checkpoint.container import read_container
+from flatout.engine.distributed import World
 from flatout.errors import CheckpointError, ConfigError, DataError, Interrupted
 from flatout.feed import Plan
 from tests.defect.golden_files import records
@@ -170,6 +173,21 @@ def test_a_grouped_order_visits_every_patch_once_and_one_group_at_a_time(group):
     for begin in range(0, 60, 6 * group):
         assert len(set(images[begin : begin + 6 * group].tolist())) == min(group, 10 - begin // 6)
     assert not np.array_equal(order, GroupedOrder(10, 6, group, seed=3)(epoch=3))
+
+
+@pytest.mark.parametrize(("group", "reads_per_file"), [(2, 1), (0, 6)])
+def test_in_groups_every_file_is_read_once_an_epoch_with_room_for_one_group(group, reads_per_file, data, monkeypatch):
+    """Without groups the same room keeps two of four files, and the others are read for each of their six patches."""
+    options = small_options(data, data, group_images=group, cache_size=2)
+    images = find_images(options)
+    reads, decode = [], Strips.decode
+    monkeypatch.setattr(Strips, "decode", lambda self, index: reads.append(index) or decode(self, index))
+    with open_input(images, make_recipe(options, images), options, torch.device("cpu"), World()) as source:
+        for epoch in range(2):
+            reads.clear()
+            assert sum(len(batch) for batch in source.batches.epoch(epoch)) == 24
+            assert max(Counter(reads).values()) == reads_per_file
+            assert epoch or not group or sorted(reads) == [0, 1, 2, 3]
 
 
 def test_two_ranks_train_one_network(data, tmp_path):

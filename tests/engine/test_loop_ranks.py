@@ -1,5 +1,6 @@
 """When ranks ask each other whether to stop. The other rank is pretended: real ones are in tests/yolo/train."""
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from flatout.engine.distributed import World
 from flatout.engine.interrupts import Interrupts
-from flatout.engine.job import EpochReport
+from flatout.engine.job import EpochReport, Tick
 from flatout.engine.loop import ASK_RANKS_EVERY, Loop, LoopConfig
 from flatout.engine.optim import make_optimizer
 from flatout.engine.schedule import Knobs
@@ -88,3 +89,32 @@ def test_a_signal_is_heard_whatever_the_length_of_a_window(window: int) -> None:
     with pytest.raises(Interrupted):
         loop.run()
     assert loop.step <= ASK_RANKS_EVERY + window
+
+
+class HeldBack(Same):
+    """Every batch is asked for in vain for a while, half of it because the device is behind."""
+
+    held_back_s = 0.0
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        for batch in super().epoch(epoch, start):
+            time.sleep(0.01)
+            type(self).held_back_s += 0.005
+            yield batch
+
+
+def test_waiting_for_a_device_that_is_behind_is_no_wait_for_data() -> None:
+    network, job, ticks = nn.Linear(1, 1), HeldBack(), list[Tick]()
+    Loop(
+        job=job,  # type: ignore[arg-type]
+        network=network,
+        optimizer=make_optimizer("sgd", [list(network.parameters())], lr=0.1, momentum=0.9, decays=(0.0,)),
+        schedule=lambda epoch, step: Knobs((0.1,), None, steps=True),
+        batches=job,
+        config=LoopConfig(epochs=1, steps_per_epoch=10, log_every=10),
+        device=torch.device("cpu"),
+        tell=ticks.append,
+    ).run()
+    # A sleep may take longer than asked for, never shorter.
+    assert sum(tick.wait_ms for tick in ticks) >= 5
+    assert all(tick.step_ms - tick.wait_ms >= 5 for tick in ticks if tick.wait_ms)

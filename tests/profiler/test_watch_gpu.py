@@ -1,5 +1,7 @@
 """On a GPU: blocking copies and waits are named with their lines, and device times come back right."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -40,6 +42,8 @@ def many_small_layers(width: int = 64, depth: int = 40) -> nn.Module:
 
 
 def train(loader, model, copy, after_step=lambda loss: None):
+    # What earlier tests left behind must not be collected by a forked worker: there it cannot let go of the GPU.
+    gc.collect()
     model = model.cuda()
     optimizer, loss_fn = torch.optim.SGD(model.parameters(), 0.01), nn.CrossEntropyLoss()
     with watch(loader, model, optimizer, loss_fn=loss_fn) as watched:
@@ -70,6 +74,31 @@ def test_a_log_line_that_waits_is_named():
     assert watched.measurement.device_busy_ms < watched.ledger.step_ms
     causes = [watched.verdict.cause, *(finding.cause for finding in watched.verdict.others)]
     assert {"logging sync", "kernel launches", "host-device waits"} & set(causes), watched.text()
+
+
+@pytest.mark.parametrize("steps_per_pass", [3, 5])
+def test_a_validation_between_passes_is_neither_counted_nor_traced(steps_per_pass):
+    """Passes of 3 steps: one ends while waits are counted; of 5: one ends while kernels are traced."""
+    num = 8 * steps_per_pass
+    loader = DataLoader(TensorDataset(torch.rand(num, 64).cuda(), (torch.arange(num) % 2).cuda()), batch_size=8)
+    model, large = nn.Linear(64, 2).cuda(), torch.rand(4096, 4096, device="cuda")
+    optimizer, loss_fn = torch.optim.SGD(model.parameters(), 0.01), nn.CrossEntropyLoss()
+    with watch(loader, model, optimizer, loss_fn=loss_fn) as watched:
+        for _ in range(5):
+            for images, labels in loader:
+                loss_fn(model(images), labels).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            began.record()
+            for _ in range(50):
+                validated = large @ large
+            ended.record()
+            validated[0, 0].item()
+    assert not any("validated" in site.text for site in watched.measurement.waits), watched.text()
+    assert watched.measurement.device_busy_ms < 0.5 * began.elapsed_time(ended), watched.text()
+    if steps_per_pass == 3:
+        assert any("validated" in site.text for site in watched.measurement.waits_between)
 
 
 def test_every_wait_is_counted_with_its_line():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flatout.__main__ import main
-from flatout.yolo.demo_data.files import DemoDataConfig, draw_number, label_text, write_demo_data
+from flatout.yolo.demo_data.files import DemoDataConfig, draw_number, label_rows, label_text, write_demo_data
 from flatout.yolo.demo_data.scene import MOST_COVERED, SIDE_PX
 from flatout.yolo.demo_data.shapes import SHAPES, Points
 from flatout.yolo.demo_data.surfaces import SURFACES
@@ -53,7 +53,7 @@ def test_a_shape_fills_the_unit_circle_and_does_not_leave_it(name):
 def test_boxes_in_label_files_are_tight_around_the_masks(tmp_path):
     for number in range(20):
         scene = draw_number(SMALL, "train", number)
-        (tmp_path / "label.txt").write_text(label_text(scene))
+        (tmp_path / "label.txt").write_text(label_text(label_rows(scene)))
         for row, placed in zip(boxes_in(tmp_path / "label.txt"), scene.objects, strict=True):
             assert list(SHAPES)[int(row[0])] == placed.name
             rows, columns = np.nonzero(placed.mask_HW)
@@ -111,7 +111,7 @@ def test_objects_hide_little_of_each_other(scenes):
 def test_a_picture_depends_on_seed_split_and_number_alone():
     def drawn(config: DemoDataConfig, split: str, number: int) -> bytes:
         scene = draw_number(config, split, number)
-        return scene.image.tobytes() + label_text(scene).encode()
+        return scene.image.tobytes() + label_text(label_rows(scene)).encode()
 
     first = drawn(DemoDataConfig(seed=3), "train", 7)
     assert drawn(DemoDataConfig(seed=3, images=8, val=1), "train", 7) == first

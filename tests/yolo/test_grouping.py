@@ -23,6 +23,7 @@ from flatout.yolo.grouping.geometry import group_by_geometry, k_means_on_a_line
 from flatout.yolo.grouping.groups import make_grouping
 from flatout.yolo.grouping.hybrid import HybridConfig, group_by_hybrid
 from flatout.yolo.grouping.k_means import in_order_of_occurrence, k_means, sum_of_squares
+from flatout.yolo.grouping.picture_shapes import ratio_ticks
 from flatout.yolo.grouping.sources import open_source
 from flatout.yolo.grouping.standard import group_standard
 from flatout.yolo.grouping.write import as_yaml
@@ -224,6 +225,13 @@ def coco_file(folder: Path, rows: Sequence[tuple[int, int, float, float]], names
     ]
     path.write_text(json.dumps({"images": [], "categories": categories[::-1], "annotations": annotations}))
     return path
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.99, 1.15), (0.2, 5.0), (3.1, 3.2), (0.01, 40.0)])
+def test_the_axis_of_shapes_has_numbers_however_alike_they_are(low: float, high: float):
+    told = ratio_ticks(float(np.log(low)), float(np.log(high)))
+    assert len({text for _, text in told}) == len(told) >= 3
+    assert all(low * 0.999 <= ratio <= high * 1.001 and float(text) == pytest.approx(ratio) for ratio, text in told)
 
 
 @pytest.mark.parametrize("method", ["standard", "geometry", "hybrid", "hybrid --balance"])

@@ -6,6 +6,7 @@ from typing import Literal
 from flatout.errors import ConfigError
 
 DefectMode = Literal["gaussian", "psf", "board"]
+BoardShape = Literal["blob", "open", "short", "spur", "pinhole"]
 Range = tuple[float, float]
 
 
@@ -34,7 +35,7 @@ class SynthConfig:
     """Share of samples with 1 to 3 lines that differ between the planes, and an empty label."""
 
     mode: DefectMode = "gaussian"
-    """Spots; diffraction patterns; or blobs with full swing, as on circuit boards."""
+    """Spots; diffraction patterns; or larger shapes with full swing, as on circuit boards."""
 
     shift_px: float = 0.0
     """Largest shift of a reference against target, in x and in y: whole and sub-pixel misalignment."""

@@ -1,13 +1,14 @@
 """The kernels of a run: the two standard spots, or a pool of drawn ones that follows from the seed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
 
-from flatout.defect.synth.blobs import blob
-from flatout.defect.synth.config import DefectMode, Range
+from flatout.defect.synth.blobs import SHAPES
+from flatout.defect.synth.config import BoardShape, DefectMode, Range
 from flatout.defect.synth.kernels import Kernels
 from flatout.defect.synth.psf import Psf, camera_crop, cut_out
 from flatout.errors import ConfigError
@@ -41,15 +42,19 @@ PSF_TYPES = {
 }
 
 
-def make_kernels(mode: DefectMode, *, psf_type: str, pool_size: int, seed: int) -> Kernels:
-    """Kernels for a mode of `SynthConfig`; takes a moment for optical ones."""
+def make_kernels(
+    mode: DefectMode, *, psf_type: str, pool_size: int, seed: int, board_shapes: Sequence[BoardShape] = ("blob",)
+) -> Kernels:
+    """Kernels for a mode of `SynthConfig`; takes a moment for optical ones. All shapes come equally often."""
     if mode == "gaussian":
         return Kernels.standard()
     if pool_size < 1:
         raise ConfigError(f"psf_pool_size={pool_size} must be 1 or more.")
     generators = [np.random.default_rng((seed, 0xDEF, number)) for number in range(pool_size)]
     if mode == "board":
-        return Kernels([blob(rng) for rng in generators])
+        if not board_shapes:
+            raise ConfigError(f"board_shapes is empty: name some of {', '.join(SHAPES)}.")
+        return Kernels([SHAPES[shape](rng) for shape, rng in zip(cycle(board_shapes), generators, strict=False)])
     kind = psf_type_of(psf_type)
     with ThreadPoolExecutor(THREADS) as threads:
         return Kernels(list(threads.map(lambda rng: draw_psf(kind, rng), generators)))

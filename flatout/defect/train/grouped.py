@@ -1,7 +1,7 @@
 """An order for sets that do not fit into memory: all patches of a few images, then those of the next few.
 
-Every image is then read once per epoch with room for one group, where a full shuffle would read it for nearly every
-patch. Within a group patches are shuffled, and images meet other ones in every epoch.
+With room for one group a worker then reads an image once per epoch, where a full shuffle would have it read for nearly
+every patch. Within a group patches are shuffled, and images meet other ones in every epoch.
 """
 
 import numpy as np

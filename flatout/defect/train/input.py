@@ -27,7 +27,7 @@ from flatout.errors import ConfigError, DataError
 from flatout.feed import Feed, FeedConfig, Plan, Store, StoreConfig
 from flatout.feed.device import DeviceBatches
 from flatout.feed.device_feed import DeviceFeed, Output
-from flatout.feed.device_store import DeviceStore
+from flatout.feed.device_store import DeviceStore, free_ram_bytes
 from flatout.feed.source import DecodeError
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,11 @@ def find_images(options: TrainOptions) -> TrainingImages:
 def make_recipe(options: TrainOptions, images: TrainingImages) -> Recipe:
     """What the samples of a training are."""
     kernels = make_kernels(
-        options.defect_mode, psf_type=options.psf_type, pool_size=options.psf_pool_size, seed=options.seed
+        options.defect_mode,
+        psf_type=options.psf_type,
+        pool_size=options.psf_pool_size,
+        seed=options.seed,
+        board_shapes=options.board_shapes,
     )
     amplitudes = amplitudes_of(options.defect_mode, options.psf_type, options.amplitudes)
     return Recipe(
@@ -149,14 +153,22 @@ def make_plan(recipe: Recipe, options: TrainOptions, world: World) -> Plan:
     )
 
 
+def store_config(strips: Strips, options: TrainOptions) -> StoreConfig:
+    """How images are kept: all that fit; and of a set that does not fit but is visited in groups, the group at hand."""
+    size, each = options.cache_size, strips.item_bytes + 4096
+    budget = None if size is None else size * each
+    config = StoreConfig(place="off" if size == 0 else "ram", budget_bytes=budget, workers=options.num_workers)
+    fits = len(strips) * each <= (free_ram_bytes() if budget is None else budget)
+    if fits or not options.group_images:
+        return config
+    # Every worker sees patches of the whole group: each keeps one of its own.
+    group_bytes = max(1, config.num_workers) * options.group_images * strips.item_bytes
+    return replace(config, policy="lru", budget_bytes=group_bytes)
+
+
 def open_store(strips: Strips, options: TrainOptions, world: World) -> Store:
     """Decoded images, in memory that all workers and ranks share; the first rank decodes, the others attach."""
-    size = options.cache_size
-    config = StoreConfig(
-        place="off" if size == 0 else "ram",
-        budget_bytes=None if size is None else size * (strips.item_bytes + 4096),
-        workers=options.num_workers,
-    )
+    config = store_config(strips, options)
     if not world.is_first:
         world.wait_for_all()
     store = Store.open(strips, config)
@@ -173,16 +185,22 @@ def _on_device(store: Store, recipe: Recipe, options: TrainOptions, plan: Plan, 
         raise DataError(
             f"{error} Find all such files with: flatout defect check {options.training_dataset_path}"
         ) from None
-    workers = DEVICE_WORKERS if isinstance(options.num_workers, str) else min(DEVICE_WORKERS, options.num_workers)
     # Images are named in errors by the files, which stay where they are when the store is closed.
-    source = ParameterSource(recipe, _Named([store.where(index) for index in range(len(store))]))
-    feed = Feed(source, plan, FeedConfig(workers=workers, epochs=options.epochs))
+    return patches_of(kept, [store.where(index) for index in range(len(store))], recipe, options, plan)
+
+
+def patches_of(
+    kept: DeviceStore, names: list[str], recipe: Recipe, options: TrainOptions, plan: Plan
+) -> DeviceFeed:  # fmt: skip
+    """Batches cut and painted where the images are; they are only read, so several feeds may share them."""
+    workers = DEVICE_WORKERS if isinstance(options.num_workers, str) else min(DEVICE_WORKERS, options.num_workers)
+    feed = Feed(ParameterSource(recipe, _Named(names)), plan, FeedConfig(workers=workers, epochs=options.epochs))
     patch_hw = recipe.grid.patch_hw
     outputs = {
         "images": Output((PLANES, *patch_hw), torch.float32, options.channels_last),
         "masks": Output((1, *patch_hw), torch.uint8),
     }
-    return DeviceFeed(feed, kept, renderer_for(recipe.grid, recipe.config, recipe.kernels, device), outputs)
+    return DeviceFeed(feed, kept, renderer_for(recipe.grid, recipe.config, recipe.kernels, kept.device), outputs)
 
 
 class _Named:

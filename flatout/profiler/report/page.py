@@ -8,13 +8,15 @@ from flatout.profiler.ledger import Ledger, Row
 from flatout.profiler.measurement import HotLine, Measurement
 from flatout.profiler.recorder import Event
 from flatout.profiler.report.colors import colors_of
-from flatout.profiler.report.text import shown_rows
+from flatout.profiler.report.text import how_often, pauses_of, runs_of, shown_rows
 from flatout.profiler.report.timeline import timeline_svg
 from flatout.profiler.stages import kind_of, label_of, place_label
 from flatout.profiler.verdict import Remedy, Verdict
 from flatout.profiler.verdict.remedy import number
 
 STEPS_SHOWN = 3
+WORTH_A_FIGURE = 0.05
+"""Share of the time that lies between steps, above which the head says so."""
 LONGEST_PLACE = 44
 """Characters of file:line."""
 
@@ -31,6 +33,7 @@ def page(ledger: Ledger, verdict: Verdict, measurement: Measurement, timeline: M
         _ledger(ledger),
         _timeline(timeline, ledger),
         _waits(measurement),
+        _between(ledger, measurement),
         _lines(measurement),
         _foot(measurement),
     ]
@@ -48,6 +51,9 @@ def _head(title: str, ledger: Ledger, measurement: Measurement) -> str:
         (f"{number(ledger.step_ms)} ms", f"per step (p10 {ledger.p10_ms:.1f}, p90 {ledger.p90_ms:.1f})"),
         (f"{ledger.images:g}", f"images per step, {ledger.num_steps} steps timed"),
     ]
+    between_ms = sum(row.ms for row in pauses_of(ledger))
+    if between_ms > WORTH_A_FIGURE * ledger.step_ms:
+        figures.insert(2, (f"{number(ledger.step_ms - between_ms)} ms", "of them in the step, the rest between steps"))
     blocks = "".join(f"<div><b>{value}</b><span>{label}</span></div>" for value, label in figures)
     return f'<h1>{escape(title)}</h1><div class="numbers">{blocks}</div>'
 
@@ -134,7 +140,7 @@ def _lane(place: str, rows: Sequence[Row]) -> str:
     table = "".join(
         f'<tr><td><span class="dot" style="background:{_rgba(*colors[row.stage])}"></span>{escape(row.label)}</td>'
         f"<td>{row.ms:.2f}</td><td>{row.share:.1%}</td><td>{row.us_per_image:,.1f}</td>"
-        f"<td>{f'{row.runs:,.1f}' if row.runs else ''}</td></tr>"
+        f"<td>{runs_of(row)}</td></tr>"
         for row in rows
     )
     head = "<tr><th></th><th>ms per step</th><th>share</th><th>us per image</th><th>runs</th></tr>"
@@ -155,20 +161,54 @@ def _rgba(color: str, opacity: float) -> str:
 
 
 def _timeline(timeline: Mapping[str, Sequence[Event]], ledger: Ledger) -> str:
-    svg = timeline_svg(timeline, int(STEPS_SHOWN * ledger.step_ms * 1e6))
+    step_ms = ledger.step_ms - sum(row.ms for row in pauses_of(ledger))
+    svg = timeline_svg(timeline, int(STEPS_SHOWN * step_ms * 1e6))
     return f"<section><h2>The last {STEPS_SHOWN} steps</h2>{svg}</section>" if svg else ""
 
 
 def _waits(measurement: Measurement) -> str:
     if not measurement.waits:
         return ""
-    kind = "Host-device waits" if measurement.has_device else "Numbers read out of tensors one at a time"
     rows = "".join(
         f'<tr>{_place(site.where)}<td class="left mono code">{escape(site.text)}</td><td>{site.per_step:,.1f}</td></tr>'
         for site in list(measurement.waits)[:12]
     )
     head = '<tr><th>line</th><th class="left">code</th><th>times</th></tr>'
-    return f"<section><h2>{kind}, per step</h2><table>{head}{rows}</table></section>"
+    return f"<section><h2>{_kind_of_waits(measurement)}, per step</h2><table>{head}{rows}</table></section>"
+
+
+def _kind_of_waits(measurement: Measurement) -> str:
+    return "Host-device waits" if measurement.has_device else "Numbers read out of tensors one at a time"
+
+
+def _between(ledger: Ledger, measurement: Measurement) -> str:
+    """What happens between steps, and where the host waits there."""
+    pauses = pauses_of(ledger)
+    if not pauses and not measurement.waits_between:
+        return ""
+    rows = "".join(
+        f"<tr><td>{escape(row.label)}</td><td>{how_often(row)}</td><td>{row.ms:.2f}</td><td>{row.share:.1%}</td></tr>"
+        for row in pauses
+    )
+    head = "<tr><th></th><th>each time</th><th>ms per step</th><th>share</th></tr>"
+    left_ms = ledger.step_ms - sum(row.ms for row in pauses)
+    return (
+        f"<section><h2>Between steps; the steps by themselves take {number(left_ms)} ms</h2>"
+        f"{f'<table>{head}{rows}</table>' if rows else ''}{_waits_between(measurement)}</section>"
+    )
+
+
+def _waits_between(measurement: Measurement) -> str:
+    if not measurement.waits_between:
+        return ""
+    rows = "".join(
+        f'<tr>{_place(site.where)}<td class="left mono code">{escape(site.text)}</td>'
+        f"<td>{escape(label_of(site.stage))}</td><td>{site.times:,}</td></tr>"
+        for site in list(measurement.waits_between)[:5]
+    )
+    head = '<tr><th>line</th><th class="left">code</th><th>in</th><th>times</th></tr>'
+    what = f"{_kind_of_waits(measurement)}, while those of steps were counted: no step waits for these."
+    return f'<p class="soft small">{what}</p><table>{head}{rows}</table>'
 
 
 def _lines(measurement: Measurement) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from flatout.errors import ConfigError
 from flatout.profiler.ledger import make_ledger
-from flatout.profiler.measurement import HotLine, Lane, Limits, Measurement, WaitSite
+from flatout.profiler.measurement import HotLine, Lane, Limits, Measurement, WaitBetween, WaitSite
 from flatout.profiler.recorder import Event
 from flatout.profiler.report.page import page
 from flatout.profiler.report.trace import chrome_trace
@@ -52,6 +52,7 @@ def load_measurement(path: Path) -> Measurement:
         parts: dict[str, Any] = {name: content[name] for name in content}
         parts["lanes"] = [Lane(**lane) for lane in content["lanes"]]
         parts["waits"] = [WaitSite(**site) for site in content["waits"]]
+        parts["waits_between"] = [WaitBetween(**site) for site in content.get("waits_between", ())]
         parts["lines"] = [HotLine(**line) for line in content["lines"]]
         parts["limits"] = Limits(**content["limits"])
         parts["light"] = SpeedOfLight(**content["light"]) if content.get("light") else None

@@ -5,10 +5,14 @@ from collections.abc import Sequence
 
 from flatout.profiler.ledger import Ledger, Row
 from flatout.profiler.measurement import Measurement
-from flatout.profiler.stages import place_label
+from flatout.profiler.pauses import PAUSES
+from flatout.profiler.stages import label_of, place_label
 from flatout.profiler.verdict import Verdict
+from flatout.profiler.verdict.remedy import number
 
 WIDTH = 110
+LABEL = 40
+"""Characters of a stage's name."""
 SMALL = 0.005
 """Rows below this share of the step are summed up in one."""
 FEW = 3
@@ -17,8 +21,8 @@ FEW = 3
 
 def report_text(ledger: Ledger, verdict: Verdict, measurement: Measurement) -> str:
     """Everything a tired person needs, on one screen."""
-    parts = [*ledger_lines(ledger), "", *wait_lines(measurement), *light_lines(measurement), *verdict_lines(verdict)]
-    return "\n".join(parts)
+    parts = [*ledger_lines(ledger), "", *wait_lines(measurement), *between_lines(ledger, measurement)]
+    return "\n".join([*parts, *light_lines(measurement), *verdict_lines(verdict)])
 
 
 def ledger_lines(ledger: Ledger) -> list[str]:
@@ -27,7 +31,7 @@ def ledger_lines(ledger: Ledger) -> list[str]:
         f"{ledger.num_steps} steps of {ledger.images:g} images: {ledger.step_ms:.1f} ms per step "
         f"(p10 {ledger.p10_ms:.1f}, p90 {ledger.p90_ms:.1f}), {ledger.images_per_s:,.1f} img/s"
     )
-    lines = [head, f"{'':32}{'ms/step':>10}{'share':>8}{'us/image':>11}{'runs':>9}"]
+    lines = [head, f"{'':{LABEL + 3}}{'ms/step':>10}{'share':>8}{'us/image':>11}{'runs':>9}"]
     for place in ledger.places:
         lines.append(place_label(place))
         lines += [_line(row) for row in shown_rows(ledger.lane(place))]
@@ -53,11 +57,43 @@ def wait_lines(measurement: Measurement) -> list[str]:
     kind = "host-device waits" if measurement.has_device else "numbers read out of tensors"
     lines = []
     if waits:
-        lines.append(f"{kind}: {sum(site.per_step for site in waits):,.1f} per step")
+        lines.append(f"{kind}, inside of a step: {sum(site.per_step for site in waits):,.1f}")
         lines += [f"  {site.per_step:>9,.1f}  {site.where}  {site.text}"[:WIDTH] for site in waits[:5]]
     if measurement.launches is not None:
         lines.append(f"kernel launches: {measurement.launches:,.0f} per step")
     return [*lines, ""] if lines else []
+
+
+def between_lines(ledger: Ledger, measurement: Measurement) -> list[str]:
+    """What happens between steps: what it costs, and where the host waits there. Nothing where nothing happens."""
+    lines = []
+    if pauses := pauses_of(ledger):
+        ms = sum(row.ms for row in pauses)
+        lines.append(
+            f"between steps: {ms:.1f} of {ledger.step_ms:.1f} ms per step ({ms / ledger.step_ms:.0%}); "
+            f"steps by themselves take {ledger.step_ms - ms:.1f} ms"
+        )
+        lines += [f"  {row.label}: {how_often(row)}" for row in pauses if row.share >= SMALL]
+    if waits := list(measurement.waits_between):
+        kind = "host-device waits" if measurement.has_device else "numbers read out of tensors"
+        lines.append(f"{kind} there, while those of steps were counted: {sum(site.times for site in waits):,}")
+        lines += [
+            f"  {site.times:>9,}  {label_of(site.stage)}: {site.where}  {site.text}"[:WIDTH].rstrip()
+            for site in waits[:3]
+        ]
+    return [*lines, ""] if lines else []
+
+
+def pauses_of(ledger: Ledger) -> list[Row]:
+    """Rows of the main thread that are no part of any step."""
+    return [row for row in ledger.lane("host") if row.stage in PAUSES]
+
+
+def how_often(row: Row) -> str:
+    """'40 ms every 8 steps'."""
+    if not 0 < row.runs < 0.9:
+        return f"{row.ms:.1f} ms per step"
+    return f"{number(row.ms / row.runs)} ms every {1 / row.runs:,.0f} steps"
 
 
 def light_lines(measurement: Measurement) -> list[str]:
@@ -83,11 +119,18 @@ def verdict_lines(verdict: Verdict, width: int = WIDTH) -> list[str]:
     return lines
 
 
+def runs_of(row: Row) -> str:
+    """How often per step: '2.0', '0.13'; empty where nobody counted."""
+    if not row.runs:
+        return ""
+    return f"{row.runs:,.1f}" if row.runs >= 0.95 else f"{row.runs:.2g}"
+
+
 def wrapped(text: str, indent: str = "", width: int = WIDTH) -> list[str]:
     """Lines of at most `width` characters."""
     return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _line(row: Row) -> str:
-    runs = f"{row.runs:9,.1f}" if row.runs else f"{'':9}"
-    return f"  {row.label[:29]:<30}{row.ms:10.2f}{row.share:8.1%}{row.us_per_image:11,.1f}{runs}"
+    numbers = f"{row.ms:10.2f}{row.share:8.1%}{row.us_per_image:11,.1f}{runs_of(row):>9}"
+    return f"  {row.label[:LABEL]:<{LABEL + 1}}{numbers}".rstrip()

@@ -160,6 +160,7 @@ def _nothing(n: Numbers) -> Verdict:
         ),
         evidence=[
             f"waiting for data {n.percent(n.wait_ms)}, forward and backward {n.percent(compute_ms)} of the step",
+            *([f"between steps {n.percent(n.between_ms)} of the time"] if n.between_ms > 0.1 * n.step_ms else []),
             *_limits_line(n),
             *_others_line(n),
         ],

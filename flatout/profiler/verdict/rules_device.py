@@ -47,7 +47,7 @@ def _waits(n: Numbers) -> Iterator[Finding]:
         return
     # Without waits host and device work side by side: the slower one sets the step.
     launching_ms = (n.m.launches or 0.0) * (n.m.launch_us or 5.0) / 1e3
-    then_ms = max(busy_ms, launching_ms, n.consumer_ms - n.device_idle_ms)
+    then_ms = max(n.between_ms + max(busy_ms, launching_ms), n.consumer_ms - n.device_idle_ms)
     num = sum(site.per_step for site in sites)
     yield Finding(
         cause="logging sync" if all(_logs(site.text) for site in sites) else "host-device waits",
@@ -56,7 +56,7 @@ def _waits(n: Numbers) -> Iterator[Finding]:
             f"so the GPU idles {n.percent(n.device_idle_ms)} of the step until new work is launched."
         ),
         evidence=[f"{site.per_step:.0f} per step at {site.where}  {site.text}".rstrip() for site in sites[:5]]
-        + [f"GPU busy {busy_ms:.1f} of {n.step_ms:.1f} ms per step"],
+        + [f"GPU busy {busy_ms:.1f} of {n.step_ms - n.between_ms:.1f} ms per step"],
         remedies=[
             remedy(
                 n,
@@ -93,7 +93,7 @@ def _launches(n: Numbers) -> Iterator[Finding]:
                 n,
                 what="replay the step as one CUDA graph",
                 change="--fast (graphs), or torch.compile(mode='reduce-overhead')",
-                step_ms=max(1.05 * busy_ms, n.step_ms - queueing_ms),
+                step_ms=max(1.05 * busy_ms + n.between_ms, n.step_ms - queueing_ms),
                 uncertainty=0.15,
                 switch={"fast": True},
             ),

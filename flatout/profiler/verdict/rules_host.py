@@ -142,7 +142,7 @@ def _after_steps(n: Numbers) -> Iterator[Finding]:
     lane = n.m.lane("host")
     knobs = {
         "log": ("log less often", "--log-every 100", 0.9),
-        "validate": ("validate less often", "--notest, or validate every few epochs", 0.75),
+        "validate": ("validate less often", "validate every few epochs only (yolo: --notest)", 0.75),
         "checkpoint": ("save less often", "--save-every-minutes 30", 0.75),
     }
     for stage, ms in (lane.stage_ms if lane else {}).items():
@@ -152,18 +152,31 @@ def _after_steps(n: Numbers) -> Iterator[Finding]:
         yield Finding(
             cause=label_of(stage),
             sentence=f"{label_of(stage).capitalize()} takes {n.percent(ms)} of the run.",
-            evidence=[f"{ms:.1f} ms per step on average"],
+            evidence=[_how_often(ms, lane.stage_runs.get(stage, 0.0) if lane else 0.0), *_steps_alone(n)],
             remedies=[
                 remedy(
                     n,
                     what=what,
                     change=change,
-                    step_ms=WhatIf(n).with_consumer(share * ms),
+                    step_ms=WhatIf(n).with_pauses(share * ms),
                     uncertainty=0.1,
                 )
             ],
             cost_ms=ms,
         )
+
+
+def _how_often(ms: float, runs: float) -> str:
+    """`runs` per step; 0: not counted."""
+    if 0 < runs < 0.9:
+        return f"{ms / runs:,.0f} ms every {1 / runs:,.0f} steps: {ms:.1f} ms per step on average"
+    return f"{ms:.1f} ms per step on average"
+
+
+def _steps_alone(n: Numbers) -> list[str]:
+    if not n.between_ms:
+        return []
+    return [f"without what lies between them, steps take {n.step_ms - n.between_ms:.1f} of {n.step_ms:.1f} ms"]
 
 
 def _loops(n: Numbers) -> list[list[HotLine]]:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from flatout.profiler.measurement import HotLine
+from flatout.profiler.pauses import PAUSES
 from flatout.profiler.stages import kind_of, label_of
 from flatout.profiler.verdict.numbers import WAIT_WORTH_A_LOOK, Numbers
 from flatout.profiler.verdict.remedy import Finding, Remedy
@@ -139,7 +140,7 @@ def decode_time_ms(n: Numbers) -> float:
     marked = sum((n.worker_ms or {}).get(stage, 0.0) for stage in DECODE_STAGES) + n.host_ms(*DECODE_STAGES)
     if marked:
         return marked
-    lines = [line for line in n.m.lines if line.in_worker or n.m.num_workers == 0]
+    lines = [line for line in n.m.lines if line.in_worker or (n.m.num_workers == 0 and line.stage not in PAUSES)]
     return sum(line.ms for line in lines if DECODING.search(f"{line.function} {line.text}"))
 
 

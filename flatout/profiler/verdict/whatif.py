@@ -69,8 +69,8 @@ class WhatIf:
 
     @property
     def floor_ms(self) -> float:
-        """No remedy outside of the network gets below the device's own work."""
-        return self.n.m.device_busy_ms or 0.0
+        """No remedy outside of the network gets below the device's own work and what lies between steps."""
+        return (self.n.m.device_busy_ms or 0.0) + self.n.between_ms
 
     def with_workers(self, workers: int) -> float:
         """Another number of workers."""
@@ -94,17 +94,24 @@ class WhatIf:
             cpu_ms=self.n.m.main_cpu_ms * consumer_ms / max(now.consumer_ms, 1e-9)
             + factor * (now.cpu_ms - self.n.m.main_cpu_ms),
         )
-        return max(then.step_ms * self.bias, device_ms)
+        return max(then.step_ms * self.bias, device_ms + self.n.between_ms)
 
     def with_consumer(self, saved_ms: float, *, device_ms: float | None = None) -> float:
         """The main thread saves this much per step; waits for data may take its place.
 
-        `device_ms` is the time of kernels then; None: as now.
+        `device_ms` is the time of kernels then, inside of steps; None: as now.
         """
         now = self.now
         kept = max(0.0, 1 - saved_ms / max(self.n.consumer_ms, 1e-9))
         then = replace(now, consumer_ms=now.consumer_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * self.n.m.main_cpu_ms)
-        return max(then.step_ms * self.bias, self.floor_ms if device_ms is None else device_ms)
+        floor_ms = self.floor_ms if device_ms is None else device_ms + self.n.between_ms
+        return max(then.step_ms * self.bias, floor_ms)
+
+    def with_pauses(self, saved_ms: float) -> float:
+        """This much less between steps; workers use such time to get ahead, so waits may take its place."""
+        now = self.now
+        then = replace(now, consumer_ms=max(0.0, now.consumer_ms - saved_ms))
+        return min(self.n.step_ms, max(self.n.step_ms - saved_ms, then.step_ms))
 
 
 def remedy(

@@ -22,6 +22,7 @@ from flatout.yolo.augment.device_paste import OBJECT_COLUMNS, PICTURE_COLUMN, De
 from flatout.yolo.augment.draw import NINE, pick, undrawn
 from flatout.yolo.augment.drawn_set import DrawnSet
 from flatout.yolo.augment.layout import Sheets, lay_out, resized_wh
+from flatout.yolo.augment.seen_tiles import without_unseen
 from flatout.yolo.augment.shown import write_shown
 from flatout.yolo.augment.targets import to_targets
 from flatout.yolo.augment.warp_labels import warp_labels
@@ -111,9 +112,10 @@ class ParameterSource(DrawnSet):
         sample_T = np.repeat(np.arange(len(indices)), count_M)
         targets_T6 = to_targets(sample_T, label_T5, out_wh, draws["flip"], first_row=out.first_row)
         out["targets"].put_all(targets_T6, count_M)
-        write_parameters(sheets, draws, out, perspective=perspective)
+        shown = sheets if needs_all else without_unseen(sheets, out_wh)
+        write_parameters(shown, draws, out, perspective=perspective)
         if self._bringing is not None:
-            bring(self._bringing, sheets, pasted, len(indices), out)
+            bring(self._bringing, shown, pasted, len(indices), out)
 
 
 class ValidationParameters:

@@ -1,6 +1,6 @@
 """JPEG files decoded by the GPU (nvJPEG, through torchvision where it is installed) and resized there, for a store.
 
-Faster than the CPU (bench/augment_gpu.py), but not its pixels: nvJPEG rounds otherwise and enlarges colours otherwise.
+How fast beside the CPU: bench/augment_store.py. Not its pixels: nvJPEG rounds and enlarges colours otherwise.
 Hence only for those who ask for speed (--fast); how far it is off is measured on some pictures of the set and told.
 What is not a plain, whole, upright JPEG of three channels is left to the CPU's decoder: same care, same errors.
 
@@ -17,11 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rich.progress import Progress
 from torch import Tensor
 
 from flatout.feed import DecodeError
 from flatout.feed.device_store import free_bytes, free_ram_bytes
+from flatout.feed.progress import progress
 from flatout.profiler import machine
 from flatout.yolo.augment.layout import resized_wh
 from flatout.yolo.augment.pictures import ResizedPictures
@@ -116,8 +116,7 @@ class DeviceDecoded:
         return self._bytes[begin:end].reshape(self.shapes_ND[index])
 
     def _fill(self) -> None:
-        with Progress(transient=True) as progress, ThreadPoolExecutor(_num_readers()) as pool:
-            bar = progress.add_task("decode", total=len(self))
+        with progress("decoding", len(self)) as advance, ThreadPoolExecutor(_num_readers()) as pool:
             groups = list(_groups(len(self)))
             # One group ahead: threads read the next files, and decode what is the CPU's, while the GPU has these.
             waiting = [pool.map(self._read, group) for group in groups[:1]]
@@ -125,7 +124,7 @@ class DeviceDecoded:
                 waiting += [pool.map(self._read, after) for after in groups[number + 1 : number + 2]]
                 found = [(index, file) for index, file in zip(group, waiting.pop(0), strict=True) if file is not None]
                 self._put_group(found)
-                progress.advance(bar, len(group))
+                advance(group.stop, int(self._begin_N[group.stop]))
 
     def _compare(self) -> float:
         """How far the first pictures of the device are from the CPU's, in levels of 255; 0 where there are none."""
@@ -162,11 +161,13 @@ class DeviceDecoded:
             resize_bgr(image, (int(self.shapes_ND[index, 0]), int(self.shapes_ND[index, 1])))
             for (index, _), image in zip(found, decoded, strict=True)
         ]
-        # One copy for all of them: each on its own would make the host wait for each.
-        values = torch.cat([image.reshape(-1) for image in small]).cpu().numpy()
-        ends = np.cumsum([image.numel() for image in small])
-        for (index, _), each in zip(found, np.split(values, ends[:-1]), strict=True):
-            self[index].reshape(-1)[:] = each
+        # One copy for neighbours, straight to where they are kept: each on its own would make the host wait for each,
+        # and memory in between would be touched for the first time, which costs more than the copy.
+        values, taken = torch.cat([image.reshape(-1) for image in small]), 0
+        for run in _runs([index for index, _ in found]):
+            begin, end = int(self._begin_N[run[0]]), int(self._begin_N[run[-1] + 1])
+            torch.from_numpy(self._bytes[begin:end]).copy_(values[taken : taken + end - begin])
+            taken += end - begin
         self.num_on_device += len(found)
         self._compared += [index for index, _ in found[: NUM_COMPARED - len(self._compared)]]
 
@@ -191,6 +192,11 @@ def _is_plain(content: bytes, size_wh: tuple[int, int]) -> bool:
         return False  # the CPU's decoder says it again, with the file's name
     is_usual = (header.format, header.bits, header.channels, header.orientation) == ("jpeg", 8, 3, 1)
     return is_usual and header.size_wh == size_wh and b"\xff\xd9" in content[-MARKER_BYTES:]
+
+
+def _runs(indices: list[int]) -> list[np.ndarray]:
+    """Rising numbers, cut where one is left out."""
+    return np.split(np.array(indices), np.flatnonzero(np.diff(indices) != 1) + 1)
 
 
 def _groups(num: int) -> Iterator[range]:

@@ -9,10 +9,11 @@ import logging
 import numpy as np
 
 from flatout.profiler import clock
+from flatout.yolo.augment.c_library import NotCompiled
 from flatout.yolo.augment.color import Color, colors
 from flatout.yolo.augment.paint import Classic, Painter, Placed
 from flatout.yolo.augment.paint_fast import Fast
-from flatout.yolo.augment.pixels import BLOCK, NotCompiled, Pixels, load_pixels, scratch_bytes
+from flatout.yolo.augment.pixels import BLOCK, Pixels, load_pixels, scratch_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -1,42 +1,17 @@
-"""pixels.c, compiled once for this CPU and kept in the cache folder, as functions on arrays.
-
-There is nothing to install: whoever has a C compiler (`cc`) has it, anybody else's pictures are painted by OpenCV, to
-the same bytes. A library is only ever loaded from a folder of one's own.
-"""
+"""pixels.c as functions on arrays. Where it cannot be compiled, pictures are painted by OpenCV, to the same bytes."""
 
 import ctypes
-import hashlib
-import logging
-import os
-import platform
-import shutil
-import stat
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
 
-from flatout.feed.store.home import default_folder as store_folder
-
-logger = logging.getLogger(__name__)
+from flatout.yolo.augment.c_library import load_library
 
 SOURCE = Path(__file__).with_name("pixels.c")
-FLAGS = (
-    *("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC", "-fwrapv"),
-    # Rounded where OpenCV rounds; the others only allow more vector instructions.
-    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
-)
-COMPILE_TIMEOUT_S = 60
 BLOCK = 64
 """Pixels whose colours are changed at a time; rows must be whole blocks."""
 TILE = np.dtype([("pixels", "u8"), ("stride", "i8"), ("x", "i4"), ("y", "i4"), ("width", "i4"), ("height", "i4")])
-
-
-class NotCompiled(OSError):
-    """There is no library, and why."""
 
 
 def scratch_bytes(width: int, canvas_w: int) -> int:
@@ -108,57 +83,4 @@ class Pixels:
 
 def load_pixels(folder: Path | None = None) -> Pixels:
     """The library from `folder` (default: in the cache folder), compiled if it is not there. Raises NotCompiled."""
-    try:
-        return Pixels(ctypes.CDLL(str(_compiled(folder or store_folder().parent / "compiled"))))
-    except OSError as error:
-        raise error if isinstance(error, NotCompiled) else NotCompiled(str(error)) from error
-
-
-def _compiled(folder: Path) -> Path:
-    """Path of the library for this source, these flags and this CPU."""
-    # -march=native: a library must not be met on another CPU, in a home folder that several machines share.
-    key = hashlib.sha256("\0".join((SOURCE.read_text(), *FLAGS, _cpu())).encode()).hexdigest()[:20]
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _must_be_own(folder)
-    path = folder / f"pixels-{key}.so"
-    if not path.exists():
-        # Workers start together; one of them compiles.
-        with FileLock(folder / f"pixels-{key}.lock", timeout=2 * COMPILE_TIMEOUT_S):
-            if not path.exists():
-                _compile(path)
-    _must_be_own(path)
-    return path
-
-
-def _compile(path: Path) -> None:
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise NotCompiled("there is no C compiler (cc)")
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        part = Path(folder, path.name)
-        command = [compiler, *FLAGS, "-o", str(part), str(SOURCE), "-lm"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired:
-            raise NotCompiled(f"{compiler} did not end within {COMPILE_TIMEOUT_S} s") from None
-        if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if "error" in line] or [f"exit code {done.returncode}"]
-            raise NotCompiled(f"{compiler}: {lines[0]}")
-        part.rename(path)
-    logger.info("Compiled %s for this CPU: %s", SOURCE.name, path)
-
-
-def _must_be_own(path: Path) -> None:
-    status = path.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise NotCompiled(f"{path} may be written by others")
-
-
-def _cpu() -> str:
-    """What the compiler looks at."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    told = (line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part")))
-    return "\n".join([platform.machine(), *sorted(set(told))])
+    return Pixels(load_library(SOURCE, folder))

@@ -8,7 +8,7 @@ Dimension key:  M samples   N pictures   T labels   C H W channels (RGB), height
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Protocol
 
 import cv2
@@ -25,9 +25,11 @@ from flatout.yolo.augment.draw import FOUR, PLAIN, pick
 from flatout.yolo.augment.layout import Sheets, lay_out, resized_wh
 from flatout.yolo.augment.paint import Painter, Placed, compose
 from flatout.yolo.augment.paste_in import CutOut, collect, cut_out, paste_in
+from flatout.yolo.augment.seen_tiles import without_unseen
 from flatout.yolo.augment.targets import to_targets
 from flatout.yolo.augment.warp_labels import warp_labels
 from flatout.yolo.data.image_set import Labels
+from flatout.yolo.data.letterbox import PADDING
 
 
 class Pictures(Protocol):
@@ -79,10 +81,11 @@ class Renderer:
             label_T5 = np.concatenate((warped.class_T[:, None], warped.box_T4), axis=1)
             found = np.split(label_T5, np.searchsorted(warped.sample_T, np.arange(1, len(out_MCHW))))
             first_Q = np.searchsorted(sheets.sample_Q, np.arange(len(out_MCHW) + 1))
+            shown = sheets if needs_all else without_unseen(sheets, out_wh)
             changes = [Color(*one) for one in zip(*colors(draws["hsv"]), strict=True)]
         for m, out_CHW in enumerate(out_MCHW):
             reading(m)
-            placed = [self._place(sheets, copied[q], q, out_wh) for q in range(first_Q[m], first_Q[m + 1])]
+            placed = [self._place(shown, copied[q], q, out_wh) for q in range(first_Q[m], first_Q[m + 1])]
             image = self._picture(placed, float(draws["mix"][m]))
             if not draws["paste"][m]:
                 self.painter.finish(image, changes[m], draws["flip"][m], out_CHW)
@@ -116,7 +119,12 @@ class Renderer:
         )
 
     def _tile(self, picture: int, size_2: np.ndarray) -> np.ndarray:
-        """A picture in the size that its place has: mosaics show it as it is kept, a single one is fitted in."""
+        """A picture in the size that its place has: mosaics show it as it is kept, a single one is fitted in.
+
+        Where nothing of it is seen, any pixels will do, and no picture is read.
+        """
+        if picture < 0:
+            return _grey(self.size)[: size_2[1], : size_2[0]]
         image = as_scanned(self.pictures[int(picture)], self._wh_N2[picture])
         size_wh = (int(size_2[0]), int(size_2[1]))
         return image if image.shape[1::-1] == size_wh else np.asarray(cv2.resize(image, size_wh))
@@ -151,6 +159,12 @@ class Renderer:
         canvas = compose(placed.tiles, placed.origin_K2, placed.canvas_wh)
         polygons = [labels.polygon(label) for label in chosen]
         return cut_out(canvas, labels.class_T[chosen], labels.box_T4[chosen], polygons)
+
+
+@cache
+def _grey(side: int) -> np.ndarray:
+    """As large as any tile."""
+    return np.full((side, side, 3), PADDING, np.uint8)
 
 
 def as_scanned(image: np.ndarray, wh_2: np.ndarray) -> np.ndarray:

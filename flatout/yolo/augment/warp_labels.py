@@ -9,7 +9,8 @@ import numpy as np
 
 from flatout.yolo.augment.canvas_labels import CanvasLabels, ranges
 from flatout.yolo.augment.layout import Sheets
-from flatout.yolo.augment.polygons import boxes_of_polygons, warped_rows
+from flatout.yolo.augment.polygons import warped_rows
+from flatout.yolo.augment.polygons_compiled import boxes_of_polygons
 from flatout.yolo.augment.warp_boxes import warped_boxes
 
 LEAST_AREA, LEAST_AREA_POLYGONS = 0.10, 0.01

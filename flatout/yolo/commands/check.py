@@ -84,7 +84,7 @@ def summary(plain: dict[str, Any]) -> str:
         severity: sum(entry["count"] for entry in plain["findings"].values() if entry["severity"] == severity)
         for severity in ("error", "warning", "note")
     }
-    listed = ", ".join(f"{count} {severity}s" for severity, count in totals.items() if count)
+    listed = ", ".join(f"{count} {severity}{'s' if count > 1 else ''}" for severity, count in totals.items() if count)
     return f"{plain['checks_made']} checks: {listed or 'nothing found'}"
 
 

@@ -4,7 +4,6 @@ JPEG goes through simplejpeg where its header says that nothing can go wrong: th
 OpenCV's, in less time (bench/scan.py), but it knows no orientation and believes headers that lie.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,20 +32,25 @@ class Picture(NamedTuple):
     """Share of the rows that the file does not hold: 0 but for a JPEG that was cut off."""
 
 
-def read_picture(path: str, *, at_least_px: int = 0) -> np.ndarray:
-    """The pixels of a file; OSError or DecodeError where there are none that can be used.
+def read_picture(path: str) -> np.ndarray:
+    """The pixels of a file; OSError or DecodeError where there are none that can be used."""
+    return read_usable(path).image
 
-    `at_least_px` allows a smaller picture whose long side is not below it: several times as fast for large JPEG files,
-    but not the same pixels.
-    """
+
+def read_usable(path: str, *, at_least_px: int = 0) -> Picture:
+    """As `read_picture`, with the header; `at_least_px` as for `decode`."""
     picture = decode(read_bytes(path), at_least_px=at_least_px)
     if picture.missing > MOST_MISSING:
         raise DecodeError(f"cut off: {picture.missing:.0%} of its rows are missing")
-    return picture.image
+    return picture
 
 
 def decode(content: bytes, *, at_least_px: int = 0) -> Picture:
-    """Pixels of the bytes of a picture file, also of a JPEG that was cut off."""
+    """Pixels of the bytes of a picture file, also of a JPEG that was cut off.
+
+    `at_least_px` allows a half, a quarter or an eighth of an upright JPEG, its long side not below it: faster, but not
+    the same pixels (bench/augment_shrunk.py). The header still has the size of the file.
+    """
     if not content:
         raise DecodeError("an empty file")
     header = header_of(content)
@@ -142,8 +146,11 @@ def _by_opencv(content: bytes, cv2: Any) -> np.ndarray | None:
 
 
 def _least_size(header: Header, at_least_px: int) -> dict[str, int]:
-    """What simplejpeg may shrink to."""
-    scale = at_least_px / max(header.width, header.height)
-    if not 0 < scale < 1:
+    """What simplejpeg shall shrink to: a half, a quarter or an eighth, which libjpeg has fast code for."""
+    if header.orientation != 1:
+        return {}  # turned, it would begin with the pixel that reaches beyond the picture (see `resize_part`)
+    longer = max(header.width, header.height)
+    parts = next((parts for parts in (8, 4, 2) if 0 < at_least_px <= longer / parts), 1)
+    if parts == 1:
         return {}
-    return {"min_width": math.ceil(header.width * scale), "min_height": math.ceil(header.height * scale)}
+    return {"min_width": -(-header.width // parts), "min_height": -(-header.height // parts)}

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from flatout.errors import DataError
+from flatout.errors import ConfigError, DataError
 from flatout.yolo.data.coco_json import coco_names
 from flatout.yolo.data.data_yaml import SPLITS, DataSet, DataYaml, Split, open_data_yaml
 from flatout.yolo.data.find import VOC_IMAGES, VOC_LABELS, VOC_LISTS
@@ -24,7 +24,20 @@ def open_data_set(path: str | Path) -> DataSet:
         return _alone(path, coco_names(str(path)), {"train": (str(path),)})
     if (path / VOC_LABELS).is_dir() and (path / VOC_IMAGES).is_dir():
         return _alone(path, _voc_names(path / VOC_LABELS), _voc_splits(path))
+    if path.is_dir():
+        raise ConfigError(_no_data_set(path))
     return open_data_yaml(path)
+
+
+def _no_data_set(folder: Path) -> str:
+    """What to name instead of a folder that is no data set by itself."""
+    inside = sorted(str(file) for ending in ("*.yaml", "*.yml") for file in folder.glob(ending))
+    if inside:
+        return f"{folder}: a folder. Give the YAML in it: {' or '.join(inside[:3])}."
+    return (
+        f"{folder}: a folder without a data YAML, and no Pascal VOC folder (with {VOC_IMAGES} and {VOC_LABELS}). "
+        "Give a YAML with train, val and names, or a COCO .json file."
+    )
 
 
 def _alone(path: Path, names: tuple[str, ...], splits: dict[Split, tuple[str, ...]]) -> DataSet:

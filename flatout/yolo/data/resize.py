@@ -36,3 +36,22 @@ def resize_long_side(image_HWC: np.ndarray, img_size: int, *, augment: bool) -> 
         # A line of pixels would shrink to nothing, which no picture survives.
         image_HWC = cv2.resize(image_HWC, (max(width, 1), max(height, 1)), interpolation=how)
     return Resized(image_HWC, native_hw, (image_HWC.shape[0], image_HWC.shape[1]))
+
+
+def resize_part(part_HWC: np.ndarray, native_hw: tuple[int, int], img_size: int) -> np.ndarray:
+    """As `resize_long_side` for training, bilinear, of a JPEG of `native_hw` that was decoded at a half or less.
+
+    A decoded pixel stands for 2, 4 or 8 of the file. Where a side is no multiple of that, the last one reaches beyond
+    the picture: a plain resize would squeeze everything by up to a pixel, and boxes would not fit.
+    """
+    import cv2
+
+    num_per_pixel = round(max(native_hw) / max(part_HWC.shape[:2]))
+    height, width = kept_size_hw(native_hw, img_size)
+    if native_hw == (part_HWC.shape[0] * num_per_pixel, part_HWC.shape[1] * num_per_pixel):
+        is_done = part_HWC.shape[:2] == (height, width)
+        return part_HWC if is_done else np.asarray(cv2.resize(part_HWC, (width, height)))
+    scale_y, scale_x = native_hw[0] / height / num_per_pixel, native_hw[1] / width / num_per_pixel
+    to_part = np.array([[scale_x, 0, (scale_x - 1) / 2], [0, scale_y, (scale_y - 1) / 2]])
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    return cv2.warpAffine(part_HWC, to_part, (width, height), flags=flags, borderMode=cv2.BORDER_REPLICATE)

@@ -9,16 +9,17 @@ Files that are not in this list are never touched, and a folder with any of them
 
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import cv2
 import numpy as np
+from numpy.typing import ArrayLike
 
 from flatout.engine.drawn_set import draw_set
 from flatout.errors import ConfigError
+from flatout.feed import Feed, FeedConfig, Field, Plan, Rows, SampleSource
 from flatout.feed.progress import progress
 from flatout.yolo.demo_data.scene import Scene, draw_scene
 from flatout.yolo.demo_data.shapes import SHAPES
@@ -29,6 +30,8 @@ QUALITY = 92
 YAML = "demo.yaml"
 OURS = re.compile(rf"{re.escape(YAML)}|images/(train|val)/\d+\.jpg|labels/(train|val)/\d+\.txt")
 SPLITS = ("train", "val")
+MANY = 100
+"""Pictures for which starting worker processes pays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +56,17 @@ def write_demo_data(folder: Path, config: DemoDataConfig, *, show_progress: bool
     """Draw the set, unless it is there already; returns the data YAML."""
 
     def draw() -> None:
-        numbers = [("train", number) for number in range(config.images)] + [("val", n) for n in range(config.val)]
-        with progress("drawing", len(numbers), shown=show_progress) as advance, ThreadPoolExecutor() as threads:
-            nbytes = 0
-            for done, size in enumerate(threads.map(partial(_draw_picture, folder, config), numbers), start=1):
-                nbytes += size
+        drawings = Drawings(config)
+        workers = "auto" if len(drawings) >= MANY else 0
+        plan = Plan(num_samples=len(drawings), batch_size=1, shuffle=False)
+        nbytes = 0
+        with (
+            progress("drawing", len(drawings), shown=show_progress) as advance,
+            Feed(drawings, plan, FeedConfig(workers=workers, slots=32, epochs=1)) as feed,
+        ):
+            for done, picture in enumerate(feed, start=1):
+                nbytes += _write_picture(folder / "images", drawings.path(picture.step), picture["image"][0])
+                _write_text(folder / "labels" / f"{drawings.path(picture.step)}.txt", label_text(picture["labels"]))
                 advance(done, nbytes)
 
     draw_set(folder, {"job": "yolo", "version": VERSION, **asdict(config)}, OURS, draw)
@@ -65,19 +74,62 @@ def write_demo_data(folder: Path, config: DemoDataConfig, *, show_progress: bool
     return folder / YAML
 
 
+class Drawings(SampleSource):
+    """All pictures of a set and their labels: class, centre and size relative to the picture's."""
+
+    def __init__(self, config: DemoDataConfig) -> None:
+        self._config = config
+        self.fields = {
+            "image": Field((config.height, config.width, 3)),
+            "labels": Rows(5, np.float64),
+        }
+
+    def __len__(self) -> int:
+        return self._config.images + self._config.val
+
+    def where(self, index: int) -> str:
+        return f"picture {self.path(index)}"
+
+    def path(self, index: int) -> str:
+        """Below images and labels, without its ending."""
+        split, number = self._place(index)
+        return f"{split}/{number:04}"
+
+    def sample(self, index: int, rng: np.random.Generator) -> Mapping[str, ArrayLike]:
+        scene = draw_number(self._config, *self._place(index))
+        return {"image": scene.image, "labels": label_rows(scene)}
+
+    def _place(self, index: int) -> tuple[str, int]:
+        num_train = self._config.images
+        return ("train", index) if index < num_train else ("val", index - num_train)
+
+
 def draw_number(config: DemoDataConfig, split: str, number: int) -> Scene:
     """One picture of the set; depends on no other one."""
     return draw_scene(config.width, config.height, np.random.default_rng([config.seed, SPLITS.index(split), number]))
 
 
-def label_text(scene: Scene) -> str:
-    """One line per object: class, centre and size relative to the picture's."""
+def label_rows(scene: Scene) -> np.ndarray:
+    """[n, 5] per object: class, centre and size relative to the picture's."""
     height, width = scene.image.shape[:2]
-    lines = []
-    for name, (x1, y1, x2, y2), _ in scene.objects:
-        numbers = ((x1 + x2) / 2 / width, (y1 + y2) / 2 / height, (x2 - x1) / width, (y2 - y1) / height)
-        lines.append(f"{list(SHAPES).index(name)} " + " ".join(f"{number:.6f}" for number in numbers) + "\n")
-    return "".join(lines)
+    return np.array(
+        [
+            (
+                list(SHAPES).index(name),
+                (x1 + x2) / 2 / width,
+                (y1 + y2) / 2 / height,
+                (x2 - x1) / width,
+                (y2 - y1) / height,
+            )
+            for name, (x1, y1, x2, y2), _ in scene.objects
+        ],
+        np.float64,
+    ).reshape(-1, 5)
+
+
+def label_text(rows: np.ndarray) -> str:
+    """One line per object."""
+    return "".join(f"{int(row[0])} " + " ".join(f"{number:.6f}" for number in row[1:]) + "\n" for row in rows)
 
 
 def yaml_text(folder: Path) -> str:
@@ -89,15 +141,12 @@ def yaml_text(folder: Path) -> str:
     )
 
 
-def _draw_picture(folder: Path, config: DemoDataConfig, which: tuple[str, int]) -> int:
-    """Draw and write one; returns the bytes of the picture."""
-    split, number = which
-    scene = draw_number(config, split, number)
-    content = cv2.imencode(".jpg", scene.image, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
-    image = folder / "images" / split / f"{number:04}.jpg"
-    image.parent.mkdir(parents=True, exist_ok=True)
-    image.write_bytes(content)
-    _write_text(folder / "labels" / split / f"{number:04}.txt", label_text(scene))
+def _write_picture(folder: Path, name: str, image: np.ndarray) -> int:
+    """Returns the bytes written."""
+    content = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
+    path = folder / f"{name}.jpg"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
     return len(content)
 
 

@@ -53,7 +53,9 @@ class Work:
     def of(cls, network: Network, options: ExportOptions) -> "Work":
         network = copy.deepcopy(network).cpu().float().eval().requires_grad_(False)
         grid = max(LEAST_GRID, int(network.stride.max()))
-        hw = rounded_up(options.img_size[0], grid), rounded_up(options.img_size[1], grid)
+        # Told once of a side that is both.
+        rounded = {side: rounded_up(side, grid) for side in dict.fromkeys(options.img_size)}
+        hw = rounded[options.img_size[0]], rounded[options.img_size[1]]
         pictures = pictures_for(options)
         judged = [judge(network, images) for images in inputs_of(pictures, options, hw, grid)]
         example = torch.from_numpy(_in_batches(pictures.as_input(hw), options.batch_size)[0])

@@ -9,7 +9,7 @@ import numpy as np
 
 from flatout.yolo.grouping.box_statistics import ClassStatistics
 from flatout.yolo.model.head_config import HeadConfig
-from flatout.yolo.pictures.axes import Axes, Place
+from flatout.yolo.pictures.axes import Axes, Place, ticks
 from flatout.yolo.pictures.lettering import shortened
 from flatout.yolo.pictures.palette import FAINT, INK, MUTED, colour_of
 from flatout.yolo.pictures.sheet import Sheet
@@ -17,6 +17,7 @@ from flatout.yolo.pictures.sheet import Sheet
 CHART_H = 230
 MOST_NAMES = 40
 """With more classes only the dots are drawn."""
+FEWEST_TICKS = 3
 RATIOS = (0.1, 0.2, 0.33, 0.5, 0.75, 1.0, 1.33, 2.0, 3.0, 5.0, 10.0)
 
 
@@ -45,8 +46,13 @@ def draw_shapes(
 
 def _draw_ratios(axes: Axes, limits: tuple[float, float]) -> None:
     """The ticks, which are no even numbers on a logarithm."""
-    for ratio in RATIOS:
-        if limits[0] <= np.log(ratio) <= limits[1]:
-            (x, _), *_ = axes.to_px(np.array([np.log(ratio)]), np.array([0.0])).tolist()
-            axes.sheet.line([(x, axes.place.top), (x, axes.place.bottom)], FAINT, 0.7)
-            axes.sheet.text(f"{ratio:g}", x, axes.place.bottom + 15, px=7.5, colour=MUTED, anchor="middle")
+    for ratio, text in ratio_ticks(*limits):
+        (x, _), *_ = axes.to_px(np.array([np.log(ratio)]), np.array([0.0])).tolist()
+        axes.sheet.line([(x, axes.place.top), (x, axes.place.bottom)], FAINT, 0.7)
+        axes.sheet.text(text, x, axes.place.bottom + 15, px=7.5, colour=MUTED, anchor="middle")
+
+
+def ratio_ticks(low: float, high: float) -> list[tuple[float, str]]:
+    """Ratios between two logarithms, and how they are written; even numbers where all boxes have about one shape."""
+    usual = [(ratio, f"{ratio:g}") for ratio in RATIOS if low <= np.log(ratio) <= high]
+    return usual if len(usual) >= FEWEST_TICKS else ticks(float(np.exp(low)), float(np.exp(high)), most=6)

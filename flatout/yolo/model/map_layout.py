@@ -16,13 +16,17 @@ WORTH_IT = 1 << 23
 """Values of a map from which on our kernels are used in eager mode: below, launching them costs the host more than they
 save the GPU. Chosen from two cases on an H200 (bench/results/model_step_h200_202611.md), not from a sweep."""
 
+WORTH_IT_COMPILED = 1 << 25
+"""The same under torch.compile, whose own kernels cost the host less than ours and pass over a map no more often, but
+more slowly: estimated from yolov7 at 640 px, 28 ms over 6.5e9 values, against some 100 us of the host per layer."""
+
 
 def suits_kernels(x: Tensor) -> bool:
     """Is it a channels_last map on a GPU, of a type the kernels know, and are they the faster way?"""
     if not x.is_cuda or x.dtype not in DTYPES or not x.is_contiguous(memory_format=torch.channels_last):
         return False
     if torch.compiler.is_compiling():
-        return HAS_TRITON
+        return HAS_TRITON and x.numel() >= WORTH_IT_COMPILED
     if not HAS_TRITON:
         say_what_is_missing()
         return False

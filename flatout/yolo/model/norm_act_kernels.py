@@ -1,10 +1,11 @@
 """Triton kernels of norm_act.py: batch norm in training and the activation behind it, on [M, C] rows of channels.
 
-    forward    x -> sums per block -> mean, scale, shift -> z = act(x * scale + shift)
+    forward    x -> sums per block -> mean, scale, shift; running statistics -> z = act(x * scale + shift)
     backward   x, dz -> sums per block -> weight and bias gradients, two factors -> dx
 
 Each direction reads the maps twice and writes one: the least there is without a convolution that counts along.
-Sums are taken block by block in a fixed order, so the same input gives the same bits.
+Sums are taken block by block in a fixed order, so the same input gives the same bits. Maps are read by wide loads where
+they are aligned; parameters and running statistics may lie anywhere, such as in one flat buffer.
 
 Dimension key:  M = pictures x height x width   C channels   P blocks of rows
 """
@@ -44,7 +45,7 @@ def _activate_backward(gradient, t, slope, ACT: tl.constexpr, HALF: tl.constexpr
     return gradient
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["P"], do_not_specialize_on_alignment=["pivot"])
 def sum_rows(x, pivot, sums, M, C, P, rows_per_block, BM: tl.constexpr, BC: tl.constexpr):
     """sums [2, P, C]: of x - pivot and of its square, over the rows of a block.
 
@@ -83,16 +84,27 @@ def _add_up(sums, c, C, P, BP: tl.constexpr, BC: tl.constexpr):
     return tl.sum(first, 0), tl.sum(second, 0)
 
 
-@triton.jit
-def finish_forward(sums, pivot, weight, bias, saved, M, C, P, eps, BP: tl.constexpr, BC: tl.constexpr):
-    """saved [5, C]: mean, 1 / deviation, scale, shift, unbiased variance."""
+@triton.jit(
+    do_not_specialize=["P"],
+    do_not_specialize_on_alignment=["running_mean", "running_var", "counter", "weight", "bias"],
+)
+def finish_forward(
+    sums, running_mean, running_var, counter, weight, bias, saved, M, C, P, eps, momentum,
+    BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """saved [4, C]: mean, 1 / deviation, scale, shift.
+
+    Also moves the running mean and (unbiased) variance a step towards those of this batch, and counts it. The running
+    mean is the pivot of `sum_rows`; no other program needs what this one overwrites.
+    """
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = c < C
     first, second = _add_up(sums, c, C, P, BP, BC)
+    pivot = tl.load(running_mean + c, mask=inside, other=0.0).to(tl.float32)
     away = first / M
     var = second / M - away * away
     var = tl.where(var > 0, var, 0.0)
-    mean = (tl.load(pivot + c, mask=inside, other=0.0).to(tl.float64) + away).to(tl.float32)
+    mean = (pivot.to(tl.float64) + away).to(tl.float32)
     inverse = (1 / tl.sqrt(var + eps)).to(tl.float32)
     scale = tl.load(weight + c, mask=inside, other=0.0).to(tl.float32) * inverse
     shift = tl.load(bias + c, mask=inside, other=0.0).to(tl.float32) - mean * scale
@@ -100,20 +112,10 @@ def finish_forward(sums, pivot, weight, bias, saved, M, C, P, eps, BP: tl.conste
     tl.store(saved + C + c, inverse, mask=inside)
     tl.store(saved + 2 * C + c, scale, mask=inside)
     tl.store(saved + 3 * C + c, shift, mask=inside)
-    tl.store(saved + 4 * C + c, (var * (M / (M - 1.0))).to(tl.float32), mask=inside)
-
-
-@triton.jit
-def move_statistics(saved, running_mean, running_var, counter, C, momentum, BC: tl.constexpr):
-    """Running mean and (unbiased) variance a step towards those of this batch, and one more batch counted."""
-    c = tl.program_id(0) * BC + tl.arange(0, BC)
-    inside = c < C
-    mean = tl.load(running_mean + c, mask=inside, other=0.0).to(tl.float32)
-    var = tl.load(running_var + c, mask=inside, other=0.0).to(tl.float32)
-    mean += momentum * (tl.load(saved + c, mask=inside, other=0.0) - mean)
-    var += momentum * (tl.load(saved + 4 * C + c, mask=inside, other=0.0) - var)
-    tl.store(running_mean + c, mean, mask=inside)
-    tl.store(running_var + c, var, mask=inside)
+    old_var = tl.load(running_var + c, mask=inside, other=0.0).to(tl.float32)
+    unbiased = (var * (M / (M - 1.0))).to(tl.float32)
+    tl.store(running_mean + c, pivot + momentum * (mean - pivot), mask=inside)
+    tl.store(running_var + c, old_var + momentum * (unbiased - old_var), mask=inside)
     if tl.program_id(0) == 0:
         tl.store(counter, tl.load(counter) + 1)
 
@@ -139,7 +141,7 @@ def apply_forward(
         tl.store(z + at, _activate(t, slope, ACT, HALF).to(z.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["P"])
 def sum_gradients(
     x, dz, saved, sums, M, C, P, dz_stride, rows_per_block, slope,
     ACT: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
@@ -168,7 +170,7 @@ def sum_gradients(
     tl.store(sums + (P + block) * C + c, tl.sum(products, 0), mask=c < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["P"])
 def finish_backward(sums, saved, dweight, dbias, factors, M, C, P, BP: tl.constexpr, BC: tl.constexpr):
     """factors [2, C]: dx = scale * g + factors[0] * x + factors[1]."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)

@@ -32,7 +32,7 @@ def max_pool_same(x: Tensor, k: int) -> Tensor:
     # A maximum over 9 is one over 5 of maxima over 5, and so on: the same numbers from smaller windows.
     apply = torch.ops.flatout.max_pool_window if torch.compiler.is_compiling() else _Window.apply
     for _ in range(k // (WINDOW - 1)):
-        x, _ = apply(x)
+        x = apply(x)
     return x
 
 
@@ -117,47 +117,64 @@ class _Halve(torch.autograd.Function):
 
 class _Window(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         z, tap = window(x)
         ctx.save_for_backward(tap)
-        ctx.mark_non_differentiable(tap)
-        return z, tap
+        return z
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dz: Tensor, _: Tensor) -> Tensor:
+    def backward(ctx: Any, dz: Tensor) -> Tensor:
         return window_backward(dz, *ctx.saved_tensors)
 
 
-@torch.library.custom_op("flatout::max_pool_halve", mutates_args=())
-def _halve_op(x: Tensor) -> Tensor:
-    return halve(x)
+# For torch.compile, as in norm_act.py: composites of autograd functions around operators that know no derivative.
 
 
-@torch.library.custom_op("flatout::max_pool_halve_backward", mutates_args=())
-def _halve_backward_op(dz: Tensor, x: Tensor) -> Tensor:
-    return halve_backward(dz, x)
+class _TracedHalve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        z: Tensor = torch.ops.flatout.max_pool_halve_forward(x)
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, dz: Tensor) -> Tensor:
+        dx: Tensor = torch.ops.flatout.max_pool_halve_backward(dz, *ctx.saved_tensors)
+        return dx
 
 
-@torch.library.custom_op("flatout::max_pool_window", mutates_args=())
-def _window_op(x: Tensor) -> tuple[Tensor, Tensor]:
-    return window(x)
+class _TracedWindow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        z, tap = torch.ops.flatout.max_pool_window_forward(x)
+        ctx.save_for_backward(tap)
+        result: Tensor = z
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, dz: Tensor) -> Tensor:
+        dx: Tensor = torch.ops.flatout.max_pool_window_backward(dz, *ctx.saved_tensors)
+        return dx
 
 
-@torch.library.custom_op("flatout::max_pool_window_backward", mutates_args=())
-def _window_backward_op(dz: Tensor, tap: Tensor) -> Tensor:
-    return window_backward(dz, tap)
-
-
-_halve_op.register_fake(_half_map)
-_halve_backward_op.register_fake(lambda dz, x: torch.empty_like(x))
-_window_op.register_fake(lambda x: (torch.empty_like(x), torch.empty_like(x, dtype=torch.uint8)))
-_window_backward_op.register_fake(lambda dz, tap: torch.empty_like(tap, dtype=dz.dtype))
-_halve_op.register_autograd(
-    lambda ctx, dz: torch.ops.flatout.max_pool_halve_backward(dz, *ctx.saved_tensors),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
-)
-_window_op.register_autograd(
-    lambda ctx, dz, _: torch.ops.flatout.max_pool_window_backward(dz, *ctx.saved_tensors),
-    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output[1]),
-)
+_library = torch.library.Library("flatout", "FRAGMENT")
+for _schema in (
+    "max_pool_halve(Tensor x) -> Tensor",
+    "max_pool_halve_forward(Tensor x) -> Tensor",
+    "max_pool_halve_backward(Tensor dz, Tensor x) -> Tensor",
+    "max_pool_window(Tensor x) -> Tensor",
+    "max_pool_window_forward(Tensor x) -> (Tensor, Tensor)",
+    "max_pool_window_backward(Tensor dz, Tensor tap) -> Tensor",
+):
+    _library.define(_schema, tags=torch.Tag.pt2_compliant_tag)
+_library.impl("max_pool_halve", _TracedHalve.apply, "CompositeImplicitAutograd")
+_library.impl("max_pool_window", _TracedWindow.apply, "CompositeImplicitAutograd")
+for _name, _run, _fake in (
+    ("max_pool_halve_forward", halve, _half_map),
+    ("max_pool_halve_backward", halve_backward, lambda dz, x: torch.empty_like(x)),
+    ("max_pool_window_forward", window, lambda x: (torch.empty_like(x), torch.empty_like(x, dtype=torch.uint8))),
+    ("max_pool_window_backward", window_backward, lambda dz, tap: torch.empty_like(tap, dtype=dz.dtype)),
+):
+    _library.impl(_name, _run, "CUDA")
+    torch.library.register_fake(f"flatout::{_name}", _fake, lib=_library)

@@ -43,7 +43,7 @@ class Outputs:
 
     def __init__(self, folder: Path, wishes: Wishes, *, threads: int) -> None:
         self.folder = folder
-        self.num_txt = 0
+        self.num_txt = self.num_crops = 0
         self._wishes, self._names, self._videos = wishes, OutNames(), VideoFiles()
         self._json = JsonFile(folder / wishes.json) if wishes.json else None
         self._last_video: Path | None = None
@@ -87,6 +87,8 @@ class Outputs:
         origin = result.origin
         if self._wishes.txt and len(result):
             self._append(self.folder / "labels" / f"{stem}.txt", txt_lines(result, scores=self._wishes.scores))
+        if self._wishes.crops:
+            self.num_crops += len(_crops(result))
         if self._json is not None:
             self._json.add(result.to_coco())
         if drawn is None:
@@ -113,12 +115,11 @@ class Outputs:
 
     def _write_crops(self, result: Result, stem: str) -> None:
         """crops/<class>/<stem>_<number>.jpg of every box that holds a pixel."""
-        for number, (box, kind) in enumerate(zip(result.pixel_boxes.tolist(), result.classes.tolist(), strict=True)):
-            left, top, right, bottom = box
-            if right > left and bottom > top:
-                folder = self.folder / "crops" / folder_name(result.names[kind])
-                folder.mkdir(exist_ok=True)
-                _write(folder / f"{stem}_{number + 1}.jpg", result.image[top:bottom, left:right])
+        for number in _crops(result):
+            left, top, right, bottom = result.pixel_boxes[number].tolist()
+            folder = self.folder / "crops" / folder_name(result.names[int(result.classes[number])])
+            folder.mkdir(exist_ok=True)
+            _write(folder / f"{stem}_{number + 1}.jpg", result.image[top:bottom, left:right])
 
     def __enter__(self) -> Self:
         return self
@@ -135,6 +136,11 @@ def folder_name(name: str) -> str:
     """A class as the name of a folder: whatever would lead elsewhere is replaced."""
     cleaned = "".join(letter if letter.isalnum() or letter in " ._-" else "_" for letter in name).strip(" .")
     return cleaned or "class"
+
+
+def _crops(result: Result) -> list[int]:
+    """The boxes that hold a pixel."""
+    return np.flatnonzero((result.pixel_boxes[:, 2:] > result.pixel_boxes[:, :2]).all(1)).tolist()
 
 
 def _write(path: Path, image_HWC: np.ndarray) -> None:

@@ -88,8 +88,9 @@ class Result:
         """As `supervision.Detections`; ConfigError where that package is not installed."""
         try:
             import supervision
-        except ImportError:
-            raise ConfigError("to_supervision() needs the package supervision: pip install supervision") from None
+        except ImportError as error:
+            # Also where it is there, and something that it needs is not.
+            raise ConfigError(f"to_supervision(): {error}. Install all it needs: pip install supervision") from None
         names = np.array([self.names[kind] for kind in self.classes.tolist()], dtype=str)
         return supervision.Detections(
             xyxy=self.boxes.copy(),

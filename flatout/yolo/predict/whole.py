@@ -83,7 +83,7 @@ class _Looking:
         # YOLOv7 writes no pictures for a list, which there is always one of streams.
         self._pictures = not options.nosave and not (self._streams and self._streams.listed)
         self._json = f"{Path(options.weights[0]).stem}_predictions.json" if options.save_json else None
-        self.frames = self._detections = self._num_txt = 0
+        self.frames = self._detections = self._num_txt = self._num_crops = 0
         self.unreadable: list[Unreadable] = []
         self._seconds = 0.0
         self._signal: str | None = None
@@ -111,7 +111,7 @@ class _Looking:
                 self._note(result, outputs, progress)
                 if windows is not None:
                     windows.show()
-        self._num_txt, self._signal = outputs.num_txt, interrupts.requested
+        self._num_txt, self._num_crops, self._signal = outputs.num_txt, outputs.num_crops, interrupts.requested
         self._seconds = time.perf_counter() - begin_s
 
     def result(self, more: list[str]) -> DetectResult:
@@ -173,7 +173,7 @@ class _Looking:
         if self._options.save_txt:
             yield f"{counted(self._num_txt, 'label file')} saved to {self._folder / 'labels'}"
         if self._options.save_crop:
-            yield f"Crops saved to {self._folder / 'crops'}"
+            yield f"{counted(self._num_crops, 'crop')} saved to {self._folder / 'crops'}"
         if self._json:
             yield f"Detections saved to {self._folder / self._json}"
 

@@ -124,7 +124,7 @@ def decoded_bytes(images: ImageSet, size: int) -> int:
 
 def picture_costs(images: ImageSet, config: InputConfig, *, budget_s: float) -> tuple[float, float, float]:
     """Milliseconds of one core per picture: decoding, augmenting, and the drawing of its numbers."""
-    pictures = ResizedPictures(images, size=config.size, augment=True)
+    pictures = ResizedPictures(images, size=config.size, augment=True, shrunk=True)
     source = TrainingSource(
         images, pictures, config.augment, size=config.size, painter="fast", class_aware=config.class_aware
     )

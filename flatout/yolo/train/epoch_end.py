@@ -12,6 +12,7 @@ from flatout.engine.distributed import World
 from flatout.engine.job import EpochReport
 from flatout.engine.records import Records
 from flatout.errors import ResourceError
+from flatout.profiler import clock
 from flatout.yolo.evaluate import Outcome
 from flatout.yolo.results_line import EpochResult, results_line
 from flatout.yolo.train.weight_files import WeightFiles, is_kept
@@ -94,7 +95,8 @@ class EpochEnd:
             if not last:
                 self._resample(self.maps, epoch + 1)
         if not self._config.nosave and is_kept(epoch, self._config.epochs) and self._world.is_first:
-            self._written(self._files.save_epoch, epoch, self.whole_state())
+            with clock.stage("train.save"):
+                self._written(self._files.save_epoch, epoch, self.whole_state())
         return stops
 
     def sections(self) -> dict[str, dict[str, object]]:
@@ -156,7 +158,8 @@ class EpochEnd:
         if self.fitness >= self.best_fitness:  # also when equal, as in YOLOv7
             self.best_fitness, self.best_epoch = self.fitness, epoch
             if not self._config.nosave or epoch + 1 == self._config.epochs:
-                self._files.keep_best(self._average, epoch=epoch, fitness=self.fitness)
+                with clock.stage("train.save"):
+                    self._files.keep_best(self._average, epoch=epoch, fitness=self.fitness)
         elif self.best_fitness > WORTH and self.fitness < COLLAPSE * self.best_fitness:
             logger.warning(
                 "Epoch %d scored %.3f after %.3f in epoch %d: the training may have collapsed. best.pt is kept.",

@@ -31,6 +31,8 @@ from flatout.yolo.options import TrainOptions
 logger = logging.getLogger(__name__)
 
 MOST_PER_TASK = 32
+FEW_CORES = 8
+"""With more, they decode pictures for a store sooner than nvJPEG does (bench/results/augment_store_h200_202611.md)."""
 DEVICE_WORKERS = 2
 """They only draw numbers and move boxes: two are enough for any GPU."""
 
@@ -181,12 +183,12 @@ def pictures_per_task(batch_size: int, workers: int) -> int:
 def _pictures(
     images: ImageSet, config: InputConfig, options: TrainOptions, stack: ExitStack
 ) -> Store | ResizedPictures | DeviceDecoded:
-    if options.fast and options.device_augment:
+    if options.fast and options.device_augment and machine.cores().usable <= FEW_CORES:
         budget_bytes = device_budget(config.device)
         decoded = decoded_on_device(images, size=config.size, device=config.device, budget_bytes=budget_bytes)
         if decoded is not None:
             return decoded
-    pictures = ResizedPictures(images, size=config.size, augment=True)
+    pictures = ResizedPictures(images, size=config.size, augment=True, shrunk=options.fast)
     wanted = options.fast_dataloader or options.cache_images or options.device_augment
     if not (wanted if config.keeps is None else config.keeps or options.device_augment):
         return pictures

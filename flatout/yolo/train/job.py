@@ -86,7 +86,8 @@ class DetectionJob:
         return parts.total * QUAD_GAIN if self._config.quad else parts.total, parts.items
 
     def end_epoch(self, epoch: int, report: EpochReport) -> bool:
-        self._pictures.draw()
+        with clock.stage("train.pictures"):
+            self._pictures.draw()
         return self._epoch_end(epoch, report, self.last.num_targets, self.last.width_px)
 
     def sections(self) -> dict[str, dict[str, object]]:

@@ -35,6 +35,15 @@ def test_grey_comes_back_as_it_was():
     np.testing.assert_array_equal(back_to_bgr(subsample(image), (33, 51)), image)
 
 
+def test_a_picture_of_any_height_is_made_row_pair_by_row_pair():
+    image = np.random.default_rng(1).integers(0, 256, (300, 250, 3), np.uint8)  # several bands
+    kept = subsample(image)
+    for top in range(0, 300, 2):
+        pair = subsample(image[top : top + 2])
+        np.testing.assert_array_equal(kept[top : top + 2], pair[:2])
+        np.testing.assert_array_equal(kept[300 + top // 2], pair[2])
+
+
 def test_even_colours_come_back_within_two_levels():
     rng = np.random.default_rng(0)
     image = np.repeat(np.repeat(rng.integers(0, 256, (32, 32, 3), np.uint8), 2, 0), 2, 1)

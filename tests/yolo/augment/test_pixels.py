@@ -12,12 +12,13 @@ import cv2
 import numpy as np
 import pytest
 
-from flatout.yolo.augment import paint_compiled, pixels
+from flatout.yolo.augment import c_library, paint_compiled, pixels
+from flatout.yolo.augment.c_library import NotCompiled
 from flatout.yolo.augment.color import Color, colors
 from flatout.yolo.augment.paint import Classic, Painter, Placed
 from flatout.yolo.augment.paint_compiled import Compiled, agrees, fastest_painter
 from flatout.yolo.augment.paint_fast import Fast
-from flatout.yolo.augment.pixels import NotCompiled, load_pixels
+from flatout.yolo.augment.pixels import load_pixels
 
 SIZE = 64
 
@@ -139,7 +140,7 @@ def test_what_cannot_be_compiled_is_painted_by_opencv_and_said_once(tmp_path, mo
         path.write_text(compiler)
         path.chmod(0o755)
     monkeypatch.setattr(shutil, "which", lambda name: None if compiler is None else str(path))
-    monkeypatch.setattr(pixels, "store_folder", lambda: tmp_path / "cache" / "stores")
+    monkeypatch.setattr(c_library, "store_folder", lambda: tmp_path / "cache" / "stores")
     for cached in (paint_compiled.library, paint_compiled._equal_warps):
         monkeypatch.setattr(paint_compiled, cached.__name__, functools.cache(cached.__wrapped__))
     with caplog.at_level(logging.WARNING):

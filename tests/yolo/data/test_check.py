@@ -246,6 +246,16 @@ def test_each_check_finds_its_fault(check, tmp_path, monkeypatch):
         assert ".txt:1: " in places[check][0], "an error in a label names its line"
 
 
+def test_leaked_files_are_told_in_order_by_the_names_of_the_data_set(tmp_path):
+    made = DrawnSet(tmp_path / "set")
+    FAULTS["leak-path"](made)
+    (tmp_path / "link").symlink_to(made.folder)
+    made.values.update(test=str(made.values["train"]).replace(str(made.folder), str(tmp_path / "link")))
+    assert found_in(made)["leak-path"] == [
+        f"{tmp_path}/link/images/train/{number}.jpg: in train and in test" for number in range(4)
+    ]
+
+
 NO_LINE = {"label-case", "label-unreadable", "label-encoding"}
 
 

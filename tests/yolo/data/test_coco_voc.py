@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flatout.errors import DataError
+from flatout.errors import ConfigError, DataError
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
 from flatout.yolo.data.coco_json import coco_names, read_coco
 from flatout.yolo.data.data_yaml import read_data_yaml
@@ -118,6 +118,14 @@ def test_a_bad_voc_object_is_named_and_dropped(text, check):
     labels = read_voc(text.encode(), tuple(NAMES), (64, 48))
     assert [problem.check for problem in labels.problems] == [check]
     assert len(labels.class_box_n5) == 0
+
+
+def test_a_folder_that_is_no_data_set_says_what_to_give_instead(tmp_path):
+    with pytest.raises(ConfigError, match=r"no Pascal VOC folder \(with JPEGImages and Annotations\)\. Give a YAML"):
+        open_data_set(tmp_path)
+    (tmp_path / "bolts.yaml").write_text("names: [bolt]")
+    with pytest.raises(ConfigError, match=r": a folder\. Give the YAML in it: .*/bolts\.yaml\.$"):
+        open_data_set(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ from flatout.yolo.model.augmented import PADDING, Ensemble, predict_augmented, r
 from flatout.yolo.model.heads import Predictions
 from tests.yolo.model.test_network import narrow, picture
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.parametrize(
     ("size", "scale", "stride", "content", "padded"),

@@ -7,8 +7,6 @@ import torch
 
 from tests.yolo.model.test_network import narrow, picture
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("name", ["yolov7-tiny", "yolov7", "yolov7-w6"])

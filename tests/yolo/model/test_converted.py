@@ -14,8 +14,6 @@ from tests.yolo.golden_network import fill
 from tests.yolo.model.hostile_configs import config
 from tests.yolo.model.test_network import narrow, picture
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NAMES = ["yolov7-tiny", "yolov7", "yolov7-w6"]
 
 

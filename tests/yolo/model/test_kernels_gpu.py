@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from flatout.yolo.model import map_layout
 from flatout.yolo.model.configs import load_config
@@ -18,6 +19,7 @@ from flatout.yolo.model.pooling import max_pool, max_pool_same
 @pytest.fixture(autouse=True)
 def small_maps_too(monkeypatch):
     monkeypatch.setattr(map_layout, "WORTH_IT", 0)
+    monkeypatch.setattr(map_layout, "WORTH_IT_COMPILED", 0)
 
 
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -28,6 +30,16 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 5e-3, torch.float16: 1e-3}
 def random_map(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * 2 + 0.7
     return noise.to("cuda", dtype).to(memory_format=torch.channels_last)
+
+
+def random_norm(channels: int) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(channels, eps=1e-3, momentum=0.03)
+    assert norm.running_mean is not None and norm.running_var is not None
+    for positive in (norm.weight, norm.running_var):
+        nn.init.uniform_(positive, 0.5, 1.5)
+    for signed in (norm.bias, norm.running_mean):
+        nn.init.normal_(signed)
+    return norm.cuda()
 
 
 def as_slice(gradient: torch.Tensor) -> torch.Tensor:
@@ -50,9 +62,7 @@ class TestNormAct:
     def test_is_batch_norm_then_activation(self, shape, dtype, act, gradient_of):
         x = random_map(*shape, dtype=dtype)
         gradient = gradient_of(random_map(*shape, dtype=dtype).flip(0).contiguous(memory_format=torch.channels_last))
-        norm = nn.BatchNorm2d(shape[1], eps=1e-3, momentum=0.03).cuda()
-        nn.init.uniform_(norm.weight, 0.5, 1.5)
-        nn.init.normal_(norm.bias)
+        norm = random_norm(shape[1])
         exact = copy.deepcopy(norm).double()
         mine, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
         assert suits_kernels(mine)
@@ -72,6 +82,64 @@ class TestNormAct:
         assert not wrong
         assert norm.num_batches_tracked == exact.num_batches_tracked == 1
         assert z.is_contiguous(memory_format=torch.channels_last)
+
+
+class TestNormActWhereverTensorsLie:
+    """Launches by address look at nothing, so what they take for granted is shown here."""
+
+    pytestmark = needs_gpu
+
+    @staticmethod
+    def outcome(x: torch.Tensor, norm: nn.BatchNorm2d) -> list[torch.Tensor]:
+        mine = x.detach().requires_grad_()
+        z = norm_act(mine, norm, nn.SiLU())
+        z.backward(z.detach())
+        assert mine.grad is not None and norm.weight.grad is not None and norm.bias.grad is not None
+        return [z, mine.grad, norm.weight.grad, norm.bias.grad, *norm.buffers()]
+
+    @pytest.mark.parametrize("dtype", TOLERANCE)
+    def test_an_unaligned_map_gives_the_same(self, dtype):
+        x, norm = random_map(3, 24, 17, 13, dtype=dtype), random_norm(24)
+        flat = torch.empty(x.numel() + 1, device="cuda", dtype=dtype)
+        shifted = flat[1:].view(3, 17, 13, 24).permute(0, 3, 1, 2).copy_(x)
+        assert shifted.data_ptr() % 16 and suits_kernels(shifted)
+        expected = self.outcome(x, copy.deepcopy(norm))
+        found = self.outcome(shifted, copy.deepcopy(norm))
+        # Not to the bit: narrower loads, and sums in another order.
+        assert max(map(relative, found, expected)) <= TOLERANCE[dtype]
+        assert all(map(torch.equal, self.outcome(x, norm), expected))
+
+    def test_parameters_and_statistics_may_be_parts_of_one_buffer(self):
+        x, norm = random_map(3, 24, 17, 13, dtype=torch.bfloat16), random_norm(24)
+        expected = self.outcome(x, copy.deepcopy(norm))
+        flat = torch.empty(4 * 25 + 1, device="cuda")
+        for index, name in enumerate(("weight", "bias", "running_mean", "running_var")):
+            tensor = getattr(norm, name)
+            tensor.data = flat[25 * index + 1 : 25 * index + 25].copy_(tensor.data)
+            assert index == 3 or tensor.data_ptr() % 16
+        assert all(map(torch.equal, self.outcome(x, norm), expected))
+
+    def test_a_captured_step_is_the_same_step(self):
+        x, norm = random_map(3, 24, 17, 13, dtype=torch.bfloat16), random_norm(24)
+        expected = self.outcome(x, copy.deepcopy(norm))
+        twin = copy.deepcopy(norm)
+        self.outcome(x, twin)  # Kernels are loaded before the capture.
+        twin.load_state_dict(norm.state_dict())
+        twin.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = self.outcome(x, twin)
+        graph.replay()
+        assert all(map(torch.equal, found, expected))
+
+    def test_checkpointed_gradients_are_those_without(self):
+        x, norm = random_map(3, 24, 17, 13, dtype=torch.float32), random_norm(24)
+        gradients = []
+        for run in (norm_act, lambda *args: checkpoint(norm_act, *args, use_reentrant=False)):
+            mine, twin = x.clone().requires_grad_(), copy.deepcopy(norm)
+            run(mine, twin, nn.SiLU()).square().sum().backward()
+            gradients.append([mine.grad, twin.weight.grad, twin.bias.grad])
+        assert max(map(relative, *gradients)) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -10,8 +10,6 @@ from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.heads import Predictions
 from flatout.yolo.model.network import Network, build_network
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def narrow(name: str, *, nc: int | None = None, seed: int = 0) -> Network:
     """A shipped network with an eighth of its channels, from a seed."""

@@ -206,6 +206,7 @@ def test_crops_are_what_the_boxes_hold(place):
     }
     files = list((result.folder / "crops").glob("*/*"))
     assert {str(file.relative_to(result.folder / "crops")): cv2.imread(str(file)).shape for file in files} == expected
+    assert f"{len(files)} crops saved to runs/detect/exp/crops" in str(result)
 
 
 @pytest.mark.parametrize(("name", "folder"), [("bolt", "bolt"), ("../up", "_up"), ("a/b", "a_b"), ("..", "class")])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.yolo.head_batches import make_groups, narrow_network
-from tests.yolo.train.beside_eager import run_beside_eager
+from tests.yolo.train.beside_eager import run_beside_eager, smooth
 from tests.yolo.train.given_batches import GivenBatches, made_up_batch
 from tests.yolo.train.small_training import make_loop, run_without_waits, tiny_hyp
 
@@ -42,6 +42,7 @@ def test_nothing_waits_inside_a_step(kind, loss_ota, graphs):
 @pytest.mark.parametrize("kind", ["yolov7-tiny-1b4h", "yolov7-tiny-1b4h-attn"])
 def test_a_graph_computes_what_eager_steps_do(kind, loss_ota):
     network = first_network(kind)
+    smooth(network)
     loop, _ = make_loop(
         network, tiny_hyp(loss_ota=loss_ota), given(16), num_steps=16, batch_size=BATCH, size=SIZE,
         graphs=True, device="cuda",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flatout.engine.precision import Amp
-from tests.yolo.train.beside_eager import run_beside_eager
+from tests.yolo.train.beside_eager import run_beside_eager, smooth
 from tests.yolo.train.given_batches import GivenBatches, made_up_batch
 from tests.yolo.train.small_training import make_loop, narrow_network, run_without_waits, tiny_hyp
 
@@ -35,6 +35,7 @@ def test_the_host_never_waits_inside_a_step(amp: Amp, graphs: bool) -> None:
 @pytest.mark.parametrize("loss_ota", [0, 1])
 def test_a_graph_computes_what_eager_steps_do(loss_ota: int) -> None:
     network = narrow_network(CLASSES).cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    smooth(network)
     loop, _ = make_loop(
         network, tiny_hyp(loss_ota=loss_ota), given(16), num_steps=16, batch_size=BATCH, size=SIZE,
         graphs=True, device="cuda",

@@ -125,10 +125,11 @@ def image_copy(facts: SetFacts) -> Iterable[Finding]:
 def leak_path(facts: SetFacts) -> Iterable[Finding]:
     owners: dict[str, str] = {}
     for split in facts.splits.values():
-        for path in {os.path.realpath(pair.image) for pair in split.pairs}:
+        # Compared by what a file really is, told by its name in the data set; once, however often it is named.
+        for path, name in {os.path.realpath(pair.image): pair.image for pair in split.pairs}.items():
             owner = owners.setdefault(path, split.name)
             if owner != split.name:
-                yield Finding("leak-path", path, f"in {owner} and in {split.name}")
+                yield Finding("leak-path", name, f"in {owner} and in {split.name}")
 
 
 @looking_for(

@@ -1,0 +1,77 @@
+"""How many samples can one core draw and label, where pictures stay on the GPU, with boxes and with polygons?
+
+What a worker of `--device-augment` does: numbers of a task of 192 samples, their layout, and labels through the warp;
+8 labels per picture, mosaic always, mixup 0.05, 320 px. Polygons have 24 points; they are judged by polygons.c or by
+NumPy, to the same bits. CPU time of one thread, the three in turns.
+Answer: bench/results/augment_labels_<machine>_<yyyymm>.md (rewrite it with --write).
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from unittest.mock import patch
+
+import numpy as np
+
+from bench import noise
+from bench.augment_gpu import CONFIG, POINTS, draw_set
+from bench.measure import arguments, facts_line, report, summarize
+from flatout.feed.source import Out, Rows, RowsOut
+from flatout.yolo.augment import polygons
+from flatout.yolo.augment.device_source import ParameterSource
+from flatout.yolo.augment.polygons_compiled import compiled_boxes
+
+SAMPLES, PICTURES, SIZE = 192, 6000, 320
+
+
+def task_of(source: ParameterSource) -> Callable[[int], None]:
+    """One task of a worker, in some epoch, into arrays of its own."""
+    indices = np.random.default_rng(0).integers(0, PICTURES, SAMPLES)
+    fields = source.fields.items()
+    parts = {
+        name: np.empty((SAMPLES, *field.shape), field.dtype) for name, field in fields if not isinstance(field, Rows)
+    }
+
+    def task(epoch: int) -> None:
+        rows = {name: RowsOut(name, field, SAMPLES) for name, field in fields if isinstance(field, Rows)}
+        source.read(indices, source.draw(0, epoch, np.arange(SAMPLES), indices), Out({**parts, **rows}))
+
+    return task
+
+
+def by_numpy(task: Callable[[int], None]) -> Callable[[int], None]:
+    def slower(epoch: int) -> None:
+        with patch("flatout.yolo.augment.warp_labels.boxes_of_polygons", polygons.boxes_of_polygons):
+            task(epoch)
+
+    return slower
+
+
+def main() -> int:
+    options = arguments(__doc__).parse_args()
+    print(facts_line(), flush=True)
+    lines = [noise.listen().line()]
+    boxes, outlines = (
+        task_of(ParameterSource(draw_set(PICTURES, SIZE, polygons=each), CONFIG, size=SIZE)) for each in (False, True)
+    )
+    tasks = {"boxes": boxes, f"polygons of {POINTS} points, NumPy": by_numpy(outlines)}
+    if compiled_boxes() is not None:
+        tasks[f"polygons of {POINTS} points, C"] = outlines
+    taken: dict[str, list[float]] = {name: [] for name in tasks}
+    for turn in range(3 + (3 if options.quick else 40)):
+        for name, task in tasks.items():
+            begin_s = time.thread_time()
+            task(turn)
+            if turn >= 3:
+                taken[name].append(time.thread_time() - begin_s)
+    slowest_s = summarize(taken[f"polygons of {POINTS} points, NumPy"]).median
+    for name, durations in taken.items():
+        timing = summarize(durations)
+        rate, ratio = SAMPLES / timing.median, slowest_s / timing.median
+        lines.append(f"{name:30} {timing.text():38} {rate:8,.0f} samples/s of a core   {ratio:5.2f} x NumPy's polygons")
+    report("augment_labels", "\n".join(lines), taken, options)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""What one training step computes, between a batch on the device and weights that have moved.
+
+    inputs --> forward, loss, backward --(where an accumulation window ends)--> optimizer, moving average
+
+Forward, loss and backward run as one CUDA graph where that is wanted and the shapes are those of an earlier step.
+Nothing here waits for the device.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from flatout.engine.distributed import World
+from flatout.engine.ema import MovingAverage
+from flatout.engine.graphs import Graphs
+from flatout.engine.job import Job
+from flatout.engine.optim import parameters_of, step_unless
+from flatout.engine.precision import Precision
+from flatout.engine.running_statistics import RunningStatistics
+from flatout.profiler import clock
+
+
+class Step:
+    """The step of a training: network, optimizer and moving average move together."""
+
+    def __init__(
+        self,
+        job: Job,
+        network: nn.Module,
+        forward: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        average: MovingAverage | None,
+        *,
+        precision: Precision,
+        clip_norm: float | None,
+        graphs: bool,
+        world: World,
+        device: torch.device,
+    ) -> None:
+        """`forward` is the network as it is called; `network` holds the weights."""
+        self._job, self._forward, self._optimizer, self._average = job, forward, optimizer, average
+        self._precision, self._clip_norm, self._world = precision, clip_norm, world
+        self._statistics = RunningStatistics(network)
+        self.graphs = Graphs(
+            partial(self._forward_backward, cached=False),
+            job.fillings,
+            wanted=graphs and world.size == 1 and device.type == "cuda",
+        )
+        self._stream = torch.cuda.Stream(device) if self.graphs.wanted else None
+
+    @contextmanager
+    def own_stream(self) -> Iterator[None]:
+        """A graph is captured on the stream its gradients are made on, and that may not be the default one."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def use_forward(self, forward: nn.Module) -> None:
+        """From the next step on, call the network through `forward`."""
+        self._forward = forward
+        self.graphs.forget()
+
+    def work(self, inputs: dict[str, Tensor], *, window_ends: bool) -> Tensor:
+        """Forward and backward. Numbers of the step, float32 [items + 1] on the device; the last is 1 if the loss is
+        not finite."""
+        if (graph := self.graphs.find(inputs)) is not None:
+            with clock.stage("train.graph"):
+                return graph(inputs)
+        with self._apart_from_ranks(not window_ends):
+            return self._forward_backward(inputs)
+
+    def move(self) -> Tensor:
+        """The optimizer's step, unless a gradient is not finite: then the result, on the device, is not 0."""
+        with clock.stage("train.optimizer"):
+            parameters = parameters_of(self._optimizer)
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            found_bad = self._precision.check(gradients)
+            if self._clip_norm is not None:
+                nn.utils.clip_grad_norm_(parameters, self._clip_norm, foreach=True)
+            step_unless(self._optimizer, found_bad)
+            self._precision.update()
+            self.clear_gradients()
+        if self._average is not None:
+            with clock.stage("train.average"):
+                self._average.update()
+        return found_bad
+
+    def clear_gradients(self) -> None:
+        """Zeros while a graph adds to them where they are; else they are dropped, which saves a pass."""
+        self._optimizer.zero_grad(set_to_none=not self.graphs.wanted)
+
+    def _forward_backward(self, inputs: Mapping[str, Tensor], *, cached: bool = True) -> Tensor:
+        self._statistics.keep()
+        with self._precision.autocast(cached=cached):
+            loss, items = self._job.step(self._forward, inputs)
+        with clock.stage("train.backward"):
+            self._precision.scaled(loss * self._world.size).backward()
+        bad = ~torch.isfinite(loss.detach()).reshape(1)
+        self._statistics.put_back_if(bad)
+        return torch.cat((items.detach().float(), bad.float()))
+
+    def _apart_from_ranks(self, inside_window: bool) -> AbstractContextManager[object]:
+        """Ranks add up their gradients once per accumulation window."""
+        if inside_window and self._world.size > 1:
+            apart: AbstractContextManager[object] = self._forward.no_sync()  # type: ignore[operator]
+            return apart
+        return nullcontext()

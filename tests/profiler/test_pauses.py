@@ -1,0 +1,254 @@
+"""What happens between steps is timed under its own name, and never taken for something that every step does."""
+
+import contextlib
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from flatout import Feed, FeedConfig, Plan
+from flatout.profiler import clock, crews, watch
+from flatout.profiler import observation as observation_module
+from flatout.profiler.device_trace import DeviceWork
+from flatout.profiler.engine_steps import EngineObservation
+from flatout.profiler.measurement import WaitBetween, WaitSite
+from flatout.profiler.observation import COUNTED, TRACED, WARM_UP, Observation
+from flatout.profiler.pauses import owners
+from flatout.profiler.recorder import Event, StepRecorder
+from flatout.profiler.report.save import load_measurement, save_report
+from flatout.profiler.report.timeline import timeline_svg
+from flatout.profiler.verdict import judge
+from flatout.profiler.waits import WaitCounter
+from flatout.profiler.workers_seen import NoWorkers
+from tests.profiler import slow_loops
+from tests.profiler.situations import SITUATIONS
+from tests.profiler.test_engine_steps import Numbers
+
+
+def read_numbers(count):
+    for number in torch.zeros(count):
+        number.item()
+
+
+def train(num_epochs, *, steps_per_epoch=4, feed=None, log_every=None):
+    """The engine's marks; one number is read in every step, and very many in the validation after each epoch."""
+    for epoch in range(num_epochs):
+        batches = iter(feed.epoch(epoch)) if feed else None
+        for step in range(steps_per_epoch):
+            with clock.stage("train.wait"):
+                if batches:
+                    next(batches)
+            with clock.stage("train.forward"):
+                read_numbers(1)
+                time.sleep(0.002)
+            if log_every and step % log_every == 0:
+                with clock.stage("train.log"):
+                    read_numbers(3)
+        with clock.stage("train.between"):
+            read_numbers(2)
+            with clock.stage("train.pictures"):
+                read_numbers(20)
+            with clock.stage("train.validate"):
+                with clock.stage("feed.wait"):
+                    time.sleep(0.01)
+                with clock.stage("decode"):
+                    read_numbers(100)
+
+
+def looked_at(num_epochs=6, **how):
+    observation = EngineObservation(images_per_step=8, num_steps=None)
+    with observation.observing():
+        train(num_epochs, **how)
+    return observation.profile
+
+
+def test_waits_between_steps_are_counted_apart():
+    """The second of the two counted steps is an epoch's last."""
+    measurement = looked_at().measurement
+    assert sum(site.per_step for site in measurement.waits) == 1
+    apart = {site.stage: site.times for site in measurement.waits_between}
+    assert apart == {"validate": 100, "pictures": 20, "between": 2}
+
+
+@pytest.mark.parametrize(("log_every", "per_step"), [(1, 4), (4, 1)])
+def test_a_log_counts_as_part_of_a_step_if_it_comes_with_every_one(log_every, per_step):
+    measurement = looked_at(steps_per_epoch=8, log_every=log_every).measurement
+    assert sum(site.per_step for site in measurement.waits) == per_step
+
+
+def test_a_verdict_about_steps_does_not_speak_of_what_lies_between():
+    profile = looked_at(11)
+    assert profile.verdict.cause == "validation", profile.text()
+    assert "every 4 steps" in profile.text() and "100  validation:" in profile.text()
+
+
+def test_waiting_for_the_pictures_of_a_validation_is_validation():
+    ledger = looked_at().ledger
+    assert ledger.ms("host", "decode") == 0
+    assert ledger.ms("host", "feed.wait") < 1
+    # Once per four steps, 10 ms and more; the last epoch's was not seen.
+    assert ledger.ms("host", "validate") > 0.8 * 10 / 4
+    assert ledger.lane("host")[-1].share < 0.1
+
+
+def test_marks_inside_a_pause_are_charged_to_it():
+    marks = [("decode", 2), ("feed.wait", 1), ("train.save", 1), ("train.validate", 0), ("forward", 0)]
+    assert owners(marks) == ["train.validate", "train.validate", "train.save", "train.validate", "forward"]
+    assert owners([("loss", 1), ("forward", 0)]) == ["loss", "forward"]
+    assert owners([]) == []
+
+
+def test_no_time_is_lost_or_charged_twice_however_pauses_nest():
+    rng = np.random.default_rng(4)
+    names = ["forward", "loss", "train.validate", "train.between", "gc"]
+
+    def grow(depth):
+        with clock.stage(names[rng.integers(len(names))]):
+            for _ in range(rng.integers(0, 3) if depth < 3 else 0):
+                grow(depth + 1)
+
+    recorder = StepRecorder()
+    with recorder.recording():
+        for _ in range(40):
+            grow(0)
+            clock.step_ended(1)
+    outermost_ns = sum(event.end_ns - event.begin_ns for event in recorder.timeline if event.depth == 0)
+    assert recorder.steps().self_ns.sum() == outermost_ns
+
+
+def test_a_pass_over_another_loader_is_no_part_of_a_watched_step():
+    """Validation of a foreign loop, between the third and the fourth step: where waits are counted."""
+    loader, model = DataLoader(slow_loops.ready_samples(24), batch_size=8), slow_loops.small_network()
+    optimizer, loss_fn = torch.optim.SGD(model.parameters(), 0.01), torch.nn.CrossEntropyLoss()
+    with watch(loader, model, optimizer, loss_fn=loss_fn) as watched:
+        for _ in range(5):
+            for images, labels in loader:
+                loss_fn(model(images), labels).backward()
+                optimizer.step()
+            read_numbers(50)
+    assert "number.item()" not in {site.text for site in watched.measurement.waits}
+    assert [(site.stage, site.times) for site in watched.measurement.waits_between if site.text == "number.item()"] == [
+        ("between", 50)
+    ]
+
+
+def test_workers_of_a_validation_are_no_workers_of_the_training():
+    observation = EngineObservation(images_per_step=8, num_steps=None)
+    plan = Plan(num_samples=64, batch_size=8)
+    with observation.observing(), Feed(Numbers(), plan, FeedConfig(workers=1)) as feed, contextlib.ExitStack() as stack:
+        next(iter(feed))
+        with clock.stage("train.validate"):
+            other = stack.enter_context(Feed(Numbers(), plan, FeedConfig(workers=1)))
+            next(iter(other))
+        assert sorted(crew.is_apart for crew in crews.at_work()) == [False, True]
+        train(3, steps_per_epoch=8, feed=feed)
+        measurement = observation.finish() or observation.measurement
+    assert measurement.num_workers == 1
+
+
+def test_samples_after_the_last_step_count_for_nothing():
+    observation = EngineObservation(images_per_step=8, num_steps=None)
+    with observation.observing():
+        train(4)
+        with clock.stage("train.save"):
+            time.sleep(0.2)
+    assert observation.profile.ledger.ms("host", "checkpoint") == 0
+    assert all("0.2" not in line.text for line in observation.profile.measurement.lines)
+
+
+class Traces:
+    """Stands in for torch's tracing: notes what was traced."""
+
+    def __init__(self, monkeypatch):
+        self.running, self.stopped = 0, []
+        monkeypatch.setattr(observation_module, "DeviceTrace", lambda: self)
+
+    def start(self):
+        self.running += 1
+
+    def stop(self, num_steps):
+        assert self.running == 1
+        self.running = 0
+        self.stopped.append(num_steps)
+        return DeviceWork(busy_ms=float(num_steps), copy_ms=0.0, launches=1.0, pageable_copies=0.0)
+
+
+class FakeClock:
+    num_steps = 0
+
+    def opened(self, name): ...
+    def closed(self, name): ...
+    def step_ended(self): ...
+
+
+def traced(monkeypatch, *, pause_after, in_step):
+    """Steps of an observation that believes in a GPU, with a pause after one of them."""
+    traces, looking = Traces(monkeypatch), Observation(NoWorkers())
+    looking._device = looking.recorder.device = FakeClock()
+    with looking.recorder.recording():
+        for step in range(1, WARM_UP + COUNTED + TRACED + 1):
+            if step == pause_after and in_step:
+                with clock.stage("train.between"), clock.stage("train.validate"):
+                    assert traces.running == 0
+            clock.step_ended(8)
+            looking.after_step()
+            if step == pause_after and not in_step:
+                looking.pass_ends()
+                assert traces.running == 0
+                looking.pass_begins()
+        if looking._sampler is not None:
+            looking._sampler.close()
+    return traces.stopped, looking._work
+
+
+@pytest.mark.parametrize("in_step", [True, False])
+@pytest.mark.parametrize("after", range(1, TRACED + 1))
+def test_a_trace_ends_where_a_pause_begins(monkeypatch, after, in_step):
+    stopped, work = traced(monkeypatch, pause_after=WARM_UP + COUNTED + after, in_step=in_step)
+    assert stopped == [after] and work.busy_ms == after
+
+
+def test_a_trace_that_a_pause_cuts_off_before_its_first_step_begins_again(monkeypatch):
+    stopped, work = traced(monkeypatch, pause_after=WARM_UP + COUNTED, in_step=False)
+    assert stopped == [1, TRACED] and work.busy_ms == TRACED
+
+
+def test_the_timeline_shows_steps_and_no_pause():
+    ms = 1_000_000
+    steps = [Event("forward", at * 10 * ms, (at * 10 + 9) * ms, 0) for at in range(10)]
+    pause = Event("train.validate", 80 * ms, 99 * ms, 0)
+    drawn = timeline_svg({"host": [*steps[:8], pause, Event("forward", 100 * ms, 109 * ms, 0)]}, 30 * ms)
+    assert drawn.count("<title>forward") == 3 and "validation" not in drawn
+
+
+def test_the_same_waits_inside_of_steps_are_blamed():
+    """What was once said of the demo on an H200 is right for a training that waits like this in its steps."""
+    apart = SITUATIONS["H200: the demo, epochs of 8 steps"].measurement
+    sites = [WaitSite(where=site.where, per_step=site.times / 2, text=site.text) for site in apart.waits_between]
+    causes = [judge(replace(apart, waits=sites)).cause, judge(apart).cause]
+    assert causes == ["validation", "validation"]
+    idle = replace(apart, waits=sites, device_busy_ms=4.0)
+    assert judge(idle).cause == "host-device waits"
+    assert judge(replace(apart, device_busy_ms=4.0)).cause != "host-device waits"
+
+
+def test_waits_between_steps_are_kept_and_shown(tmp_path):
+    measurement = SITUATIONS["H200: the demo, epochs of 8 steps"].measurement
+    html = save_report(tmp_path, measurement, judge(measurement)).read_text()
+    assert load_measurement(tmp_path / "profile.json").waits_between == list(measurement.waits_between)
+    assert "Between steps" in html and "nms/candidates.py:112" in html
+
+
+def test_a_profile_of_an_earlier_version_is_read(tmp_path):
+    measurement = SITUATIONS["validation after every few steps"].measurement
+    path = save_report(tmp_path, measurement, judge(measurement)).with_name("profile.json")
+    path.write_text(path.read_text().replace('"waits_between"', '"unknown"'))
+    assert judge(load_measurement(path)) == judge(measurement)
+
+
+def test_a_counter_without_steps_divides_by_none():
+    assert (WaitCounter().sites(), WaitCounter().between()) == ([], [])
+    assert WaitBetween(where="x.py:1", stage="validate", times=3).text == ""

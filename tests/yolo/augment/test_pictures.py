@@ -1,0 +1,71 @@
+"""Pictures as stores keep them: decoded whole, or at a fraction of their size where somebody asks for speed."""
+
+import struct
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from flatout.feed import DecodeError
+from flatout.yolo.augment.layout import resized_wh
+from flatout.yolo.augment.pictures import ResizedPictures
+from flatout.yolo.data.image_header import header_of
+from flatout.yolo.data.image_set import ImageSet
+from tests.yolo.augment.scenes import labels_of
+from tests.yolo.data.drawn_set import encoded, exif
+
+
+def smooth_jpeg(height: int, width: int, orientation: int = 1) -> bytes:
+    """Without detail that is lost in a picture of 96 px, where the ways to shrink differ most."""
+    coarse = np.random.default_rng(0).integers(0, 256, (height // 80 + 2, width // 80 + 2, 3), np.uint8)
+    plain = encoded(".jpg", cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC))
+    block = b"Exif\0\0" + exif(orientation)
+    return plain[:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block + plain[2:]
+
+
+def set_of(path: Path) -> ImageSet:
+    size_wh = np.array([header_of(path.read_bytes()).size_wh], np.int32)
+    return ImageSet((str(path),), size_wh, labels_of([np.zeros((0, 5))]), ("a",))
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("hw", [(600, 800), (480, 640), (601, 803), (999, 250), (333, 77)])
+def test_a_shrunk_decode_changes_no_size_and_few_levels(hw, orientation, tmp_path):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(smooth_jpeg(*hw, orientation))
+    image_set = set_of(path)
+    for size in (96, 128, 320, 500, max(hw), 1000):
+        whole, shrunk = (
+            ResizedPictures(image_set, size=size, augment=True, shrunk=is_shrunk).decode(0)
+            for is_shrunk in (False, True)
+        )
+        assert shrunk.shape[1::-1] == tuple(resized_wh(image_set.size_wh_N2, size)[0]) == whole.shape[1::-1]
+        # Also where a side is no multiple of 8 px, which libjpeg rounds up: squeezed by that, it would be 6 levels.
+        assert np.abs(shrunk.astype(int) - whole).mean() < 1
+        if size >= max(hw):
+            np.testing.assert_array_equal(shrunk, whole)
+
+
+def test_other_formats_are_decoded_whole(tmp_path):
+    path = tmp_path / "a.png"
+    path.write_bytes(encoded(".png", np.random.default_rng(1).integers(0, 256, (200, 300, 3), np.uint8)))
+    whole, shrunk = (ResizedPictures(set_of(path), size=64, augment=True, shrunk=s).decode(0) for s in (False, True))
+    np.testing.assert_array_equal(shrunk, whole)
+
+
+def test_a_shrunk_file_that_was_cut_off_is_refused_like_a_whole_one(tmp_path):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(smooth_jpeg(480, 640))
+    image_set = set_of(path)
+    path.write_bytes(path.read_bytes()[:-3000])
+    for shrunk in (False, True):
+        with pytest.raises(DecodeError, match=r"cut off: \d+% of its rows are missing"):
+            ResizedPictures(image_set, size=96, augment=True, shrunk=shrunk).decode(0)
+
+
+def test_a_store_of_shrunk_pictures_is_another_store(tmp_path):
+    path = tmp_path / "a.jpg"
+    path.write_bytes(smooth_jpeg(60, 80))
+    names = {ResizedPictures(set_of(path), size=64, augment=True, shrunk=s).parameters for s in (False, True)}
+    assert len(names) == 2

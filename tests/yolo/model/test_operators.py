@@ -1,0 +1,112 @@
+"""The doors for torch.compile, with torch's own arithmetic behind them in place of our kernels: on any machine."""
+
+import copy
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatout.yolo.model import norm_act, pooling
+from flatout.yolo.model.layers import MP, SP, Conv
+
+EPS = 1e-3
+
+
+def silu_of_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.silu(F.batch_norm(x, None, None, weight, bias, True, 0.0, EPS))
+
+
+def norm_act_forward(x, weight, bias, running_mean, running_var, counter, momentum, eps, act, slope):
+    assert (eps, act) == (EPS, norm_act.ACTS[nn.SiLU])
+    F.batch_norm(x, running_mean, running_var, None, None, True, momentum, eps)
+    counter += 1
+    return silu_of_norm(x, weight, bias), torch.cat((weight, bias, weight, bias))
+
+
+def norm_act_backward(dz, x, saved, act, slope):
+    weight, bias = saved.chunk(4)[:2]
+    return gradients_of(silu_of_norm, (x, weight, bias), dz)
+
+
+def gradients_of(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], dz: Tensor) -> tuple[Tensor, ...]:
+    with torch.enable_grad():
+        leaves = tuple(each.detach().requires_grad_() for each in inputs)
+        return torch.autograd.grad(function(*leaves), leaves, dz)
+
+
+def window_forward(x):
+    # Our kernel keeps which of 25 pixels it was; this one all pixels, by way of a map of as many bytes.
+    seen_maps.append(x)
+    return F.max_pool2d(x, 5, 1, 2), torch.full_like(x, len(seen_maps) - 1, dtype=torch.uint8)
+
+
+def window_backward(dz, tap):
+    return gradients_of(lambda x: F.max_pool2d(x, 5, 1, 2), (seen_maps[int(tap.flatten()[0])],), dz)[0]
+
+
+seen_maps: list[Tensor] = []
+STAND_INS: dict[str, Callable[..., object]] = {
+    "norm_act_forward": norm_act_forward,
+    "norm_act_backward": norm_act_backward,
+    "max_pool_halve_forward": lambda x: F.max_pool2d(x, 2, 2),
+    "max_pool_halve_backward": lambda dz, x: gradients_of(lambda x: F.max_pool2d(x, 2, 2), (x,), dz)[0],
+    "max_pool_window_forward": window_forward,
+    "max_pool_window_backward": window_backward,
+}
+
+
+@pytest.fixture
+def stand_ins(monkeypatch) -> Iterator[list[str]]:
+    """Puts them in place for the CPU, and returns the names of those that ran, in order."""
+    ran: list[str] = []
+
+    def noted(name: str) -> Callable[..., object]:
+        def run(*args: object) -> object:
+            ran.append(name)
+            return STAND_INS[name](*args)
+
+        return run
+
+    for door in (norm_act, pooling):
+        monkeypatch.setattr(door, "suits_kernels", lambda x: torch.compiler.is_compiling())
+    with torch.library._scoped_library("flatout", "IMPL") as library:
+        for name in STAND_INS:
+            library.impl(name, noted(name), "CPU")
+        torch.compiler.reset()
+        seen_maps.clear()
+        yield ran
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_training_steps_are_those_of_torch(stand_ins, backend):
+    torch.manual_seed(0)
+    network = nn.Sequential(Conv(3, 8, 3), MP(), Conv(8, 4, 1), SP(5)).to(memory_format=torch.channels_last).train()
+    for each in network.modules():
+        if isinstance(each, nn.BatchNorm2d):
+            each.eps = EPS
+    twin = copy.deepcopy(network)
+    compiled = torch.compile(twin, fullgraph=True, backend=backend)
+    x = torch.rand(2, 3, 12, 10).to(memory_format=torch.channels_last)
+    for _ in range(2):
+        ran_before = len(stand_ins)
+        expected, found = network(x), compiled(x)
+        expected.square().sum().backward()
+        found.square().sum().backward()
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        assert stand_ins[ran_before:] == [
+            "norm_act_forward", "max_pool_halve_forward", "norm_act_forward", "max_pool_window_forward",
+            "max_pool_window_backward", "norm_act_backward", "max_pool_halve_backward", "norm_act_backward",
+        ]  # fmt: skip
+    for (name, one), other in zip(network.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=1e-4, msg=name)
+    for (name, one), other in zip(network.named_buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-6, msg=name)
+
+
+def test_what_runs_in_compiled_code_knows_no_derivative():
+    # It would cost the host a second call of Python at every layer (norm_act.py).
+    for name in STAND_INS:
+        assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"flatout::{name}", "Autograd")
+        assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"flatout::{name}", "AutogradCUDA")
