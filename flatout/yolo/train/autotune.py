@@ -3,7 +3,8 @@
     a few pictures read and augmented here, a step on made-up pictures  -->  Costs  --choose-->  store, device, workers
 
 A second or two, and no more than a twentieth of the run goes into pictures beyond the first sixteen; what was chosen is
-remembered beside what it depends on.
+remembered beside what it depends on. Short runs on a GPU are not measured at all: there the pictures are kept and
+augmented on the device.
 """
 
 import logging

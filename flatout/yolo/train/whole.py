@@ -238,7 +238,7 @@ class _Training:
         return section
 
     def _is_long(self) -> bool:
-        """Whether trying out kernels at the start is worth its time."""
+        """Whether trying out kernels, and measuring how the input runs best, is worth its time."""
         options = self._setting.options
         return options.epochs * len(self._pictures.train) * options.img_size[0] ** 2 > LONG_RUN_PIXELS
 
@@ -256,7 +256,9 @@ class _Training:
             world=setting.world,
             class_aware=class_aware(setting.options, self._network, self._pictures.train),
         )
-        if not setting.options.fast:
+        # A GPU takes seconds to measure anything, and minutes at most for a short run.
+        is_measured = setting.options.fast and (setting.device.type == "cpu" or self._is_long())
+        if not is_measured:
             return open_input(self._pictures.train, config, setting.options)
         return open_input(self._pictures.train, *tuned(self._pictures.train, config, setting.options, self._network))
 
