@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -135,7 +136,8 @@ def test_a_pass_over_another_loader_is_no_part_of_a_watched_step():
     ]
 
 
-def test_workers_of_a_validation_are_no_workers_of_the_training():
+def test_workers_of_a_validation_are_no_workers_of_the_training(monkeypatch):
+    monkeypatch.setattr(crews, "_crews", weakref.WeakKeyDictionary())  # other tests keep feeds open
     observation = EngineObservation(images_per_step=8, num_steps=None)
     plan = Plan(num_samples=64, batch_size=8)
     with observation.observing(), Feed(Numbers(), plan, FeedConfig(workers=1)) as feed, contextlib.ExitStack() as stack:
