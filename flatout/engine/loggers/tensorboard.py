@@ -47,8 +47,7 @@ class TensorBoard(Callback):
 
 
 def _summary(name: str, path: Path) -> Any:
-    """A picture's file, not decoded: torch's add_image would encode it anew, a quarter of a second each. None if it is
-    no picture."""
+    """A picture's file, not decoded: torch's add_image would decode and encode it anew. None if it is no picture."""
     from PIL import Image, UnidentifiedImageError
     from tensorboard.compat.proto.summary_pb2 import Summary
 

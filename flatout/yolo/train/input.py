@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 MOST_PER_TASK = 32
 FEW_CORES = 8
-"""With more, they decode pictures for a store sooner than nvJPEG does (bench/results/augment_store_h200_202611.md)."""
+"""With more, nvJPEG is left alone. Sixteen cores were as fast at 320 px and faster at 640 px
+(bench/results/augment_store_h200_202611.md); where fewer cores fall behind was not measured, only estimated."""
 DEVICE_WORKERS = 2
 """They only draw numbers and move boxes: two are enough for any GPU."""
 

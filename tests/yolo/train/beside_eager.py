@@ -2,7 +2,7 @@
 
 Comparing two whole trainings would say little: these small networks turn a rounding error into per cents within ten
 steps, with graphs or without. One step is no better if a rounding error puts an activation on the other side of its
-kink: in four of ten steps a change of the weights by 2e-7 changes gradients by more than 0.1 %. Therefore the networks
+kink: in three of ten steps a change of the weights by 2e-7 changes gradients by more than 0.1 %. Therefore the networks
 here are smooth but for their max-pooling, where that happens once in some sixty steps.
 """
 
