@@ -1,27 +1,28 @@
 """How long is a training step of YOLOv7's networks on ready data, and what did each idea give?
 
-Forward, backward and SGD in bf16, channels_last, loss = the mean of the outputs; no detection loss, no input. Five
+Forward, backward and SGD in bf16, channels_last, loss = the mean of the outputs; no detection loss, no input. Six
 ways: eager; eager without our kernels for batch norm, activation and pooling (torch's own: what the kernels are
-worth); compiled; and the whole step, eager or compiled, as one CUDA graph (no launches by the host: how
-`train.py --fast` runs). The figures of the original code are quoted: it was measured once, by the same method, on the
-same kind of machine. What the host needs decides the small cases; --worth-it moves the size from which on our kernels
-are worth their launches.
+worth), or with every weight cast by itself (what casting them together is worth); compiled; and the whole step, eager
+or compiled, as one CUDA graph (no launches by the host: how `train.py --fast` runs). The figures of the original code
+are quoted: it was measured once, by the same method, on the same kind of machine. What the host needs decides the
+small cases.
 Answer: bench/results/model_step_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
 import argparse
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
-from flatout.yolo.model import map_layout, norm_act, pooling
+from flatout.yolo.model import norm_act, pooling, weight_casts
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
 
@@ -47,7 +48,7 @@ CASES = [
     Case("yolov7", 320, 64, (48.0, 41.5)),
     Case("yolov7-tiny", 320, 16, (None, None)),
 ]
-WAYS = ("torch kernels", "eager", "compiled", "graph", "compiled graph")
+WAYS = ("torch kernels", "casts apart", "eager", "compiled", "graph", "compiled graph")
 
 
 @dataclass
@@ -67,15 +68,12 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all of them")
     parser.add_argument("--only", nargs="+", default=[""], help="cases whose name contains one of these: 'yolov7 640'")
-    parser.add_argument("--worth-it", type=int, help="use our kernels from this many values of a map on, in any mode")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("bench/model_step.py measures a GPU, and there is none here.")
         return 0
     torch.backends.cudnn.benchmark = True
     print(facts_line(), flush=True)
-    if options.worth_it is not None:
-        map_layout.WORTH_IT = map_layout.WORTH_IT_COMPILED = options.worth_it
     chosen = [case for case in CASES if any(pattern in str(case) for pattern in options.only)]
     cases = CASES[-1:] if options.quick else chosen
     rows = [measure_way(case, way) for case in cases for way in options.ways]
@@ -86,7 +84,7 @@ def main() -> int:
 
 def measure_way(case: Case, way: str) -> Row:
     torch.cuda.reset_peak_memory_stats()
-    with torch_kernels() if way == "torch kernels" else nothing():
+    with WITHOUT.get(way, nullcontext)():
         step = make_step(case, way)
         durations_ms = [timed(step, calls=4) for _ in range(7)]
     middle = median(durations_ms)
@@ -140,19 +138,26 @@ def captured(step: Step) -> Step:
 @contextmanager
 def torch_kernels() -> Iterator[None]:
     """Let torch do batch norms, activations and pooling."""
-    doors = (norm_act, pooling)
-    for door in doors:
-        setattr(door, "suits_kernels", lambda x: False)  # noqa: B010
-    try:
+    with mock.patch.object(norm_act, "suits_kernels", _never), mock.patch.object(pooling, "suits_kernels", _never):
         yield
-    finally:
-        for door in doors:
-            setattr(door, "suits_kernels", map_layout.suits_kernels)  # noqa: B010
 
 
 @contextmanager
-def nothing() -> Iterator[None]:
-    yield
+def casts_apart() -> Iterator[None]:
+    """Let autocast cast every weight and gradient by itself."""
+    with mock.patch.object(weight_casts, "_pays", _never):
+        yield
+
+
+def _never(x: object) -> bool:
+    return False
+
+
+WITHOUT: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "torch kernels": torch_kernels,
+    "casts apart": casts_apart,
+}
+"""Ways that leave out something of ours."""
 
 
 def timed(step: Step, calls: int) -> float:

@@ -1,6 +1,7 @@
 """Fold what is linear at inference into the convolutions: batch norms, RepConv's branches, implicit vectors."""
 
 import copy
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,8 @@ def fused(network: Network) -> Network:
 
     Convolutions that swallowed a batch norm no longer ask for gradients; YOLOv7's info line counts them so.
     """
-    network = copy.deepcopy(network).eval()
+    # What is about to be replaced is not copied: nearly all of it.
+    network = copy.deepcopy(network, {id(weight): weight for weight in _replaced(network)}).eval()
     for module in network.modules():
         if isinstance(module, Conv) and module.bn is not None:
             module.conv = _with_weights(module.conv, *fold_batch_norm(module.conv.weight, module.bn))
@@ -28,6 +30,15 @@ def fused(network: Network) -> Network:
         elif isinstance(module, IDetect):
             fuse_implicit(module)
     return network
+
+
+def _replaced(network: Network) -> Iterator[Tensor]:
+    """The weights that a fused network has others for."""
+    for module in network.modules():
+        if isinstance(module, Conv) and module.bn is not None:
+            yield module.conv.weight
+        elif isinstance(module, RepConv) and module.rbr_reparam is None:
+            yield from (each.weight for each in module.modules() if isinstance(each, nn.Conv2d))
 
 
 def fold_batch_norm(weight: Tensor, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:

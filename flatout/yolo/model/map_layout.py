@@ -12,25 +12,21 @@ logger = logging.getLogger(__name__)
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-WORTH_IT = 1 << 23
-"""Values of a map from which on our kernels are used in eager mode: below, launching them costs the host more than they
-save the GPU. Chosen from two cases on an H200 (bench/results/model_step_h200_202611.md), not from a sweep."""
-
-WORTH_IT_COMPILED = 1 << 25
-"""The same under torch.compile, whose own kernels cost the host less than ours and pass over a map no more often, but
-more slowly: estimated from yolov7 at 640 px, 28 ms over 6.5e9 values, against some 100 us of the host per layer."""
-
 
 def suits_kernels(x: Tensor) -> bool:
-    """Is it a channels_last map on a GPU, of a type the kernels know, and are they the faster way?"""
+    """Is it a channels_last map on a GPU, of a type the kernels know?
+
+    Then they are the faster way. For small maps too: they cost the host less than torch's
+    (bench/results/model_step_ideas_h200_202611.md).
+    """
     if not x.is_cuda or x.dtype not in DTYPES or not x.is_contiguous(memory_format=torch.channels_last):
         return False
     if torch.compiler.is_compiling():
-        return HAS_TRITON and x.numel() >= WORTH_IT_COMPILED
+        return HAS_TRITON
     if not HAS_TRITON:
         say_what_is_missing()
         return False
-    return (x.numel() >= WORTH_IT or _is_captured()) and x.get_device() == torch.cuda.current_device()
+    return x.get_device() == torch.cuda.current_device()
 
 
 @functools.cache
@@ -40,11 +36,6 @@ def say_what_is_missing() -> None:
         "Triton is not installed: batch norms, activations and pooling go through torch, and a training step takes "
         "about 1.5 times as long. `pip install triton` mends it."
     )
-
-
-def _is_captured() -> bool:
-    """Is this being recorded as a CUDA graph? Its replay does not launch from Python."""
-    return torch.cuda.is_current_stream_capturing()
 
 
 def row_stride(x: Tensor) -> tuple[Tensor, int]:

@@ -5,8 +5,9 @@ picture [B, C, H, W], 0..1 --rows--> maps --head--> training: raw predictions; e
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 
 from flatout.yolo.model.blueprint import IMAGE, Blueprint, Head, Row, needed_rows
@@ -16,6 +17,7 @@ from flatout.yolo.model.heads import Detect, IAuxDetect, IDetect, Predictions
 from flatout.yolo.model.kinds import KINDS
 from flatout.yolo.model.layers import make_layer
 from flatout.yolo.model.multihead import MultiHeadDetect, MultiHeadDetectAttention
+from flatout.yolo.model.weight_casts import weights_cast
 
 DETECTION_LAYERS: dict[str, type[Detect]] = {
     "Detect": Detect,
@@ -59,6 +61,14 @@ class Network(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
                 _start_batch_norm(module)
+        self.train()
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        # Not those of the head, which are put together from several weights before they are cast.
+        rows = self.model[:-1].modules() if mode else ()
+        self._convolutions = tuple(each for each in rows if isinstance(each, nn.Conv2d))
+        return self
 
     @property
     def head(self) -> Detect:
@@ -80,6 +90,12 @@ class Network(nn.Module):
         return self.blueprint.config
 
     def forward(self, x: Tensor) -> list[Tensor] | Predictions:
+        if torch.compiler.is_compiling() or not self.training:
+            return self._run(x)
+        with weights_cast(self._convolutions, x.device):
+            return self._run(x)
+
+    def _run(self, x: Tensor) -> list[Tensor] | Predictions:
         maps = {IMAGE: x}
         result = None
         for step in self._training_steps if self.training else self._lead_steps:

@@ -8,19 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from flatout.yolo.model import map_layout
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.map_layout import row_stride, suits_kernels
 from flatout.yolo.model.network import build_network
 from flatout.yolo.model.norm_act import norm_act
 from flatout.yolo.model.pooling import max_pool, max_pool_same
-
-
-@pytest.fixture(autouse=True)
-def small_maps_too(monkeypatch):
-    monkeypatch.setattr(map_layout, "WORTH_IT", 0)
-    monkeypatch.setattr(map_layout, "WORTH_IT_COMPILED", 0)
-
 
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 ACTIVATIONS = [nn.SiLU(), nn.LeakyReLU(0.1), nn.ReLU(), nn.Identity()]

@@ -1,12 +1,16 @@
 """Networks: what a seed gives, what runs, what is kept in which layout."""
 
+import gc
 import logging
+import weakref
 from typing import Any
 
 import pytest
 import torch
 
+from flatout.yolo.model import weight_casts
 from flatout.yolo.model.configs import load_config
+from flatout.yolo.model.fuse import fused
 from flatout.yolo.model.heads import Predictions
 from flatout.yolo.model.network import Network, build_network
 
@@ -145,3 +149,49 @@ def test_no_layer_changes_its_input_in_place():
 
 def version_of(maps: torch.Tensor | list[torch.Tensor]) -> list[int]:
     return [each._version for each in (maps if isinstance(maps, list) else [maps])]
+
+
+def trained_under_autocast(network: Network) -> dict[str, torch.Tensor]:
+    """Gradients of a step in bfloat16."""
+    with torch.autocast("cpu", torch.bfloat16):
+        sum(level.square().mean() for level in network(picture())).backward()
+    return {name: weight.grad for name, weight in network.named_parameters() if weight.grad is not None}
+
+
+@pytest.mark.parametrize("name", ["yolov7-tiny", "yolov7"])
+def test_weights_that_are_cast_together_learn_the_same_to_the_bit(name, monkeypatch):
+    together = trained_under_autocast(narrow(name))
+    monkeypatch.setattr(weight_casts, "_pays", lambda device: False)
+    one_by_one = trained_under_autocast(narrow(name))
+    assert together.keys() == one_by_one.keys() and all(each.dtype == torch.float32 for each in together.values())
+    assert all(torch.equal(each, one_by_one[name]) for name, each in together.items())
+
+
+def test_frozen_weights_learn_nothing_and_stay_as_they_are():
+    network = narrow("yolov7-tiny")
+    for name, weight in network.named_parameters():
+        weight.requires_grad_(not name.startswith("model.0."))
+    before = {name: (weight, weight.clone()) for name, weight in network.named_parameters()}
+    gradients = trained_under_autocast(network)
+    assert not any(name.startswith("model.0.") for name in gradients) and "model.1.conv.weight" in gradients
+    for name, weight in network.named_parameters():
+        assert weight is before[name][0] and torch.equal(weight, before[name][1])
+
+
+def test_weights_are_back_after_a_picture_that_does_not_fit():
+    network = narrow("yolov7-tiny")
+    weights = list(network.parameters())
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError):
+        network(torch.rand(1, 4, 64, 64))
+    assert all(mine is weight for mine, weight in zip(network.parameters(), weights, strict=True))
+
+
+def test_a_fused_network_shares_no_weight_with_its_original_and_keeps_none_of_it():
+    network = narrow("yolov7")
+    mine, its = ({each.data_ptr() for each in one.parameters()} for one in (network, fused(network)))
+    assert not mine & its
+    gone = weakref.ref(network.model[0].conv.weight)
+    quick = fused(network)
+    del network
+    gc.collect()
+    assert gone() is None and quick.training is False
