@@ -3,9 +3,9 @@
 Forward, backward and SGD in bf16, channels_last, loss = the mean of the outputs; no detection loss, no input. Six
 ways: eager; eager without our kernels for batch norm, activation and pooling (torch's own: what the kernels are
 worth), or with every weight cast by itself (what casting them together is worth); compiled; and the whole step, eager
-or compiled, as one CUDA graph (no launches by the host: how `train.py --fast` runs). The figures of the original code
-are quoted: it was measured once, by the same method, on the same kind of machine. What the host needs decides the
-small cases.
+or compiled, as one CUDA graph (no launches by the host: how `train.py` runs with --fast, and with --compile on). The
+figures of the original code are quoted: it was measured once, by the same method, on the same kind of machine. What the
+host needs decides the small cases.
 Answer: bench/results/model_step_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 

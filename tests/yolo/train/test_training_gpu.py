@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from flatout.engine.compiling import Compiled
 from flatout.engine.precision import Amp
 from tests.yolo.train.beside_eager import run_beside_eager, smooth
 from tests.yolo.train.given_batches import GivenBatches, made_up_batch
@@ -41,6 +42,16 @@ def test_a_graph_computes_what_eager_steps_do(loss_ota: int) -> None:
         graphs=True, device="cuda",
     )  # fmt: skip
     assert run_beside_eager(loop, network) >= 10
+
+
+def test_compiled_steps_run_as_a_graph_and_compute_what_eager_ones_do() -> None:
+    network = narrow_network(CLASSES).cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    smooth(network)
+    loop, _ = make_loop(
+        network, tiny_hyp(loss_ota=0), given(10), num_steps=10, batch_size=BATCH, size=SIZE, graphs=True, device="cuda"
+    )
+    loop.use_forward(Compiled(network))
+    assert run_beside_eager(loop, network) >= 5
 
 
 def test_a_step_that_is_not_finite_changes_nothing_and_is_counted() -> None:
