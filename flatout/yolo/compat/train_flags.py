@@ -65,7 +65,11 @@ SPEED = (
     switch("--worker-tensor", "workers write straight into the batch, nothing is collated"),
     switch("--device-augment", "keep the decoded pictures on the GPU and augment them there"),
     switch("--store-420", "there with colours at half size: half of the memory, nearly the same pixels"),
-    value("--compile", "torch.compile, steps as CUDA graphs; auto: if it pays within this run", choices=("on", "off", "auto")),
+    value(
+        "--compile",
+        "torch.compile, steps as CUDA graphs; auto: if it pays within this run",
+        choices=("on", "off", "auto"),
+    ),
     switch("--channels-last", "the memory layout that convolutions on GPUs prefer"),
     value(
         "--profile",
