@@ -5,7 +5,7 @@ Pure data, no torch. draft.py makes it of a config, network.py makes a network o
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from flatout.yolo.model.head_config import HeadConfig
 from flatout.yolo.model.kinds import Shape
@@ -82,6 +82,10 @@ class Blueprint:
     channels: int
     rows: tuple[Row, ...]
     head: Head
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: copies of a network share the blueprint, which nobody changes."""
+        return self
 
 
 def needed_rows(rows: Sequence[Row], wanted: Iterable[int]) -> set[int]:
