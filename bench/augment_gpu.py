@@ -5,9 +5,10 @@ bfloat16, channels_last. "Render" is the kernel of a batch that is drawn; "compl
 draw and make labels, the batch is copied and rendered, and nothing is done with it. Pictures lie in device memory, or
 all in pinned RAM. CPU use is that of this process and its workers while batches are taken at the pace that is promised.
 
-Besides: labels with polygons; plain torch instead of the kernel. The kernel beside Kornia's, and on pictures kept as
-4:2:0: bench/augment_kornia.py; how fast a store is built: bench/augment_store.py. A part that fails is reported as
-failed, and the others still count. Needs a CUDA GPU.
+Besides: labels with polygons, which workers only list and the GPU warps, clips and judges, beside the same labels made
+by the workers in C, in this run; the kernel that does it, and plain torch instead of the kernels. The renderer beside
+Kornia's, and on pictures kept as 4:2:0: bench/augment_kornia.py; how fast a store is built: bench/augment_store.py. A
+part that fails is reported as failed, and the others still count. Needs a CUDA GPU.
 Answer: bench/results/augment_gpu_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -27,11 +28,13 @@ from bench.promises import Criterion
 from flatout.feed import Plan
 from flatout.feed.device_store import DeviceStore, free_bytes, free_ram_bytes
 from flatout.feed.source import Out, Rows, RowsOut
-from flatout.yolo.augment.choose_render import renderer_for
+from flatout.yolo.augment.choose_render import label_finisher_for, renderer_for
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.device_input import DeviceInput, DeviceInputConfig, training_input
-from flatout.yolo.augment.device_source import TILES, ParameterSource
+from flatout.yolo.augment.device_input import DeviceInputConfig, training_input
+from flatout.yolo.augment.device_source import ParameterSource
+from flatout.yolo.augment.labels_torch import DeviceLabels, TorchLabels
 from flatout.yolo.augment.memory_plan import Room, plan_memory
+from flatout.yolo.augment.open_labels import TILES
 from flatout.yolo.augment.render_torch import TorchRender
 from flatout.yolo.data.image_set import ImageSet, Labels
 
@@ -95,13 +98,14 @@ class Pictures:
 def parameters(
     source: ParameterSource, num: int, device: str = "cuda"
 ) -> tuple[dict[str, np.ndarray], dict[str, torch.Tensor]]:
-    """Of a batch, on the host and on the device."""
+    """Of a batch, on the host those of fixed shape, on the device all."""
     indices = np.random.default_rng(0).integers(0, len(source), num)
     fields = source.fields.items()
     parts = {name: np.empty((num, *field.shape), field.dtype) for name, field in fields if not isinstance(field, Rows)}
     rows = {name: RowsOut(name, field, num) for name, field in fields if isinstance(field, Rows)}
     source.read(indices, source.draw(0, 0, np.arange(num), indices), Out({**parts, **rows}))
-    return parts, {name: torch.from_numpy(array).to(device) for name, array in parts.items()}
+    joined = {name: np.concatenate([each for each in put.taken if each is not None]) for name, put in rows.items()}
+    return parts, {name: torch.from_numpy(array).to(device) for name, array in (parts | joined).items()}
 
 
 def render_rates(case: Case, image_set: ImageSet, store: DeviceStore) -> dict[str, float]:
@@ -134,13 +138,12 @@ def complete(
     *,
     pace: float,
     num_steps: int,
-    workers: int = 2,
+    config: DeviceInputConfig | None = None,
 ) -> Speed:
-    """Batches as a training loop gets them; at most `pace` images per second."""
+    """Batches as a training loop gets them, by two workers unless said otherwise; at most `pace` images per second."""
     order = np.random.default_rng(1).integers(0, len(image_set), case.batch_size * (num_steps + 12))
     plan = Plan(num_samples=len(image_set), batch_size=case.batch_size, order=order)
-    config = DeviceInputConfig(workers=workers)
-    batches: DeviceInput = training_input(
+    batches = training_input(
         image_set, pictures, CONFIG, plan, size=case.size, device="cuda", store=store, config=config
     )
     step_s = 0.99 * case.batch_size / pace if np.isfinite(pace) else 0
@@ -165,13 +168,7 @@ def measure_case(case: Case, *, quick: bool) -> tuple[list[str], list[Criterion]
         Criterion(promise=f"{name}: cores at the promised pace", value=paced.cores, limit=2, unit=" cores"),
     ]
     if case.size == 320:
-        outlined = draw_set(case.num_pictures, case.size, polygons=True)
-        for workers in (2, 8):
-            speed = complete(case, outlined, pictures, store, pace=np.inf, num_steps=num_steps // 2, workers=workers)
-            lines.append(
-                f"  complete, polygons of {POINTS} points, {workers} workers: {speed.pictures_per_s:,.0f} img/s "
-                f"({speed.cores:.2f} cores)"
-            )
+        lines += polygon_lines(case, pictures, store, num_steps // 2)
     del store
     torch.cuda.empty_cache()
     pinned, line = speed_from_host(case, num_steps)
@@ -180,6 +177,31 @@ def measure_case(case: Case, *, quick: bool) -> tuple[list[str], list[Criterion]
     if case.pinned is not None:
         criteria.append(_rate(f"{name}: complete, from pinned RAM", pinned.pictures_per_s, case.pinned))
     return lines, criteria
+
+
+def polygon_lines(case: Case, pictures: Pictures, store: DeviceStore, num_steps: int) -> list[str]:
+    """Labels with polygons finished on the GPU, alone and as a training loop sees it, beside those made by workers."""
+    outlined = draw_set(case.num_pictures, case.size, polygons=True)
+    _, params = parameters(ParameterSource(outlined, CONFIG, size=case.size, opens_labels=True), case.batch_size)
+    labels, out_wh = DeviceLabels.of(outlined.labels, "cuda"), (case.size, case.size)
+    count = torch.zeros(1, dtype=torch.int32, device="cuda")
+    lines = []
+    for finish in (label_finisher_for("cuda", labels, perspective=False), TorchLabels(labels, perspective=False)):
+        # Rows are finished where they lie, so each time it is a copy of them.
+        timing = time_on_device(lambda: finish(params["targets"].clone(), params, out_wh, count), 10)  # noqa: B023
+        lines.append(f"  polygons of {POINTS} points, {len(params['targets'])} labels, {finish}: {timing.text()}")
+    for workers in (2, 8):
+        speeds = [
+            complete(case, outlined, pictures, store, pace=np.inf, num_steps=num_steps, config=config)
+            for config in (DeviceInputConfig(workers=workers, polygons_on_device=where) for where in (True, False))
+        ]
+        texts = [f"{speed.pictures_per_s:,.0f} img/s ({speed.cores:.2f} cores)" for speed in speeds]
+        ratio = speeds[0].pictures_per_s / speeds[1].pictures_per_s
+        lines.append(
+            f"  complete, labels with polygons, {workers} workers: {texts[0]} finished on the GPU, {texts[1]} made by "
+            f"the workers: {ratio:.2f} x"
+        )
+    return lines
 
 
 def speed_from_host(case: Case, num_steps: int, *, pinned_bytes: int | None = None) -> tuple[Speed, str]:
@@ -191,7 +213,8 @@ def speed_from_host(case: Case, num_steps: int, *, pinned_bytes: int | None = No
     store = DeviceStore(pictures, "cuda", budget_bytes=room, batch_items=batch_items, pinned_bytes=pinned_bytes)
     away = 1 - store.residence.num_resident / len(store)
     where, workers = ("in pinned RAM", 2) if pinned_bytes is None else ("brought by 8 workers", 8)
-    speed = complete(case, image_set, pictures, store, pace=np.inf, num_steps=num_steps, workers=workers)
+    config = DeviceInputConfig(workers=workers)
+    speed = complete(case, image_set, pictures, store, pace=np.inf, num_steps=num_steps, config=config)
     return speed, f"  complete, {away:.0%} {where}: {speed.pictures_per_s:,.0f} img/s ({speed.cores:.2f} cores)"
 
 

@@ -2,7 +2,7 @@
 
 What a worker of `--device-augment` does: numbers of a task of 192 samples, their layout, and labels through the warp;
 8 labels per picture, mosaic always, mixup 0.05, 320 px. Polygons have 24 points; they are judged by polygons.c or by
-NumPy, to the same bits. CPU time of one thread, the three in turns.
+NumPy, to the same bits, or left to the GPU, as `--device-augment` does. CPU time of one thread, the ways in turns.
 Answer: bench/results/augment_labels_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -51,10 +51,15 @@ def main() -> int:
     options = arguments(__doc__).parse_args()
     print(facts_line(), flush=True)
     lines = [noise.listen().line()]
-    boxes, outlines = (
-        task_of(ParameterSource(draw_set(PICTURES, SIZE, polygons=each), CONFIG, size=SIZE)) for each in (False, True)
-    )
-    tasks = {"boxes": boxes, f"polygons of {POINTS} points, NumPy": by_numpy(outlines)}
+    plain, outlined = (draw_set(PICTURES, SIZE, polygons=each) for each in (False, True))
+    outlines = task_of(ParameterSource(outlined, CONFIG, size=SIZE))
+    tasks = {
+        "boxes": task_of(ParameterSource(plain, CONFIG, size=SIZE)),
+        f"polygons of {POINTS} points, left to the GPU": task_of(
+            ParameterSource(outlined, CONFIG, size=SIZE, opens_labels=True)
+        ),
+        f"polygons of {POINTS} points, NumPy": by_numpy(outlines),
+    }
     if compiled_boxes() is not None:
         tasks[f"polygons of {POINTS} points, C"] = outlines
     taken: dict[str, list[float]] = {name: [] for name in tasks}
@@ -68,7 +73,7 @@ def main() -> int:
     for name, durations in taken.items():
         timing = summarize(durations)
         rate, ratio = SAMPLES / timing.median, slowest_s / timing.median
-        lines.append(f"{name:30} {timing.text():38} {rate:8,.0f} samples/s of a core   {ratio:5.2f} x NumPy's polygons")
+        lines.append(f"{name:38} {timing.text():38} {rate:8,.0f} samples/s of a core   {ratio:5.2f} x NumPy's polygons")
     report("augment_labels", "\n".join(lines), taken, options)
     return 0
 

@@ -1,6 +1,6 @@
 """Labels on the canvases of sheets: gathered from the data set for a whole micro-batch, in pixels.
 
-Dimension key:  Q sheets   T labels   P polygon points   G ranges
+Dimension key:  Q sheets   T labels   P polygon points   G ranges, or places: tiles that show a picture
 """
 
 from typing import NamedTuple
@@ -39,11 +39,40 @@ class CanvasLabels(NamedTuple):
         return self.point_P2[self.first_point_T[label] : self.first_point_T[label + 1]]
 
 
-def gather_labels(labels: Labels, sheets: Sheets, *, seen_in: tuple[int, int] | None = None) -> CanvasLabels:
-    """The labels of every tile, in the order of sheets and tiles; those of mosaics are clipped to their canvas.
+class Candidates(NamedTuple):
+    """Labels of Q sheets that may be seen, in the order of sheets and tiles: which ones, not yet their points."""
 
-    With `seen_in`, the width and height of the output of affine warps, labels are left out that do not reach it: two in
-    three of a mosaic's. No such label would be kept.
+    label_T: np.ndarray
+    """int64, number in the data set."""
+    sheet_T: np.ndarray
+    """int64, ascending."""
+    tile_T: np.ndarray
+    """int64, which tile of its sheet a label is on."""
+    box_T4: np.ndarray
+    """float32 corners in canvas pixels."""
+    num_points_T: np.ndarray
+    """int64; 0 on sheets of a single picture, which go by boxes."""
+    place_T: np.ndarray
+    """int64, which of the G places a label is on."""
+    to_canvas: "_ToCanvas"
+    """Of the G places."""
+    has_polygons_Q: np.ndarray | None
+    """bool: whether any point of a sheet's polygons is not at 0, 0, labels that are not seen included; None: not asked,
+    or nothing has polygons."""
+
+    def taken(self, chosen: np.ndarray) -> "Candidates":
+        """The labels of these numbers."""
+        label_T, sheet_T, tile_T, box_T4, num_points_T, place_T = (each[chosen] for each in self[:6])
+        return Candidates(label_T, sheet_T, tile_T, box_T4, num_points_T, place_T, self.to_canvas, self.has_polygons_Q)
+
+
+def list_candidates(
+    labels: Labels, sheets: Sheets, *, seen_in: tuple[int, int] | None, outlines: bool = True
+) -> Candidates:
+    """The labels of every tile, less those that do not reach the output of affine warps, `seen_in` wide and high.
+
+    These are two in three of a mosaic's, and none of them would be kept. `outlines` are needed for that, and to know
+    which sheets have polygons.
     """
     sheet_G, tile_G = np.nonzero(sheets.picture_Q9 >= 0)
     picture_G = sheets.picture_Q9[sheet_G, tile_G]
@@ -60,25 +89,38 @@ def gather_labels(labels: Labels, sheets: Sheets, *, seen_in: tuple[int, int] | 
     sheet_T, class_box_T5 = sheet_G[place_T], labels.class_box_T5[label_T]
     centre_T2, half_T2 = class_box_T5[:, 1:3], class_box_T5[:, 3:5] / 2
     box_T4 = np.concatenate((to_canvas(centre_T2 - half_T2), to_canvas(centre_T2 + half_T2)), axis=1)
-    begin_T = labels.first_point_T[label_T]
-    num_points_T = np.where(sheets.kind_Q[sheet_T] == PLAIN, 0, labels.first_point_T[label_T + 1] - begin_T)
-    has_polygons_Q = None
-    if seen_in is not None:
-        outer_T4 = box_T4
-        if len(labels.point_P2):
-            low_T2, high_T2 = (labels.outline_T4[label_T, half : half + 2] for half in (0, 2))
-            outline_T4 = np.concatenate((to_canvas(low_T2), to_canvas(high_T2)), axis=1)
-            outer_T4 = np.where(num_points_T[:, None] > 0, outline_T4, box_T4)
-            has_polygons_Q = np.zeros(len(sheets.kind_Q), bool)
-            has_polygons_Q[sheet_T[(num_points_T > 0) & (outline_T4[:, 2:] > 0).any(1)]] = True
-        seen = np.flatnonzero(are_seen(outer_T4, sheets.matrix_Q33, sheet_T, seen_in))
-        sheet_T, box_T4, class_box_T5 = sheet_T[seen], box_T4[seen], class_box_T5[seen]
-        begin_T, num_points_T, to_canvas = begin_T[seen], num_points_T[seen], to_canvas.taken(seen)
-        place_T = place_T[seen]
-    point_P, owner_P = ranges(begin_T, num_points_T)
-    point_P2 = to_canvas.taken(owner_P)(labels.point_P2.take(point_P, axis=0))
-    first_point_T, tile_T = offsets(num_points_T), tile_G[place_T]
-    return CanvasLabels(sheet_T, class_box_T5[:, 0], box_T4, point_P2, first_point_T, has_polygons_Q, tile_T)
+    num_points_T = labels.first_point_T[label_T + 1] - labels.first_point_T[label_T]
+    num_points_T = np.where(sheets.kind_Q[sheet_T] == PLAIN, 0, num_points_T)
+    outer_T4, has_polygons_Q = box_T4, None
+    if outlines and len(labels.point_P2):
+        low_T2, high_T2 = (labels.outline_T4[label_T, half : half + 2] for half in (0, 2))
+        outline_T4 = np.concatenate((to_canvas(low_T2), to_canvas(high_T2)), axis=1)
+        outer_T4 = np.where(num_points_T[:, None] > 0, outline_T4, box_T4)
+        has_polygons_Q = np.zeros(len(sheets.kind_Q), bool)
+        has_polygons_Q[sheet_T[(num_points_T > 0) & (outline_T4[:, 2:] > 0).any(1)]] = True
+    everything = Candidates(label_T, sheet_T, tile_G[place_T], box_T4, num_points_T, place_T, of_tile, has_polygons_Q)
+    if seen_in is None:
+        return everything
+    return everything.taken(np.flatnonzero(are_seen(outer_T4, sheets.matrix_Q33, sheet_T, seen_in)))
+
+
+def gather_labels(labels: Labels, sheets: Sheets, *, seen_in: tuple[int, int] | None = None) -> CanvasLabels:
+    """The labels of every tile, in the order of sheets and tiles; those of mosaics are clipped to their canvas.
+
+    With `seen_in` those that are not seen are left out (see `list_candidates`).
+    """
+    found = list_candidates(labels, sheets, seen_in=seen_in, outlines=seen_in is not None)
+    point_P, owner_P = ranges(labels.first_point_T[found.label_T], found.num_points_T)
+    point_P2 = found.to_canvas.taken(found.place_T[owner_P])(labels.point_P2.take(point_P, axis=0))
+    return CanvasLabels(
+        found.sheet_T,
+        labels.class_box_T5[found.label_T, 0],
+        found.box_T4,
+        point_P2,
+        offsets(found.num_points_T),
+        found.has_polygons_Q,
+        found.tile_T,
+    )
 
 
 class _ToCanvas(NamedTuple):

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from flatout.engine.launch import HAS_TRITON
 from flatout.feed.device_feed import Render
 from flatout.yolo.augment.fill_torch import Fills, TorchFill
+from flatout.yolo.augment.labels_torch import DeviceLabels, TorchLabels
 from flatout.yolo.augment.paste_torch import Pasting, TorchPaste
 from flatout.yolo.augment.render_torch import TorchRender
 
@@ -26,6 +28,14 @@ class Fill(Protocol):
     """Sets masks uint8 [J, H, W] to 1 inside of polygons, in place, on the current stream."""
 
     def __call__(self, fills: Fills, masks: Tensor) -> None: ...
+
+
+class FinishLabels(Protocol):
+    """Makes targets float32 [T, 6] of rows int32 [T, 6] (see `open_labels`), in place, on the current stream."""
+
+    def __call__(
+        self, row_T6: Tensor, params: Mapping[str, Tensor], out_wh: tuple[int, int], count: Tensor
+    ) -> Tensor: ...
 
 
 def renderer_for(
@@ -66,6 +76,22 @@ def filler_for(device: str | torch.device) -> Fill:
             return TritonFill()
         _say_what_is_missing()
     return TorchFill()
+
+
+def label_finisher_for(device: str | torch.device, labels: DeviceLabels, *, perspective: bool) -> FinishLabels:
+    """What finishes labels that workers leave open; all give the same bits. The log says which it is."""
+    finish: FinishLabels | None = None
+    if torch.device(device).type == "cuda":
+        if HAS_TRITON:
+            from flatout.yolo.augment.labels_triton import TritonLabels
+
+            finish = TritonLabels(labels, perspective=perspective)
+        else:
+            _say_what_is_missing()
+    finish = finish or TorchLabels(labels, perspective=perspective)
+    megabytes = labels.nbytes / 1e6
+    logger.info("Labels with polygons are made on %s by %s; all there are take %.1f MB.", device, finish, megabytes)
+    return finish
 
 
 @functools.cache

@@ -19,8 +19,7 @@ def copy_objects(
     labels: CanvasLabels, sheets: Sheets, key_M2: np.ndarray, share: float, pick: Pick
 ) -> tuple[CanvasLabels, list[list[np.ndarray]]]:
     """Labels with those of the copies, and for each sheet the polygons to copy; keys are drawn for two sheets each."""
-    is_second_Q = np.concatenate(([False], sheets.sample_Q[1:] == sheets.sample_Q[:-1]))
-    key_Q = key_M2[sheets.sample_Q, is_second_Q.astype(int)]
+    key_Q = key_M2[sheets.sample_Q, sheets.slot_Q]
     extended, copies = choose_copies(labels, sheets.canvas_Q2, key_Q, share, pick)
     return extended, [[labels.polygon(label) for label in of_sheet] for of_sheet in copies]
 

@@ -1,4 +1,4 @@
-"""Samples for the device: workers draw numbers and make labels, the pixels stay where they are.
+"""Samples for the device: workers draw numbers and make or list labels, the pixels stay where they are.
 
 The same draws as `TrainingSource`, hence the same samples; a renderer on the device turns the parameters into pictures.
 Nothing here loops over samples or labels, but for objects that are pasted or copied.
@@ -22,13 +22,12 @@ from flatout.yolo.augment.device_paste import OBJECT_COLUMNS, PICTURE_COLUMN, De
 from flatout.yolo.augment.draw import NINE, pick, undrawn
 from flatout.yolo.augment.drawn_set import DrawnSet
 from flatout.yolo.augment.layout import Sheets, lay_out, resized_wh
+from flatout.yolo.augment.open_labels import TILES, open_fields, write_open
 from flatout.yolo.augment.seen_tiles import without_unseen
 from flatout.yolo.augment.shown import write_shown
 from flatout.yolo.augment.targets import to_targets
 from flatout.yolo.augment.warp_labels import warp_labels
 from flatout.yolo.data.image_set import ImageSet
-
-TILES = 2 * NINE
 
 
 def parameter_fields(*, expected_targets: float) -> Fields:
@@ -66,16 +65,22 @@ class ParameterSource(DrawnSet):
         class_aware: ClassAware | None = None,
         out_wh_N2: np.ndarray | None = None,
         bringing: Bringing | None = None,
+        opens_labels: bool = False,
     ) -> None:
         """`out_wh_N2`: width and height of the batch that each picture is in, for rectangular batches.
 
-        `bringing` writes the pictures that the device store does not keep.
+        `bringing` writes the pictures that the device store does not keep. With `opens_labels` targets are left for the
+        device to finish (see `open_labels`); not for data sets and settings that `can_open` refuses.
         """
         super().__init__(image_set, config, size=size, class_aware=class_aware)
         if out_wh_N2 is not None and config.mosaic:
             raise ConfigError(f"A mosaic is square: use mosaic=0 with rectangular batches, not mosaic={config.mosaic}.")
         self._out_wh_N2 = out_wh_N2
         self.fields: Fields = parameter_fields(expected_targets=self.expected_targets)
+        self._opens_labels = opens_labels
+        if opens_labels:
+            assert can_open(image_set, config)
+            self.fields = {**self.fields, **open_fields(expected_rows=self._expected_rows())}
         has_polygons = len(image_set.labels.point_P2) > 0
         self._paste: DevicePaste | None = None
         if config.paste_in and has_polygons:
@@ -95,27 +100,61 @@ class ParameterSource(DrawnSet):
         perspective = self._config.perspective > 0
         sheets = lay_out(draws, self._wh_N2, size=self._size, out_wh=out_wh)
         # A copy may land where its original is not seen, and must not cover labels that are not seen either.
-        needs_all = self._copies or perspective
-        labels = gather_labels(self._image_set.labels, sheets, seen_in=None if needs_all else out_wh)
-        if self._copies:
-            labels, copied = copy_objects(labels, sheets, draws["copy_key"], self._config.copy_paste, pick)
-            write_copies(sheets, copied, len(indices), out)
-        warped = warp_labels(labels, sheets, out_wh=out_wh, perspective=perspective)
-        label_T5 = np.concatenate((warped.class_T[:, None], warped.box_T4), axis=1)
-        count_M = np.bincount(warped.sample_T, minlength=len(indices))
+        seen_in = None if self._copies or perspective else out_wh
         pasted = None
-        if self._paste is not None:
-            pasted = self._paste.plan(draws, np.split(label_T5, np.cumsum(count_M)[:-1]), out_wh)
-            out["pasted"].put_all(pasted.object_KC, pasted.num_objects_M)
-            out["outlines"].put_all(pasted.point_P2, pasted.num_points_M)
-            label_T5, count_M = np.concatenate(pasted.label_T5), np.array(list(map(len, pasted.label_T5)))
-        sample_T = np.repeat(np.arange(len(indices)), count_M)
-        targets_T6 = to_targets(sample_T, label_T5, out_wh, draws["flip"], first_row=out.first_row)
-        out["targets"].put_all(targets_T6, count_M)
-        shown = sheets if needs_all else without_unseen(sheets, out_wh)
+        if self._opens_labels:
+            targets_T6, open_sheets = np.zeros((0, 6), np.float32), sheets
+            if self._paste is not None:
+                is_pasted_Q = draws["paste"][sheets.sample_Q]
+                targets_T6, pasted = self._finished(sheets.taken(is_pasted_Q), draws, out_wh, seen_in, out)
+                open_sheets = sheets.taken(~is_pasted_Q)
+            write_open(self._image_set.labels, open_sheets, targets_T6, out, seen_in=seen_in)
+        else:
+            targets_T6, pasted = self._finished(sheets, draws, out_wh, seen_in, out)
+            sample_T = targets_T6[:, 0].astype(np.int64) - out.first_row
+            out["targets"].put_all(targets_T6, np.bincount(sample_T, minlength=len(indices)))
+        shown = sheets if seen_in is None else without_unseen(sheets, out_wh)
         write_parameters(shown, draws, out, perspective=perspective)
         if self._bringing is not None:
             bring(self._bringing, shown, pasted, len(indices), out)
+
+    def _finished(
+        self,
+        sheets: Sheets,
+        draws: Mapping[str, np.ndarray],
+        out_wh: tuple[int, int],
+        seen_in: tuple[int, int] | None,
+        out: Out,
+    ) -> tuple[np.ndarray, Pasted | None]:
+        """Targets [T, 6] of the samples of these sheets, and what is pasted; objects that move are written to `out`."""
+        num_samples = len(draws["flip"])
+        labels = gather_labels(self._image_set.labels, sheets, seen_in=seen_in)
+        if self._copies:
+            labels, copied = copy_objects(labels, sheets, draws["copy_key"], self._config.copy_paste, pick)
+            write_copies(sheets, copied, num_samples, out)
+        warped = warp_labels(labels, sheets, out_wh=out_wh, perspective=self._config.perspective > 0)
+        label_T5, sample_T = np.concatenate((warped.class_T[:, None], warped.box_T4), axis=1), warped.sample_T
+        pasted = None
+        if self._paste is not None:
+            first_M = np.searchsorted(sample_T, np.arange(1, num_samples))
+            pasted = self._paste.plan(draws, np.split(label_T5, first_M), out_wh)
+            out["pasted"].put_all(pasted.object_KC, pasted.num_objects_M)
+            out["outlines"].put_all(pasted.point_P2, pasted.num_points_M)
+            label_T5 = np.concatenate(pasted.label_T5)
+            sample_T = np.repeat(np.arange(num_samples), list(map(len, pasted.label_T5)))
+        return to_targets(sample_T, label_T5, out_wh, draws["flip"], first_row=out.first_row), pasted
+
+    def _expected_rows(self) -> float:
+        """Of a sample whose labels are left open. Where the warp tilts, all labels of its five tiles may be seen."""
+        if self._config.perspective == 0:
+            return self.expected_targets
+        per_picture = len(self._image_set.labels.class_box_T5) / max(1, len(self))
+        return 2 + (1 + 4 * self._config.mosaic) * (1 + self._config.mixup) * per_picture
+
+
+def can_open(image_set: ImageSet, config: AugmentConfig) -> bool:
+    """Whether targets can be left for the device to finish: there are polygons, and no label depends on another."""
+    return len(image_set.labels.point_P2) > 0 and config.copy_paste == 0
 
 
 class ValidationParameters:
@@ -178,8 +217,7 @@ def write_parameters(
 ) -> None:
     """Geometry and colours of M samples into arrays [M, ...], by the names of the fields."""
     num_samples = len(draws["mix"])
-    slot_Q = np.concatenate(([0], (sheets.sample_Q[1:] == sheets.sample_Q[:-1]).astype(np.int64)))
-    place = (sheets.sample_Q, slot_Q)
+    place = (sheets.sample_Q, sheets.slot_Q)
     has_tile_Q9 = sheets.picture_Q9 >= 0
     for name in ("items", "tiles", "num_tiles", "canvas", "inverse"):
         out[name][:] = 0

@@ -37,6 +37,15 @@ class Sheets(NamedTuple):
     scale_Q: np.ndarray
     """float64, how much the warp enlarges."""
 
+    @property
+    def slot_Q(self) -> np.ndarray:
+        """int64: 0 for a sample's own sheet, 1 for the one mixed in."""
+        return np.concatenate(([0], (self.sample_Q[1:] == self.sample_Q[:-1]).astype(np.int64)))[: len(self.sample_Q)]
+
+    def taken(self, chosen_Q: np.ndarray) -> "Sheets":
+        """The sheets of these numbers, or where this is True."""
+        return Sheets(*(each[chosen_Q] for each in self))
+
 
 def resized_wh(size_wh_N2: np.ndarray, size: int) -> np.ndarray:
     """Width and height of pictures whose longer side is made `size`, int64 [N, 2].

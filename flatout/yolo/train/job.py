@@ -46,8 +46,14 @@ class StepConfig:
 class LastBatch:
     """What the results line says about an epoch's last batch."""
 
-    num_targets = 0
+    targets: int | Tensor = 0
+    """How many; int32 [1] on the device where labels are finished there."""
     width_px = 0
+
+    @property
+    def num_targets(self) -> int:
+        """The host may wait for the device here."""
+        return int(self.targets)
 
 
 class DetectionJob:
@@ -75,7 +81,8 @@ class DetectionJob:
             images = self._rescaled(images, epoch, step)
         if self._config.quad:
             images, targets_T6 = self._in_fours(images, targets_T6, epoch, step)
-        self.last.num_targets, self.last.width_px = int(batch.counts["targets"].sum()), images.shape[3]
+        self.last.targets = batch.fields.get("num_targets", int(batch.counts["targets"].sum()))
+        self.last.width_px = images.shape[3]
         return {"images": images, "targets": targets_T6}
 
     def step(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -96,7 +103,7 @@ class DetectionJob:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._epoch_end.load_state_dict(state)
-        self.last.num_targets, self.last.width_px = state["last"]["num_targets"], state["last"]["width_px"]
+        self.last.targets, self.last.width_px = state["last"]["num_targets"], state["last"]["width_px"]
 
     def flush(self) -> None:
         self._epoch_end.flush()

@@ -72,12 +72,20 @@ def image_set_of(images: Sequence[np.ndarray], labels: Labels) -> ImageSet:
 
 def parameters_of(source: Source, positions: np.ndarray, *, seed: int = 1, epoch: int = 0) -> dict[str, np.ndarray]:
     """What a source writes for samples `positions` of an epoch that shows one picture after the other."""
-    indices, num = positions % len(source), len(positions)
+    indices = positions % len(source)
+    return written(source, indices, source.draw(seed, epoch, positions, indices))
+
+
+def written(
+    source: Source, indices: np.ndarray, draws: Mapping[str, np.ndarray], *, first_row: int = 0
+) -> dict[str, np.ndarray]:
+    """What a source writes for samples that are drawn, from row `first_row` of their batch on."""
+    num = len(indices)
     parts = {
         name: RowsOut(name, field, num) if isinstance(field, Rows) else np.empty((num, *field.shape), field.dtype)
         for name, field in source.fields.items()
     }
-    source.read(indices, source.draw(seed, epoch, positions, indices), Out(parts))
+    source.read(indices, draws, Out(parts, first_row=first_row))
     return {
         name: np.concatenate([rows for rows in part.taken if rows is not None]) if isinstance(part, RowsOut) else part
         for name, part in parts.items()
