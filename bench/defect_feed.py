@@ -1,7 +1,8 @@
 """How much does a training sample of the defect job cost, against the designs it replaces?
 
-Answer: bench/results/defect_feed_<machine>_<yyyymm>.md (rewrite it with --write). CPU time of one core, files in the
-page cache; the sides take turns in one process.
+Answer: bench/results/defect_feed_<machine>_<yyyymm>.md (rewrite it with --write). CPU time and wall time, medians of
+five repeats or more; the sides take turns in one process. The files were written by this run, right before: what of
+them lies in the page cache is said in the first line, and T5 also reads them cold.
 
 T1 CPU time per sample   T2 workers   T3 index and start-up   T4 memory for images, counted once   T5 reads of files
 T7 temporary memory. What needs a GPU (T6, T8, T10) is in bench/defect_step.py. Cut short (Ctrl-C, SIGINT, SIGTERM), it
@@ -24,7 +25,9 @@ import psutil
 
 from bench.cut_short import NOTE, heed_signals
 from bench.defect_baselines import PATCH, August, July
+from bench.defect_reads import reads_in_groups, reads_of_files
 from bench.measure import arguments, report
+from bench.page_cache import resident_share, state_line
 from flatout.defect.demo_data import STRIP_HW, draw_strip, write_strip
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
@@ -32,13 +35,11 @@ from flatout.defect.source import PatchSource, Recipe
 from flatout.defect.strips.items import Strips
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.kernels import Kernels
-from flatout.defect.train.input import feed_config, make_plan, store_config
+from flatout.defect.train.input import feed_config
 from flatout.engine.distributed import World
 from flatout.feed import Feed, FeedConfig, Plan, Store, StoreConfig
 from flatout.feed.source import Out
 from flatout.profiler import machine
-
-DELAYS_MS = (0.0, 0.5, 15.0, 50.0)
 
 
 def main() -> None:
@@ -56,15 +57,17 @@ def main() -> None:
         parts: dict[str, Callable[[], list[str]]] = {
             "T1 T7": lambda: sample_costs(paths, repeats, numbers),
             "T2": lambda: scaling(paths, 0.1 if quick else 0.4, 3 if quick else 5, numbers),
-            "T3": lambda: start_up(paths[0], 1_000 if quick else 10_000, numbers),
+            "T3": lambda: start_up(paths[0], 1_000 if quick else 10_000, 3 if quick else 5, numbers),
             "T4": lambda: memory_of_images(_linked(paths, 16 if quick else 518), numbers),
             "T5": lambda: [
-                *reads_of_files(paths[: 6 if quick else 32], numbers),
-                reads_in_groups(paths[: 6 if quick else 32], 3 if quick else 8, numbers),
+                *reads_of_files(paths[: 6 if quick else 32], recipe_for, 2 if quick else 5, numbers),
+                reads_in_groups(paths[: 6 if quick else 32], recipe_for, 3 if quick else 8, numbers),
             ],
         }
         wanted = set(options.only.split())
-        lines = []
+        lines = [f"storage: {state_line(paths)}; written by this run; ours and B keep images decoded in RAM"]
+        print(lines[0], flush=True)
+        numbers["resident_share"] = resident_share(paths)
         try:
             for targets, part in parts.items():
                 if not wanted or wanted & set(targets.split()):
@@ -89,7 +92,8 @@ def recipe_for(num_images: int) -> Recipe:
 
 
 def sample_costs(paths: list[Path], repeats: int, numbers: dict[str, Any]) -> list[str]:
-    """T1 and T7: all sides in turns, CPU time per sample."""
+    """T1 and T7: all sides in turns, CPU and wall time per sample. B and ours have their images decoded in RAM, A reads
+    them from files in the page cache."""
     images = Strips(paths)
     planes = [images[number] for number in range(len(paths))]
     source = PatchSource(recipe_for(len(paths)), Kept(planes))
@@ -102,20 +106,25 @@ def sample_costs(paths: list[Path], repeats: int, numbers: dict[str, Any]) -> li
         "ours, 16 at a time": (OursBy(source, 16), 400),
     }
     ms: dict[str, list[float]] = {side: [] for side in sides}
+    wall_ms: dict[str, list[float]] = {side: [] for side in sides}
     for _ in range(repeats):
         for side, (make, count) in sides.items():
-            began = time.process_time()
+            began, began_wall = time.process_time(), time.perf_counter()
             for number in range(count // getattr(make, "num", 1)):
                 make(number)
             ms[side].append(1e3 * (time.process_time() - began) / count)
+            wall_ms[side].append(1e3 * (time.perf_counter() - began_wall) / count)
     peak_kb = {side: _peak_kb(make) / getattr(make, "num", 1) for side, (make, _) in sides.items()}
     middle = {side: median(values) for side, values in ms.items()}
-    numbers["sample_ms"], numbers["peak_kb"] = ms, peak_kb
-    lines = ["CPU time per sample (median of the turns), and the most temporary memory it takes"]
+    numbers["sample_ms"], numbers["sample_wall_ms"], numbers["peak_kb"] = ms, wall_ms, peak_kb
+    lines = [f"CPU and wall time per sample (medians of {repeats} turns), and the most temporary memory it takes"]
     for side, value in middle.items():
         of_b = median(b / mine for b, mine in zip(ms["B, August, all cached"], ms[side], strict=True))
         of_a = median(a / mine for a, mine in zip(ms["A, July"], ms[side], strict=True))
-        lines.append(f"  {side:<24} {value:8.3f} ms  {of_a:7.1f}x A  {of_b:6.2f}x B  {peak_kb[side]:9.0f} kB")
+        lines.append(
+            f"  {side:<24} {value:8.3f} ms, wall {median(wall_ms[side]):8.3f} ms  {of_a:7.1f}x A  {of_b:6.2f}x B  "
+            f"{peak_kb[side]:9.0f} kB"
+        )
     by_one = median(m / b for m, b in zip(ms["ours, one at a time"], ms["B, August, all cached"], strict=True))
     by_16 = median(m / b for m, b in zip(ms["ours, 16 at a time"], ms["B, August, all cached"], strict=True))
     of_a = median(m / a for m, a in zip(ms["ours, 16 at a time"], ms["A, July"], strict=True))
@@ -169,16 +178,20 @@ def _peak_kb(make: Callable[[int], object]) -> float:
     return max(peaks) / 1e3
 
 
-def start_up(path: Path, num_files: int, numbers: dict[str, Any]) -> list[str]:
+def start_up(path: Path, num_files: int, repeats: int, numbers: dict[str, Any]) -> list[str]:
     """T3: from a list of paths to a recipe; every path is the same file, so that only our own work counts."""
-    began = time.perf_counter()
-    strips = Strips([path] * num_files)
-    recipe = recipe_for(len(strips))
-    seconds = time.perf_counter() - began
-    numbers["start_up"] = {"files": num_files, "seconds": seconds, "patches": len(recipe)}
+    walls_s, cpus_s = [], []
+    for _ in range(repeats):
+        began, began_cpu = time.perf_counter(), time.process_time()
+        recipe = recipe_for(len(Strips([path] * num_files)))
+        walls_s.append(time.perf_counter() - began)
+        cpus_s.append(time.process_time() - began_cpu)
+    seconds = median(walls_s)
+    numbers["start_up"] = {"files": num_files, "seconds": walls_s, "cpu_seconds": cpus_s, "patches": len(recipe)}
     july = July([path] * 518, STRIP_HW)
     return [
-        f"{verdict(seconds < 1)} T3 {num_files} files, {len(recipe)} patches: {1e3 * seconds:.0f} ms, 0 bytes per "
+        f"{verdict(seconds < 1)} T3 {num_files} files, {len(recipe)} patches: {1e3 * seconds:.0f} ms (CPU "
+        f"{1e3 * median(cpus_s):.0f} ms), 0 bytes per "
         f"patch (A keeps {len(july.index)} dicts for 518 files)"
     ]
 
@@ -188,7 +201,7 @@ def scaling(paths: list[Path], seconds: float, repeats: int, numbers: dict[str, 
 
     All feeds stay open and take turns: the workers of the others have filled their slots by then, and sleep.
     """
-    lines = ["finished samples per second, taken by one process that does nothing else"]
+    lines = [f"finished samples per second (wall, medians of {repeats}), taken by one process that does nothing else"]
     cores = machine.cores().usable
     with ExitStack() as stack:
         store = stack.enter_context(Store.open(Strips(paths), StoreConfig(workers=2, progress=False)))
@@ -200,12 +213,16 @@ def scaling(paths: list[Path], seconds: float, repeats: int, numbers: dict[str, 
                 if workers <= cores
             }
             rates: dict[int, list[float]] = {workers: [] for workers in feeds}
+            cpus_ms: dict[int, list[float]] = {workers: [] for workers in feeds}
             for turn in range(repeats):
                 for workers, found in rates.items():
+                    began_cpu = _cpu_s()
                     found.append(_rate(feeds[workers], 8 * workers, batch, seconds))
+                    made = (8 * workers * batch) + found[-1] * seconds
+                    cpus_ms[workers].append(1e3 * (_cpu_s() - began_cpu) / made)
                 print(f"batch {batch}, turn {turn}:", *(f"{found[-1]:.0f}/s" for found in rates.values()), flush=True)
-            numbers[f"samples_per_s_batch_{batch}"] = rates
-            lines += _scaling_lines(batch, rates)
+            numbers[f"samples_per_s_batch_{batch}"], numbers[f"cpu_ms_batch_{batch}"] = rates, cpus_ms
+            lines += _scaling_lines(batch, rates, cpus_ms)
     return lines
 
 
@@ -227,13 +244,21 @@ def _rate(batches: Iterator[object], unseen: int, batch: int, seconds: float) ->
     return count / (time.perf_counter() - began)
 
 
-def _scaling_lines(batch: int, rates: dict[int, list[float]]) -> list[str]:
+def _cpu_s() -> float:
+    """CPU time of this process and of all its workers so far."""
+    me = psutil.Process()
+    times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
+    return float(sum(each.user + each.system for each in times))
+
+
+def _scaling_lines(batch: int, rates: dict[int, list[float]], cpus_ms: dict[int, list[float]]) -> list[str]:
     lines = []
     for workers, found in rates.items():
         gain = median(mine / alone for mine, alone in zip(found, rates[1], strict=True))
         good = "" if workers == 1 else f"{verdict(gain >= 0.8 * workers)} T2 "
         lines.append(
-            f"{good or '  '}batch {batch}, {workers} workers: {median(found):9.0f} /s, {gain:.2f}x one worker"
+            f"{good or '  '}batch {batch}, {workers} workers: {median(found):9.0f} /s, CPU of all processes "
+            f"{median(cpus_ms[workers]):.3f} ms per sample, {gain:.2f}x one worker"
             + (f" (at least {0.8 * workers:.1f})" if good else "")
         )
     return lines
@@ -277,65 +302,6 @@ def store_pss_bytes() -> int:
             elif inside and line.startswith("Pss:"):
                 total += int(line.split()[1]) * 1024
     return total
-
-
-class Slow(Strips):
-    """Strips on a disk that takes its time; counts what is read."""
-
-    delay_ms = 0.0
-    num_reads = 0
-
-    def decode(self, index: int) -> np.ndarray:
-        time.sleep(self.delay_ms / 1e3)
-        self.num_reads += 1
-        return super().decode(index)
-
-
-def reads_of_files(paths: list[Path], numbers: dict[str, Any]) -> list[str]:
-    """T5: reads in the first epoch and in the second, and how long they take on slow disks."""
-    lines = []
-    for delay_ms in DELAYS_MS:
-        slow = Slow(paths)
-        slow.delay_ms, slow.num_reads = delay_ms, 0
-        slow.parameters = f"{Strips.parameters}, {delay_ms} ms"  # a store of its own
-        began = time.perf_counter()
-        with Store.open(slow, StoreConfig(workers=2, backend="thread", progress=False)) as store:
-            source = PatchSource(recipe_for(len(paths)), store)
-            with Feed(source, Plan(num_samples=len(source), batch_size=32), FeedConfig(workers=0)) as feed:
-                reads: list[int] = []
-                seconds: list[float] = []
-                for _ in range(2):
-                    for _ in feed:
-                        pass
-                    reads.append(slow.num_reads - sum(reads))
-                    seconds.append(time.perf_counter() - began - sum(seconds))
-        numbers[f"reads_{delay_ms}"] = {"reads": reads, "seconds": seconds}
-        lines.append(
-            f"{verdict(reads == [len(paths), 0])} T5 {delay_ms:4.1f} ms more per read: {reads[0]} reads in the first "
-            f"epoch ({seconds[0]:.2f} s), {reads[1]} in the second ({seconds[1]:.2f} s)"
-        )
-    return lines
-
-
-def reads_in_groups(paths: list[Path], group: int, numbers: dict[str, Any]) -> str:
-    """T5: the set does not fit; patches of so many images at a time, and room for these."""
-    options = TrainOptions(bs=32, num_workers=0, epochs=2, group_images=group, cache_size=group)
-    slow = Slow(paths)
-    recipe = recipe_for(len(paths))
-    reads: list[int] = []
-    with (
-        Store.open(slow, store_config(slow, options)) as store,
-        Feed(PatchSource(recipe, store), make_plan(recipe, options, World()), FeedConfig(workers=0, epochs=2)) as feed,
-    ):
-        for _ in range(2):
-            for _ in feed:
-                pass
-            reads.append(slow.num_reads - sum(reads))
-    numbers["reads_in_groups"] = reads
-    return (
-        f"{verdict(reads[0] == len(paths) and reads[1] <= len(paths))} T5 in groups of {group}, room for {group} of "
-        f"{len(paths)} images: {reads[0]} reads in the first epoch, {reads[1]} in the second"
-    )
 
 
 def verdict(good: bool) -> str:

@@ -12,6 +12,7 @@ Answer: bench/results/profiler_predictions_<machine>_<yyyymm>.md (rewrite it wit
 
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,37 +114,42 @@ def main() -> int:
             if on_gpu or options.trainings
             else _small_loops(Path(folder), quick=options.quick)
         )
-        for name, rows_P3 in rows:
+        num_cases = 0
+        for name, rows_P3, took_s, why in rows:
+            num_cases += 1
             if rows_P3 is None:
-                lines.append(f"{name:32}left out: not done after {options.seconds:.0f} s")
+                lines.append(f"{name:32}left out: {why}")
             else:
-                numbers[name] = {"turns": rows_P3.tolist(), "error": _error(rows_P3)}
+                numbers[name] = {"turns": rows_P3.tolist(), "error": _error(rows_P3), "seconds": took_s}
                 before, predicted, measured = np.median(rows_P3, 0)
                 lines.append(f"{name:32}{before:9.1f}{predicted:11.1f}{measured:10.1f}{_error(rows_P3):+8.0%}")
-            print(lines[-1], flush=True)
-    errors = [abs(case["error"]) for case in numbers.values()]
+            print(f"{lines[-1]}   ({took_s:.0f} s)", flush=True)
+    errors = [abs(case["error"]) for case in numbers.values()] or [float("inf")]
     kept = float(np.median(errors)) <= MEDIAN_LIMIT and max(errors) <= LIMIT
     lines.append(
         f"{'PASS' if kept else 'FAIL'}: median error {np.median(errors):.0%} (limit {MEDIAN_LIMIT:.0%}), "
-        f"largest {max(errors):.0%} (limit {LIMIT:.0%})"
+        f"largest {max(errors):.0%} (limit {LIMIT:.0%}), {len(numbers)} of {num_cases} cases"
     )
     report("profiler_predictions", "\n".join(lines), numbers, options)
     return int(not kept and not options.quick)
 
 
-Rows = Iterator[tuple[str, np.ndarray | None]]
-"""Case -> [P, 3] for P turns: images per second before, predicted, measured; None: not run."""
+Rows = Iterator[tuple[str, np.ndarray | None, float, str]]
+"""Case, [P, 3] for P turns (images per second before, predicted, measured; None: not run), seconds it took, and why it
+was not run."""
 
 
 def _trainings(folder: Path, size: Size, seconds: float) -> Rows:
-    for name, row in run_all(folder, size, seconds=seconds):
-        yield name, None if row is None else np.array([row])
+    for name, row, took_s, why in run_all(folder, size, seconds=seconds):
+        yield name, None if row is None else np.array([row]), took_s, why
 
 
 def _small_loops(folder: Path, *, quick: bool) -> Rows:
     num_steps, turns = (4, 1) if quick else (10, 3)
     for name, case in cases(folder).items():
-        yield name, _turns(case, num_steps, turns)
+        began_s = time.monotonic()
+        rows_P3 = _turns(case, num_steps, turns)
+        yield name, rows_P3, time.monotonic() - began_s, ""
 
 
 def _turns(case: Case, num_steps: int, turns: int) -> np.ndarray:

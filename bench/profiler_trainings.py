@@ -1,37 +1,46 @@
 """Whole trainings, each with one thing that can be changed: what bench/profiler_predictions.py predicts on a GPU.
 
-Observed and tried out by the same code as `flatout profile yolo` uses. Pictures are JPEG files of 320 x 240.
+Observed and tried out by the same code as `flatout profile yolo` uses. A training that several cases begin or end with
+is looked at once. What came after a change is timed and nothing else; most of the seconds go into starting trainings
+and compiling their kernels.
 """
 
 import logging
+import os
 import signal
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
-import cv2
-import numpy as np
 import torch
 from torch import Tensor
 
+from bench.profiler_training_files import BOXES, CLASSES, write_pictures, write_small_network
 from flatout.profile_cli.engine_training import Switch
 from flatout.profile_cli.one_batch import one_batch
 from flatout.profile_cli.yolo import YoloTraining
-from flatout.profiler.limits import USUAL, median_ms
+from flatout.profiler.limits import Budget, median_ms
 from flatout.profiler.outcome import Profile
+from flatout.profiler.turns import ALL
 from flatout.profiler.verdict import Trial, remedy_of
+from flatout.profiler.verdict.numbers import Numbers
+from flatout.profiler.verdict.trials import remedy_of_whole
+from flatout.profiler.verdict.whatif import WhatIf
 from flatout.yolo.assign import Anchors
 from flatout.yolo.loss import LossConfig, LossParts, ota_loss
 from flatout.yolo.train import loss_choice
 from tests.reference.ota_twin import class_cost_by_definition, twin_assign, twin_loss
 
-CLASSES, BOXES, DISTINCT = 80, 8, 64
 Loss = Callable[..., LossParts]
+BEFORE = ALL._replace(counted=0, traced=1)
+"""How a training is looked at: no prediction here asks for its waits."""
+LOSS_ALONE = Budget(steps=5, warm_up=2)
 
 
 @dataclass(frozen=True)
@@ -40,48 +49,57 @@ class Size:
 
     side_px: int = 320
     batch: int = 384
-    small_batch: int = 128
-    twin_batch: int = 16
+    small_batch: int = 64
+    fed_batch: int = 128
+    """Where few workers are the limit."""
+    twin_batch: int = 8
     steps: int = 8
     """Timed."""
     workers: int = 16
+    few_workers: int = 2
+    more_workers: int = 4
     device: str = "0"
 
     @property
     def num_pictures(self) -> int:
-        """So many that no epoch ends while steps are timed."""
-        return (self.steps + 12) * self.batch
+        """So many that no epoch ends before the last timed step, a warm-up of six included."""
+        return (BEFORE.timing_begins(on_device=True) + 4 + self.steps + 2) * self.batch
 
 
-QUICK = Size(side_px=64, batch=8, small_batch=4, twin_batch=4, steps=4, workers=1, device="cpu")
+QUICK = Size(
+    side_px=64, batch=8, small_batch=4, fed_batch=8, twin_batch=4, steps=4, workers=2, few_workers=1, more_workers=2,
+    device="cpu",
+)  # fmt: skip
 
 
-def write_pictures(folder: Path, size: Size) -> Path:
-    """A data set of few distinct pictures under many names; returns its YAML."""
-    rng = np.random.default_rng(0)
-    coarse = rng.integers(0, 256, (DISTINCT, 15, 20, 3), dtype=np.uint8)
-    files = [cv2.imencode(".jpg", cv2.resize(each, (320, 240)))[1].tobytes() for each in coarse]
-    for split, num in (("train", size.num_pictures), ("val", DISTINCT)):
-        images, labels = (folder / kind / split for kind in ("images", "labels"))
-        images.mkdir(parents=True)
-        labels.mkdir(parents=True)
-        for number in range(num):
-            (images / f"{number}.jpg").write_bytes(files[number % DISTINCT])
-            box_B4 = np.concatenate((rng.uniform(0.3, 0.7, (BOXES, 2)), rng.uniform(0.05, 0.4, (BOXES, 2))), 1)
-            lines = [f"{rng.integers(CLASSES)} {' '.join(f'{x:.4f}' for x in row)}\n" for row in box_B4]
-            (labels / f"{number}.txt").write_text("".join(lines))
-    yaml = folder / "data.yaml"
-    places = f"train: {folder / 'images' / 'train'}\nval: {folder / 'images' / 'val'}\n"
-    yaml.write_text(f"{places}nc: {CLASSES}\nnames: {[f'c{number}' for number in range(CLASSES)]}\n")
-    return yaml
-
-
-def training(yaml: Path, size: Size, *flags: str, batch: int | None = None) -> YoloTraining:
-    """`flatout profile yolo` with these flags, of yolov7-tiny."""
-    common = ["--data", str(yaml), "--cfg", "yolov7-tiny", "--weights", "", "--hyp", "data/hyp.scratch.tiny.yaml"]
-    common += ["--img", str(size.side_px), "--batch", str(batch or size.batch), "--noautoanchor"]
-    common += ["--device", size.device, "--workers", str(size.workers)]
+def training(yaml: Path, size: Size, *flags: str, batch: int, workers: int, cfg: str = "yolov7-tiny") -> YoloTraining:
+    """`flatout profile yolo` with these flags."""
+    common = ["--data", str(yaml), "--cfg", cfg, "--weights", "", "--hyp", "data/hyp.scratch.tiny.yaml"]
+    # A run so short that it begins at once: longer ones first try out cuDNN's kernels.
+    common += ["--img", str(size.side_px), "--batch", str(batch), "--noautoanchor", "--epochs", "30"]
+    common += ["--device", size.device, "--workers", str(workers)]
     return YoloTraining.from_flags([*common, *flags], num_steps=size.steps)
+
+
+class Seen:
+    """Trainings that were looked at: many cases end where others begin."""
+
+    def __init__(self) -> None:
+        self._profiles: dict[YoloTraining, Profile] = {}
+        self._speeds: dict[YoloTraining, float] = {}
+
+    def profile(self, training: YoloTraining, loss: Loss | None) -> Profile:
+        if loss is not None:
+            with mock.patch.object(loss_choice, "ota_loss", loss):
+                return training.observe(BEFORE)
+        if training not in self._profiles:
+            self._profiles[training] = training.observe(BEFORE)
+        return self._profiles[training]
+
+    def speed(self, training: YoloTraining) -> float:
+        if training not in self._speeds:
+            self._speeds[training] = training.speed()
+        return self._speeds[training]
 
 
 @dataclass(frozen=True)
@@ -94,27 +112,34 @@ class Case:
     loss_before: Loss | None = None
     """A loss that stands in the place of batched OTA before the change."""
 
-    def run(self) -> tuple[float, float, float]:
+    def run(self, seen: Seen) -> tuple[float, float, float]:
         """Before, predicted, measured: images per second."""
-        with losing_by(self.loss_before):
-            profile = self.before.observe()
+        profile = seen.profile(self.before, self.loss_before)
         predicted = self.predict(self, profile)
-        after = self.before.with_switch(self.switch).observe()
-        return profile.ledger.images_per_s, predicted, after.ledger.images_per_s
+        return profile.ledger.images_per_s, predicted, seen.speed(self.before.with_switch(self.switch))
 
 
-def cases(yaml: Path, size: Size) -> dict[str, Case]:
-    """Dearest last. A CPU compiles for minutes what it then trains in seconds."""
-    classic, fed = training(yaml, size), training(yaml, size, "--device-augment")
-    small = training(yaml, size, "--device-augment", batch=size.small_batch)
-    twin = training(yaml, size, "--device-augment", batch=size.twin_batch)
-    batch = {"batch_size": size.batch}
-    compiled = {"compile": Case(fed, {"compile": "on"}, by_one_batch)} if size.device != "cpu" else {}
+def cases(folder: Path, size: Size) -> dict[str, Case]:
+    """Dearest last. Without channels_last a GPU's network is so slow that no input is the limit; a CPU compiles for
+    minutes what it then trains in seconds."""
+    yaml, small_network = write_pictures(folder, size.num_pictures), write_small_network(folder)
+    last = partial(training, yaml, size, "--channels-last")
+    few, crowd = last(batch=size.fed_batch, workers=size.few_workers), last(batch=size.batch, workers=size.workers)
+    fed = partial(last, "--device-augment", workers=size.workers)
+    plain = training(yaml, size, "--device-augment", batch=size.batch, workers=size.workers)
+    small = fed(batch=size.small_batch, cfg=str(small_network))
+    compiled = {"compile, 8 layers": Case(small, {"compile": "on"}, by_whole)} if size.device != "cpu" else {}
     return {
-        "GPU augmentation": Case(classic, {"device_augment": True}, by_verdict("augment on the GPU")),
-        "channels_last": Case(fed, {"channels_last": True}, by_one_batch),
-        f"batch {size.small_batch} -> {size.batch}": Case(small, batch, by_one_batch),
-        "plain OTA twin -> batched OTA": Case(twin, {}, by_loss_alone, loss_before=plain_twin),
+        f"workers {size.few_workers} -> {size.more_workers}": Case(
+            few, {"workers": size.more_workers}, by_workers(size.more_workers)
+        ),
+        "store off -> on": Case(few, {"cache_images": True}, by_verdict("keep pictures decoded")),
+        "GPU augmentation": Case(crowd, {"device_augment": True}, by_whole),
+        f"batch {size.small_batch} -> {size.batch}": Case(
+            fed(batch=size.small_batch), {"batch_size": size.batch}, by_one_batch
+        ),
+        "plain OTA twin -> batched OTA": Case(fed(batch=size.twin_batch), {}, by_loss_alone, loss_before=plain_twin),
+        "channels_last": Case(plain, {"channels_last": True}, by_one_batch),
         **compiled,
     }
 
@@ -129,25 +154,58 @@ def by_verdict(what: str) -> Callable[[Case, Profile], float]:
     return predict
 
 
+def by_workers(workers: int) -> Callable[[Case, Profile], float]:
+    """The model of the verdict, for so many workers as the case has and not for as many as it would advise."""
+
+    def predict(case: Case, profile: Profile) -> float:
+        numbers = Numbers(profile.measurement)
+        return 1e3 * numbers.images / WhatIf(numbers).with_workers(workers)
+
+    return predict
+
+
 def by_one_batch(case: Case, profile: Profile) -> float:
     """From the network's part of the step alone, on one batch, both ways: what `flatout profile` tries."""
-    with one_batch(1):
-        now = case.before.compute()
+    with one_batch():
+        now = case.before.shorter().compute()
     trial = case.before.trial("tried", Switch("-", case.switch), now)
     return remedy_of(profile.measurement, trial).images_per_s
 
 
+def by_whole(case: Case, profile: Profile) -> float:
+    """From network and input, each by itself with the flag switched on: what `flatout profile` does with --fast. Where
+    every core is busy, what the network takes beside the workers does not tell what it takes without them."""
+    whole = case.before.whole_trial("tried", Switch("-", case.switch))
+    return remedy_of_whole(Numbers(profile.measurement), whole).images_per_s
+
+
 def by_loss_alone(case: Case, profile: Profile) -> float:
-    """From the loss alone, both ways, on outputs as large as the network's."""
+    """From the loss alone, both ways, on outputs as large as the network's; of the backward pass, its own part."""
     options = case.before.options
     device = torch.device("cpu" if options.device == "cpu" else "cuda")
     maps, targets, anchors = made_up(options.batch_size, options.img_size[0], device)
-    config = LossConfig()
-    now_ms, then_ms = (
-        median_ms(partial(loss, maps, targets, anchors, config), USUAL) for loss in (plain_twin, ota_loss)
-    )
-    trial = Trial(what="tried", change="-", stage="loss+assign", then_ms=then_ms / now_ms, is_share=True)
+    now, then = (LossTimes.of(loss, maps, targets, anchors) for loss in (plain_twin, ota_loss))
+    n = Numbers(profile.measurement)
+    saved_ms = n.host_ms("loss", "assign") * (1 - then.forward_ms / now.forward_ms) + now.backward_ms - then.backward_ms
+    stages = ("loss", "assign", "backward")
+    then_ms = max(0.0, n.host_ms(*stages) - saved_ms)
+    trial = Trial(what="tried", change="-", stage="+".join(stages), then_ms=then_ms)
     return remedy_of(profile.measurement, trial).images_per_s
+
+
+class LossTimes(NamedTuple):
+    """Of a loss by itself."""
+
+    forward_ms: float
+    backward_ms: float
+
+    @classmethod
+    def of(cls, loss: Loss, maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors) -> "LossTimes":
+        leaves = [one_map.requires_grad_() for one_map in maps]
+        forward = partial(loss, leaves, targets_T6, anchors, LossConfig())
+        forward_ms = median_ms(forward, LOSS_ALONE)
+        both_ms = median_ms(lambda: torch.autograd.grad(forward().total, leaves), LOSS_ALONE)
+        return cls(forward_ms, max(0.0, both_ms - forward_ms))
 
 
 def plain_twin(
@@ -158,16 +216,6 @@ def plain_twin(
     lists = twin_assign(plain, targets_T6, *anchors, class_cost=class_cost_by_definition).lists
     total, items = twin_loss(maps, targets_T6, lists, anchors[0], config)
     return LossParts(total, items, items[1:2])
-
-
-@contextmanager
-def losing_by(loss: Loss | None) -> Iterator[None]:
-    """Trainings in the block use this loss instead of batched OTA."""
-    if loss is None:
-        yield
-        return
-    with mock.patch.object(loss_choice, "ota_loss", loss):
-        yield
 
 
 def made_up(batch: int, side_px: int, device: torch.device) -> tuple[list[Tensor], Tensor, Anchors]:
@@ -185,22 +233,37 @@ def made_up(batch: int, side_px: int, device: torch.device) -> tuple[list[Tensor
     return [each.to(device) for each in maps], targets.to(device), Anchors(anchors_L32.to(device), strides)
 
 
+class Done(NamedTuple):
+    """A case that was run, or not."""
+
+    name: str
+    row: tuple[float, float, float] | None
+    """Before, predicted, measured; None: see `why`."""
+    seconds: float
+    why: str = ""
+    """Why it is left out."""
+
+
 class OutOfTime(BaseException):
     """Not an Exception: a training that survives whatever a compiler raises must not survive this."""
 
 
-def run_all(folder: Path, size: Size, *, seconds: float) -> Iterator[tuple[str, tuple[float, float, float] | None]]:
-    """Case after case; None for those that were not done after so many seconds."""
+def run_all(folder: Path, size: Size, *, seconds: float) -> Iterator[Done]:
+    """Case after case, for so many seconds; stores and label caches go with the folder."""
     logging.getLogger("flatout").setLevel(logging.WARNING)
-    end_s = time.monotonic() + seconds
-    for name, case in cases(write_pictures(folder, size), size).items():
-        try:
-            with _no_longer_than(end_s - time.monotonic()):
-                row = case.run()
-        except OutOfTime:
-            yield name, None
-        else:
-            yield name, row
+    began_s, seen = time.monotonic(), Seen()
+    with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache")}):
+        for name, case in cases(folder, size).items():
+            case_began_s, row, why = time.monotonic(), None, ""
+            try:
+                with _no_longer_than(began_s + seconds - case_began_s):
+                    row = case.run(seen)
+            except OutOfTime:
+                why = f"not done after {seconds:.0f} s"
+            except Exception as error:  # the other cases are worth having
+                traceback.print_exc()
+                why = f"{type(error).__name__}: {error}".splitlines()[0][:80]
+            yield Done(name, row, time.monotonic() - case_began_s, why)
 
 
 @contextmanager

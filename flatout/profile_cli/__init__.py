@@ -6,6 +6,7 @@ folder of its own, which is removed again.
 
 import argparse
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 
@@ -16,6 +17,9 @@ JOBS = {
     "defect": ("flatout.profile_cli.defect", "DefectTraining"),
     "spike": ("flatout.profile_cli.spike", "SpikeTraining"),
 }
+FEWEST_STEPS = 3
+"""As an observation needs (flatout.profiler.observation.AT_LEAST); said here without loading it."""
+
 EPILOG = """examples:
   flatout profile yolo --data demo-data/demo.yaml --cfg cfg/training/yolov7-tiny.yaml --img 320 --batch 16
   flatout profile yolo --apply --steps 40 --data ... --cfg ...      switch the best remedy on and measure again
@@ -30,33 +34,44 @@ def main(argv: list[str]) -> int:
     """Profile a training; returns the exit code."""
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
+    if args.steps < FEWEST_STEPS:
+        raise ConfigError(
+            f"flatout profile: --steps {args.steps} is too few to conclude anything from. Use --steps {FEWEST_STEPS} "
+            "or more."
+        )
     if args.job not in JOBS:
         raise ConfigError(f"flatout profile: unknown job {args.job!r}; known: {', '.join(JOBS)}.")
     # Now, because help and mistakes are answered without torch.
     from flatout.profile_cli.apply import apply_best
     from flatout.profile_cli.table import show
 
+    tell = _Teller()
     module, name = JOBS[args.job]
     training = getattr(import_module(module), name).from_flags(rest, num_steps=args.steps)
-    _say(f"Looking at {args.steps} steps of the training as it is ...")
+    tell(f"Looking at {args.steps} steps of the training as it is ...")
     profile = training.observe()
     if not args.quick:
-        _say("Limits: network, copy and input, each by itself ...")
+        tell("Limits: network, copy and input, each by itself ...")
         profile.limits, profile.light = training.limits(), training.speed_of_light()
-        _say("Flags that change the network's part, on one batch ...")
-        profile.trials += training.trials(profile.limits)
+        profile.trials += training.trials(profile.limits, tell)
+        profile.wholes += training.wholes(tell)
     show(profile)
     page = profile.save(args.out)
     print(f"\nThe same as a page: {page}")
     if args.apply:
-        _say("The best remedy that a flag switches on ...")
+        tell("The best remedy that a flag switches on ...")
         print(apply_best(training, profile).text())
     return 0
 
 
-def _say(what: str) -> None:
-    """A look takes a while: say what is going on, without mixing it into the answer."""
-    print(what, file=sys.stderr, flush=True)
+class _Teller:
+    """A look takes a while: says what is going on and how long it took, without mixing that into the answer."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+
+    def __call__(self, what: str) -> None:
+        print(f"{time.monotonic() - self._began_s:4.0f} s  {what}", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -69,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("job", help=f"what is trained: {', '.join(JOBS)}")
-    parser.add_argument("--steps", type=int, default=20, help="steps to time (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=20, help="steps to time, 3 or more (default: %(default)s)")
     parser.add_argument("--apply", action="store_true", help="switch the best remedy on, measure again, keep or revert")
     parser.add_argument("--quick", action="store_true", help="leave out the short runs that tell limits and trials")
     parser.add_argument("--out", type=Path, default=Path("profile"), help="folder to write to (default: %(default)s)")

@@ -16,7 +16,7 @@ class Training(Protocol):
 
     def with_switch(self, switch: Mapping[str, Any]) -> Self: ...
 
-    def observe(self) -> Profile: ...
+    def speed(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -56,4 +56,4 @@ def apply_best(training: Training, profile: Profile) -> Applied:
     remedy = next((remedy for remedy in profile.verdict.remedies if remedy.switch), None)
     if remedy is None:
         return Applied(None, now, now)
-    return Applied(remedy, now, training.with_switch(remedy.switch).observe().ledger.images_per_s)
+    return Applied(remedy, now, training.with_switch(remedy.switch).speed())

@@ -3,6 +3,8 @@
 observe   the training as it is                             -> ledger
 limits    on one batch, on kept batches, feed alone         -> what compute, copy and input could do by themselves
 trials    on one batch, with a flag switched on             -> what the network's part would take then
+wholes    the same and the changed feed alone               -> a flag that changes network and input at once
+speed     the training as it is, timed and nothing else     -> what a remedy really gave
 """
 
 import gc
@@ -15,13 +17,16 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from flatout.engine.loop import StoppedAfter
+from flatout.profile_cli.heard_batches import heard_batches
 from flatout.profile_cli.one_batch import one_batch
 from flatout.profile_cli.replayed import replayed_batches
 from flatout.profiler.engine_steps import EngineObservation
 from flatout.profiler.measurement import Limits
 from flatout.profiler.outcome import Profile
 from flatout.profiler.speed_of_light import SpeedOfLight, measure_machine
-from flatout.profiler.verdict import Remedy, Trial
+from flatout.profiler.turns import ALL, KERNELS, SPEED, Turns
+from flatout.profiler.verdict import Remedy, Trial, WholeTrial
 
 NETWORK = "prepare+forward+loss+assign+backward+graph+optimizer+ema+ahead"
 """Stages of a step that do not belong to its input. Being ahead of the device is waiting for the network, too."""
@@ -31,6 +36,9 @@ MANY_EPOCHS = 10_000
 
 FEWEST = 4
 """Steps of a short run."""
+
+Tell = Callable[[str], None]
+"""Hears what is going on: a look takes a while."""
 
 FILES = 8
 """Pictures that tell how fast a core decodes."""
@@ -43,6 +51,8 @@ class Switch(NamedTuple):
     """As it is typed."""
     options: Mapping[str, Any]
     """As `with_switch` takes it."""
+    covers: Sequence[str] = ()
+    """Remedies of the verdict that are part of it."""
 
 
 class Compute(NamedTuple):
@@ -83,6 +93,10 @@ class EngineTraining(ABC):
     def network_switches(self) -> Mapping[str, Switch]:
         """Remedy in words -> a flag that changes what the network costs, and is not on yet."""
 
+    def whole_switches(self) -> Mapping[str, Switch]:
+        """Remedy in words -> a flag that changes network and input at once, and is not on yet."""
+        return {}
+
     @abstractmethod
     def own_switch(self, switch: Mapping[str, Any]) -> Switch | None:
         """What a remedy of the verdict is called by this job; None: it has no such flag, or it is on already."""
@@ -94,41 +108,63 @@ class EngineTraining(ABC):
     def run(self, folder: Path, num_steps: int) -> None:
         """Train for so many steps in a folder, without validation and without saving more than it must."""
 
-    def observe(self) -> Profile:
+    def observe(self, turns: Turns = ALL) -> Profile:
         """Train for a while and look."""
         observation = EngineObservation(
-            images_per_step=self.images_per_step, num_steps=self.num_steps, title=self.title
+            images_per_step=self.images_per_step, num_steps=self.num_steps, turns=turns, title=self.title
         )
-        with tempfile.TemporaryDirectory(prefix="flatout-profile-") as folder, observation.observing():
-            self.run(Path(folder), observation.total_steps)
+
+        def hear(num_images: int) -> None:
+            if observation.is_over:
+                raise StoppedAfter("It was looked at long enough.")
+            observation.batch_taken(num_images)
+
+        with (
+            tempfile.TemporaryDirectory(prefix="flatout-profile-") as folder,
+            heard_batches(hear),
+            observation.observing(),
+        ):
+            # At most so many: steps with a short batch do not count.
+            self.run(Path(folder), 2 * observation.total_steps)
         _free_memory()
         profile = observation.profile
         profile.reword = self.in_own_words
         return profile
 
+    def speed(self) -> float:
+        """Images per second, and nothing else."""
+        return self.observe(SPEED).ledger.images_per_s
+
     def limits(self) -> Limits:
         """What network, copy and input could do, each by itself."""
-        with one_batch(max(FEWEST, self.num_steps // 2)) as source:
-            compute = self._shorter().compute()
+        with one_batch(self.shorter().num_steps) as source:
+            compute = self.shorter().compute()
         with replayed_batches():
-            copied = self._shorter().observe()
+            copied = self.shorter().observe(SPEED)
         return Limits(
             compute_ms=compute.step_ms,
             device_ms=compute.device_ms,
-            transfer_ms=copied.ledger.step_ms,
+            transfer_ms=_step_ms(copied),
             input_ms=source.input_ms,
         )
 
-    def trials(self, now: Limits) -> list[Trial]:
+    def trials(self, now: Limits, tell: Tell) -> list[Trial]:
         """Flags that change what the network costs, each tried on one batch; `now` is what it costs without."""
-        assert now.compute_ms is not None
-        compute = Compute(now.compute_ms, now.device_ms)
-        return [self.trial(what, switch, compute) for what, switch in self.network_switches().items()]
+        assert now.compute_ms is not None and now.input_ms is not None
+        compute, switches, found = Compute(now.compute_ms, now.device_ms), self.network_switches(), list[Trial]()
+        # On a CPU the two share its cores: there a faster network leaves more of them to the input.
+        if switches and now.device_ms is not None and now.input_ms > now.compute_ms:
+            tell("Flags that change the network's part are not tried: the input by itself takes longer than that.")
+            return found
+        for what, switch in switches.items():
+            tell(f"Trying {switch.change}: the network's part of the step on one batch ...")
+            found.append(self.trial(what, switch, compute))
+        return found
 
     def trial(self, what: str, switch: Switch, now: Compute) -> Trial:
         """The network's part of the step alone, with a flag switched on."""
-        changed = self._shorter().with_switch(switch.options)
-        with one_batch(FEWEST):
+        changed = self.shorter().with_switch(switch.options)
+        with one_batch():
             then = changed.compute()
         return Trial(
             what=what,
@@ -141,11 +177,38 @@ class EngineTraining(ABC):
             switch=switch.options,
         )
 
+    def wholes(self, tell: Tell) -> list[WholeTrial]:
+        """Flags that change network and input at once, each part of them tried by itself."""
+        found = []
+        for what, switch in self.whole_switches().items():
+            tell(
+                f"Trying {switch.change}: its input by itself, its network on one batch; compiling takes most of it ..."
+            )
+            found.append(self.whole_trial(what, switch))
+        return found
+
+    def whole_trial(self, what: str, switch: Switch) -> WholeTrial:
+        """The changed feed alone, and the changed network's part of the step on one of its batches."""
+        changed = self.shorter().with_switch(switch.options)
+        with one_batch(changed.num_steps, traced=True) as source:
+            then = changed.compute()
+        assert source.input_ms is not None
+        return WholeTrial(
+            what=what,
+            change=switch.change,
+            compute_ms=then.step_ms,
+            device_ms=then.device_ms or 0.0,
+            input_ms=source.input_ms,
+            beside_ms=source.kernel_ms,
+            covers=switch.covers,
+            switch=switch.options,
+        )
+
     def compute(self) -> Compute:
         """A step as it is, less its wait for data."""
-        profile = self.observe()
-        ledger = profile.ledger
-        return Compute(ledger.step_ms - ledger.ms("host", "feed.wait"), profile.measurement.device_busy_ms)
+        profile = self.observe(KERNELS)
+        wait_ms = profile.ledger.ms("host", "feed.wait")
+        return Compute(max(0.0, _step_ms(profile) - wait_ms), profile.measurement.device_busy_ms)
 
     def speed_of_light(self) -> SpeedOfLight:
         """What this machine can do at all, with this job's files."""
@@ -153,13 +216,19 @@ class EngineTraining(ABC):
 
     def in_own_words(self, remedy: Remedy) -> Remedy:
         """A remedy under the names of this job's flags; what it has no flag for is left to people."""
-        if not remedy.switch or any(remedy.switch == own.options for own in self.network_switches().values()):
+        tried = (*self.network_switches().values(), *self.whole_switches().values())
+        if not remedy.switch or any(remedy.switch == own.options for own in tried):
             return remedy
         own = self.own_switch(remedy.switch)
         return replace(remedy, switch={}) if own is None else replace(remedy, change=own.change, switch=own.options)
 
-    def _shorter(self) -> Self:
+    def shorter(self) -> Self:
         return replace(self, num_steps=max(FEWEST, self.num_steps // 2))
+
+
+def _step_ms(profile: Profile) -> float:
+    """The step in the middle: in a run this short, one that was held up would count for too much."""
+    return float(np.median(profile.measurement.wall_ms))
 
 
 def _free_memory() -> None:

@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from flatout.profile_cli.engine_training import FILES, MANY_EPOCHS, Decoding, EngineTraining, Switch
+from flatout.profile_cli.engine_training import FILES, Decoding, EngineTraining, Switch
+from flatout.profiler.verdict.rules_device import CUDA_GRAPH
+from flatout.profiler.verdict.rules_input import ON_DEVICE
 from flatout.yolo.compat.flags import train_options, train_parser
 from flatout.yolo.compat.not_built import refuse_what_is_not_built
 from flatout.yolo.options import TrainOptions
@@ -38,18 +40,23 @@ class YoloTraining(EngineTraining):
         return replace(self, options=replace(self.options, **switch))
 
     def network_switches(self) -> Mapping[str, Switch]:
-        from flatout.engine.device_choice import choose_devices
-        from flatout.engine.precision import default_fast_amp
+        """On a GPU none by itself: --fast holds them all, and each trial would compile kernels of its own."""
+        if self._on_gpu or self.options.channels_last:
+            return {}
+        return {"channels_last": Switch("--channels-last", {"channels_last": True})}
 
-        device = choose_devices(self.options.device)[0]
-        on_gpu, has_bf16 = device.type == "cuda", default_fast_amp(device) == "bf16"
-        options = self.options.resolved(cuda=on_gpu, bf16=has_bf16)
-        found: dict[str, Switch] = {}
-        if not options.channels_last:
-            found["channels_last"] = Switch("--channels-last", {"channels_last": True})
-        if on_gpu and has_bf16 and options.amp is None:
-            found["bf16"] = Switch("--amp bf16", {"amp": "bf16"})
-        return found
+    def whole_switches(self) -> Mapping[str, Switch]:
+        """On a CPU none: network and input share its cores, so that the two by themselves do not tell."""
+        if not self._on_gpu or self.options.fast:
+            return {}
+        covers = (CUDA_GRAPH, ON_DEVICE)
+        return {"everything that --fast switches on": Switch("--fast", {"fast": True}, covers=covers)}
+
+    @property
+    def _on_gpu(self) -> bool:
+        from flatout.engine.device_choice import choose_devices
+
+        return choose_devices(self.options.device)[0].type == "cuda"
 
     def own_switch(self, switch: Mapping[str, Any]) -> Switch | None:
         """The verdict speaks of these flags by their own names."""
@@ -70,7 +77,8 @@ class YoloTraining(EngineTraining):
             self.options,
             project=str(folder),
             name="run",
-            epochs=MANY_EPOCHS,
+            # As asked for, if the data lasts so long: whether kernels and input are tuned first depends on it.
+            epochs=max(self.options.epochs, num_steps),
             stop_after=num_steps,
             nosave=True,
             notest=True,

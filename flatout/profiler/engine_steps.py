@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from flatout.profiler import clock
-from flatout.profiler.observation import COUNTED, TRACED, WARM_UP, Observation
+from flatout.profiler.observation import Observation
 from flatout.profiler.outcome import Profile
 from flatout.profiler.recorder import StepRecorder
+from flatout.profiler.turns import ALL, Turns
 from flatout.profiler.workers_seen import FeedWorkers
 
 STEP_BEGINS = "train.wait"
@@ -29,10 +30,10 @@ class _EngineRecorder(StepRecorder):
 class EngineObservation(Observation):
     """A look at `num_steps` steps (None: all) of the loop that runs in this thread while `observing()`."""
 
-    def __init__(self, *, images_per_step: int, num_steps: int | None, warm_up: int = WARM_UP, title: str = "") -> None:
-        self._images_per_step = images_per_step
+    def __init__(self, *, images_per_step: int, num_steps: int | None, turns: Turns = ALL, title: str = "") -> None:
+        self._images, self._most_images = images_per_step, 0
         self._has_begun = False
-        super().__init__(FeedWorkers(), num_steps=num_steps, warm_up=warm_up, title=title)
+        super().__init__(FeedWorkers(), num_steps=num_steps, turns=turns, title=title)
 
     def _make_recorder(self) -> StepRecorder:
         recorder = _EngineRecorder()
@@ -45,13 +46,14 @@ class EngineObservation(Observation):
         import torch
 
         assert self._num_steps is not None
-        warm_up = max(self._warm_up, WARM_UP_ON_DEVICE) if torch.cuda.is_available() else self._warm_up
-        return warm_up + COUNTED + TRACED + self._num_steps + 1
+        on_device = torch.cuda.is_available()
+        turns = _on_device(self._turns) if on_device else self._turns
+        return turns.timing_begins(on_device=on_device) + self._num_steps + 1
 
     def attach_device(self) -> None:
         super().attach_device()
         if self._device is not None:
-            self._warm_up = max(self._warm_up, WARM_UP_ON_DEVICE)
+            self._turns = _on_device(self._turns)
 
     @property
     def profile(self) -> Profile:
@@ -64,12 +66,32 @@ class EngineObservation(Observation):
         page = self.profile.save(folder)
         return f"\nWhere a step goes (as a page: {page}):\n{self.profile.text()}"
 
+    def batch_taken(self, num_images: int) -> None:
+        """The step that runs has so many images; without this it has `images_per_step`."""
+        self._images = num_images
+        if self._is_short:
+            self.pass_ends()  # it is like no other step: not to be traced, nor counted
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether the step that runs has fewer images than others, at the end of an epoch."""
+        return self._images < self._most_images
+
     def step_begins(self) -> None:
         """The loop asks for a batch."""
+        if self._has_begun and self._is_short:
+            clock.step_ended(0)
+            self.pass_begins()
+            return
         if self._has_begun:
-            clock.step_ended(self._images_per_step)
+            self._most_images = self._images
+            clock.step_ended(self._images)
             self.after_step()
             return
         self._has_begun = True
         self.attach_device()
         clock.step_ended(0)
+
+
+def _on_device(turns: Turns) -> Turns:
+    return turns._replace(warm_up=max(turns.warm_up, WARM_UP_ON_DEVICE))

@@ -10,7 +10,7 @@ from flatout.profiler.observation import Observation
 from flatout.profiler.report.save import save_report
 from flatout.profiler.report.text import report_text
 from flatout.profiler.speed_of_light import SpeedOfLight
-from flatout.profiler.verdict import Remedy, Trial, Verdict, judge
+from flatout.profiler.verdict import Remedy, Trial, Verdict, WholeTrial, judge
 
 
 class Profile:
@@ -20,6 +20,8 @@ class Profile:
         self._observation = observation
         self.trials = list(trials)
         """The changed part of a remedy alone, measured: sharpens what is predicted."""
+        self.wholes: list[WholeTrial] = []
+        """Remedies that change network and input at once, tried out part by part."""
         self.limits = Limits()
         """To be set by whoever can make the short runs that tell them."""
         self.light: SpeedOfLight | None = None
@@ -37,7 +39,7 @@ class Profile:
 
     @property
     def verdict(self) -> Verdict:
-        verdict = judge(self.measurement, self.trials)
+        verdict = judge(self.measurement, self.trials, self.wholes)
         return replace(verdict, remedies=[self.reword(remedy) for remedy in verdict.remedies])
 
     def text(self) -> str:

@@ -1,5 +1,5 @@
-"""How should the input run on this machine? From what an image and a step cost: where pictures are kept, who augments
-them, how many workers.
+"""How should the input run on this machine? From what an image and a step cost: where and how pictures are kept, who
+augments them, how many workers.
 
     costs (measured) --choose--> choice, with reasons        every way is predicted by the model of the verdict
 
@@ -17,11 +17,22 @@ from typing import Any, Literal
 from flatout.profiler.verdict.whatif import KEPT_DECODED, Demands
 
 Place = Literal["device", "ram", "off"]
+Format = Literal["files", "decoded", "4:2:0"]
+"""As they came, decoded each time; every pixel as it is; colours at half size, which is not quite the same picture."""
 WITHIN = 1.02
 """Ways this close to the fastest are as good; the one that takes least of the machine is chosen among them."""
 
 ROOM = 0.5
 """Share of free memory that kept pictures may take."""
+
+HALF_BYTES = 0.5
+"""What 4:2:0 leaves of a decoded picture."""
+RENDER_4_2_0 = 1.38
+"""How much longer augmenting takes from it (bench/results/augment_kornia_h200_202611.md)."""
+TILES = 4
+"""Pictures of a mosaic."""
+PINNED_GB_S = 25.0
+"""From pinned memory to the device: half of what an H200's link gives, as the generation before it had."""
 
 SLOTS_AHEAD = 2
 LONGEST_S, SHARE_OF_RUN = 60.0, 0.05
@@ -47,6 +58,13 @@ class Costs:
     """All pictures."""
     ram_free_bytes: int
     device_free_bytes: int = 0
+    """Of the device's own memory; what does not fit there is read from pinned memory, beside the step."""
+    picture_bytes: float = 0.0
+    """Of one, decoded."""
+    may_subsample: bool = False
+    """Whether pictures may be kept as 4:2:0."""
+    place: Place | None = None
+    """Where pictures have to be kept; None: wherever it is best."""
     render_ms: float | None = None
     """A batch, on the device; None: it cannot."""
     most_workers: int | None = None
@@ -60,6 +78,7 @@ class Choice:
     """How the input should run."""
 
     keep: Place
+    format: Format
     augment_on_device: bool
     workers: int
     slots: int
@@ -73,7 +92,7 @@ def choose(costs: Costs) -> Choice:
     ways = list(_ways(costs))
     fastest_ms = min(way.step_ms for way in ways)
     good = [way for way in ways if way.step_ms <= WITHIN * fastest_ms]
-    return min(good, key=lambda way: (way.workers, way.keep != "off", way.step_ms))
+    return min(good, key=lambda way: (way.format == "4:2:0", way.workers, way.keep != "off", way.step_ms))
 
 
 def measuring_budget_s(run_s: float) -> float:
@@ -83,13 +102,15 @@ def measuring_budget_s(run_s: float) -> float:
 
 def _ways(costs: Costs) -> Iterator[Choice]:
     for keep in _places(costs):
-        on_device = [False] + [True] * (keep == "device" and costs.render_ms is not None)
-        for augments in on_device:
-            # Pictures that are kept on the device are no use to workers.
-            if keep == "device" and not augments:
-                continue
+        for form in _formats(costs, keep):
             for workers in range(_most_workers(costs) + 1):
-                yield _way(costs, keep, augments, workers)
+                yield _way(costs, keep, form, workers)
+
+
+def _formats(costs: Costs, keep: Place) -> Iterator[Format]:
+    yield "files" if keep == "off" else "decoded"
+    if keep == "device" and costs.may_subsample:
+        yield "4:2:0"
 
 
 def _most_workers(costs: Costs) -> int:
@@ -98,21 +119,35 @@ def _most_workers(costs: Costs) -> int:
 
 
 def _places(costs: Costs) -> Iterator[Place]:
+    if costs.place is not None:
+        yield costs.place
+        return
     yield "off"
     if costs.epochs < 2:
         return
     if costs.decoded_bytes <= ROOM * costs.ram_free_bytes:
         yield "ram"
-    if costs.decoded_bytes <= ROOM * costs.device_free_bytes:
+    # Pictures that are kept on the device are no use to workers: the device has to augment them.
+    on_device_bytes = costs.decoded_bytes * (HALF_BYTES if costs.may_subsample else 1)
+    if costs.render_ms is not None and on_device_bytes <= ROOM * (costs.device_free_bytes + costs.ram_free_bytes):
         yield "device"
 
 
-def _way(costs: Costs, keep: Place, augments: bool, workers: int) -> Choice:
+def _pinned_ms(costs: Costs, form: Format) -> float:
+    """What a batch takes to come from pinned memory, as far as its pictures do not fit on the device."""
+    share = HALF_BYTES if form == "4:2:0" else 1.0
+    away = max(0.0, 1 - ROOM * costs.device_free_bytes / max(1.0, share * costs.decoded_bytes))
+    return away * costs.images * TILES * share * costs.picture_bytes / PINNED_GB_S / 1e6
+
+
+def _way(costs: Costs, keep: Place, form: Format, workers: int) -> Choice:
+    augments = keep == "device"
     if augments:
-        image_ms, render_ms = costs.draw_ms, costs.render_ms or 0.0
+        image_ms, render_ms = costs.draw_ms, (costs.render_ms or 0.0) * (RENDER_4_2_0 if form == "4:2:0" else 1)
+        pinned_ms = _pinned_ms(costs, form)
     else:
         image_ms = costs.decode_ms * (1.0 if keep == "off" else KEPT_DECODED) + costs.augment_ms
-        render_ms = 0.0
+        render_ms = pinned_ms = 0.0
     input_ms = costs.images * image_ms
     demands = Demands(
         consumer_ms=costs.step_ms + render_ms,
@@ -121,15 +156,18 @@ def _way(costs: Costs, keep: Place, augments: bool, workers: int) -> Choice:
         workers=workers,
         cores=costs.cores,
     )
+    step_ms = max(demands.step_ms, pinned_ms)
     where = {"off": "decoded each time", "ram": "kept decoded in RAM", "device": "kept on the device"}[keep]
+    where += " as 4:2:0" if form == "4:2:0" else ""
     who = "augmented there" if augments else f"augmented by {workers or 'no'} worker{'' if workers == 1 else 's'}"
     return Choice(
         keep=keep,
+        format=form,
         augment_on_device=augments,
         workers=workers,
         slots=workers + SLOTS_AHEAD if workers else SLOTS_AHEAD,
-        step_ms=demands.step_ms,
-        reason=f"pictures {where}, {who}: {1e3 * costs.images / demands.step_ms:,.0f} img/s expected",
+        step_ms=step_ms,
+        reason=f"pictures {where}, {who}: {1e3 * costs.images / step_ms:,.0f} img/s expected",
     )
 
 

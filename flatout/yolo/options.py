@@ -13,6 +13,9 @@ Compile = Literal["on", "off", "auto"]
 Amp = Literal["fp16", "bf16", "off"]
 LogTo = Literal["tensorboard", "wandb", "mlflow", "none"]
 
+AUTO = "auto"
+"""`--workers auto`: as many as the input needs here, by measurement."""
+
 GENERATIONS = 300
 """Of `--evolve` without a number."""
 
@@ -51,7 +54,7 @@ class TrainOptions:
     adam: bool = False
     sync_bn: bool = False
     local_rank: int = -1
-    workers: int = 8
+    workers: int | Literal["auto"] = 8
     project: str = "runs/train"
     entity: str | None = None
     name: str = "exp"
@@ -251,7 +254,7 @@ def _problems_of_test(options: TestOptions) -> Iterator[str]:
 def _too_small(options: object, least: int, *names: str) -> Iterator[str]:
     for name in names:
         value = getattr(options, name)
-        if value is not None and value < least:
+        if value is not None and value != AUTO and value < least:
             yield f"{_flag(name)} {value} must be {least} or more"
 
 

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from flatout.__main__ import main
+from flatout.profile_cli import FEWEST_STEPS
+from flatout.profile_cli.engine_training import Switch
 from flatout.profile_cli.unpictured import unpictured
 from flatout.profile_cli.yolo import YoloTraining
+from flatout.profiler.observation import AT_LEAST
 from flatout.yolo.train import whole
 from flatout.yolo.train.batch_pictures import BatchPictures
 
@@ -47,7 +50,7 @@ def test_a_training_is_profiled_and_nothing_else_is_left(data, tmp_path, monkeyp
     monkeypatch.chdir(work)
     flags = ["--data", str(data), "--cfg", str(ROOT / "cfg/training/yolov7-tiny.yaml"), "--weights", ""]
     flags += ["--hyp", str(ROOT / "data/hyp.scratch.tiny.yaml"), "--img", "32", "--batch", "2", "--device", "cpu"]
-    assert main(["profile", "yolo", "--steps", "3", *flags, "--workers", "1", "--noautoanchor"]) == 0
+    assert main(["profile", "yolo", "--steps", "3", *flags, "--workers", "auto", "--noautoanchor"]) == 0
     told = capsys.readouterr().out
     assert "limits: compute" in told
     assert content_of_limits(work)
@@ -64,17 +67,45 @@ def content_of_limits(work):
     return limits["compute_ms"] > 0 and limits["input_ms"] > 0
 
 
+@pytest.mark.slow
+def test_network_and_input_of_a_flag_that_changes_both_are_tried_by_themselves(data, tmp_path, monkeypatch, one_thread):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    flags = ["--data", str(data), "--cfg", "yolov7-tiny", "--weights", "", "--img", "32", "--batch", "2"]
+    training = YoloTraining.from_flags([*flags, "--device", "cpu", "--workers", "1", "--noautoanchor"], num_steps=3)
+    both = Switch("--both", {"channels_last": True, "cache_images": True}, covers=("a part of it",))
+    tried = training.whole_trial("both", both)
+    assert min(tried.compute_ms, tried.input_ms) > 0 and tried.device_ms == tried.beside_ms == 0
+    assert (tried.change, tried.covers, dict(tried.switch)) == ("--both", both.covers, both.options)
+    assert list((tmp_path / "cache" / "flatout" / "stores").glob("*")), (
+        "the changed input was not the one that was tried"
+    )
+
+
 def test_an_unknown_job_is_refused(capsys):
     assert main(["profile", "cooking"]) == 2
     assert "unknown job 'cooking'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("flags", "tried"), [((), {"channels_last", "bf16"}), (("--fast",), set())])
-def test_what_fast_switches_on_is_not_tried_out_again(flags, tried, monkeypatch):
-    gpu = torch.device("cuda", 0)
-    monkeypatch.setattr("flatout.engine.device_choice.choose_devices", lambda text: [gpu])
-    monkeypatch.setattr("flatout.engine.precision.default_fast_amp", lambda device: "bf16")
-    assert set(YoloTraining.from_flags(list(flags), num_steps=3).network_switches()) == tried
+@pytest.mark.parametrize(
+    ("device", "flags", "tried"),
+    [
+        ("cuda:0", (), {"--fast"}),
+        ("cuda:0", ("--fast",), set()),
+        ("cpu", (), {"--channels-last"}),
+        ("cpu", ("--channels-last",), set()),
+    ],
+)
+def test_what_is_switched_on_is_not_tried_out_again(device, flags, tried, monkeypatch):
+    monkeypatch.setattr("flatout.engine.device_choice.choose_devices", lambda text: [torch.device(device)])
+    training = YoloTraining.from_flags(list(flags), num_steps=3)
+    switches = [*training.network_switches().values(), *training.whole_switches().values()]
+    assert {switch.change for switch in switches} == tried
+
+
+def test_too_few_steps_are_refused_with_the_least_that_is_enough(capsys):
+    assert FEWEST_STEPS == AT_LEAST
+    assert main(["profile", "yolo", "--steps", "2"]) == 2
+    assert "--steps 3 or more" in capsys.readouterr().err
 
 
 def test_a_training_to_look_at_draws_no_pictures():

@@ -115,6 +115,7 @@ def test_a_stage_that_is_captured_into_a_graph_has_no_time(device):
 def test_a_host_that_runs_ahead_is_not_mistaken_for_a_fast_step(device, monkeypatch):
     """The host queues a step in no time; the device takes five milliseconds for it."""
     from flatout.profiler import observation as module
+    from flatout.profiler import step_trace, timed_steps
     from flatout.profiler.observation import Observation
     from flatout.profiler.workers_seen import NoWorkers
 
@@ -127,14 +128,14 @@ def test_a_host_that_runs_ahead_is_not_mistaken_for_a_fast_step(device, monkeypa
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(module, "DeviceTrace", NoTrace)
-    monkeypatch.setattr(module, "launch_us", lambda: 5.0)
-    monkeypatch.setattr(module, "machine_facts", dict)
+    monkeypatch.setattr(step_trace, "DeviceTrace", NoTrace)
+    monkeypatch.setattr(timed_steps, "launch_us", lambda: 5.0)
+    monkeypatch.setattr(timed_steps, "machine_facts", dict)
     monkeypatch.setattr(module.WaitCounter, "counting", lambda self: contextlib.nullcontext())
     looking = Observation(NoWorkers())
     looking.attach_device()
     with looking.observing():
-        for _ in range(12):
+        for _ in range(17):
             with clock.stage("forward"), clock.stage("loss"):
                 pass
             clock.step_ended(8)

@@ -87,6 +87,20 @@ def test_a_whole_training_is_seen_although_its_feed_is_closed_first():
     assert ledger.ms("workers", "decode") > 1
 
 
+def test_a_short_last_batch_is_no_step_like_the_others():
+    """Every sixth step has 3 images and takes 50 ms; the others have 8 and take 5."""
+    observation = EngineObservation(images_per_step=8, num_steps=6)
+    with observation.observing():
+        for step in range(1, observation.total_steps + 3):
+            with clock.stage("train.wait"):
+                observation.batch_taken(8 if step % 6 else 3)
+            with clock.stage("train.forward"):
+                time.sleep(0.005 if step % 6 else 0.05)
+    ledger = observation.profile.ledger
+    assert ledger.images == 8 and ledger.num_steps == 6
+    assert ledger.step_ms < 20
+
+
 def test_a_training_that_ends_too_early_is_refused():
     observation = EngineObservation(images_per_step=8, num_steps=4)
     with Feed(Numbers(), Plan(num_samples=64, batch_size=8), FeedConfig(workers=0)) as feed, observation.observing():

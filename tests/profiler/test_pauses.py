@@ -11,16 +11,16 @@ import torch
 from torch.utils.data import DataLoader
 
 from flatout import Feed, FeedConfig, Plan
-from flatout.profiler import clock, crews, watch
-from flatout.profiler import observation as observation_module
+from flatout.profiler import clock, crews, step_trace, watch
 from flatout.profiler.device_trace import DeviceWork
 from flatout.profiler.engine_steps import EngineObservation
 from flatout.profiler.measurement import WaitBetween, WaitSite
-from flatout.profiler.observation import COUNTED, TRACED, WARM_UP, Observation
+from flatout.profiler.observation import Observation
 from flatout.profiler.pauses import owners
 from flatout.profiler.recorder import Event, StepRecorder
 from flatout.profiler.report.save import load_measurement, save_report
 from flatout.profiler.report.timeline import timeline_svg
+from flatout.profiler.turns import ALL
 from flatout.profiler.verdict import judge
 from flatout.profiler.waits import WaitCounter
 from flatout.profiler.workers_seen import NoWorkers
@@ -166,7 +166,7 @@ class Traces:
 
     def __init__(self, monkeypatch):
         self.running, self.stopped = 0, []
-        monkeypatch.setattr(observation_module, "DeviceTrace", lambda: self)
+        monkeypatch.setattr(step_trace, "DeviceTrace", lambda: self)
 
     def start(self):
         self.running += 1
@@ -191,7 +191,7 @@ def traced(monkeypatch, *, pause_after, in_step):
     traces, looking = Traces(monkeypatch), Observation(NoWorkers())
     looking._device = looking.recorder.device = FakeClock()
     with looking.recorder.recording():
-        for step in range(1, WARM_UP + COUNTED + TRACED + 1):
+        for step in range(1, ALL.tracing_ends(on_device=True) + 1):
             if step == pause_after and in_step:
                 with clock.stage("train.between"), clock.stage("train.validate"):
                     assert traces.running == 0
@@ -201,21 +201,21 @@ def traced(monkeypatch, *, pause_after, in_step):
                 looking.pass_ends()
                 assert traces.running == 0
                 looking.pass_begins()
-        if looking._sampler is not None:
-            looking._sampler.close()
-    return traces.stopped, looking._work
+        if looking._timed is not None:
+            looking._timed.close()
+    return traces.stopped, looking._trace.work
 
 
 @pytest.mark.parametrize("in_step", [True, False])
-@pytest.mark.parametrize("after", range(1, TRACED + 1))
+@pytest.mark.parametrize("after", range(1, ALL.traced + 1))
 def test_a_trace_ends_where_a_pause_begins(monkeypatch, after, in_step):
-    stopped, work = traced(monkeypatch, pause_after=WARM_UP + COUNTED + after, in_step=in_step)
+    stopped, work = traced(monkeypatch, pause_after=ALL.counting_ends + after, in_step=in_step)
     assert stopped == [after] and work.busy_ms == after
 
 
 def test_a_trace_that_a_pause_cuts_off_before_its_first_step_begins_again(monkeypatch):
-    stopped, work = traced(monkeypatch, pause_after=WARM_UP + COUNTED, in_step=False)
-    assert stopped == [1, TRACED] and work.busy_ms == TRACED
+    stopped, work = traced(monkeypatch, pause_after=ALL.counting_ends, in_step=False)
+    assert stopped == [1, ALL.traced] and work.busy_ms == ALL.traced
 
 
 def test_the_timeline_shows_steps_and_no_pause():

@@ -5,10 +5,11 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from flatout.profiler import clock
 from flatout.profiler.device_clock import self_times
-from flatout.profiler.device_trace import TraceEvent, covered, sum_up
+from flatout.profiler.device_trace import DeviceTrace, TraceEvent, _entries, covered, sum_up
 from flatout.profiler.recorder import StepRecorder
 
 
@@ -109,6 +110,17 @@ def test_device_times_of_random_nesting_sum_to_the_outermost():
         grow(0)
         grow(0)
         assert sum(self_times(marks).values()) == pytest.approx(clock_now)
+
+
+def test_a_trace_is_read_as_torch_recorded_it(monkeypatch):
+    """Without a device there is nothing to see in it, but this torch has what is asked of it."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    trace = DeviceTrace()
+    trace.start()
+    torch.ones(3).sum()
+    assert trace.stop(1) == (0.0, 0.0, 0.0, 0.0)
+    names = {event.name for event in _entries(trace._profile.profiler.kineto_results.events())}
+    assert "aten::sum" in names
 
 
 def test_kernels_side_by_side_are_busy_once():

@@ -50,6 +50,29 @@ def test_two_cores_that_train_get_no_crowd_of_workers():
     assert choice.workers <= 1
 
 
+@pytest.mark.parametrize(
+    ("room", "allowed", "form"),
+    [
+        (60 << 30, True, "decoded"),
+        (60 << 30, False, "decoded"),
+        (12 << 30, True, "4:2:0"),
+        (12 << 30, False, "decoded"),
+    ],
+)
+def test_colours_are_halved_only_where_that_is_allowed_and_saves_the_way_over_the_bus(room, allowed, form):
+    """10 GiB of pictures of 4 MiB: half of 12 GiB holds them as 4:2:0, and 40 % of a batch would cross the bus else."""
+    costs = replace(GPU, step_ms=5, augment_ms=8.0, device_free_bytes=room, picture_bytes=4 << 20)
+    choice = choose(replace(costs, may_subsample=allowed))
+    assert (choice.keep, choice.format) == ("device", form)
+
+
+@pytest.mark.parametrize("place", ["off", "ram"])
+def test_a_place_that_is_given_is_kept_to(place):
+    choice = choose(replace(GPU, place=place, epochs=1))
+    assert (choice.keep, choice.augment_on_device) == (place, False)
+    assert choice.format == {"off": "files", "ram": "decoded"}[place]
+
+
 @pytest.mark.parametrize("cores", [1, 2, 4, 8, 64])
 def test_workers_never_exceed_the_cores(cores):
     starved = replace(GPU, step_ms=1, cores=cores, device_free_bytes=0, render_ms=None)

@@ -154,6 +154,12 @@ def test_fast_chooses_what_the_machine_can_do_and_respects_what_was_said():
     assert on_gpu.resolved(cuda=True, bf16=True) == on_gpu
 
 
+def test_workers_are_a_number_or_auto():
+    assert train_options("--workers auto").workers == "auto"
+    assert train_options("--workers 3").workers == 3
+    assert "neither a whole number nor auto" in complaint_about(flags.train_parser(), "--workers", "some")
+
+
 def test_without_a_new_flag_nothing_is_switched_on():
     options = train_options("--workers 8 --batch-size 64")
     assert options.resolved(cuda=True, bf16=True) == options

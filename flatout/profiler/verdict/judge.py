@@ -5,11 +5,18 @@ from dataclasses import replace
 
 from flatout.profiler.measurement import Measurement
 from flatout.profiler.verdict.numbers import Numbers
-from flatout.profiler.verdict.remedy import NOTHING, Finding, Remedy, Trial, Verdict, number
+from flatout.profiler.verdict.remedy import NOTHING, Finding, Remedy, Trial, Verdict, WholeTrial, number
 from flatout.profiler.verdict.rules_device import device_findings
 from flatout.profiler.verdict.rules_host import ASSIGNER, host_findings
 from flatout.profiler.verdict.rules_input import input_findings
-from flatout.profiler.verdict.whatif import WhatIf
+from flatout.profiler.verdict.trials import (
+    finding_of_trial,
+    finding_of_whole,
+    in_ms,
+    is_of_loss,
+    remedy_of_trial,
+    remedy_of_whole,
+)
 
 WORTH_IT = 1.03
 """A remedy that promises less than this is not offered."""
@@ -18,14 +25,18 @@ UNEXPLAINED_TOO_MUCH = 0.25
 MARK_IT = "mark the parts of your loop with flatout.profiler.clock.stage(name) to see more"
 
 
-def judge(measurement: Measurement, trials: Sequence[Trial] = ()) -> Verdict:
-    """Cause, evidence, and remedies by predicted speed; says so when nothing is worth changing."""
+def judge(measurement: Measurement, trials: Sequence[Trial] = (), wholes: Sequence[WholeTrial] = ()) -> Verdict:
+    """Cause, evidence, and remedies by predicted speed; says so when nothing is worth changing.
+
+    `wholes` were tried with network and input changed at once: they answer whatever is found, and are no cause.
+    """
     n = Numbers(measurement)
-    trials = [_in_ms(trial, n) for trial in trials]
+    trials = [in_ms(n, trial) for trial in trials]
     findings = [*input_findings(n), *host_findings(n), *device_findings(n)]
     findings = [_with_trials(finding, n, trials) for finding in findings]
     has_loss = any(finding.cause == ASSIGNER for finding in findings)
-    findings += _findings_of_trials(n, [trial for trial in trials if not (has_loss and _is_of_loss(trial))])
+    findings += [finding_of_trial(n, trial) for trial in trials if not (has_loss and is_of_loss(trial))]
+    findings = _with_wholes(findings, n, wholes)
     findings = [_less_sure(finding, n) for finding in findings]
     worth = sorted(
         (finding for finding in findings if any(map(_is_worth, finding.remedies))),
@@ -50,61 +61,34 @@ def _with_trials(finding: Finding, n: Numbers, trials: Sequence[Trial]) -> Findi
     """A loss that was tried out replaces the estimate of what a better loss would take."""
     if finding.cause != ASSIGNER:
         return finding
-    tried = [_remedy_of(n, trial) for trial in trials if _is_of_loss(trial)]
+    tried = [remedy_of_trial(n, trial) for trial in trials if is_of_loss(trial)]
     return Finding(**{**vars(finding), "remedies": tried}) if tried else finding
 
 
-def _findings_of_trials(n: Numbers, trials: Sequence[Trial]) -> list[Finding]:
-    """Parts that were tried out and are faster, whatever else is found."""
-    return [
-        Finding(
-            cause=trial.what,
-            sentence=f"{trial.what.capitalize()}: tried out, {trial.stage} would take {trial.then_ms:.1f} ms.",
-            evidence=[f"{trial.stage} now {_stage_ms(trial, n):.1f} ms, {trial.then_ms:.1f} ms when tried alone"],
-            remedies=[_remedy_of(n, trial)],
-            cost_ms=max(0.0, _stage_ms(trial, n) - trial.then_ms),
-        )
-        for trial in trials
-    ]
+def _with_wholes(findings: Sequence[Finding], n: Numbers, wholes: Sequence[WholeTrial]) -> list[Finding]:
+    """Where a remedy is part of something larger that was tried out, that takes its place.
+
+    What takes no place is one more remedy for the costliest finding, and a finding by itself if there is no other.
+    """
+    found = list(findings)
+    for whole in wholes:
+        answer = remedy_of_whole(n, whole)
+        places = [place for place, finding in enumerate(found) if _covers(whole, finding)]
+        for place in places:
+            kept = [remedy for remedy in found[place].remedies if remedy.what not in whole.covers]
+            found[place] = replace(found[place], remedies=[answer, *kept])
+        if places or not _is_worth(answer):
+            continue
+        if worth := [place for place, finding in enumerate(found) if any(map(_is_worth, finding.remedies))]:
+            first = max(worth, key=lambda place: _saving(found[place]))
+            found[first] = replace(found[first], remedies=[*found[first].remedies, answer])
+        else:
+            found.append(finding_of_whole(n, whole, answer))
+    return found
 
 
-def remedy_of(measurement: Measurement, trial: Trial) -> Remedy:
-    """What the training would be with the tried part in it, whether that is worth it or not."""
-    n = Numbers(measurement)
-    return _remedy_of(n, _in_ms(trial, n))
-
-
-def _remedy_of(n: Numbers, trial: Trial) -> Remedy:
-    now_ms, what_if = _stage_ms(trial, n), WhatIf(n)
-    saved_ms, device_ms = now_ms - trial.then_ms, _device_ms(trial, n)
-    if trial.images is not None:
-        step_ms = what_if.with_batch(
-            trial.images, tried_now_ms=now_ms, tried_then_ms=trial.then_ms, device_ms=device_ms or 0.0
-        )
-    elif trial.in_workers:
-        step_ms = what_if.with_input(saved_ms)
-    else:
-        step_ms = what_if.with_consumer(saved_ms, device_ms=device_ms)
-    return Remedy(
-        what=trial.what,
-        change=trial.change,
-        step_ms=step_ms,
-        uncertainty=trial.uncertainty,
-        now_ms=n.step_ms,
-        images=trial.images or n.images,
-        now_images=n.images,
-        switch=trial.switch,
-    )
-
-
-def _device_ms(trial: Trial, n: Numbers) -> float | None:
-    """Time of kernels per step with the remedy; None where there is no device, or no trace of it."""
-    busy_ms = n.m.device_busy_ms
-    if busy_ms is None:
-        return None
-    if trial.device_share is not None:
-        return busy_ms * trial.device_share
-    return max(0.0, busy_ms - _stage_ms(trial, n) + trial.then_ms)
+def _covers(whole: WholeTrial, finding: Finding) -> bool:
+    return any(remedy.what in whole.covers for remedy in finding.remedies)
 
 
 def _less_sure(finding: Finding, n: Numbers) -> Finding:
@@ -112,19 +96,6 @@ def _less_sure(finding: Finding, n: Numbers) -> Finding:
     doubt = 0.2 * min(1.0, (n.m.others_cores or 0.0) / n.m.usable_cores)
     remedies = [replace(remedy, uncertainty=remedy.uncertainty + doubt) for remedy in finding.remedies]
     return replace(finding, remedies=remedies)
-
-
-def _in_ms(trial: Trial, n: Numbers) -> Trial:
-    return replace(trial, then_ms=trial.then_ms * _stage_ms(trial, n), is_share=False) if trial.is_share else trial
-
-
-def _is_of_loss(trial: Trial) -> bool:
-    return set(trial.stage.split("+")) <= {"loss", "assign"}
-
-
-def _stage_ms(trial: Trial, n: Numbers) -> float:
-    stages = trial.stage.split("+")
-    return sum(n.worker_ms.get(stage, 0.0) for stage in stages) if trial.in_workers else n.host_ms(*stages)
 
 
 def _is_worth(remedy: Remedy) -> bool:

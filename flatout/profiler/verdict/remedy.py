@@ -44,6 +44,40 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WholeTrial:
+    """A remedy that changes network and input at once, each measured by itself with all of it switched on."""
+
+    what: str
+    change: str
+    """The flag that applies it."""
+
+    compute_ms: float
+    """The network's part of a step, on one batch that lies ready."""
+
+    input_ms: float
+    """A batch of the changed input, with nothing done to it."""
+
+    device_ms: float = 0.0
+    """Kernels of the network's part; 0: no device."""
+
+    beside_ms: float = 0.0
+    """Kernels of the input (pictures augmented on the device), which the same device runs beside the step."""
+
+    covers: Sequence[str] = ()
+    """Remedies of the verdict, by name, that are part of it: what was tried stands in the place of their estimate."""
+
+    uncertainty: float = 0.1
+    """Relative, of the predicted step."""
+
+    switch: Mapping[str, Any] = field(default_factory=dict)
+    """Options of a flatout training that apply it."""
+
+    def step_ms(self, *, between_ms: float = 0.0) -> float:
+        """The slowest of main thread, device and input sets the step; what lies between steps stays."""
+        return max(self.compute_ms, self.device_ms + self.beside_ms, self.input_ms) + between_ms
+
+
+@dataclass(frozen=True, kw_only=True)
 class Remedy:
     """Something to change, and the speed it should give."""
 

@@ -9,6 +9,9 @@ from flatout.profiler.verdict.whatif import WhatIf, remedy
 
 IDLE_WORTH_A_LOOK = 0.05
 
+CUDA_GRAPH = "replay the step as one CUDA graph"
+"""The remedy's name. No flag of ours does this and nothing else, so none is named as its switch."""
+
 
 def device_findings(n: Numbers) -> Iterator[Finding]:
     """Nothing where there is no device."""
@@ -91,11 +94,10 @@ def _launches(n: Numbers) -> Iterator[Finding]:
         remedies=[
             remedy(
                 n,
-                what="replay the step as one CUDA graph",
-                change="--fast (graphs), or torch.compile(mode='reduce-overhead')",
+                what=CUDA_GRAPH,
+                change="torch.cuda.graph or torch.compile(mode='reduce-overhead'); flatout: --fast (graphs and more)",
                 step_ms=max(1.05 * busy_ms + n.between_ms, n.step_ms - queueing_ms),
                 uncertainty=0.15,
-                switch={"fast": True},
             ),
         ],
         cost_ms=n.device_idle_ms,

@@ -15,6 +15,8 @@ DECODING = re.compile(r"decode|imread|image\.open|read_image|load_image|open_ima
 """What a source line that decodes a picture looks like."""
 
 DECODE_STAGES = ("decode", "store miss")
+ON_DEVICE = "augment on the GPU"
+"""The remedy's name."""
 WAITING_FOR_DISK = 0.5
 """Share of a worker's work above which it mostly waits for files."""
 
@@ -176,10 +178,11 @@ def _keep_decoded(n: Numbers, decode_ms: float) -> Remedy:
 
 def _render_on_device(n: Numbers) -> Remedy:
     # Workers keep drawing numbers and boxes; painting moves to the device, where it takes a few per cent of a step.
-    step_ms = max(WhatIf(n).with_input(0.9 * n.input_ms), 1.04 * n.consumer_ms)
+    what_if = WhatIf(n)
+    step_ms = max(what_if.with_input(0.9 * n.input_ms), 1.04 * max(n.consumer_ms, what_if.floor_ms))
     return remedy(
         n,
-        what="augment on the GPU",
+        what=ON_DEVICE,
         change="--device-augment",
         step_ms=step_ms,
         uncertainty=0.15,

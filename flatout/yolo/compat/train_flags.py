@@ -1,6 +1,17 @@
 """Every flag of a training and what it does, for people who read `--help`."""
 
+from argparse import ArgumentTypeError
+
 from flatout.yolo.compat.flag import switch, value
+from flatout.yolo.options import AUTO
+
+
+def _number_or_auto(text: str) -> int | str:
+    try:
+        return text if text == AUTO else int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is neither a whole number nor {AUTO}") from None
+
 
 YOLOV7 = (
     value("--weights", "start from these weights; '' starts from scratch, and so does the default, a file nobody has"),
@@ -32,7 +43,11 @@ YOLOV7 = (
     switch("--adam", "Adam instead of SGD"),
     switch("--sync-bn", "batch-norm statistics over the pictures of all GPUs, where several train together"),
     value("--local_rank", "set by launchers, as is $LOCAL_RANK", type=int, also="--local-rank", metavar="N"),
-    value("--workers", "processes that read and augment, at most; fewer where CPUs or batches are few", type=int),
+    value(
+        "--workers",
+        "processes that read and augment, at most; fewer where CPUs or batches are few; auto: measured",
+        type=_number_or_auto,
+    ),
     value("--project", "folder of the folders of runs", metavar="FOLDER"),
     value("--entity", "log to Weights & Biases, as this user or team"),
     value("--name", "name of the run; a number is added if that name is taken"),

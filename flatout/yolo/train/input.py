@@ -15,7 +15,7 @@ import torch
 
 from flatout.engine.distributed import World
 from flatout.errors import ConfigError
-from flatout.feed import Feed, FeedConfig, Plan, Rows, Store, StoreConfig
+from flatout.feed import Feed, FeedConfig, Plan, Rows, Store, StoreConfig, plan_workers
 from flatout.feed.device import DeviceBatches
 from flatout.profiler import machine
 from flatout.yolo.augment.class_aware import ClassAware
@@ -165,10 +165,14 @@ def _on_device(
         return None
 
 
-def num_workers(asked: int, batch_size: int, world: World) -> int:
-    """YOLOv7's rule: no more than cores per rank, pictures per batch, or were asked for; one picture needs none."""
+def num_workers(asked: int | str, batch_size: int, world: World) -> int:
+    """YOLOv7's rule: no more than cores per rank, pictures per batch, or were asked for; one picture needs none.
+
+    "auto" that nobody has measured is 80 % of the cores.
+    """
     cores = max(1, machine.cores().usable // world.size_here)
-    return min(cores, batch_size if batch_size > 1 else 0, asked)
+    wanted = plan_workers(asked, gpus=world.size_here).train if isinstance(asked, str) else asked
+    return min(cores, batch_size if batch_size > 1 else 0, wanted)
 
 
 def device_budget(device: torch.device) -> int | None:

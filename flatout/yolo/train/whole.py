@@ -35,7 +35,7 @@ from flatout.yolo.model.network import Network
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import prepare
 from flatout.yolo.train.audience import audience
-from flatout.yolo.train.autotune import tuned
+from flatout.yolo.train.autotune import fixed_rule, is_left_to_us, is_worth_measuring, tuned
 from flatout.yolo.train.batch_pictures import BatchPictures
 from flatout.yolo.train.diagnose import explained
 from flatout.yolo.train.epoch_end import EpochEnd, EpochEndConfig, Resample
@@ -238,7 +238,7 @@ class _Training:
         return section
 
     def _is_long(self) -> bool:
-        """Whether trying out kernels, and measuring how the input runs best, is worth its time."""
+        """Whether trying out kernels is worth its time."""
         options = self._setting.options
         return options.epochs * len(self._pictures.train) * options.img_size[0] ** 2 > LONG_RUN_PIXELS
 
@@ -256,11 +256,12 @@ class _Training:
             world=setting.world,
             class_aware=class_aware(setting.options, self._network, self._pictures.train),
         )
-        # A GPU takes seconds to measure anything, and minutes at most for a short run.
-        is_measured = setting.options.fast and (setting.device.type == "cpu" or self._is_long())
-        if not is_measured:
-            return open_input(self._pictures.train, config, setting.options)
-        return open_input(self._pictures.train, *tuned(self._pictures.train, config, setting.options, self._network))
+        images, options = self._pictures.train, setting.options
+        if is_left_to_us(options):
+            if is_worth_measuring(images, config):
+                return open_input(images, *tuned(images, config, options, self._network))
+            logger.info("%s", fixed_rule(config, options))
+        return open_input(images, config, options)
 
     def _loss(self) -> DetectionLoss:
         setting = self._setting

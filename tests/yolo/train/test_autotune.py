@@ -7,11 +7,20 @@ import torch
 
 from flatout.engine.distributed import World
 from flatout.profiler import machine
+from flatout.profiler.tuning import Costs
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.train import autotune
-from flatout.yolo.train.autotune import decoded_bytes, measure_costs, tuned
-from flatout.yolo.train.input import InputConfig
+from flatout.yolo.train.autotune import (
+    fixed_rule,
+    is_left_to_us,
+    is_worth_measuring,
+    measure_costs,
+    most_workers,
+    tuned,
+)
+from flatout.yolo.train.input import InputConfig, num_workers
+from flatout.yolo.train.input_costs import decoded_bytes
 from tests.yolo.train.small_training import narrow_network, tiny_hyp
 
 
@@ -59,6 +68,47 @@ def test_a_choice_is_made_once_per_machine_data_and_network(images, config, opti
     assert tuned(images, config, fast, network, file=file) == first
     with pytest.raises(pytest.fail.Exception, match="measured again"):
         tuned(images, replace(config, batch_size=4), fast, network, file=file)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_workers_auto_leaves_everything_else_as_the_command_says(images, config, options, tmp_path, keeps):
+    auto = replace(options, workers="auto", cache_images=keeps)
+    assert is_left_to_us(auto) and not is_left_to_us(replace(auto, device_augment=True))
+    chosen, told = tuned(images, config, auto, narrow_network(6), file=tmp_path / "tunings.json")
+    assert 0 <= told.workers <= min(machine.cores().usable, config.batch_size)
+    assert chosen.keeps is keeps
+    assert replace(told, workers="auto") == auto
+
+
+def test_workers_auto_may_use_every_core_and_a_number_is_the_most(config, options, monkeypatch):
+    monkeypatch.setattr(machine, "cores", lambda: machine.Cores(6, 6, None, 6))
+    assert most_workers(config, replace(options, workers="auto")) == 6
+    assert most_workers(config, replace(options, workers=2)) == 2
+    assert most_workers(replace(config, batch_size=4), replace(options, workers="auto")) == 4
+    assert num_workers("auto", 64, World()) == 4, "by rule: 80 % of the cores"
+
+
+def test_a_run_too_short_to_measure_follows_a_rule_and_says_so(images, config, options, monkeypatch):
+    monkeypatch.setattr(machine, "cores", lambda: machine.Cores(6, 6, None, 6))
+    assert not is_worth_measuring(images, config)
+    assert is_worth_measuring(images, replace(config, epochs=10_000))
+    assert not is_worth_measuring(images, replace(config, epochs=10_000, device=torch.device("cuda")))
+    told = fixed_rule(config, replace(options, workers="auto"))
+    assert told.startswith("--workers auto, too short a run to measure: 4 workers (80 % of the cores")
+    assert "on the device" in fixed_rule(config, replace(options, fast=True, device_augment=True))
+
+
+def test_a_lossy_format_is_chosen_only_where_it_is_allowed(images, config, options, tmp_path, monkeypatch):
+    """Large pictures that fit on the device as 4:2:0 alone: the way over the bus would take longer than the step."""
+    gpu = Costs(
+        images=8, step_ms=5, main_cpu_ms=1, decode_ms=4, augment_ms=4, draw_ms=0.01, cores=2, render_ms=0.1,
+        decoded_bytes=2 << 30, picture_bytes=16 << 20, ram_free_bytes=64 << 30, device_free_bytes=2 << 30, epochs=9,
+    )  # fmt: skip
+    for allowed in (False, True):
+        monkeypatch.setattr(autotune, "measure_costs", lambda *_, may=allowed: replace(gpu, may_subsample=may))
+        fast = replace(options, fast=True, store_420=allowed).resolved(cuda=True, bf16=True)
+        _, told = tuned(images, config, fast, narrow_network(6), file=tmp_path / "tunings.json")
+        assert told.device_augment and told.store_420 is allowed
 
 
 def test_one_epoch_is_not_worth_a_store(images, config, options, tmp_path):

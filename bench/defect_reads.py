@@ -1,0 +1,106 @@
+"""T5 of bench/defect_feed.py: how often are strips read from their files, and how long does that take on slow disks?"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bench.page_cache import drop, resident_share
+from flatout.defect.options import TrainOptions
+from flatout.defect.source import PatchSource, Recipe
+from flatout.defect.strips.items import Strips
+from flatout.defect.train.input import make_plan, store_config
+from flatout.engine.distributed import World
+from flatout.feed import Feed, FeedConfig, Plan, Store, StoreConfig
+
+DELAYS_MS = (0.0, 0.5, 15.0, 50.0)
+
+
+class Slow(Strips):
+    """Strips on a disk that takes its time; counts what is read."""
+
+    delay_ms = 0.0
+    num_reads = 0
+
+    def decode(self, index: int) -> np.ndarray:
+        time.sleep(self.delay_ms / 1e3)
+        self.num_reads += 1
+        return super().decode(index)
+
+
+class Epoch(NamedTuple):
+    """One of the two epochs of a run."""
+
+    reads: int
+    wall_s: float
+    cpu_s: float
+    """Of this process, in which everything runs."""
+
+
+def reads_of_files(
+    paths: list[Path], recipe_for: Callable[[int], Recipe], repeats: int, numbers: dict[str, Any]
+) -> list[str]:
+    """Reads in the first epoch and in the second, and how long they take: warm with delays, and cold."""
+    lines, good = [], {True: "PASS", False: "FAIL"}
+    for delay_ms, is_cold in (*((delay_ms, False) for delay_ms in DELAYS_MS), (0.0, True)):
+        runs, shares = [], []
+        for repeat in range(repeats):
+            if is_cold:
+                drop(paths)
+            shares.append(resident_share(paths))
+            runs.append(_two_epochs(paths, recipe_for, delay_ms, f"{delay_ms} ms, {is_cold}, {repeat}"))
+        name = "cold" if is_cold else f"{delay_ms}"
+        numbers[f"reads_{name}"] = {"epochs": [list(map(list, run)) for run in runs], "resident_share": shares}
+        first, second = (
+            Epoch(*(median(values) for values in zip(*(run[which] for run in runs), strict=True))) for which in (0, 1)
+        )
+        as_promised = all([epoch.reads for epoch in run] == [len(paths), 0] for run in runs)
+        lines.append(
+            f"{good[as_promised]} T5 {delay_ms:4.1f} ms more per read, {100 * median(shares):.0f} % in the page cache: "
+            f"{first.reads:.0f} reads in the first epoch ({first.wall_s:.2f} s, CPU {first.cpu_s:.2f} s), "
+            f"{second.reads:.0f} in the second ({second.wall_s:.2f} s, CPU {second.cpu_s:.2f} s)"
+        )
+    return lines
+
+
+def _two_epochs(paths: list[Path], recipe_for: Callable[[int], Recipe], delay_ms: float, about: str) -> list[Epoch]:
+    slow = Slow(paths)
+    slow.delay_ms, slow.num_reads = delay_ms, 0
+    slow.parameters = f"{Strips.parameters}, {about}"  # a store of its own
+    epochs: list[Epoch] = []
+    began_s, began_cpu_s, reads = time.perf_counter(), time.process_time(), 0
+    with Store.open(slow, StoreConfig(workers=2, backend="thread", progress=False)) as store:
+        source = PatchSource(recipe_for(len(paths)), store)
+        with Feed(source, Plan(num_samples=len(source), batch_size=32), FeedConfig(workers=0)) as feed:
+            for _ in range(2):
+                for _ in feed:
+                    pass
+                now_s, now_cpu_s = time.perf_counter(), time.process_time()
+                epochs.append(Epoch(slow.num_reads - reads, now_s - began_s, now_cpu_s - began_cpu_s))
+                began_s, began_cpu_s, reads = now_s, now_cpu_s, slow.num_reads
+    return epochs
+
+
+def reads_in_groups(paths: list[Path], recipe_for: Callable[[int], Recipe], group: int, numbers: dict[str, Any]) -> str:
+    """The set does not fit; patches of so many images at a time, and room for these."""
+    options = TrainOptions(bs=32, num_workers=0, epochs=2, group_images=group, cache_size=group)
+    slow = Slow(paths)
+    recipe = recipe_for(len(paths))
+    reads: list[int] = []
+    with (
+        Store.open(slow, store_config(slow, options)) as store,
+        Feed(PatchSource(recipe, store), make_plan(recipe, options, World()), FeedConfig(workers=0, epochs=2)) as feed,
+    ):
+        for _ in range(2):
+            for _ in feed:
+                pass
+            reads.append(slow.num_reads - sum(reads))
+    numbers["reads_in_groups"] = reads
+    good = reads[0] == len(paths) and reads[1] <= len(paths)
+    return (
+        f"{'PASS' if good else 'FAIL'} T5 in groups of {group}, room for {group} of {len(paths)} images: {reads[0]} "
+        f"reads in the first epoch, {reads[1]} in the second"
+    )
