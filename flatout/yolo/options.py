@@ -148,6 +148,12 @@ class TrainOptions:
         """Of a search for hyper-parameters; 0: none."""
         return GENERATIONS if self.evolve is True else int(self.evolve)
 
+    @property
+    def as_graphs(self) -> bool:
+        """Whether steps are replayed as CUDA graphs, where there are some. Compiled steps too: compiled code that the
+        host launches is slower than what was compiled, where batches are small."""
+        return (self.fast or self.compile == "on") and not self.multi_scale
+
     def resolved(self, *, cuda: bool, bf16: bool) -> "TrainOptions":
         """What the shortcuts stand for on a machine with or without CUDA and bf16; resolving twice changes nothing."""
         options = self

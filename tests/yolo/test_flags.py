@@ -154,6 +154,14 @@ def test_fast_chooses_what_the_machine_can_do_and_respects_what_was_said():
     assert on_gpu.resolved(cuda=True, bf16=True) == on_gpu
 
 
+@pytest.mark.parametrize(
+    ("words", "as_graphs"),
+    [("", False), ("--fast", True), ("--compile on", True), ("--compile auto", False), ("--fast --multi-scale", False)],
+)
+def test_steps_are_graphs_where_speed_was_asked_for_and_shapes_stay(words, as_graphs):
+    assert train_options(words).as_graphs == as_graphs
+
+
 def test_workers_are_a_number_or_auto():
     assert train_options("--workers auto").workers == "auto"
     assert train_options("--workers 3").workers == 3

@@ -116,8 +116,7 @@ def place_given(options: TrainOptions) -> Place | None:
 
 def as_graph(config: InputConfig, options: TrainOptions) -> bool:
     """Will steps be replayed as CUDA graphs? Then what counts is how long kernels run, not how long launching takes."""
-    wanted = (options.fast or options.compile == "on") and not options.multi_scale
-    return wanted and config.device.type == "cuda" and config.world.size == 1
+    return options.as_graphs and config.device.type == "cuda" and config.world.size == 1
 
 
 def measure_costs(images: ImageSet, config: InputConfig, options: TrainOptions, network: nn.Module) -> Costs:

@@ -20,8 +20,7 @@ def loop_config(setting: Setting, *, epochs: int, steps_per_epoch: int) -> LoopC
         save_every_steps=sys.maxsize if options.nosave else options.save_every_steps,
         save_apart_s=NEVER if options.nosave else LoopConfig.save_apart_s,
         stop_after=options.stop_after,
-        # Compiled code launched by the host is slower than what was compiled, where batches are small.
-        graphs=(options.fast or options.compile == "on") and not options.multi_scale,
+        graphs=options.as_graphs,
     )
 
 
