@@ -40,7 +40,8 @@ class DeviceTrace:
         import torch
 
         activity = torch.profiler.ProfilerActivity
-        self._profile = torch.profiler.profile(activities=[activity.CPU, activity.CUDA])
+        # With one cycle there is nothing to gather; but without `acc_events` torch warns that it gathers nothing.
+        self._profile = torch.profiler.profile(activities=[activity.CPU, activity.CUDA], acc_events=True)
 
     def start(self) -> None:
         """Host-device wait: kernels of the steps before must not be counted."""

@@ -20,6 +20,8 @@ from flatout.profiler.sampler import own_line, short_place
 
 _READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")
 _WAIT_WARNING = "called a synchronizing CUDA operation"
+_PROTOTYPE = "Synchronization debug mode is a prototype feature"
+"""What torch says of its own way of telling; nobody who trains needs to know."""
 
 
 class WaitCounter:
@@ -87,7 +89,7 @@ def _cuda_waits(note: Callable[[str], None]) -> Iterator[None]:
     ) -> None:
         if _WAIT_WARNING in str(message):
             note(str(own_line(sys._getframe(1))))
-        else:
+        elif _PROTOTYPE not in str(message):
             previous_show(message, category, filename, lineno, file, line)
 
     before = torch.cuda.get_sync_debug_mode()
