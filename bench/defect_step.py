@@ -111,6 +111,8 @@ def main() -> None:
     heed_signals()
     length = Length(8, 1, 2, 20, 3) if options.quick else Length(32, 15, options.turns, 60, 20)
     found = Found()
+    if device.type == "cuda":
+        found.tell([f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"])
     with tempfile.TemporaryDirectory() as name:
         recipe = TrainOptions(training_dataset_path=name, amp="bf16")
         if device.type == "cpu":

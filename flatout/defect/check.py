@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from flatout.defect.patches import Grid
-from flatout.defect.strips.canonical import TOP, canonical
+from flatout.defect.strips.canonical import TOP, canonical, planes_first
 from flatout.defect.strips.decode import read_stored
 from flatout.defect.strips.find import HARD_NEGATIVES, ImgFormat, list_images, list_judged, root_of, training_folder
 from flatout.defect.strips.items import read_mask
@@ -25,6 +25,9 @@ FLAT_BELOW = 1.0
 """Grey levels of standard deviation below which a plane shows nothing."""
 SHIFT_PX = 1.0
 """A larger misregistration turns every edge into a difference."""
+NOISE_SIGMAS = 6
+SAME_FIT = 1e-3
+"""Share by which a fit may be worse than the best and still be as good; a pixel costs coarse patterns 0.3 % or more."""
 CHECKS = 9
 
 
@@ -145,7 +148,8 @@ class _Checker:
 
 
 def _values(path: Path, stored: np.ndarray, planes_CHW: np.ndarray) -> Iterator[Finding]:
-    low, high = float(stored.min()), float(stored.max())
+    kept = planes_first(stored)
+    low, high = float(kept.min()), float(kept.max())
     if low < 0 or high > TOP:
         yield Finding(
             "note", "range", str(path), f"values {low:g} to {high:g} are stretched to 0 to 255, as all planes are"
@@ -161,13 +165,16 @@ def _is_flat(planes_CHW: np.ndarray) -> np.ndarray:
 
 
 def displacement(target_HW: np.ndarray, ref_HW: np.ndarray) -> tuple[int, int]:
-    """How far (x, y) a reference lies from target, to the pixel, by phase correlation.
+    """How far (x, y) a reference lies from target, to the pixel, by their correlation.
 
-    Periodic patterns have many fits; the nearest of those that are nearly as good counts.
+    Periodic patterns have many fits; the nearest of those that noise cannot tell from the best counts.
     """
-    spectrum = np.fft.rfft2(target_HW - target_HW.mean()) * np.conj(np.fft.rfft2(ref_HW - ref_HW.mean()))
-    fit_HW = np.fft.irfft2(spectrum, s=target_HW.shape)
-    good = np.argwhere(fit_HW >= fit_HW.max() * 0.98)
+    target, ref = target_HW - target_HW.mean(), ref_HW - ref_HW.mean()
+    fit_HW = np.fft.irfft2(np.fft.rfft2(target) * np.conj(np.fft.rfft2(ref)), s=target_HW.shape) / target.size
+    energy, best = float((target**2).mean() + (ref**2).mean()), float(fit_HW.max())
+    # What is left at the best fit is taken for noise: so far do fits that are equally good scatter.
+    scatter = np.sqrt(max(energy - 2 * best, 0.0) * energy / 2 / target.size)
+    good = np.argwhere(fit_HW >= best - NOISE_SIGMAS * scatter - SAME_FIT * best)
     height, width = target_HW.shape
     half = np.array([height // 2, width // 2])
     wrapped = (good + half) % np.array(target_HW.shape) - half

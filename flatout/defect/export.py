@@ -10,7 +10,7 @@ Dimension key:  B images   C planes   H W image   T tiles   P patch side
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,19 +18,26 @@ import torch
 from torch import Tensor, nn
 
 from flatout.defect.model import DefectNet
+from flatout.defect.options import PATCH_OF_TYPE
 from flatout.defect.patches import Grid
 from flatout.defect.strips.canonical import PLANES, TOP
-from flatout.errors import ConfigError, ParityError, ResourceError
+from flatout.defect.strips.find import ImgFormat, list_images
+from flatout.defect.strips.items import read_canonical
+from flatout.defect.weights import load_network
+from flatout.errors import ConfigError, DataError, ParityError, ResourceError
 from flatout.export.onnx_model import Model, save, state_facts, traced
 from flatout.export.packages import is_there, need, refuse_missing
 from flatout.export.precision import Precision, in_float16, in_int8, last_convolutions
 from flatout.export.session import Session
+from flatout.feed.source import DecodeError
 
 logger = logging.getLogger(__name__)
 
 OPSET = 17
 TOLERANCE = 1e-4
 INPUT_RANGE = "0..255"
+CALIBRATED = 32
+"""Images that are looked at for the ranges of int8, at most."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,8 @@ class Exported:
     path: Path
     largest_difference: float | None
     """Of probabilities, by ONNX Runtime; None where that is not installed."""
+    smaller: Path | None = None
+    """The file of less precision beside it, if one was asked for."""
 
 
 class WholeImage(nn.Module):
@@ -77,6 +86,34 @@ class WholeImage(nn.Module):
             ]
             rows.append(torch.cat(parts, 2))
         return torch.cat(rows, 1)
+
+
+def export_file(
+    model_path: Path,
+    size_hw: tuple[int, int],
+    *,
+    patch_size: int | None = None,
+    output: Path | None = None,
+    precision: Precision = "float32",
+    calibrate: Path | None = None,
+    img_format: ImgFormat = "tiff",
+) -> Exported:
+    """A file of weights as an ONNX file, beside it unless `output` says where; and one of less precision, if asked."""
+    if precision == "int8" and calibrate is None:
+        raise ConfigError("--precision int8 needs --calibrate FOLDER: images to take the ranges of values from.")
+    try:
+        files = [] if calibrate is None else list_images(calibrate, img_format)[:CALIBRATED]
+        images = [read_canonical(file) for file in files]
+    except (OSError, DecodeError) as error:
+        raise DataError(str(error)) from None
+    network, weights = load_network(model_path)
+    grid = Grid.over(size_hw, patch_size or weights.patch or PATCH_OF_TYPE["strip"])
+    done = export_onnx(network, grid, output or model_path.with_suffix(".onnx"))
+    if precision == "float32":
+        return done
+    smaller = done.path.with_suffix(f".{precision}.onnx")
+    reduce_precision(done.path, smaller, precision, images)
+    return replace(done, smaller=smaller)
 
 
 def export_onnx(network: DefectNet, grid: Grid, path: Path, *, opset: int = OPSET) -> Exported:

@@ -1,4 +1,4 @@
-"""Finding defects in Python: the commands train, test and predict as methods of one object.
+"""Finding defects in Python: the commands train, test, predict and export as methods of one object.
 
 Dimension key:  C planes: target, ref1, ref2   H W image
 """
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from flatout.config import build_config
+from flatout.defect.demo_data import STRIP_HW
 from flatout.defect.evaluate.detections import Detection, detect
 from flatout.defect.evaluate.heat_map import HeatMapper
 from flatout.defect.evaluate.judge import FINE
@@ -27,6 +28,7 @@ from flatout.feed.source import DecodeError
 
 if TYPE_CHECKING:
     from flatout.defect.evaluate.outcome import Outcome
+    from flatout.defect.export import Exported
     from flatout.defect.train import TrainResult
     from flatout.engine.callbacks import Callback
 
@@ -99,6 +101,12 @@ class Inspector:
         self._with_weights()  # before anything is read
         several = [images] if isinstance(images, str | Path | np.ndarray) else list(images)
         return [self._inspect(planes_CHW, path) for each in several for planes_CHW, path in _planes_of(each)]
+
+    def export(self, size_hw: tuple[int, int] = STRIP_HW, **options: Any) -> "Exported":
+        """Write it as an ONNX file for images of a size; `options` as of `flatout.defect.export.export_file`."""
+        from flatout.defect.export import export_file
+
+        return export_file(self._with_weights(), size_hw, **options)
 
     def _inspect(self, planes_CHW: np.ndarray, path: str) -> Inspected:
         shape_hw = planes_CHW.shape[1], planes_CHW.shape[2]

@@ -92,6 +92,7 @@ class _Writer:
     def __init__(self, options: TestOptions, *, root: Path) -> None:
         self._options, self._root = options, root
         self._folder = Path(options.output_dir)
+        self._names: list[str] = []
         self._detections: list[tuple[str, int, int, float]] = []
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -104,6 +105,7 @@ class _Writer:
         inside = seen.judged.path.relative_to(self._root)
         stem = self._folder / inside.with_suffix("")
         stem.parent.mkdir(parents=True, exist_ok=True)
+        self._names.append(str(inside))
         self._detections += [(str(inside), each.y, each.x, each.score) for each in seen.detections]
         if self._options.save_maps:
             import tifffile
@@ -116,7 +118,8 @@ class _Writer:
     def finish(self, outcome: Outcome) -> None:
         ranked = sorted(self._detections, key=lambda row: -row[3])
         _write_table(self._folder / "detections.csv", ("image", "y", "x", "score"), ranked)
-        rows = [asdict(row) for row in outcome.rows]
+        # As among detections: good and defective images may share a file name.
+        rows = [asdict(row) | {"name": name} for row, name in zip(outcome.rows, self._names, strict=True)]
         _write_table(self._folder / "images.csv", tuple(rows[0]), [tuple(row.values()) for row in rows])
         found = outcome.scores() | {f"recall@{num}": value for num, value in outcome.recalls().items()}
         (self._folder / "results.json").write_text(json.dumps(found, indent=1) + "\n")

@@ -96,7 +96,10 @@ def test_test_writes_maps_pictures_and_tables_and_judges(data, weights, tmp_path
     assert heat.shape == (80, 64) and heat.dtype == np.float32
     assert cv2.imread(str(out / "bright_spots/0001_result.png")).shape[0] == 80
     rows = list(csv.DictReader((out / "images.csv").open()))
-    assert {row["is_defective"] for row in rows} == {"True", "False"}
+    assert {(row["name"], row["is_defective"]) for row in rows} == {
+        ("good/0001.tiff", "False"),
+        ("bright_spots/0001.tiff", "True"),
+    }
     assert json.loads((out / "results.json").read_text())["threshold"] == 0.5
     ranked = [float(row["score"]) for row in csv.DictReader((out / "detections.csv").open())]
     assert ranked == sorted(ranked, reverse=True)
@@ -156,6 +159,21 @@ def test_displacement_is_where_the_reference_lies():
     picture = np.random.default_rng(0).uniform(0, 255, (90, 70)).astype(np.float32)
     assert displacement(picture, np.roll(picture, (3, -4), (0, 1))) == (-4, 3)
     assert displacement(*draw_strip(3, (128, 160))[:2]) == (0, 0)
+
+
+@pytest.mark.parametrize("shift_px", [1, 2, 5])
+def test_displacement_of_a_coarse_pattern_is_seen_to_the_pixel_and_noise_is_none(shift_px):
+    rng = np.random.default_rng(0)
+    blocks = np.kron(rng.uniform(0, 255, (16, 12)), np.ones((40, 40)))
+    target, ref = (blocks + rng.normal(0, 3, blocks.shape) for _ in range(2))
+    assert displacement(target, ref) == (0, 0)
+    assert displacement(target, np.roll(ref, shift_px, 1)) == (shift_px, 0)
+
+
+def test_check_says_nothing_about_the_range_of_a_plane_that_is_dropped(tmp_path):
+    planes = np.concatenate((draw_strip(1, (128, 160)), np.full((1, 128, 160), 6e4, np.float32)))
+    write_strip(tmp_path / "train/good/four.tiff", planes)
+    assert check_data_set(str(tmp_path), "tiff").findings == []
 
 
 def test_the_demo_trains_and_shows_what_it_found(tmp_path, monkeypatch, capsys):
@@ -225,6 +243,9 @@ def test_smaller_files_are_close_to_the_whole_one(precision, data, weights, tmp_
     if precision == "int8":
         assert main([*words, "--precision", "int8"]) == 2
         assert "--calibrate" in capsys.readouterr().err
+        (tmp_path / "broken.tiff").write_bytes(b"II*\0nothing")
+        assert main([*words, "--precision", "int8", "--calibrate", str(tmp_path)]) == 3
+        assert "broken.tiff" in capsys.readouterr().err
 
 
 def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):

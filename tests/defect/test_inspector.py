@@ -47,6 +47,18 @@ def test_heat_is_what_the_command_writes(trained, tmp_path):
     np.testing.assert_allclose(tifffile.imread(map_file), result.heat, atol=1e-6)
 
 
+def test_an_exported_file_gives_the_heat_that_it_predicts(trained, tmp_path):
+    pytest.importorskip("onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    model, data = trained
+    (result,) = model.predict(data / "test/bright_spots")
+    done = model.export(result.heat.shape, output=tmp_path / "strip.onnx")
+    assert done.path == tmp_path / "strip.onnx" and done.smaller is None
+    session = runtime.InferenceSession(str(done.path), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"input": result.planes[None]})
+    np.testing.assert_allclose(found[0, 0], result.heat, atol=1e-4)
+
+
 def test_a_trained_one_is_trained_further(trained, tmp_path):
     model, data = trained
     again = flatout.defect.load(model.weights, device="cpu")

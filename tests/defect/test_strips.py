@@ -15,6 +15,7 @@ from flatout.defect.strips.items import Strips, read_canonical, read_mask
 from flatout.errors import DataError
 from flatout.feed.source import DecodeError
 from tests.defect.golden_files import records
+from tests.defect.lzw_files import LZW_FILES, planes
 from tests.golden_cases import golden_cases
 
 
@@ -40,6 +41,12 @@ def test_lzw_written_by_opencv_keeps_its_stored_plane_order(kind, planes):
     with pytest.raises(ValueError, match="LZW"):
         tifffile.imread(io.BytesIO(content))
     np.testing.assert_array_equal(decode(content), stored)
+
+
+@pytest.mark.parametrize("name", LZW_FILES)
+def test_lzw_with_planes_one_after_another_or_of_grey_gives_what_is_stored(name):
+    kind, num = name.split(", ")[0], int(name.split()[1])
+    np.testing.assert_array_equal(canonical(decode(LZW_FILES[name])), planes(kind, num)[:3].astype(np.float32))
 
 
 def test_pages_of_a_tiff_are_planes():

@@ -24,7 +24,7 @@ def canonical(stored: np.ndarray) -> np.ndarray:
     Values outside of 0..255 anywhere in the three planes stretch all of them together; others stay as they are.
     """
     with np.errstate(over="ignore"):  # told below
-        planes_CHW = np.ascontiguousarray(_planes_first(stored), dtype=np.float32)
+        planes_CHW = np.ascontiguousarray(planes_first(stored), dtype=np.float32)
     if planes_CHW.base is stored or planes_CHW is stored:
         planes_CHW = planes_CHW.copy()
     low, high = float(planes_CHW.min()), float(planes_CHW.max())
@@ -45,8 +45,8 @@ def _stretch(planes_CHW: np.ndarray, low: float, high: float) -> None:
     planes_CHW *= np.float32(TOP)
 
 
-def _planes_first(stored: np.ndarray) -> np.ndarray:
-    """The first three planes, before anything looks at their values."""
+def planes_first(stored: np.ndarray) -> np.ndarray:
+    """The first three planes [C, H, W], before anything looks at their values; DecodeError if there are none."""
     if stored.ndim != 3 or stored.dtype.kind not in "uif" or stored.size == 0:
         raise DecodeError(
             f"it holds {stored.dtype} of shape {stored.shape}. Wanted are the three planes target, ref1 and ref2 "

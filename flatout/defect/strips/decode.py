@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flatout.defect.strips.tiff_parts import parts_of
 from flatout.feed.source import DecodeError
 
 if TYPE_CHECKING:
@@ -84,19 +85,43 @@ def _stored_in(file: "tifffile.TiffFile") -> np.ndarray:
 
 def _decode_tiff_with_opencv(content: bytes) -> np.ndarray | None:
     """LZW and other codecs that tifffile needs an extra package for; None if OpenCV cannot either."""
-    import cv2
+    import io
+
+    import tifffile
 
     try:
-        found, pages = cv2.imdecodemulti(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
-    except cv2.error:
+        with tifffile.TiffFile(io.BytesIO(content)) as file:
+            first, num_pages = file.pages.first, len(file.pages)
+            parts = parts_of(content, first) if num_pages == 1 else []
+            pages = [page for part in parts or [content] for page in _pages(part)]
+            # What OpenCV cannot read it may make up.
+            if not _fit(pages, first, num_pages):
+                return None
+    except Exception:  # as above; OpenCV has its own kinds
         return None
-    if not found or not pages:
-        return None
-    if len(pages) > 1:
-        return np.stack(pages)
-    page = np.asarray(pages[0])
-    if page.ndim == 3 and page.shape[2] >= 3:
-        # OpenCV hands colours out reversed; without this, target and ref2 would change places.
-        page = page.copy()
-        page[:, :, :3] = page[:, :, 2::-1]
+    return np.stack(pages) if len(pages) > 1 else pages[0]
+
+
+def _pages(content: bytes) -> list[np.ndarray]:
+    """What OpenCV finds in a file: [H, W] or [H, W, planes in stored order] each."""
+    import cv2
+
+    found, pages = cv2.imdecodemulti(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
+    return [_stored_order(np.asarray(page)) for page in pages] if found else []
+
+
+def _stored_order(page: np.ndarray) -> np.ndarray:
+    """OpenCV hands colours out reversed; without this, target and ref2 would change places."""
+    if page.ndim != 3 or page.shape[2] < 3:
+        return page
+    page = page.copy()
+    page[:, :, :3] = page[:, :, 2::-1]
     return page
+
+
+def _fit(found: list[np.ndarray], first: "tifffile.TiffPage", num_pages: int) -> bool:
+    """Whether there are as many planes as the file says, of its size and kind."""
+    kind = (first.imagelength, first.imagewidth), first.dtype
+    planes = sum(page.shape[2] if page.ndim == 3 else 1 for page in found)
+    is_alike = all((page.shape[:2], page.dtype) == kind for page in found)
+    return is_alike and planes == first.samplesperpixel * num_pages

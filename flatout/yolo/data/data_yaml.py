@@ -33,6 +33,8 @@ class DataYaml:
     """Folder that relative paths start from. YOLOv7 has no such key; newer data sets do."""
     download: str | None = None
     """Where the data comes from, or the command that fetches it. Never obeyed on its own."""
+    roboflow: dict[str, int | float | str] | None = None
+    """Where a data set that Roboflow exported comes from; nobody reads it."""
     heads: int | None = None
     grouping: str | None = None
     full_head: bool | None = None

@@ -15,7 +15,10 @@ ReadAt = Callable[[int, int], bytes]
 """(offset, count) -> that part of a file; shorter, or empty, where the file ends."""
 
 READABLE = ("jpeg", "png", "bmp", "webp", "tiff", "dng", "mpo")
-FORMATS = ("unknown", *READABLE, "gif", "jpeg2000", "avif", "heic", "psd", "ico", "pdf", "svg", "html", "zip")
+NO_PICTURES = ("unknown", "pdf", "html", "zip")
+NOT_OPENED = (*NO_PICTURES, "heic", "svg")
+"""What Pillow does not know, by which YOLOv7 judges; the others it opens, and YOLOv7 then refuses their format."""
+FORMATS = ("unknown", *READABLE, "gif", "jpeg2000", "avif", "heic", "psd", "ico", "pdf", "svg", "html", "zip", "ppm")
 """Everything that is recognised; what is not in READABLE only gets a better error text."""
 MOST_SEGMENTS = 2000
 
@@ -78,6 +81,8 @@ def sniff(start: bytes) -> str:
         return "webp"
     if start[4:8] == b"ftyp":
         return "avif" if start[8:12] in (b"avif", b"avis") else "heic"
+    if start[:1] == b"P" and start[1:2] in b"123456" and start[2:3].isspace():
+        return "ppm"
     head = start.lstrip().lower()
     if head.startswith((b"<!doctype html", b"<html")):
         return "html"

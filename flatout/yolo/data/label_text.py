@@ -99,6 +99,8 @@ def read_lines(content: bytes) -> PictureLabels:
 
 def read_strictly(content: bytes) -> PictureLabels:
     """All rules of YOLOv7: RejectedLabels for whatever drops a picture there."""
+    if content.startswith(BOM):  # part of the first number there
+        raise RejectedLabels("not_a_number")
     try:
         # Stripped as a whole first: blank lines count only between rows.
         lines = [line.split() for line in decode_text(content).strip().splitlines()]

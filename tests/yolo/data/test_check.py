@@ -18,6 +18,7 @@ from flatout.yolo.data.check import deep
 from flatout.yolo.data.check.registry import CHECKS
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
 from flatout.yolo.data.decode import read_picture
+from flatout.yolo.data.scan_picture import scan_picture
 from flatout.yolo.pictures.palette import colour_of
 from tests.yolo.data.drawn_set import DrawnSet, chunk, drawn, encoded, flat_png, jpeg, png, turned_jpeg
 
@@ -254,6 +255,43 @@ def test_leaked_files_are_told_in_order_by_the_names_of_the_data_set(tmp_path):
     assert found_in(made)["leak-path"] == [
         f"{tmp_path}/link/images/train/{number}.jpg: in train and in test" for number in range(4)
     ]
+
+
+@pytest.mark.parametrize("side", [320, 160])
+@pytest.mark.parametrize("quality", [90, 60])
+def test_a_picture_saved_again_by_a_lossy_format_or_smaller_is_told(side, quality, tmp_path):
+    made = DrawnSet(tmp_path)
+    made.put("train", "large", jpeg(320, 240, seed=9), GOOD_LINE)
+    image = cv2.resize(drawn(320, 240, seed=9), (side, side * 3 // 4))
+    made.put("val", "again", encoded(".jpg", image, cv2.IMWRITE_JPEG_QUALITY, quality), GOOD_LINE)
+    assert found_in(made)["leak-pixels"] == [
+        f"{made.folder}/images/val/again.jpg: val: looks the same as {made.folder}/images/train/large.jpg (train)"
+    ]
+
+
+def test_small_things_at_other_places_on_an_even_ground_do_not_look_the_same(tmp_path):
+    made = DrawnSet(tmp_path)
+    for split, left in (("train", 8), ("val", 40)):
+        image = np.full((48, 64, 3), 90, np.uint8)
+        image[20:28, left : left + 12] = 200
+        made.put(split, "part", encoded(".png", image), GOOD_LINE, "png")
+    assert "leak-pixels" not in found_in(made)
+
+
+@pytest.mark.parametrize(
+    ("content", "check", "reason"),
+    [
+        pytest.param(b"<html><body>404</body></html>", "image-format", "unreadable_image", id="web page"),
+        pytest.param(b"%PDF-1.7\n" + bytes(40), "image-format", "unreadable_image", id="PDF"),
+        pytest.param(b"PK\x03\x04" + bytes(40), "image-format", "unreadable_image", id="archive"),
+        pytest.param(b"\0\0\0\x18ftypheic" + bytes(40), "image-unsupported", "unreadable_image", id="HEIC"),
+        pytest.param(b"P6 32 24 255\n" + bytes(32 * 24 * 3), "image-unsupported", "image_format", id="PPM"),
+    ],
+)
+def test_what_is_no_picture_and_what_is_one_of_another_format_are_told_apart(content, check, reason, tmp_path):
+    (tmp_path / "a.jpg").write_bytes(content)
+    scanned = scan_picture(str(tmp_path / "a.jpg"), str(tmp_path / "a.txt"), strict=True)
+    assert ([problem.check for problem in scanned.problems], scanned.reason) == ([check], reason)
 
 
 NO_LINE = {"label-case", "label-unreadable", "label-encoding"}

@@ -1,6 +1,7 @@
 """Pictures are found where they are, also behind strange names, and YAML mistakes are all told at once."""
 
 import os
+import random
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from flatout.errors import ConfigError, DataError
 from flatout.yolo.data.data_yaml import read_data_yaml
 from flatout.yolo.data.find import find_images, label_path, pair_up, read_list
+from tests.yolo.model.mutated_configs import mutated_text
 
 GOOD = "train: images/train\nval: images/val\nnc: 2\nnames: [bolt, nut]\n"
 
@@ -24,6 +26,7 @@ YAMLS = {
     "test empty": (GOOD + "test:\n", ""),
     "path": (GOOD + "path: /data\n", ""),
     "download": (GOOD + "download: bash get.sh\n", ""),
+    "from Roboflow": (GOOD + "roboflow:\n  project: bolts\n  version: 3\n  license: CC BY 4.0\n", ""),
     "norway": (GOOD.replace("[bolt, nut]", "[no, yes]"), ""),
     "octal and date names": (GOOD.replace("[bolt, nut]", "[0123, 2024-01-01]"), ""),
     "number names": (GOOD.replace("[bolt, nut]", "[1, 2.5]"), ""),
@@ -82,6 +85,20 @@ def test_a_data_yaml_is_read_or_refused_in_words(name, tmp_path):
 
 def test_there_are_at_least_45_data_yamls():
     assert len(YAMLS) >= 45
+
+
+def test_any_mutated_data_yaml_is_read_or_refused_with_its_name(tmp_path):
+    rng, path = random.Random(0), tmp_path / "data.yaml"
+    refusals = []
+    texts = [text for text, refusal in YAMLS.values() if not refusal]
+    for _ in range(1000):
+        path.write_bytes(mutated_text(rng.choice(texts), rng).encode())
+        try:
+            read_data_yaml(path)
+        except ConfigError as error:
+            refusals.append(str(error))
+    assert 50 < len(refusals) < 950, "they must be good and bad"
+    assert all(str(path) in refusal for refusal in refusals)
 
 
 @pytest.fixture

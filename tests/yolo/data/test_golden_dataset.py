@@ -1,6 +1,7 @@
 """Finding pictures and labels, batches of like shapes and data YAMLs, as the goldens say."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,13 @@ from flatout.yolo.data.find import find_images, label_path
 from flatout.yolo.data.rect import rect_batches
 from tests.golden_cases import golden_cases
 
-ENTRIES = {
-    "dir": ["b/images/t"],
-    "list_txt": ["b/list.txt"],
-    "list_of_dirs": ["b/images/t", "c/images/q"],
-    "list_mixed": ["b/images/t", "b/list.txt"],
+LISTED = {
+    "dir": lambda folders: 0,
+    "list_txt": len,
+    "list_of_dirs": lambda folders: 0,
+    "list_mixed": lambda folders: len(folders) - 1,
 }
+"""How many of the folders, the last ones, a list stands for."""
 
 
 def parts(path: Path):
@@ -63,20 +65,24 @@ def check_rect(record):
 
 
 def check_scan(name, expected):
-    """The folders hold every picture that any of the golden scans finds, and things that none of them does."""
+    """Folders and a list that lead to the pictures of the golden scan, and hold things that no scan finds."""
+    assert name in LISTED, f"unknown scan {name!r}"
     files = expected["files"]
-    for file in [*files, "b/images/t/.hidden.png", "b/images/t/notes.md", "b/images/t/noending"]:
+    tops = dict.fromkeys(file.split("/")[0] for file in files)
+    folders = [os.path.commonpath([os.path.dirname(file) for file in files if is_below(file, top)]) for top in tops]
+    for file in [*files, *(f"{folder}/{odd}" for folder in folders for odd in (".hidden.png", "notes.md", "noending"))]:
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         Path(file).write_bytes(b"")
-    if name == "list_mixed":
-        # The list adds what the folder does not have; a folder is searched for the rest.
-        outside = [file for file in files if not file.startswith("b/images/t")]
-        Path("b/list.txt").write_text("\n".join(outside) + "\n")
-    else:
-        lines = [f"./{file[2:]}" if file.startswith("b/") else file for file in files]
-        Path("b/list.txt").write_text("\n".join([*lines, "b/images/t/readme.md"]) + "\n\n")
-    assert name in ENTRIES, f"unknown scan {name!r}"
-    assert find_images(ENTRIES[name]).paths == files
+    searched = folders[: len(folders) - LISTED[name](folders)]
+    home = files[0].split("/")[0]
+    listed = [file for file in files if not any(is_below(file, folder) for folder in searched)]
+    lines = [f".{file.removeprefix(home)}" if is_below(file, home) else file for file in listed]
+    Path(home, "list.txt").write_text("\n".join([*lines, f"{home}/readme.md"]) + "\n\n")
+    assert find_images([*searched, *([f"{home}/list.txt"] if listed else [])]).paths == files
+
+
+def is_below(file: str, folder: str) -> bool:
+    return file.startswith(f"{folder}/")
 
 
 def data_yamls(path: Path):

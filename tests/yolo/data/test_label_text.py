@@ -91,6 +91,11 @@ def test_the_corpus_has_at_least_60_files():
     assert len(CORPUS) >= 60
 
 
+def test_a_byte_order_mark_is_no_number_to_yolov7():
+    with pytest.raises(RejectedLabels, match="not_a_number"):
+        read_strictly(b"\xef\xbb\xbf" + GOOD)
+
+
 def test_a_crowd_of_20000_boxes_is_read_whole():
     rng = np.random.default_rng(0)
     boxes = rng.uniform(0.1, 0.9, (20_000, 4)).round(6)

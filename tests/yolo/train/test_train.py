@@ -1,6 +1,7 @@
 """`train()` as a whole, on a CPU: a small network on a small drawn data set, every switch once."""
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import torch
 from flatout.errors import CheckpointError, ConfigError, DataError
 from flatout.yolo.loading import load_network
 from flatout.yolo.options import TrainOptions
-from flatout.yolo.train import TrainResult, train
+from flatout.yolo.train import TrainResult, train, whole
+from flatout.yolo.train.finish import finish
 from flatout.yolo.weights import read_weights
 from tests.yolo.train.conftest import BATCH, TRAIN
 
@@ -152,6 +154,8 @@ def test_notest_validates_only_the_last_epoch(options: TrainOptions) -> None:
         {"channels_last": True},
         {"device_augment": True},
         {"device_augment": True, "store_420": True},
+        {"device_augment": True, "multi_scale": True},
+        {"device_augment": True, "rect": True},
     ],
     ids=lambda switches: "-".join(switches),
 )
@@ -195,6 +199,21 @@ def test_a_collapse_is_told(
     result = trained(options)
     assert "may have collapsed" in caplog.text
     assert result.best_fitness == 0.9
+
+
+def test_a_signal_while_the_last_files_are_written_does_not_keep_them_from_it(
+    options: TrainOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finish_when_told_to_end(*args: Any) -> None:
+        assert callable(signal.getsignal(signal.SIGTERM)), "it would kill the tests"
+        signal.raise_signal(signal.SIGTERM)
+        finish(*args)
+
+    monkeypatch.setattr(whole, "finish", finish_when_told_to_end)
+    result = trained(replace(options, epochs=1))
+    assert result.finished
+    assert read_weights(result.folder / "weights/last.pt").kind == "stripped"
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_the_log_holds_every_epoch(options: TrainOptions) -> None:

@@ -90,7 +90,7 @@ def everywhere(image_HWC: np.ndarray, holds: Callable[[np.ndarray], np.ndarray])
 
 
 def look_of(image_HWC: np.ndarray) -> bytes:
-    """The same for pictures that look the same, however they are compressed."""
+    """Nearly the same bits for pictures that look the same, however they are compressed (look_alike.py compares)."""
     import cv2
 
     small = cv2.resize(image_HWC, (THUMB + 1, THUMB), interpolation=cv2.INTER_AREA).astype(np.int32).sum(2)

@@ -85,7 +85,12 @@ for _check in (
         "label files that cannot be read",
         "correct the permissions; the picture counts as background",
     ),
-    Check("label-encoding", "error", "label files that are no UTF-8 text", "save them as UTF-8"),
+    Check(
+        "label-encoding",
+        "error",
+        "label files that are no UTF-8 text, or no valid XML",
+        "save them as UTF-8, or export them again",
+    ),
     Check("label-bom", "note", "label files that begin with a byte order mark", "save them as UTF-8 without BOM"),
     Check(
         "label-columns",

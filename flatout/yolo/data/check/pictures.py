@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from flatout.yolo.data.check.deep import DEADLY, DECODED
+from flatout.yolo.data.check.deep import DEADLY, DECODED, DEEP
 from flatout.yolo.data.check.facts import SetFacts, SplitFacts
+from flatout.yolo.data.check.look_alike import look_alikes
 from flatout.yolo.data.check.registry import Finding, looking_for
 from flatout.yolo.data.image_header import FORMATS
 
@@ -15,6 +16,7 @@ LARGE = 4
 """Times the training size."""
 FLAT = 10
 """Long side by short side."""
+NUM_LOOK_BYTES = DEEP["look"].itemsize
 
 
 @looking_for(
@@ -115,7 +117,7 @@ def formats_mixed(facts: SetFacts) -> Iterable[Finding]:
 @looking_for("image-copy", "warning", "files with the same content within a split", "remove one; it counts twice")
 def image_copy(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
-        for paths in _groups([split], "digest").values():
+        for paths in _groups([split]).values():
             real = sorted({os.path.realpath(path) for _, path in paths})
             if len(real) > 1:
                 yield Finding("image-copy", real[1], f"{split.name}: the same content as {real[0]}")
@@ -139,7 +141,7 @@ def leak_path(facts: SetFacts) -> Iterable[Finding]:
     "take one out: results on what was trained on mean nothing",
 )
 def leak_content(facts: SetFacts) -> Iterable[Finding]:
-    yield from _leaks(facts, "digest", "leak-content", "the same content as")
+    yield from _leaks(facts, "leak-content", "the same content as")
 
 
 @looking_for(
@@ -149,32 +151,46 @@ def leak_content(facts: SetFacts) -> Iterable[Finding]:
     "look at both; often one is the other saved again",
 )
 def leak_pixels(facts: SetFacts) -> Iterable[Finding]:
-    same_bytes = {finding.where for finding in _leaks(facts, "digest", "leak-content", "")}
-    for finding in _leaks(facts, "look", "leak-pixels", "looks the same as"):
-        if finding.where not in same_bytes:
-            yield finding
+    same_bytes = {finding.where for finding in leak_content(facts)}
+    before: list[tuple[str, str]] = []
+    looks_KB = np.zeros((0, NUM_LOOK_BYTES), np.uint8)
+    for split in facts.splits.values():
+        places, looks_MB = _looks(split)
+        for (name, path), alike in zip(places, look_alikes(looks_MB, looks_KB).tolist(), strict=True):
+            other_name, other = before[alike] if alike >= 0 else (name, path)
+            if path not in same_bytes and os.path.realpath(path) != os.path.realpath(other):
+                yield Finding("leak-pixels", path, f"{name}: looks the same as {other} ({other_name})")
+        before += places
+        looks_KB = np.concatenate((looks_KB, looks_MB))
 
 
-def _leaks(facts: SetFacts, key: str, check: str, words: str) -> Iterator[Finding]:
-    for group in _groups(list(facts.splits.values()), key).values():
+def _looks(split: SplitFacts) -> tuple[list[tuple[str, str]], np.ndarray]:
+    """Split and path of its pictures, and how they look, uint8 [M, bytes]; not of those of a single colour."""
+    if split.deep is None:
+        return [], np.zeros((0, NUM_LOOK_BYTES), np.uint8)
+    facts_M = split.deep.facts_M
+    good_M = (facts_M["state"] == DECODED) & ~facts_M["one_colour"]
+    places = [(split.name, split.pairs[row].image) for row in split.deep.rows[good_M].tolist()]
+    return places, np.frombuffer(facts_M["look"][good_M].tobytes(), np.uint8).reshape(-1, NUM_LOOK_BYTES)
+
+
+def _leaks(facts: SetFacts, check: str, words: str) -> Iterator[Finding]:
+    for group in _groups(list(facts.splits.values())).values():
         name, first = group[0]
         for other_name, path in group[1:]:
             if other_name != name and os.path.realpath(path) != os.path.realpath(first):
                 yield Finding(check, path, f"{other_name}: {words} {first} ({name})")
 
 
-def _groups(splits: list[SplitFacts], key: str) -> dict[bytes, list[tuple[str, str]]]:
-    """Split and path of pictures by what they share; one of a single colour looks like any other and is left out."""
+def _groups(splits: list[SplitFacts]) -> dict[bytes, list[tuple[str, str]]]:
+    """Split and path of pictures by their content."""
     groups: dict[bytes, list[tuple[str, str]]] = defaultdict(list)
     for split in splits:
         if split.deep is None:
             continue
         facts_M = split.deep.facts_M
-        good_M = facts_M["state"] == DECODED
-        if key == "look":
-            good_M &= ~facts_M["one_colour"]
-        for row in np.flatnonzero(good_M).tolist():
-            groups[bytes(facts_M[key][row])].append((split.name, split.pairs[split.deep.rows[row]].image))
+        for row in np.flatnonzero(facts_M["state"] == DECODED).tolist():
+            groups[bytes(facts_M["digest"][row])].append((split.name, split.pairs[split.deep.rows[row]].image))
     return groups
 
 
