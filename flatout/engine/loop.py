@@ -255,7 +255,8 @@ class Loop:
         """Stop or save if that is due. Ranks do both after the same step, so they ask each other now and then."""
         if self.world.size > 1:
             # Counted from the last question: windows of two or four steps may never end at a multiple of ten.
-            if self.steps_here - self._asked_steps < ASK_RANKS_EVERY:
+            # A number of steps that was asked for is the same on all ranks.
+            if self.steps_here - self._asked_steps < ASK_RANKS_EVERY and not self._is_long_enough:
                 return
             self._asked_steps = self.steps_here
         name = self._interrupts.requested
@@ -282,10 +283,15 @@ class Loop:
                 self.world.wait_for_all()
             self._meter.begin_interval()
 
+    @property
+    def _is_long_enough(self) -> bool:
+        return self.config.stop_after is not None and self.steps_here >= self.config.stop_after
+
     def _stop_if_long_enough(self) -> None:
         why = None
-        if self.config.stop_after is not None and self.steps_here >= self.config.stop_after:
-            why = f"Stopped after {self.steps_here} steps, as asked. The same command continues."
+        if self._is_long_enough:
+            steps = f"{self.steps_here} step{'s' if self.steps_here > 1 else ''}"
+            why = f"Stopped after {steps}, as asked. The same command continues."
         elif self._stop_early is not None:
             # Clocks of several machines differ: what the first one says counts.
             why = self.world.from_first(self._stop_early())

@@ -104,6 +104,14 @@ def test_another_seed_is_another_stream_with_any_number_of_workers(toys: Toys, t
     assert all(streams[1, 0][place] != streams[2, 0][place] for place in streams[1, 0])
 
 
+def test_a_stream_that_ignores_its_seed_is_found_out(toys: Toys, tmp_path: Path):
+    """Negative control of G9."""
+    args = ("--unseeded", "--epochs", 1)
+    said = [toys.run(tmp_path / str(seed), *args, "--seed", seed, env={"TOY_LOG": "DEBUG"}).said for seed in (1, 2)]
+    assert len(samples_of(said[0])) == STEPS
+    assert samples_of(said[0]) == samples_of(said[1])
+
+
 def test_with_two_threads_a_resume_changes_nothing_either(toys: Toys, tmp_path: Path):
     """G4: the promise holds for equal numbers of threads."""
     args = ("--threads", 2, "--epochs", 2)

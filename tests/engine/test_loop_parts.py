@@ -2,6 +2,8 @@
 
 import copy
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from flatout.engine.optim import apply_knobs, load_optimizer, make_optimizer, st
 from flatout.engine.precision import Precision
 from flatout.engine.random_state import random_state, seed_all, set_random_state
 from flatout.engine.schedule import Knobs
+from flatout.engine.step import Step
 from flatout.engine.step_log import StepLog
 from flatout.errors import ConfigError
 
@@ -69,6 +72,33 @@ class TestOptimizer:
         assert [(group["lr"], group["momentum"]) for group in optimizer.param_groups] == [
             (0.1, 0.7), (0.2, 0.7), (0.3, 0.7),
         ]  # fmt: skip
+
+
+class TestClipping:
+    SCALE, LONGEST = 1024.0, 0.5
+
+    def moved_by(self, gradients: list[float], *, clip_norm: float | None) -> torch.Tensor:
+        """What a step with a scaled loss takes off the weights, one parameter per gradient."""
+        network = nn.ParameterList(nn.Parameter(torch.zeros(1)) for _ in gradients)
+        precision = Precision("off", CPU)
+        precision.load_state_dict({"amp": "off", "scale": self.SCALE, "streak": 0})
+        job: Any = SimpleNamespace(fillings={})
+        step = Step(
+            job, network, network, make_optimizer("sgd", [list(network)], lr=1.0, momentum=0.9, decays=(0.0,)), None,
+            precision=precision, clip_norm=clip_norm, graphs=False, world=World(), device=CPU,
+        )  # fmt: skip
+        for parameter, gradient in zip(network, gradients, strict=True):
+            parameter.grad = torch.full((1,), gradient * self.SCALE)
+        step.move()
+        return -torch.cat([parameter.detach() for parameter in network])
+
+    def test_gradients_that_are_too_long_together_keep_their_direction(self) -> None:
+        free, clipped = (self.moved_by([3.0, 4.0], clip_norm=norm) for norm in (None, self.LONGEST))
+        torch.testing.assert_close(clipped, free * self.LONGEST / 5)
+
+    def test_the_length_is_that_without_the_scale_of_the_loss(self) -> None:
+        free, clipped = (self.moved_by([0.3, 0.3], clip_norm=norm) for norm in (None, self.LONGEST))
+        assert torch.equal(clipped, free)
 
 
 class TestPrecision:

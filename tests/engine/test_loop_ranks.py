@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from flatout.engine.distributed import World
 from flatout.engine.interrupts import Interrupts
 from flatout.engine.job import EpochReport, Tick
-from flatout.engine.loop import ASK_RANKS_EVERY, Loop, LoopConfig
+from flatout.engine.loop import ASK_RANKS_EVERY, Loop, LoopConfig, StoppedAfter
 from flatout.engine.optim import make_optimizer
 from flatout.engine.schedule import Knobs
 from flatout.errors import Interrupted
@@ -71,24 +71,37 @@ class Same:
         return False
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 4, 8])
-def test_a_signal_is_heard_whatever_the_length_of_a_window(window: int) -> None:
-    network, job, interrupts = Shared(1, 1), Same(), Interrupts()
-    interrupts.requested = "SIGTERM"
-    loop = Loop(
+def of_two_ranks(window: int, interrupts: Interrupts | None = None, **knobs: Any) -> Loop:
+    """Steps that end a window: 0, `window`, 2 * `window`, ..."""
+    network, job = Shared(1, 1), Same()
+    return Loop(
         job=job,  # type: ignore[arg-type]
         network=network,
         optimizer=make_optimizer("sgd", [list(network.parameters())], lr=0.1, momentum=0.9, decays=(0.0,)),
         schedule=lambda epoch, step: Knobs((0.1,), None, steps=step % window == 0),
         batches=job,
-        config=LoopConfig(epochs=1, steps_per_epoch=STEPS),
+        config=LoopConfig(epochs=1, steps_per_epoch=STEPS, **knobs),
         device=torch.device("cpu"),
         interrupts=interrupts,
         world=Twin(size=2),
     )
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 8])
+def test_a_signal_is_heard_whatever_the_length_of_a_window(window: int) -> None:
+    interrupts = Interrupts()
+    interrupts.requested = "SIGTERM"
+    loop = of_two_ranks(window, interrupts)
     with pytest.raises(Interrupted):
         loop.run()
     assert loop.step <= ASK_RANKS_EVERY + window
+
+
+@pytest.mark.parametrize(("window", "wanted", "stopped"), [(1, 1, 1), (1, 3, 3), (4, 2, 5), (1, 25, 25)])
+def test_a_number_of_steps_is_obeyed_without_asking_first(window: int, wanted: int, stopped: int) -> None:
+    loop = of_two_ranks(window, stop_after=wanted)
+    with pytest.raises(StoppedAfter, match=f"^Stopped after {stopped} step{'s' * (stopped > 1)}, as asked"):
+        loop.run()
 
 
 class HeldBack(Same):

@@ -36,6 +36,14 @@ def test_two_ranks_see_together_what_one_sees_alone(toys: Toys, tmp_path: Path):
     assert len({re.search(r"^weights \w+$", run.said, re.MULTILINE)[0] for run in runs}) == 1  # type: ignore[index]
 
 
+def test_ranks_that_do_not_share_the_samples_are_found_out(toys: Toys, tmp_path: Path):
+    """Negative control of G6."""
+    alone = samples_of(toys.run(tmp_path / "alone", "--epochs", 1, env=LOUD).said)
+    seen = seen_by(run_ranks(toys, tmp_path / "together", "--epochs", 1, "--unshared"))
+    assert seen.keys() == alone.keys()
+    assert all(seen[place] != alone[place] for place in alone)
+
+
 def test_a_run_goes_on_with_more_ranks_and_with_fewer(toys: Toys, tmp_path: Path):
     """G6, F32: 1 -> 2 -> 1 rank; every step shows what it would have shown."""
     whole = samples_of(toys.run(tmp_path / "whole", env=LOUD).said)

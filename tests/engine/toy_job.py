@@ -70,8 +70,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--clock-jump-s", type=float, default=0)
     made.add_argument("--lost-after-s", type=float, default=25)
     made.add_argument("--mirror", default="")
-    for name in ("exist-ok", "fresh", "break-lock", "allow-data-change", "transient", "deterministic", "unkeyed"):
+    for name in ("exist-ok", "fresh", "break-lock", "allow-data-change", "transient", "deterministic"):
         made.add_argument(f"--{name}", action="store_true")
+    for name in ("unkeyed", "unseeded", "unshared"):
+        made.add_argument(f"--{name}", action="store_true", help="a mechanism left out, for negative controls")
     made.add_argument("--signal-at", default="", help="epoch:step:SIGNAL,...")
     for name in ("poison-loss", "poison-input", "poison-weights", "no-memory"):
         made.add_argument(f"--{name}", default="", help="epoch:step,...")
@@ -139,8 +141,9 @@ def prepare(options: argparse.Namespace, run: Place, world: World, stack: ExitSt
     records = stack.enter_context(Records(run.folder if world.is_first else scratch(run.folder, world)))
     per_epoch = 8 * options.steps
     plan = Plan(
-        num_samples=per_epoch, batch_size=8 // world.size, seed=options.seed, rank=world.rank, num_ranks=world.size
-    )
+        num_samples=per_epoch, batch_size=8 // world.size, seed=0 if options.unseeded else options.seed,
+        rank=0 if options.unshared else world.rank, num_ranks=world.size,
+    )  # fmt: skip
     feed = stack.enter_context(
         Feed(Noise(per_epoch, unkeyed=options.unkeyed), plan, FeedConfig(workers=options.workers))
     )

@@ -147,6 +147,6 @@ else taken from those that come with flatout (data/*.yaml, cfg/training/*.yaml).
 environment: USE_COMPILE=1 is --compile on, DIAGNOSE_COMPILE=1 reports where the network cannot be compiled and trains
 nothing, FLATOUT_STOP_AFTER=N ends cleanly after N steps, to try a long command.
 
-Exit code: 0, 2 wrong options, 3 data, 4 weights, 5 no room, 7 another rank was lost, 75 interrupted and saved (type
-the same command again).
+Exit code: 0, 2 wrong options, 3 data, 4 weights, 5 no room, 6 diverged, 7 another rank was lost, 75 interrupted and
+saved (type the same command again), 130 interrupted twice, at once.
 """

@@ -216,7 +216,9 @@ class _Training:
 
     def finish(self, run: Run) -> None:
         """Pictures and final files of a training that has come to its end; by the first rank."""
-        finish(self._setting, run, self._files, self._average.network, self._epoch_end.best_fitness)
+        # Short, and all is trained: a signal that comes now is obeyed by coming to the end.
+        with Interrupts():
+            finish(self._setting, run, self._files, self._average.network, self._epoch_end.best_fitness)
 
     def _saved_state(self) -> Generation | None:
         """What the run folder holds, if this command continues it."""
