@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import re
+import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import date
@@ -55,11 +56,18 @@ def facts() -> dict[str, str]:
     return {
         "CPU": f"{_cpu_model()}, {machine.cores().usable} cores",
         "RAM": f"{machine.memory().total / 2**30:.0f} GiB",
+        **_gpu(),
         "Linux": platform.release().split("-")[0],
         "Python": platform.python_version(),
         **{name: _version(name) for name in names},
         "date": date.today().isoformat(),
     }
+
+
+def _gpu() -> dict[str, str]:
+    """If the benchmark uses torch, and torch one."""
+    torch = sys.modules.get("torch")
+    return {"GPU": torch.cuda.get_device_name()} if torch is not None and torch.cuda.is_available() else {}
 
 
 def facts_line() -> str:

@@ -120,12 +120,15 @@ def test_with_two_threads_a_resume_changes_nothing_either(toys: Toys, tmp_path: 
     assert differences_between(tmp_path / "whole/toy", folder) == []
 
 
-def test_another_number_of_threads_is_told_and_is_no_error(toys: Toys, tmp_path: Path):
-    """G4, F32."""
+@pytest.mark.parametrize("threads", [1, 2])
+def test_another_number_of_threads_is_told_and_is_no_error(threads: int, toys: Toys, tmp_path: Path):
+    """G4, F32; and its control, the same number, of which nothing is said."""
     assert toys.run(tmp_path, "--signal-at", "1:5:SIGTERM").code == 75
-    run = toys.run(tmp_path, "--threads", 2)
+    run = toys.run(tmp_path, "--threads", threads)
     assert run.code == 0
-    assert "threads 1 -> 2: sums round differently from here on; samples and schedule stay the same." in run.said
+    told = "threads 1 -> 2: sums round differently from here on; samples and schedule stay the same." in run.said
+    assert told == (threads == 2)
+    assert ("round differently" in run.said) == told
 
 
 @pytest.mark.parametrize("place", ["0:4", "2:7", "3:9"])

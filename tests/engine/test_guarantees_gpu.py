@@ -27,6 +27,14 @@ def test_a_resume_on_a_gpu_changes_nothing(toys: Toys, tmp_path: Path):
         assert differences_between(tmp_path / "whole/toy", project / "toy") == [], place
 
 
+def test_a_resume_on_a_gpu_that_forgets_something_is_found_out(toys: Toys, tmp_path: Path):
+    """Negative control of G5."""
+    assert toys.run(tmp_path / "whole", *ARGS).code == 0
+    assert toys.run(tmp_path / "parts", *ARGS, "--signal-at", "1:5:SIGTERM").code == 75
+    assert toys.run(tmp_path / "parts", *ARGS, "--forget", "optimizer").code == 0
+    assert differences_between(tmp_path / "whole/toy", tmp_path / "parts/toy") != []
+
+
 def test_begun_on_a_gpu_and_ended_on_a_cpu_it_says_so(toys: Toys, tmp_path: Path):
     """F32."""
     assert toys.run(tmp_path, *ARGS, "--signal-at", "1:5:SIGTERM").code == 75
