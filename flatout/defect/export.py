@@ -93,22 +93,22 @@ def export_file(
     size_hw: tuple[int, int],
     *,
     patch_size: int | None = None,
-    output: Path | None = None,
+    output: str | Path | None = None,
     precision: Precision = "float32",
-    calibrate: Path | None = None,
+    calibrate: str | Path | None = None,
     img_format: ImgFormat = "tiff",
 ) -> Exported:
     """A file of weights as an ONNX file, beside it unless `output` says where; and one of less precision, if asked."""
     if precision == "int8" and calibrate is None:
         raise ConfigError("--precision int8 needs --calibrate FOLDER: images to take the ranges of values from.")
     try:
-        files = [] if calibrate is None else list_images(calibrate, img_format)[:CALIBRATED]
+        files = [] if calibrate is None else list_images(Path(calibrate), img_format)[:CALIBRATED]
         images = [read_canonical(file) for file in files]
     except (OSError, DecodeError) as error:
         raise DataError(str(error)) from None
     network, weights = load_network(model_path)
     grid = Grid.over(size_hw, patch_size or weights.patch or PATCH_OF_TYPE["strip"])
-    done = export_onnx(network, grid, output or model_path.with_suffix(".onnx"))
+    done = export_onnx(network, grid, Path(output or model_path.with_suffix(".onnx")))
     if precision == "float32":
         return done
     smaller = done.path.with_suffix(f".{precision}.onnx")

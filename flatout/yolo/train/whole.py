@@ -167,13 +167,13 @@ class _Training:
     def go(self) -> TrainResult:
         setting, options, folder = self._setting, self._setting.options, self._run.folder
         files = self._files = WeightFiles(folder / "weights", self._about())
-        if setting.world.is_first:
-            files.folder.mkdir(exist_ok=True)
         if setting.world.is_first and not options.no_preflight:
             # A slow mirror holds a state that was replaced meanwhile.
             kept, saves = (0, False) if options.nosave else (num_kept(self._epochs) + bool(options.mirror), True)
             need = disk_need(self._network, self._average, self._optimizer, kept=kept, saves=saves)
             check_room(folder, need, self._pictures.train, setting, size=self._size)
+        if setting.world.is_first:
+            files.folder.mkdir(exist_ok=True)
         if self._saved is None and setting.world.is_first:
             draw_labels(self._pictures.train, self._network.names, folder)
         interrupts = Interrupts()

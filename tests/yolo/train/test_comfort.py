@@ -23,7 +23,7 @@ from flatout.engine.callbacks import Callback, End, RunStart, Saved, Scores
 from flatout.engine.job import Tick
 from flatout.engine.preflight import gpu
 from flatout.engine.records import Records
-from flatout.errors import CheckpointError
+from flatout.errors import CheckpointError, ResourceError
 from flatout.yolo.compat.flags import train_options, train_parser
 from flatout.yolo.evolve import evolve
 from flatout.yolo.find_file import find_weights
@@ -193,6 +193,16 @@ def test_a_gpu_that_torch_cannot_use_ends_a_command_before_anything_is_made(
     assert main([*words, "--device", "cpu"]) == 2, "there is no such data set"
     assert main([*words, "--no-preflight"]) == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_ends_a_training_before_anything_is_made(
+    options: TrainOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = os.statvfs_result((4096, 4096, 10, 1, 1, 10, 1, 1, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: full)
+    with pytest.raises(ResourceError, match="are free, and saving this training takes"):
+        train(replace(options, no_preflight=False))
+    assert list(Path(options.project).iterdir()) == []
 
 
 def test_missing_weights_are_told_with_an_address_to_fetch_them_from() -> None:
