@@ -90,6 +90,11 @@ def converted(path: Path, dtype: torch.dtype) -> Network:
     return copy.deepcopy(network, memo).to(dtype)
 
 
+@pytest.fixture(autouse=True)
+def _in_one_thread():
+    """Not here: whole networks in float64 are worth all cores."""
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _forget_networks():
     yield
