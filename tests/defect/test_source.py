@@ -1,10 +1,6 @@
 """Samples keep their promises, and a batch painted on a device equals the one painted by workers."""
 
 import logging
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +15,6 @@ from flatout.defect.source import ParameterSource, PatchSource
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.draw import DEFECTS, LINES
 from flatout.defect.synth.kernels import Kernels, gaussian_kernel
-from flatout.engine.launch import HAS_TRITON
 from flatout.feed import Plan
 from tests.defect.golden_files import records
 from tests.defect.synthetic import Textures, recipe_for
@@ -27,10 +22,9 @@ from tests.defect.test_synth import sample_of
 from tests.defect.two_renderers import RECIPES, by_both, rendered
 from tests.golden_cases import golden_cases
 from tests.reference.plain_feed import plain_batches
+from tests.triton_interpreter import check_in_interpreter, needs_triton
 
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
-needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
-ROOT = Path(__file__).parents[2]
 
 
 def render(renderer: PatchRenderer, images: np.ndarray, params: dict[str, Any], device: str) -> dict[str, np.ndarray]:
@@ -78,13 +72,7 @@ def test_painting_on_a_device_equals_painting_by_workers(name, device):
 
 @needs_triton
 def test_the_kernel_paints_the_bits_of_torch_in_the_interpreter():
-    # In a process of its own: Triton decides when it is imported whether it interprets.
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "tests.defect.two_renderers"]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    if "only 0-dimensional arrays can be converted" in done.stderr:
-        pytest.skip("Triton's interpreter cannot count loops with this version of NumPy")
-    assert done.returncode == 0, done.stderr
+    check_in_interpreter("tests.defect.two_renderers")
 
 
 @pytest.mark.gpu

@@ -2,17 +2,12 @@
 the bit; in torch, in Triton's interpreter and on a GPU."""
 
 import logging
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from flatout.engine.launch import HAS_TRITON
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.device_input import DeviceInputConfig, training_input
 from flatout.yolo.augment.device_source import ParameterSource
@@ -21,6 +16,7 @@ from flatout.yolo.augment.open_labels import TILES
 from flatout.yolo.data.rect import rect_batches
 from flatout.yolo.train.job import LastBatch
 from tests.feed.test_device import DEVICES, needs_gpu
+from tests.triton_interpreter import check_in_interpreter, needs_triton
 from tests.yolo.augment.scenes import written
 from tests.yolo.augment.test_device_input import (
     AS_BYTES,
@@ -39,8 +35,6 @@ pytest.importorskip("cv2", reason="the host's side needs OpenCV")
 from flatout.yolo.augment.source import TrainingSource
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
-ROOT = Path(__file__).parents[3]
 AWKWARD = [(AugmentConfig(paste_in=0), 0.0), (TILTED, 0.0012)]
 
 
@@ -71,13 +65,7 @@ def test_a_polygon_that_begins_on_the_border_keeps_its_whole_box():
 
 @needs_triton
 def test_the_kernel_finishes_labels_as_the_worker_in_the_interpreter():
-    # In a process of its own: Triton decides when it is imported whether it interprets.
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "tests.yolo.augment.two_finishers"]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    if "only 0-dimensional arrays can be converted" in done.stderr:
-        pytest.skip("Triton's interpreter cannot count loops with this version of NumPy")
-    assert done.returncode == 0, done.stderr
+    check_in_interpreter("tests.yolo.augment.two_finishers")
 
 
 @pytest.mark.gpu

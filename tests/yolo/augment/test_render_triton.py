@@ -1,36 +1,23 @@
 """One kernel paints what torch paints, to the bit: in Triton's interpreter, and on a GPU."""
 
 import logging
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-from flatout.engine.launch import HAS_TRITON
 from flatout.yolo.augment import choose_render
 from flatout.yolo.augment.choose_render import renderer_for
 from flatout.yolo.augment.fill_torch import TorchFill
 from flatout.yolo.augment.paste_torch import TorchPaste
 from flatout.yolo.augment.render_torch import TorchRender
 from tests.feed.test_device import needs_gpu
+from tests.triton_interpreter import check_in_interpreter, needs_triton
 from tests.yolo.augment.two_renderers import CHANGES, by_both, by_torch, copied, pasted
-
-needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
-ROOT = Path(__file__).parents[3]
 
 
 @needs_triton
 def test_the_kernel_paints_the_bits_of_torch_in_the_interpreter():
-    # In a process of its own: Triton decides when it is imported whether it interprets.
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "tests.yolo.augment.two_renderers"]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    if "only 0-dimensional arrays can be converted" in done.stderr:
-        pytest.skip("Triton's interpreter cannot count loops with this version of NumPy")
-    assert done.returncode == 0, done.stderr
+    check_in_interpreter("tests.yolo.augment.two_renderers")
 
 
 @pytest.mark.gpu

@@ -1,0 +1,25 @@
+"""Run a module of tests in Triton's interpreter, which needs no GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flatout.engine.launch import HAS_TRITON
+
+ROOT = Path(__file__).parents[1]
+
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
+
+
+def check_in_interpreter(module: str) -> None:
+    """`python -m module` must end well there."""
+    # In a process of its own: Triton decides when it is imported whether it interprets.
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", module]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    if "only 0-dimensional arrays can be converted" in done.stderr:
+        pytest.skip("Triton's interpreter cannot count loops with this version of NumPy")
+    assert done.returncode == 0, done.stderr
