@@ -5,7 +5,7 @@ ways: eager; eager without our kernels for batch norm, activation and pooling (t
 worth), or with every weight cast by itself (what casting them together is worth); compiled; and the whole step, eager
 or compiled, as one CUDA graph (no launches by the host: how `train.py` runs with --fast, and with --compile on). The
 figures of the original code are quoted: it was measured once, by the same method, on the same kind of machine. What the
-host needs decides the small cases.
+host needs decides the small cases, and its speed varies: the ways of a case take turns.
 Answer: bench/results/model_step_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -48,6 +48,8 @@ CASES = [
     Case("yolov7", 320, 64, (48.0, 41.5)),
     Case("yolov7-tiny", 320, 16, (None, None)),
 ]
+TURNS, CALLS = 15, 4
+"""How often a way is timed, and for how many steps."""
 WAYS = ("torch kernels", "casts apart", "eager", "compiled", "graph", "compiled graph")
 
 
@@ -76,26 +78,48 @@ def main() -> int:
     print(facts_line(), flush=True)
     chosen = [case for case in CASES if any(pattern in str(case) for pattern in options.only)]
     cases = CASES[-1:] if options.quick else chosen
-    rows = [measure_way(case, way) for case in cases for way in options.ways]
+    rows = [row for case in cases for row in measure_case(case, options.ways)]
     criteria = [criterion for case in cases for criterion in judge(case, rows)]
     write(rows, criteria, options)
     return int(not all(each.passed for each in criteria))
 
 
-def measure_way(case: Case, way: str) -> Row:
-    torch.cuda.reset_peak_memory_stats()
-    with WITHOUT.get(way, nullcontext)():
-        step = make_step(case, way)
-        durations_ms = [timed(step, calls=4) for _ in range(7)]
-    middle = median(durations_ms)
-    peak_gib = torch.cuda.max_memory_allocated() / 2**30
-    row = Row(str(case), way, middle, min(durations_ms), max(durations_ms), case.batch / middle * 1e3, peak_gib)
-    print(f"{row.case}, {way}: {middle:.2f} ms", flush=True)
-    del step
+class Made(NamedTuple):
+    """A step that is warmed up, and the memory it needs at most."""
+
+    step: Step
+    peak_gib: float
+
+
+def measure_case(case: Case, ways: list[str]) -> list[Row]:
+    """One way after another, again and again."""
+    made = {way: make_way(case, way) for way in ways}
+    durations_ms: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(TURNS):
+        for way, (step, _) in made.items():
+            with changed_for(way):
+                durations_ms[way].append(timed(step, CALLS))
+    rows = [row_of(case, way, durations_ms[way], made[way].peak_gib) for way in ways]
+    made.clear()
     torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()
-    return row
+    return rows
+
+
+def make_way(case: Case, way: str) -> Made:
+    torch.cuda.reset_peak_memory_stats()
+    others = torch.cuda.memory_allocated()
+    with changed_for(way):
+        step = make_step(case, way)
+        timed(step, 1)
+    return Made(step, (torch.cuda.max_memory_allocated() - others) / 2**30)
+
+
+def row_of(case: Case, way: str, durations_ms: list[float], peak_gib: float) -> Row:
+    middle = median(durations_ms)
+    print(f"{case}, {way}: {middle:.2f} ms", flush=True)
+    return Row(str(case), way, middle, min(durations_ms), max(durations_ms), case.batch / middle * 1e3, peak_gib)
 
 
 def make_step(case: Case, way: str) -> Step:
@@ -132,7 +156,18 @@ def captured(step: Step) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+    return Replay(step, graph)
+
+
+@dataclass
+class Replay:
+    """The step as a graph; its own memory is all that a graph keeps, weights and pictures belong to the step."""
+
+    step: Step
+    graph: torch.cuda.CUDAGraph
+
+    def __call__(self) -> None:
+        self.graph.replay()
 
 
 @contextmanager
@@ -158,6 +193,10 @@ WITHOUT: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "casts apart": casts_apart,
 }
 """Ways that leave out something of ours."""
+
+
+def changed_for(way: str) -> AbstractContextManager[None]:
+    return WITHOUT.get(way, nullcontext)()
 
 
 def timed(step: Step, calls: int) -> float:

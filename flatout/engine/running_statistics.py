@@ -11,35 +11,32 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class RunningStatistics:
-    """All running means and variances of a network, moved into one block of memory: two small kernels per step.
+    """All running means and variances of a network: a few small kernels per step.
 
-    The network's buffers stay the same tensors, and become views of the block. Make this when the network is on its
-    device; loading a state later is fine, moving the network is not.
+    They stay where they are in memory. One block for all of them would save a kernel or two, but torch 2.11 compiles
+    code for buffers in the middle of a block that reads other memory than theirs (operators that change them in place).
     """
 
     def __init__(self, network: nn.Module) -> None:
-        buffers = [
+        self._buffers = [
             buffer
             for module in network.modules()
             if isinstance(module, _BatchNorm)
             for buffer in (module.running_mean, module.running_var)
             if buffer is not None
         ]
-        self._all_N = torch.cat([buffer.detach().reshape(-1) for buffer in buffers]) if buffers else None
-        self._kept_N = self._all_N.clone() if self._all_N is not None else None
-        offset = 0
-        for buffer in buffers:
-            assert self._all_N is not None
-            # Through .data the tensor itself stays: whoever holds it, such as a moving average, goes on seeing it.
-            buffer.data = self._all_N[offset : offset + buffer.numel()].view_as(buffer)
-            offset += buffer.numel()
+        self._kept_N = self._all() if self._buffers else None
 
     def keep(self) -> None:
         """Before the forward pass."""
-        if self._kept_N is not None and self._all_N is not None:
-            self._kept_N.copy_(self._all_N)
+        if self._kept_N is not None:
+            self._kept_N.copy_(self._all())
 
     def put_back_if(self, bad: Tensor) -> None:
         """After it: back to what was kept if `bad` is True, a bool with one element on the device."""
-        if self._kept_N is not None and self._all_N is not None:
-            torch.where(bad, self._kept_N, self._all_N, out=self._all_N)
+        if self._kept_N is not None:
+            right_N = torch.where(bad, self._kept_N, self._all())
+            torch._foreach_copy_(self._buffers, right_N.split([buffer.numel() for buffer in self._buffers]))
+
+    def _all(self) -> Tensor:
+        return torch.cat(self._buffers)

@@ -173,7 +173,7 @@ class EngineTraining(ABC):
             then_ms=then.step_ms / now.step_ms,
             is_share=True,
             device_share=then.device_ms / now.device_ms if then.device_ms and now.device_ms else None,
-            images=changed.images_per_step if changed.images_per_step != self.images_per_step else None,
+            images=self._images_if_changed(changed),
             switch=switch.options,
         )
 
@@ -201,8 +201,12 @@ class EngineTraining(ABC):
             input_ms=source.input_ms,
             beside_ms=source.kernel_ms,
             covers=switch.covers,
+            images=self._images_if_changed(changed),
             switch=switch.options,
         )
+
+    def _images_if_changed(self, changed: Self) -> float | None:
+        return None if changed.images_per_step == self.images_per_step else changed.images_per_step
 
     def compute(self) -> Compute:
         """A step as it is, less its wait for data."""

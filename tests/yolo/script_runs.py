@@ -35,8 +35,8 @@ class Scripts:
         self.folder = folder
         for name in (*SCRIPTS, "cfg", "data"):
             (folder / name).symlink_to(CHECKOUT / name)
-        caches = str(folder / "cache")
-        self.environ = os.environ | {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": caches}
+        caches, paths = str(folder / "cache"), os.pathsep.join((str(CHECKOUT), os.environ.get("PYTHONPATH", "")))
+        self.environ = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": caches}
         self._mother = subprocess.Popen(
             [sys.executable, "-c", "from tests.yolo.script_runs import serve; serve()"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self.environ, cwd=folder,

@@ -69,6 +69,9 @@ class WholeTrial:
     uncertainty: float = 0.1
     """Relative, of the predicted step."""
 
+    images: float | None = None
+    """Images per step with the remedy, where that changes."""
+
     switch: Mapping[str, Any] = field(default_factory=dict)
     """Options of a flatout training that apply it."""
 

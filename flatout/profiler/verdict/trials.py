@@ -89,7 +89,8 @@ def remedy_of_whole(n: Numbers, whole: WholeTrial) -> Remedy:
         step_ms=whole.step_ms(between_ms=n.between_ms),
         uncertainty=whole.uncertainty,
         now_ms=n.step_ms,
-        images=n.images,
+        images=whole.images or n.images,
+        now_images=n.images,
         switch=whole.switch,
     )
 

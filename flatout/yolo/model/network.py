@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Self
 
-import torch
 from torch import Tensor, nn
 
 from flatout.yolo.model.blueprint import IMAGE, Blueprint, Head, Row, needed_rows
@@ -90,7 +89,7 @@ class Network(nn.Module):
         return self.blueprint.config
 
     def forward(self, x: Tensor) -> list[Tensor] | Predictions:
-        if torch.compiler.is_compiling() or not self.training:
+        if not self.training:
             return self._run(x)
         with weights_cast(self._convolutions, x.device):
             return self._run(x)

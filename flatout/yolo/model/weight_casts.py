@@ -38,8 +38,8 @@ def _set_weight(convolution: nn.Conv2d, weight: Tensor) -> None:
 
 
 def _pays(device: torch.device) -> bool:
-    # Not every device has an autocast; that of shapes alone, "meta", does not.
-    is_cast = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    # The device of shapes alone has no autocast. (torch 2.11 cannot compile a question which devices have one.)
+    is_cast = device.type != "meta" and torch.is_autocast_enabled(device.type)
     is_alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
     return is_cast and torch.is_grad_enabled() and is_alone
 
@@ -58,6 +58,23 @@ class _CastAll(torch.autograd.Function):
 
 
 def _copied(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    copies = [torch.empty_like(each, dtype=dtype) for each in tensors]
-    torch._foreach_copy_(copies, list(tensors))
+    copy = torch.ops.flatout.copied if torch.compiler.is_compiling() else _copy_all
+    copies: list[Tensor] = copy(list(tensors), dtype)
     return copies
+
+
+def _copy_all(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    copies = _like_all(tensors, dtype)
+    torch._foreach_copy_(copies, tensors)
+    return copies
+
+
+def _like_all(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    return [torch.empty_like(each, dtype=dtype) for each in tensors]
+
+
+# An operator that torch.compile does not look into: of what it sees it makes a kernel per tensor.
+_library = torch.library.Library("flatout", "FRAGMENT")
+_library.define("copied(Tensor[] tensors, ScalarType dtype) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag)
+_library.impl("copied", _copy_all, "CompositeExplicitAutograd")
+torch.library.register_fake("flatout::copied", _like_all, lib=_library)

@@ -4,8 +4,13 @@ import copy
 
 import pytest
 import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 
-from tests.yolo.model.test_network import narrow, picture
+from flatout.yolo.model.network import build_network
+from tests.yolo.model.test_blueprint import small
+from tests.yolo.model.test_network import narrow, picture, trained_under_autocast
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
@@ -23,3 +28,20 @@ def test_a_network_is_one_graph(name, training):
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_weights_are_cast_by_one_operator_each_way_and_learn_the_same():
+    torch.manual_seed(0)
+    network, num_casts = build_network(small()).train(), []
+
+    def count(graph: fx.GraphModule, example_inputs: object) -> object:
+        num_casts.append(sum(node.target is torch.ops.flatout.copied.default for node in graph.graph.nodes))
+        return make_boxed_func(graph.forward)
+
+    torch.compiler.reset()
+    twin = copy.deepcopy(network)
+    twin.compile(fullgraph=True, backend=aot_autograd(fw_compiler=count, bw_compiler=count))
+    expected, found = trained_under_autocast(network), trained_under_autocast(twin)
+    assert num_casts == [1, 1]
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(gradient, expected[name]) for name, gradient in found.items())
