@@ -10,6 +10,9 @@ from pathlib import Path
 
 from flatout.errors import ConfigError
 
+RECORDS = ("run.json", "log.jsonl", "results.csv")
+"""Files of a run that the page is made of."""
+
 
 def main(argv: list[str]) -> int:
     """Serve until Ctrl-C; returns the exit code."""
@@ -18,7 +21,12 @@ def main(argv: list[str]) -> int:
     from flatout.monitor.server import make_server
 
     token = secrets.token_urlsafe(16)
-    with make_server(folder, token, port=args.port, price_per_hour=args.price_per_hour) as server:
+    try:
+        opened = make_server(folder, token, port=args.port, price_per_hour=args.price_per_hour)
+    except (OSError, OverflowError) as error:
+        why = f"cannot be listened on: {getattr(error, 'strerror', None) or error}"
+        raise ConfigError(f"--port {args.port} {why}. Use another, or none for any that is free.") from error
+    with opened as server:
         port = server.server_address[1]
         print(f"{folder}: http://127.0.0.1:{port}/{token}/")
         print(
@@ -36,14 +44,14 @@ def find_run(path: Path) -> Path:
     """A run folder, or the newest one below a folder of runs."""
     if _is_run(path):
         return path
-    runs = [record.parent for record in path.glob("**/run.json")] if path.is_dir() else []
+    runs = [record for record in path.glob("**/run.json") if record.is_file()] if path.is_dir() else []
     if not runs:
-        raise ConfigError(f"{path}: no run is there (a folder with run.json or results.txt). Name one: runs/train/exp")
-    return max(runs, key=lambda run: (run / "run.json").stat().st_mtime)
+        raise ConfigError(f"{path}: no run is there (a folder with {' or '.join(RECORDS)}). Name one: runs/train/exp")
+    return max(runs, key=lambda record: record.stat().st_mtime).parent
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("run.json", "results.txt", "log.jsonl"))
+    return any((folder / name).is_file() for name in RECORDS)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,7 +5,6 @@ as missing, and nothing here raises for what it finds (fault F35).
 """
 
 import json
-import math
 import os
 import socket
 import time
@@ -16,6 +15,8 @@ from typing import Any
 Row = dict[str, float]
 READY_ENOUGH = 0.9
 """Below this share of steps' time with a batch at hand, the input is worth a word."""
+LARGEST = 1e300
+"""Numbers beyond this are none: sums of them, and integers of thousands of digits, would not be."""
 TAIL_BYTES = 4 << 20
 """Of a log: enough for tens of thousands of epochs."""
 
@@ -72,8 +73,8 @@ def told_about(state: str, holder: Mapping[str, Any], changed_s: float | None, n
 def read_json(path: Path) -> dict[str, Any]:
     """An object, empty if there is none that can be read."""
     try:
-        content = json.loads(path.read_text() or "{}")
-    except (OSError, ValueError):
+        content = json.loads(path.read_text() or "{}", parse_constant=_no_number)
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -84,7 +85,7 @@ def read_rows(path: Path) -> list[Row]:
     for line in whole_lines(path):
         try:
             content = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(content, dict):
             rows.append({str(key): float(value) for key, value in content.items() if _is_number(value)})
@@ -198,11 +199,11 @@ def _mtime_s(path: Path) -> float | None:
 
 
 def _is_alive(pid: Any) -> bool:
-    if not isinstance(pid, int):
+    if not isinstance(pid, int) or pid <= 0:  # 0 and below are groups of processes, this one among them
         return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:
         return True
@@ -210,14 +211,20 @@ def _is_alive(pid: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) < LARGEST  # false for NaN, too
 
 
 def _is_text_number(text: str) -> bool:
     try:
-        return math.isfinite(float(text))
+        return _is_number(float(text))
     except ValueError:
         return False
+
+
+def _no_number(name: str) -> None:
+    """NaN and infinities, which JSON does not know: a page that is sent one shows nothing at all."""
 
 
 def _duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ import logging
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
 from flatout.monitor.load import machine_load
 from flatout.monitor.run_state import run_state
@@ -29,16 +29,24 @@ def make_server(folder: Path, token: str, *, port: int = 0, price_per_hour: floa
     class Handler(_Handler):
         run, secret, price = folder, token, price_per_hour
 
-    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    return _Server(("127.0.0.1", port), Handler)
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that closes its tab in mid-answer is nothing to show a person."""
+        logger.debug("No answer to %s", client_address, exc_info=True)
 
 
 class _Handler(BaseHTTPRequestHandler):
     run: Path
     secret: str
     price: float | None
+    timeout = 30.0
+    """Seconds that a client may be silent: browsers open connections ahead of time, and each has a thread here."""
 
     def do_GET(self) -> None:
-        parts = urlsplit(self.path).path.split("/")
+        parts = self.path.partition("?")[0].split("/")
         # A page of another site could reach 127.0.0.1 under a name of its own; it does not know this name.
         host = (self.headers.get("Host") or "").rpartition(":")[0]
         known = len(parts) == 3 and hmac.compare_digest(parts[1].encode(), self.secret.encode())

@@ -5,6 +5,7 @@ folder of its own, which is removed again.
 """
 
 import argparse
+import os
 import sys
 import time
 from importlib import import_module
@@ -41,6 +42,7 @@ def main(argv: list[str]) -> int:
         )
     if args.job not in JOBS:
         raise ConfigError(f"flatout profile: unknown job {args.job!r}; known: {', '.join(JOBS)}.")
+    _refuse_unwritable(args.out)
     # Now, because help and mistakes are answered without torch.
     from flatout.profile_cli.apply import apply_best
     from flatout.profile_cli.table import show
@@ -62,6 +64,13 @@ def main(argv: list[str]) -> int:
         tell("The best remedy that a flag switches on ...")
         print(apply_best(training, profile).text())
     return 0
+
+
+def _refuse_unwritable(folder: Path) -> None:
+    """Now: after minutes of looking it would be too late. Nothing is made yet, for the training may be refused."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"flatout profile: --out {folder}: {there} is not a folder that can be written to.")
 
 
 class _Teller:

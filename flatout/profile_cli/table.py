@@ -12,20 +12,23 @@ from flatout.profiler.report.text import between_lines, light_lines, runs_of, sh
 from flatout.profiler.stages import kind_of, place_label
 
 BAR = 24
+WITHOUT_BAR = 62
+"""Characters of names and numbers."""
 
 
 def show(profile: Profile, console: Console | None = None) -> None:
     """Print everything a tired person needs, on one screen."""
     console = console or Console()
-    console.print(ledger_table(profile.ledger))
+    console.print(ledger_table(profile.ledger, console.width))
     ledger, measurement = profile.ledger, profile.measurement
     notes = (*wait_lines(measurement), *between_lines(ledger, measurement), *light_lines(measurement))
     for line in (*notes, *verdict_lines(profile.verdict, console.width)):
         console.print(escape(line), highlight=False, soft_wrap=True)
 
 
-def ledger_table(ledger: Ledger) -> Table:
-    """One row per stage, with a bar as long as its share."""
+def ledger_table(ledger: Ledger, width: int = 120) -> Table:
+    """One row per stage, with a bar as long as its share; in a narrow terminal bars are shorter, or none."""
+    bar = min(BAR, max(0, width - WITHOUT_BAR))
     table = Table(
         title=(
             f"{ledger.num_steps} steps of {ledger.images:g} images: {ledger.step_ms:.1f} ms per step "
@@ -35,9 +38,9 @@ def ledger_table(ledger: Ledger) -> Table:
         box=None,
         pad_edge=False,
     )
-    table.add_column("")
+    table.add_column("", overflow="fold")
     for name in ("ms/step", "share", "us/image", "runs"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("")
     for place in ledger.places:
         table.add_row(f"[bold]{escape(place_label(place))}[/bold]")
@@ -48,6 +51,6 @@ def ledger_table(ledger: Ledger) -> Table:
                 f"{row.share:.1%}",
                 f"{row.us_per_image:,.1f}",
                 runs_of(row),
-                Text("█" * round(BAR * max(0.0, row.share)), style=KINDS[kind_of(row.stage)]),
+                Text("█" * round(bar * max(0.0, row.share)), style=KINDS[kind_of(row.stage)]),
             )
     return table

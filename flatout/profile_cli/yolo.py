@@ -84,6 +84,7 @@ class YoloTraining(EngineTraining):
             notest=True,
             fresh=True,
             resume=False,
+            mirror="",  # what is looked at for a moment is no run to keep
             log_every=num_steps,
             log_to=("none",),
             no_preflight=True,

@@ -11,10 +11,21 @@ if TYPE_CHECKING:
     from flatout.profiler.ledger import Ledger, make_ledger
     from flatout.profiler.limits import find_limits
     from flatout.profiler.measurement import Measurement
+    from flatout.profiler.report.save import load_measurement
     from flatout.profiler.verdict import Trial, Verdict, judge
     from flatout.profiler.watching import watch
 
-__all__ = ["Ledger", "Measurement", "Trial", "Verdict", "find_limits", "judge", "make_ledger", "watch"]
+__all__ = [
+    "Ledger",
+    "Measurement",
+    "Trial",
+    "Verdict",
+    "find_limits",
+    "judge",
+    "load_measurement",
+    "make_ledger",
+    "watch",
+]
 
 _HOME = {
     "Ledger": "ledger",
@@ -23,6 +34,7 @@ _HOME = {
     "Verdict": "verdict",
     "find_limits": "limits",
     "judge": "verdict",
+    "load_measurement": "report.save",
     "make_ledger": "ledger",
     "watch": "watching",
 }

@@ -153,10 +153,15 @@ def count(name: str) -> None:
         recorder.add(name, 0)
 
 
+def recorder() -> Totals | None:
+    """Who takes this thread's marks; None: nobody."""
+    return _thread.recorder
+
+
 def innermost() -> _Mark | None:
     """The stage of this thread that runs now, if any; None also where nobody takes its marks."""
-    recorder = _thread.recorder
-    return None if recorder is None else recorder.innermost
+    taker = _thread.recorder
+    return None if taker is None else taker.innermost
 
 
 def step_ended(num_images: int) -> None:

@@ -3,25 +3,49 @@
 Everything is taken off again when the block ends; the loop itself is not touched.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import CodeType, ModuleType
+from types import CodeType
 from typing import Any
 
+from flatout.errors import ConfigError
 from flatout.profiler import clock
 
 
 @contextmanager
 def stages_around(model: Any, optimizer: Any, loss_fn: Any) -> Iterator[None]:
-    """Mark forward, loss (if it is a module), backward, optimizer and copies to a GPU."""
+    """Mark forward, loss (if it is a module), backward, optimizer and copies to a GPU.
+
+    Several models or optimizers (of a GAN, say) come as a list or a dict; None: there is nothing to mark.
+    """
     with ExitStack() as stack:
-        stack.enter_context(_module_stage(model, "forward"))
+        for each in _each(model):
+            stack.enter_context(_module_stage(_module(each), "forward"))
         if hasattr(loss_fn, "register_forward_pre_hook"):
             stack.enter_context(_module_stage(loss_fn, "loss"))
         stack.enter_context(_backward_stage())
-        stack.enter_context(_optimizer_stage(optimizer))
+        for each in _each(optimizer):
+            stack.enter_context(_optimizer_stage(each))
         stack.enter_context(_copy_stage())
         yield
+
+
+def _each(given: Any) -> Iterable[Any]:
+    """One of a kind, or all of a list or a dict of them; none of None."""
+    if isinstance(given, Mapping):
+        return given.values()
+    if isinstance(given, list | tuple):
+        return given
+    return () if given is None else (given,)
+
+
+def _module(model: Any) -> Any:
+    if hasattr(model, "register_forward_pre_hook"):
+        return model
+    raise ConfigError(
+        f"A {type(model).__name__} cannot be watched as a model: give the nn.Module that your loop calls (the compiled "
+        "or wrapped one, if there is one), a list or dict of several, or None."
+    )
 
 
 def code_of(loss_fn: Any) -> CodeType | None:
@@ -47,8 +71,8 @@ class _Bracket:
 
 
 @contextmanager
-def replaced(owner: type | ModuleType, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """A class or module with other functions inside the block; what it inherits it inherits again afterwards."""
+def replaced(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """A class, module or object with other functions inside the block; afterwards it inherits again what it did."""
     own = {name: vars(owner)[name] for name in methods if name in vars(owner)}
     for name, method in methods.items():
         setattr(owner, name, method)
@@ -80,26 +104,49 @@ def _module_stage(module: Any, name: str) -> Iterator[None]:
 @contextmanager
 def _optimizer_stage(optimizer: Any) -> Iterator[None]:
     bracket = _Bracket("optimizer")
-    handles = [optimizer.register_step_pre_hook(bracket.begin), optimizer.register_step_post_hook(bracket.end)]
     try:
-        yield
-    finally:
+        handles = [optimizer.register_step_pre_hook(bracket.begin), optimizer.register_step_post_hook(bracket.end)]
+    except AttributeError:  # a wrapper: no hooks, or inherited ones that it never made
+        handles = []
+    with ExitStack() as stack:
         for handle in handles:
-            handle.remove()
+            stack.callback(handle.remove)
+        if not handles:
+            stack.enter_context(_step_stage(optimizer))
+        yield
+
+
+@contextmanager
+def _step_stage(optimizer: Any) -> Iterator[None]:
+    """Around the `step` of an object that is no optimizer of torch, but works like one."""
+    step = getattr(optimizer, "step", None)
+    if not callable(step):
+        raise ConfigError(
+            f"A {type(optimizer).__name__} cannot be watched as an optimizer: give the object whose step() your loop "
+            "calls, a list or dict of several, or None."
+        )
+
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        with clock.stage("optimizer"):
+            return step(*args, **kwargs)
+
+    with replaced(optimizer, {"step": marked}):
+        yield
 
 
 @contextmanager
 def _backward_stage() -> Iterator[None]:
+    """Around autograd's own functions, which `Tensor.backward` calls as well."""
     import torch
 
     def marked(original: Callable[..., Any]) -> Callable[..., Any]:
-        def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def backward(*args: Any, **kwargs: Any) -> Any:
             with clock.stage("backward"):
-                return original(self, *args, **kwargs)
+                return original(*args, **kwargs)
 
         return backward
 
-    with replaced(torch.Tensor, {"backward": marked(torch.Tensor.backward)}):
+    with replaced(torch.autograd, {name: marked(getattr(torch.autograd, name)) for name in ("backward", "grad")}):
         yield
 
 

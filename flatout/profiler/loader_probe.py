@@ -26,7 +26,8 @@ WORKER_DTYPE = np.dtype(
         ("timeline", TIMELINE_DTYPE),
     ]
 )
-"""`cpu_ns`: CPU time of the process; `wanted_ns`: its main thread ran, or queued for a core."""
+"""`cpu_ns`: CPU time of the process and of those that had its place before; `wanted_ns`: its main thread ran, or queued
+for a core."""
 
 
 class Tables:
@@ -70,12 +71,15 @@ class Desk:
             lines = _Lines(row["lines"])
             Sampler(on_sample=lines.add, label=lambda: _working(self._totals))
             self._cpu = row
+            # Without persistent workers every epoch has new ones, whose own times begin at zero.
+            self._earlier = int(row["cpu_ns"]), int(row["wanted_ns"])
         return self._totals
 
     def note_cpu(self) -> None:
         if self._totals is not None:
-            self._cpu["cpu_ns"] = time.process_time_ns()
-            self._cpu["wanted_ns"] = ran_or_queued_ns()
+            cpu_ns, wanted_ns = self._earlier
+            self._cpu["cpu_ns"] = cpu_ns + time.process_time_ns()
+            self._cpu["wanted_ns"] = wanted_ns + ran_or_queued_ns()
 
     def timed(self, name: str, work: Callable[[], Any]) -> Any:
         totals = self.totals()
@@ -107,30 +111,25 @@ class _Lines:
 
     def __init__(self, table: np.ndarray) -> None:
         self._table = table
-        self._rows: dict[str, int] = {}
+        # The table may have been begun by a worker of an earlier epoch.
+        self._rows = {bytes(where): row for row, where in enumerate(table["where"]) if where}
 
     def add(self, line: Line, stage: str | None) -> None:
         if stage is None:  # between samples: the worker waits for orders
             return
-        where = str(line)
+        where = str(line).encode()[-200:]
         if where not in self._rows:
             row = self._rows[where] = min(len(self._rows), len(self._table) - 1)
-            self._table[row]["where"] = where.encode()[-200:]
+            self._table[row]["where"] = where
             self._table[row]["function"] = line.function.encode()[-56:]
         self._table[self._rows[where]]["samples"] += 1
 
 
-class TimedDataset:
-    """A map-style dataset whose samples are timed; everything else is the dataset's own."""
+class _StandIn:
+    """Stands in a dataset's place: what is read of it or set on it (by a worker_init_fn, say) is the dataset's own."""
 
     def __init__(self, dataset: Any, desk: Desk) -> None:
-        self._dataset = dataset
-        self._desk = desk
-        if hasattr(dataset, "__getitems__"):
-            self.__getitems__ = self._get_items
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._desk.timed("fetch", lambda: self._dataset[index])
+        vars(self).update(_dataset=dataset, _desk=desk)
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -139,30 +138,36 @@ class TimedDataset:
         if name.startswith("__") or name in ("_dataset", "_desk"):
             raise AttributeError(name)
         return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._dataset, name)
+
+
+class TimedDataset(_StandIn):
+    """A map-style dataset whose samples are timed."""
+
+    def __init__(self, dataset: Any, desk: Desk) -> None:
+        super().__init__(dataset, desk)
+        if hasattr(dataset, "__getitems__"):
+            vars(self)["__getitems__"] = self._get_items
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._desk.timed("fetch", lambda: self._dataset[index])
 
     def _get_items(self, indices: Any) -> Any:
         return self._desk.timed("fetch", lambda: self._dataset.__getitems__(indices))
 
 
-class TimedStream:
+class TimedStream(_StandIn):
     """An iterable dataset whose samples are timed."""
-
-    def __init__(self, dataset: Any, desk: Desk) -> None:
-        self._dataset = dataset
-        self._desk = desk
 
     def __iter__(self) -> Iterator[Any]:
         samples, end = iter(self._dataset), object()
         while (sample := self._desk.timed("fetch", lambda: next(samples, end))) is not end:
             yield sample
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_dataset", "_desk"):
-            raise AttributeError(name)
-        return getattr(self._dataset, name)
 
 
 class TimedCollate:

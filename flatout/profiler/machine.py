@@ -5,6 +5,7 @@ counts is the tightest of machine, CPU affinity and cgroup limit. `root` stands 
 """
 
 import os
+import platform
 import resource
 import shutil
 from dataclasses import dataclass
@@ -66,6 +67,15 @@ def cores(root: Path = ROOT) -> Cores:
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
     quota = cgroup.cpu_quota(cgroup.folders("cpu", root=root))
     return Cores(machine, affinity, quota, usable_cores(machine, affinity, quota))
+
+
+def cpu_name(root: Path = ROOT) -> str:
+    """The processor's model; its architecture where the system does not tell."""
+    try:
+        lines = (root / "proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
 
 
 def usable_cores(machine: int, affinity: int, quota: float | None) -> int:

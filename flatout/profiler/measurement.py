@@ -6,6 +6,7 @@ another machine, from the same numbers.
 Dimension key:  S steps   K stages of a lane
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -139,6 +140,13 @@ class Measurement:
 
     machine: Mapping[str, str] = field(default_factory=dict)
     title: str = ""
+
+    def __post_init__(self) -> None:
+        times_ms = [*self.wall_ms, *(ms for lane in self.lanes for ms in lane.stage_ms.values())]
+        if not (len(self.wall_ms) and min(self.wall_ms) > 0 and self.images > 0 and self.usable_cores > 0):
+            raise ValueError("a measurement has steps that took time, images in them, and cores they ran on")
+        if not all(map(math.isfinite, times_ms)):
+            raise ValueError("a measurement has finite times only")
 
     def lane(self, place: str) -> Lane | None:
         """The lane of that place, None if it was not measured."""

@@ -50,6 +50,7 @@ class Observation:
         self._timed: TimedSteps | None = None
         self._is_between_passes = False
         self.steps_seen = 0
+        self._is_elsewhere = False
         self._measurement: Measurement | None = None
         self._is_over = False
 
@@ -72,6 +73,12 @@ class Observation:
             stack.enter_context(self.recorder.recording())
             stack.callback(self.finish)
             yield self
+
+    def is_here(self) -> bool:
+        """Whether this thread is the one that is looked at; it is noted if another one asks."""
+        is_here = clock.recorder() is self.recorder
+        self._is_elsewhere |= not (is_here or self._is_over)
+        return is_here
 
     def after_step(self) -> None:
         """To be called between two steps, after clock.step_ended: one kind of looking ends, the next begins."""
@@ -147,6 +154,11 @@ class Observation:
 
     @property
     def measurement(self) -> Measurement:
+        if self._measurement is None and self._is_elsewhere:
+            raise ConfigError(
+                "The loader was iterated by another thread than the one that began the watch: begin it in the thread "
+                "of your loop, and give it the object that the loop itself iterates."
+            )
         if self._measurement is None:
             raise ConfigError(
                 f"Only {self.steps_seen} steps were seen: at least {self.steps_before_timing + AT_LEAST} are needed."

@@ -115,6 +115,7 @@ def machine_facts() -> dict[str, str]:
     import torch
 
     facts = {
+        "CPU": machine.cpu_name(),
         "cores": str(machine.cores()),
         "RAM": f"{machine.memory().total / 2**30:.0f} GiB",
         "Python": platform.python_version(),

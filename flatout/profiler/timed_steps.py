@@ -116,7 +116,7 @@ class TimedSteps:
             main_cpu_ms=float(steps.cpu_ns.mean()) / 1e6,
             worker_cpu_ms=seen.cpu_ms if seen else None,
             worker_blocked_ms=seen.blocked_ms if seen else None,
-            num_workers=seen.num_workers if seen else 0,
+            num_workers=seen.num_workers if seen else self._workers.num_unseen,
             usable_cores=float(machine.cores().usable),
             others_cores=self._others.cores(self._own_cpu_s(seen)),
             has_device=self._device is not None,

@@ -9,10 +9,11 @@ Pure, but for `Tunings`, which remembers choices beside what they depend on: mac
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from flatout.profiler.verdict.whatif import KEPT_DECODED, Demands
 
@@ -35,6 +36,8 @@ PINNED_GB_S = 25.0
 """From pinned memory to the device: half of what an H200's link gives, as the generation before it had."""
 
 SLOTS_AHEAD = 2
+MOST = 1 << 16
+"""Workers or slots that a file may speak of."""
 LONGEST_S, SHARE_OF_RUN = 60.0, 0.05
 
 
@@ -181,24 +184,45 @@ class Tunings:
         """What was chosen under the same facts, if anything."""
         found = self._read().get(fingerprint(facts))
         try:
-            return Choice(**found["choice"]) if found else None
-        except (TypeError, KeyError):
+            return _checked(found["choice"]) if found else None
+        except (TypeError, KeyError, ValueError):
             return None
 
     def remember(self, facts: Mapping[str, str], choice: Choice) -> None:
         """Readers see the file before or after, never half of it."""
         content = self._read() | {fingerprint(facts): {"facts": dict(facts), "choice": asdict(choice)}}
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._file.with_name(f"{self._file.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(content, indent=1))
-        temporary.replace(self._file)
+        # A name of its own: where several machines or containers share a home, their processes have the same numbers.
+        handle, name = tempfile.mkstemp(prefix=f"{self._file.name}.", dir=self._file.parent)
+        try:
+            with open(handle, "w") as file:
+                file.write(json.dumps(content, indent=1))
+            os.replace(name, self._file)
+        except BaseException:
+            os.unlink(name)
+            raise
 
     def _read(self) -> dict[str, Any]:
         try:
             content = json.loads(self._file.read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}
+
+
+def _checked(choice: Mapping[str, Any]) -> Choice:
+    """A choice as it was written down; TypeError or ValueError for anything that `choose` would not have said."""
+    known = Choice(**choice)
+    is_choice = (
+        known.keep in get_args(Place)
+        and known.format in get_args(Format)
+        and isinstance(known.augment_on_device, bool)
+        and known.augment_on_device == (known.keep == "device")
+        and all(type(number) is int and 0 <= number <= MOST for number in (known.workers, known.slots))
+    )
+    if not is_choice:
+        raise ValueError(choice)
+    return replace(known, step_ms=float(known.step_ms), reason=str(known.reason))
 
 
 def fingerprint(facts: Mapping[str, str]) -> str:

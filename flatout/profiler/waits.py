@@ -5,20 +5,24 @@ same lines are visible: numbers read out of tensors one at a time (`.item()`, `f
 be a wait on a GPU, and cost microseconds of Python anywhere.
 """
 
+import os
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from linecache import getline
+from pathlib import Path
+from types import FrameType
 from typing import Any, TextIO
 
 from flatout.profiler.hooks import replaced
 from flatout.profiler.measurement import WaitBetween, WaitSite
 from flatout.profiler.pauses import LOG
-from flatout.profiler.sampler import own_line, short_place
+from flatout.profiler.sampler import is_foreign, own_line, short_place
 
 _READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")
+_OPTIMIZERS = str(Path("torch", "optim")) + os.sep
 _WAIT_WARNING = "called a synchronizing CUDA operation"
 _PROTOTYPE = "Synchronization debug mode is a prototype feature"
 """What torch says of its own way of telling; nobody who trains needs to know."""
@@ -113,10 +117,20 @@ def _scalar_reads(note: Callable[[str], None]) -> Iterator[None]:
 
 def _noted(original: Callable[..., Any], note: Callable[[str], None]) -> Callable[..., Any]:
     def read(self: Any) -> Any:
-        note(str(own_line(sys._getframe(1))))
+        if not _is_optimizers(sys._getframe(1)):
+            note(str(own_line(sys._getframe(1))))
         return original(self)
 
     return read
+
+
+def _is_optimizers(frame: FrameType | None) -> bool:
+    """Whether an optimizer of torch reads: Adam's steps, one number per weight, lie in host memory on every machine."""
+    while frame is not None and is_foreign(frame.f_code.co_filename):
+        if _OPTIMIZERS in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def source_text(where: str) -> str:

@@ -6,7 +6,7 @@ code that knows nothing of it is seen; a torch DataLoader also gets a probe arou
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from flatout.errors import ConfigError
 from flatout.profiler import clock
@@ -14,17 +14,32 @@ from flatout.profiler.loader_probe import Desk, Tables, TimedCollate, TimedDatas
 from flatout.profiler.measurement import WAIT
 
 
+class Looking(Protocol):
+    """Who looks at the loop; see observation.py."""
+
+    def is_here(self) -> bool:
+        """Whether it looks at this thread."""
+
+    def pass_begins(self) -> None: ...
+    def after_step(self) -> None:
+        """After each step, before the next batch is fetched."""
+
+    def pass_ends(self) -> None: ...
+
+
 class Turnstile:
     """Between the loop and its loader: a step begins when a batch is asked for, and ends when the next one is."""
 
-    def __init__(self, on_step: Callable[[], None], on_begin: Callable[[], None], on_end: Callable[[], None]) -> None:
-        """`on_step` is called after each step, before the next batch is fetched; the others around a whole pass."""
-        self._on_step, self._on_begin, self._on_end = on_step, on_begin, on_end
+    def __init__(self, looking: Looking, samples_of: Callable[[Any], int]) -> None:
+        self._looking, self._samples_of = looking, samples_of
 
     def through(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The batches, with marks around the wait for each."""
+        if not self._looking.is_here():  # another thread's marks go nowhere: its batches pass as they are
+            yield from batches
+            return
         clock.step_ended(0)  # what lies between two passes belongs to no step
-        self._on_begin()
+        self._looking.pass_begins()
         try:
             while True:
                 with clock.stage(WAIT):
@@ -33,11 +48,11 @@ class Turnstile:
                     except StopIteration:
                         break
                 yield batch
-                clock.step_ended(num_images(batch))
-                self._on_step()
+                clock.step_ended(self._samples_of(batch))
+                self._looking.after_step()
             clock.step_ended(0)
         finally:  # also when the loop breaks off
-            self._on_end()
+            self._looking.pass_ends()
 
 
 @contextmanager
@@ -61,11 +76,13 @@ def watching(loader: Any, turnstile: Turnstile) -> Iterator[Tables | None]:
 
 @contextmanager
 def _probed(loader: Any) -> Iterator[Tables | None]:
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
     from torch.utils.data.dataloader import _DatasetKind
 
-    # Workers that already run (persistent ones of an earlier pass) have the dataset without a probe.
-    if not isinstance(loader, DataLoader) or getattr(loader, "_iterator", None) is not None:
+    # Workers that already run (persistent ones of an earlier pass) have the dataset without a probe; and a DataLoader
+    # sets the random numbers of a data pipe that it knows to be one.
+    cannot = not isinstance(loader, DataLoader) or getattr(loader, "_iterator", None) is not None
+    if cannot or isinstance(loader.dataset, IterDataPipe | MapDataPipe):
         yield None
         return
     dataset, collate = loader.dataset, loader.collate_fn
@@ -80,14 +97,3 @@ def _probed(loader: Any) -> Iterator[Tables | None]:
     finally:
         object.__setattr__(loader, "dataset", dataset)
         loader.collate_fn = collate
-
-
-def num_images(batch: Any) -> int:
-    """Samples in a batch, by the first thing in it that has a length; 1 if nothing has."""
-    if hasattr(batch, "shape") and len(batch.shape):
-        return int(batch.shape[0])
-    if isinstance(batch, dict):
-        batch = tuple(batch.values())
-    if isinstance(batch, (list, tuple)):
-        return num_images(batch[0]) if batch else 1
-    return len(batch) if hasattr(batch, "__len__") else 1

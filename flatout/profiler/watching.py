@@ -14,9 +14,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from flatout.errors import ConfigError
+from flatout.profiler import clock
+from flatout.profiler.batch_size import SamplesOf
 from flatout.profiler.hooks import code_of, stages_around
 from flatout.profiler.observation import Observation
 from flatout.profiler.outcome import Profile
+from flatout.profiler.recorder import StepRecorder
 from flatout.profiler.verdict import Trial
 from flatout.profiler.watched_loader import Turnstile, watching
 from flatout.profiler.workers_seen import FeedWorkers, NoWorkers, ProbedWorkers, WorkerWatch
@@ -30,26 +34,30 @@ def watch(
 ) -> Iterator[Profile]:
     """Watch the loop inside the block. `loss_fn`: a module or function, to tell the loss from the rest.
 
-    What it gives is complete when the block has ended.
+    Several models or optimizers are given as a list or a dict; None: there is none to look at. What it gives is
+    complete when the block has ended.
     """
+    if isinstance(clock.recorder(), StepRecorder):
+        raise ConfigError("This thread is being watched already: end that watch before another one begins.")
     code = code_of(loss_fn)
     observation = Observation(NoWorkers(), functions={code: "loss"} if code else {}, title=title)
-    turnstile = Turnstile(observation.after_step, observation.pass_begins, observation.pass_ends)
+    turnstile = Turnstile(observation, SamplesOf.loader(loader))
     with ExitStack() as stack:
         stack.enter_context(stages_around(model, optimizer, loss_fn))
         tables = stack.enter_context(watching(loader, turnstile))
-        num_workers = int(getattr(loader, "num_workers", 0))
-        observation.workers = _workers_of(loader, tables, num_workers)
+        observation.workers = _workers_of(loader, tables)
         observation.attach_device()
         stack.enter_context(observation.observing())
         yield Profile(observation, trials)
 
 
-def _workers_of(loader: Any, tables: Any, num_workers: int) -> WorkerWatch:
+def _workers_of(loader: Any, tables: Any) -> WorkerWatch:
+    said = getattr(loader, "num_workers", 0)
+    num_workers = said if isinstance(said, int) else 0
     if tables is not None:
         return ProbedWorkers(tables, num_workers)
-    if type(loader).__module__.startswith("flatout."):
+    if any(kind.__module__.startswith("flatout.") for kind in type(loader).__mro__):
         return FeedWorkers()
     if num_workers:
-        logger.warning("The workers ran before the watch began: what they do inside is not seen.")
-    return NoWorkers()
+        logger.warning("The workers ran before the watch began, or are a data pipe's: what they do inside is not seen.")
+    return NoWorkers(num_workers)

@@ -33,6 +33,9 @@ class WorkersSeen(NamedTuple):
 class WorkerWatch(Protocol):
     """Looks at workers from `begin` to `end`."""
 
+    num_unseen: int
+    """Workers that are known of and cannot be looked into."""
+
     def begin(self) -> None: ...
 
     def look(self, num_steps: int) -> None:
@@ -50,6 +53,8 @@ class FeedWorkers:
     The tables of a feed go with it, so they are looked at now and then: a training that ends before the looking does is
     judged by the last look.
     """
+
+    num_unseen = 0
 
     def begin(self) -> None:
         self._before = {id(crew): (crew, crews.spent(crew)) for crew in crews.at_work()}
@@ -130,6 +135,8 @@ def _together(crews_busy: list[_Growth]) -> WorkersSeen:
 class ProbedWorkers:
     """Workers of a torch DataLoader that were given a probe."""
 
+    num_unseen = 0
+
     def __init__(self, tables: Tables, num_workers: int) -> None:
         self._tables = tables
         self._num_workers = num_workers
@@ -165,6 +172,9 @@ class ProbedWorkers:
 
 class NoWorkers:
     """Nothing can be seen of the workers, if there are any."""
+
+    def __init__(self, num_unseen: int = 0) -> None:
+        self.num_unseen = num_unseen
 
     def begin(self) -> None:
         pass

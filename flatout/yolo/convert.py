@@ -12,6 +12,7 @@ import torch
 
 from flatout.errors import CheckpointError
 from flatout.yolo.loading import network_of
+from flatout.yolo.model.blueprint import small_side
 from flatout.yolo.model.deploy import largest_difference, to_deploy
 from flatout.yolo.model.network import Network
 from flatout.yolo.out_file import check_out
@@ -80,7 +81,13 @@ def convert_weights(
     elif half:
         average = weights.ema and _rounded(weights.ema, torch.float16, source)
         weights = replace(weights, state=_rounded(weights.state, torch.float16, source), ema=average)
-    WRITERS[out.suffix](out, weights)
+    try:
+        WRITERS[out.suffix](out, weights)
+    except TypeError as error:
+        told = str(error).removesuffix(".")
+        raise CheckpointError(
+            f"{source}: holds what no {out.suffix} can hold, so nothing was written: {told}."
+        ) from None
     state = weights.for_inference()
     return Conversion(out, out.stat().st_size, len(state), taken, _dtype(state), agreement)
 
@@ -102,7 +109,7 @@ def _deployed(weights: Weights, network: Network, dtype: torch.dtype, source: st
         deployed = to_deploy(network)
     except ValueError as error:
         raise CheckpointError(f"{source}: {error}") from None
-    side_px = max(128, 2 * int(network.stride.max()))
+    side_px = small_side(network.blueprint, max(128, 2 * int(network.stride.max())))
     exact = largest_difference(network, deployed, side_px=side_px)
     if not exact <= SAME_PX:
         raise CheckpointError(

@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -16,7 +18,7 @@ import pytest
 from flatout.engine.callbacks import End, RunStart
 from flatout.engine.warnings_kept import KeepWarnings
 from flatout.errors import ConfigError
-from flatout.monitor import find_run
+from flatout.monitor import find_run, main
 from flatout.monitor.run_state import read_csv, read_rows, run_state
 from flatout.monitor.server import make_server
 
@@ -164,3 +166,39 @@ def test_the_last_warnings_of_a_training_are_shown(run):
     logging.getLogger("flatout.feed").warning("after its end")
     (told,) = run_state(run)["warnings"]
     assert told.endswith("WARNING 2 of 9 items could not be decoded")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("run.json", '{"config": ' + "[" * 100_000 + "]" * 100_000 + "}"),
+        ("log.jsonl", "[" * 100_000 + '\n{"epoch": 2}\n'),
+        ("log.jsonl", f'{{"epoch": 2, "box": 1{"0" * 400}}}\n'),
+        (".lock", json.dumps({"pid": 10**30, "host": os.uname().nodename})),
+        (".lock", json.dumps({"pid": -1, "host": os.uname().nodename})),
+        ("run.json", '{"config": {"epochs": NaN, "lr0": -Infinity}}'),
+    ],
+    ids=["deep record", "deep log", "huge number", "huge process", "no process", "no numbers"],
+)
+def test_hostile_files_break_nothing_and_what_is_sent_is_json(run, name, content):
+    (run / name).write_text(content)
+    state = run_state(run)
+    assert state["state"] == "stopped"
+    assert json.dumps(state, allow_nan=False)
+
+
+def test_a_client_that_hangs_up_or_asks_nonsense_is_not_told_to_the_terminal(address, capfd):
+    for request in (b"GET /secret/state.json HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n", b"GET http://[ HTTP/1.0\r\n\r\n"):
+        for _ in range(5):
+            client = socket.create_connection(address)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, as of a dead tab
+            client.sendall(request)
+            client.close()
+    assert get(address, "/secret/")[0].status == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_a_port_that_cannot_be_had_is_said(address, run):
+    for port in (address[1], 99_999):
+        with pytest.raises(ConfigError, match=f"--port {port} cannot be listened on"):
+            main([str(run), "--port", str(port)])

@@ -1,10 +1,13 @@
 """Apply-and-verify keeps what helps, reverts what does not, and says how good the prediction was."""
 
+import io
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from flatout.profile_cli.apply import apply_best
+from flatout.profile_cli.table import ledger_table
 from flatout.profiler.ledger import make_ledger
 from flatout.profiler.verdict import judge
 from tests.profiler.situations import SITUATIONS, measured, network
@@ -53,3 +56,13 @@ def test_what_no_flag_can_switch_is_left_to_people(name):
     applied = apply_best(training, profile_of(SITUATIONS[name].measurement))
     assert training.switched is None
     assert "Nothing to apply" in applied.text()
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
+def test_no_number_of_the_table_is_cut_however_narrow_the_terminal(width):
+    ledger = make_ledger(SITUATIONS["RTX 5090: the assigner"].measurement)
+    console = Console(width=width, file=io.StringIO())
+    console.print(ledger_table(ledger, width))
+    told = console.file.getvalue()
+    assert "…" not in told
+    assert all(f"{row.us_per_image:,.1f}" in told and f"{row.ms:.2f}" in told for row in ledger.rows)

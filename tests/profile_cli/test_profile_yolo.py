@@ -108,6 +108,21 @@ def test_too_few_steps_are_refused_with_the_least_that_is_enough(capsys):
     assert "--steps 3 or more" in capsys.readouterr().err
 
 
+def test_a_report_that_could_not_be_written_is_refused_before_anything_is_measured(tmp_path, capsys):
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert main(["profile", "yolo", "--out", str(out)]) == 2
+        assert "not a folder that can be written to" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_is_looked_at_leaves_nothing_in_a_mirror(tmp_path, monkeypatch):
+    ran = []
+    monkeypatch.setattr("flatout.yolo.train.train", ran.append)
+    YoloTraining.from_flags(["--mirror", f"file://{tmp_path}/copies"], num_steps=3).run(tmp_path, 3)
+    assert (ran[0].mirror, ran[0].resume, ran[0].project) == ("", False, str(tmp_path))
+
+
 def test_a_training_to_look_at_draws_no_pictures():
     with unpictured():
         assert whole.draw_labels(None, (), Path("nowhere")) is None

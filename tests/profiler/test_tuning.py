@@ -1,5 +1,7 @@
 """The tuner takes what is fastest, no more of the machine than that needs, and remembers it for the same facts only."""
 
+import json
+import threading
 from dataclasses import replace
 
 import pytest
@@ -125,3 +127,41 @@ def test_a_damaged_memory_is_no_memory(tmp_path, content):
     assert tunings.recall(facts) is None
     tunings.remember(facts, choose(GPU))
     assert tunings.recall(facts) == choose(GPU)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"workers": "many"},
+        {"workers": -3},
+        {"slots": 1e9},
+        {"keep": "tape"},
+        {"keep": "ram", "augment_on_device": True},
+        {"format": None},
+        {"step_ms": "fast"},
+        {"more": 1},
+    ],
+)
+def test_a_choice_that_nobody_would_make_is_not_remembered(tmp_path, wrong):
+    file, facts = tmp_path / "t.json", {"data": "x"}
+    Tunings(file).remember(facts, choose(GPU))
+    content = json.loads(file.read_text())
+    content[fingerprint(facts)]["choice"] |= wrong
+    file.write_text(json.dumps(content))
+    assert Tunings(file).recall(facts) is None
+
+
+def test_trainings_of_equal_process_numbers_do_not_write_into_one_file(tmp_path):
+    """Containers that share a home: every process there may be number 1."""
+    file = tmp_path / "t.json"
+    writers = [
+        threading.Thread(target=lambda name=name: [Tunings(file).remember({"x": name}, choose(GPU)) for _ in range(20)])
+        for name in "abcd"
+    ]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        assert not file.exists() or json.loads(file.read_text())
+    for writer in writers:
+        writer.join()
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]

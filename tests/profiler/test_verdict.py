@@ -1,11 +1,14 @@
 """The verdict names the cause a good engineer would name, predicts measured gains, and knows when to stop."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from flatout.profiler.measurement import Lane
+from flatout.profiler.ledger import make_ledger
+from flatout.profiler.measurement import HotLine, Lane, Limits, WaitSite
+from flatout.profiler.report.text import report_text
 from flatout.profiler.verdict import Trial, judge, remedy_of
 from flatout.profiler.verdict.rules_device import CUDA_GRAPH
 from tests.profiler.situations import (
@@ -224,3 +227,129 @@ def test_on_a_crowded_machine_the_main_thread_gets_what_its_own_workers_give_up(
     assert kept.step_ms == pytest.approx(62, rel=0.05)
     assert kept.uncertainty > 0.2
     assert not any(remedy.what.startswith("workers") for remedy in judge(crowded).remedies)
+
+
+def test_one_collection_in_a_short_look_is_no_verdict():
+    m = measured(125, {**network(), "gc": 25})
+    (host,) = m.lanes
+    for times, cause in ((1, "nothing"), (3, "garbage collector")):
+        seen = replace(m, lanes=[replace(host, stage_runs={"gc": times / len(m.wall_ms)})])
+        assert judge(seen).cause == cause
+
+
+@pytest.mark.parametrize("num_workers", [0, 8])
+def test_who_is_not_seen_is_not_blamed(num_workers):
+    """A step that waits for a loader nobody could look into: no word about workers, and no promise."""
+    m = measured(400, {**network(), "feed.wait": 300}, main_cpu=0.25)
+    verdict = judge(replace(m, num_workers=num_workers))
+    assert (verdict.cause, list(verdict.remedies)) == ("input", [])
+    assert "could not be looked at" in verdict.sentence
+
+
+def test_a_step_that_waits_is_never_called_its_network():
+    """Both cores work all the time: nothing helps, but data is what it waits for."""
+    m = measured(
+        100, {"feed.wait": 60, "forward": 20, "backward": 18}, num_workers=2, workers={"augment": 190}, cores=2
+    )
+    verdict = judge(replace(m, main_cpu_ms=40.0, worker_cpu_ms=160.0))
+    assert (verdict.cause, list(verdict.remedies)) == ("input", [])
+    assert "No remedy we know" in verdict.sentence
+
+
+def test_workers_that_wait_for_files_may_be_two_per_core():
+    """They need a core for a tenth of their time; how many a disk feeds is not known, so no more than that."""
+    slow = {"worker_cpu_ms": 30.0, "worker_blocked_ms": 260.0}
+    verdict = judge(measured(150, {**network(0.2), "feed.wait": 130}, num_workers=2, workers={"fetch": 295}, cores=2,
+                             main_cpu=0.13, **slow))  # fmt: skip
+    assert verdict.cause == "storage"
+    assert [remedy.switch for remedy in verdict.remedies] == [{"workers": 4}]
+    assert verdict.best.gain == pytest.approx(2, rel=0.15)
+
+
+def test_time_around_a_loop_is_not_the_loops_unless_it_is_of_the_same_stage():
+    lines = [
+        HotLine(where="train.py:10", ms=50, text="loss.backward()", function="main", stage="backward"),
+        HotLine(where="train.py:12", ms=20, text="norm += p.grad.norm().item()", function="main"),
+        HotLine(where="train.py:11", ms=5, text="for p in model.parameters():", function="main"),
+    ]
+    waits = [WaitSite(where="train.py:12", per_step=100, text=lines[1].text)]
+    verdict = judge(measured(125, {"forward": 48, "backward": 50}, lines=lines, waits=waits))
+    assert verdict.cause == "python loop"
+    assert verdict.best.gain == pytest.approx(125 / 100, rel=0.02)
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_no_promise_is_faster_than_the_limit_that_is_printed_beside_it(name):
+    """Whatever is left as it is - the network by a remedy of the input, the input by all others - sets a limit."""
+    m, trials = SITUATIONS[name].measurement, SITUATIONS[name].trials
+    step_ms = float(np.mean(m.wall_ms))
+    slow = replace(m, limits=Limits(compute_ms=0.95 * step_ms, input_ms=0.95 * step_ms, transfer_ms=0.95 * step_ms))
+    same_batch = [trial for trial in trials if trial.images is None]
+    for remedy in judge(slow, same_batch).remedies:
+        assert remedy.step_ms >= 0.95 * step_ms * 0.999, remedy
+
+
+def test_a_measurement_of_nothing_is_refused():
+    healthy = measured(100, network())
+    for wrong in ({"wall_ms": []}, {"wall_ms": [0.0]}, {"wall_ms": [math.nan]}, {"images": 0}, {"usable_cores": 0}):
+        with pytest.raises(ValueError, match="a measurement has"):
+            replace(healthy, **wrong)
+    with pytest.raises(ValueError, match="finite"):
+        measured(100, {"forward": math.inf})
+
+
+def test_impossible_measurements_never_break_it():
+    """As someone else's profile.json may hold: stages longer than the step, none at all, numbers of any size."""
+    rng = np.random.default_rng(1)
+    stages = ["feed.wait", "fetch", "forward", "loss", "backward", "optimizer", "copy", "gc", "validate", "ahead"]
+    sizes = [0.0, 1e-12, 0.1, 1.0, 50.0, 1e9]
+
+    def some(options):
+        return float(rng.choice(options))
+
+    for _ in range(400):
+        chosen = rng.choice(stages, rng.integers(0, 6), replace=False)
+        num_workers = int(some([0, 0, 1, 8, 500]))
+        m = measured(
+            some(sizes[1:]),
+            {str(stage): some(sizes) for stage in chosen},
+            images=some([0.5, 1, 64, 1e6]),
+            num_workers=num_workers,
+            workers={"decode": some(sizes)},
+            cores=some([0.5, 2, 256]),
+            worker_cpu_ms=some(sizes),
+            worker_blocked_ms=some(sizes),
+            others_cores=some([0, 0.5, 300]),
+            has_device=bool(rng.integers(2)),
+            device_busy_ms=some(sizes),
+            limits=Limits(compute_ms=some(sizes), input_ms=some(sizes)),
+            lines=[HotLine(where="a.py:3", ms=some(sizes), text="cv2.imdecode()", function="f")],
+            waits=[WaitSite(where="a.py:3", per_step=some(sizes))],
+        )
+        verdict = judge(m)
+        assert report_text(make_ledger(m), verdict, m)
+        assert all(np.isfinite(remedy.step_ms) and remedy.step_ms > 0 for remedy in verdict.remedies)
+        assert all(0 < remedy.uncertainty < 1 for remedy in verdict.remedies)
+
+
+def test_workers_are_not_promised_for_batches_that_cost_less_than_handing_them_over():
+    """A step of 2 ms of which the batch takes 0.4: with a worker it took twice as long when it was tried."""
+    verdict = judge(measured(2.0, {"feed.wait": 0.1, "fetch": 0.15, "collate": 0.15, "forward": 0.7, "backward": 0.9}))
+    assert verdict.remedies == []
+
+
+def test_a_slow_line_inside_of_the_network_is_told():
+    line = HotLine(where="net.py:7", ms=70, text="json.loads(json.dumps(x))", function="forward", stage="forward")
+    verdict = judge(measured(100, {"forward": 80, "backward": 18}, lines=[line]))
+    assert "hottest line, 70.0 ms per step in forward: net.py:7  json.loads(json.dumps(x))" in verdict.evidence
+
+
+def test_a_loss_that_is_a_lot_of_work_is_not_called_an_assigner():
+    """On a CPU, without a loop: no word about targets or a GPU, and no promise."""
+    host = {"feed.wait": 1, "forward": 30, "loss": 40, "backward": 28}
+    line = HotLine(where="loss.py:4", ms=39, text="torch.cdist(a, b)", function="contrast", stage="loss")
+    verdict = judge(measured(100, host, lines=[line]))
+    assert (verdict.cause, list(verdict.remedies)) == ("loss", [])
+    assert "39.0 ms per step at loss.py:4  torch.cdist(a, b)" in verdict.evidence
+    looped = judge(measured(100, host, waits=[WaitSite(where="loss.py:4", per_step=500)]))
+    assert looped.cause == "assigner" and "GPU" not in looped.sentence

@@ -49,18 +49,33 @@ def golden_value(key: str, seed: int, shape: tuple[int, ...], norm_scale: float 
     return torch.from_numpy(value.astype(np.float32))
 
 
-def fill(module: nn.Module, seed: int, *, prefix: str = "", norm_scales: Mapping[str, float] | None = None) -> None:
-    """Give every entry of the state_dict its golden value."""
+Recipe = tuple[str, int, tuple[int, ...], float]
+"""The arguments of `golden_value`, which always give the same."""
+
+
+def fill(
+    module: nn.Module,
+    seed: int,
+    *,
+    prefix: str = "",
+    norm_scales: Mapping[str, float] | None = None,
+    known: Mapping[Recipe, Tensor] | None = None,
+) -> dict[Recipe, Tensor]:
+    """Give every entry of the state_dict its golden value, as made before (`known`) or made anew.
+
+    Returns the entries, for another module that has some of them too.
+    """
     state = module.state_dict()
     names = [name for name in state if name.split(".")[-1] not in KEPT]
 
-    def fill_one(name: str) -> None:
+    def fill_one(name: str) -> tuple[Recipe, Tensor]:
         key = prefix + name
-        value = golden_value(key, seed, tuple(state[name].shape), (norm_scales or {}).get(key, 1.0))
-        state[name].copy_(value)
+        recipe = (key, seed, tuple(state[name].shape), (norm_scales or {}).get(key, 1.0))
+        value = (known or {}).get(recipe)
+        return recipe, state[name].copy_(golden_value(*recipe) if value is None else value)
 
     with ThreadPoolExecutor(2) as threads:
-        list(threads.map(fill_one, names))
+        return dict(threads.map(fill_one, names))
 
 
 def golden_picture(seed: int, shape: tuple[int, int, int, int]) -> Tensor:

@@ -5,10 +5,11 @@ import json
 import re
 
 import pytest
+import torch
 
 from flatout.__main__ import main
 from flatout.yolo.cli import COMMANDS
-from flatout.yolo.weights import read_weights
+from flatout.yolo.weights import Weights, read_weights, save_weights
 from tests.golden_cases import SHIPPED
 from tests.test_cli import loaded_after
 from tests.yolo.model.hostile_configs import config
@@ -94,6 +95,18 @@ def test_info_as_json_can_be_read_by_a_program(capsys):
     assert network["rows"][-1]["from"] == [114, 115, 116, 117]
 
 
+def test_json_has_null_where_a_number_is_none(tmp_path, capsys):
+    path = tmp_path / "diverged.pt"
+    save_weights(path, Weights(state={"w": torch.ones(1)}, best_fitness=float("nan"), kind="full", format="flatout"))
+    found = json.loads(told(capsys, "info", path, "--json"), parse_constant=pytest.fail)
+    assert found["contents"]["best_fitness"] is None
+
+
+def test_a_config_beside_a_config_is_refused(capsys):
+    complaint = told(capsys, "info", "yolov7", "--cfg", "yolov7-tiny", code=2)
+    assert complaint == "flatout: --cfg is for weights that do not hold their config, and yolov7 is a config.\n"
+
+
 def test_info_of_weights_shows_what_they_hold(capsys):
     text = told(capsys, "info", FULL)
     weights = read_weights(FULL)
@@ -137,7 +150,6 @@ def test_what_does_not_exist_is_told_by_kind(name, code, capsys):
 def test_a_name_in_a_file_cannot_steer_the_terminal():
     from flatout.yolo.commands.info import _classes
     from flatout.yolo.describe import _contents
-    from flatout.yolo.weights import Weights
 
     weights = Weights(state={}, names=["\x1b[31mred", "x" * 1000], nc=2, kind="full", format="legacy")
     shown = _classes(_contents(weights, 0))

@@ -9,11 +9,14 @@ from flatout.errors import CheckpointError, ConfigError
 from flatout.yolo.convert import convert_weights
 from flatout.yolo.loading import load_network
 from flatout.yolo.model.deploy import to_deploy
+from flatout.yolo.model.network import build_network
 from flatout.yolo.weights import read_weights, save_weights
 from tests.golden_cases import SHIPPED
 from tests.yolo.model.test_converted import filled
+from tests.yolo.model.test_info import DEEP
 from tests.yolo.model.test_network import picture
 from tests.yolo.test_load import narrow_config, weights_of
+from tests.yolo.weights.pickle_bytes import checkpoint, dict_of, network, torch_file
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -125,6 +128,21 @@ def test_weights_that_are_no_numbers_are_not_converted(trained, tmp_path):
     assert not (tmp_path / "x.pt").exists()
 
 
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+def test_what_a_file_cannot_hold_is_told_and_nothing_is_written(ending, tmp_path):
+    source = tmp_path / "odd.pt"
+    source.write_bytes(torch_file(checkpoint(network(yaml=dict_of({"nc": b"C\x03abc"})))))
+    with pytest.raises(CheckpointError, match=rf"^{source}: holds what no \.{ending} can hold, .*bytes.*\.$"):
+        convert_weights(source, tmp_path / f"x.{ending}")
+    assert [path.name for path in tmp_path.iterdir()] == ["odd.pt"]
+
+
+def test_the_boxes_of_a_network_are_compared_on_a_picture_that_it_can_read(tmp_path):
+    path = tmp_path / "deep.pt"
+    save_weights(path, weights_of(build_network(DEEP)))
+    assert convert_weights(path, tmp_path / "x.pt", deploy=True).agreement.exact == 0
+
+
 def test_a_file_is_overwritten_only_on_request(tmp_path):
     out = tmp_path / "x.safetensors"
     out.write_text("mine")
@@ -138,9 +156,16 @@ def test_a_file_is_overwritten_only_on_request(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("x.onnx", "must end in .safetensors or .pt"), ("x", "must end in"), ("none/x.pt", "its folder does not exist")],
+    [
+        ("x.onnx", "must end in .safetensors or .pt"),
+        ("x", "must end in"),
+        ("none/x.pt", "its folder does not exist"),
+        ("folder.pt", "is a folder"),
+        (f"{'x' * 250}.pt", "too long for a file"),
+    ],
 )
 def test_a_name_that_cannot_be_written_is_refused_first(name, sentence, tmp_path):
+    (tmp_path / "folder.pt").mkdir()
     with pytest.raises(ConfigError, match=sentence):
         convert_weights("no such file", tmp_path / name)
 

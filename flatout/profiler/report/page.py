@@ -70,14 +70,14 @@ def _verdict(verdict: Verdict) -> str:
 def _remedies(verdict: Verdict) -> str:
     if not verdict.remedies:
         return ""
-    most = max(remedy.images_per_s * (1 + remedy.uncertainty) for remedy in verdict.remedies)
+    most = max(remedy.images_per_s / (1 - remedy.uncertainty) for remedy in verdict.remedies)
     rows = "".join(_remedy(remedy, most) for remedy in verdict.remedies)
     return f"<section><h2>If you do this: images per second, now and then</h2>{rows}</section>"
 
 
 def _remedy(remedy: Remedy, most: float) -> str:
     low, high = (remedy.images_per_s / (1 + sign * remedy.uncertainty) for sign in (1, -1))
-    now, then, begin, end = (100 * min(1.0, value / most / 1.18) for value in _speeds(remedy, low, high))
+    now, then, begin, end = (100 * min(1.0, value / most) for value in _speeds(remedy, low, high))
     return (
         f'<div class="remedy"><div><b>{escape(remedy.what)}</b><br><span class="gain">{remedy.gain:.2f}x</span> '
         f'<span class="soft small">{number(low)} to {number(high)} img/s expected</span></div>'

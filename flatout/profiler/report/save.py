@@ -45,10 +45,10 @@ def verdict_dict(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def load_measurement(path: Path) -> Measurement:
+def load_measurement(path: str | Path) -> Measurement:
     """The numbers of a profile.json, to be judged again."""
     try:
-        content = json.loads(path.read_text())["measurement"]
+        content = json.loads(Path(path).read_text())["measurement"]
         parts: dict[str, Any] = {name: content[name] for name in content}
         parts["lanes"] = [Lane(**lane) for lane in content["lanes"]]
         parts["waits"] = [WaitSite(**site) for site in content["waits"]]
@@ -58,5 +58,5 @@ def load_measurement(path: Path) -> Measurement:
         parts["light"] = SpeedOfLight(**content["light"]) if content.get("light") else None
         known = {field.name for field in fields(Measurement)}
         return Measurement(**{name: value for name, value in parts.items() if name in known})
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a profile that this version can read: {error}.") from error

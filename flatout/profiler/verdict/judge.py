@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flatout.profiler.measurement import Measurement
+from flatout.profiler.stages import label_of
 from flatout.profiler.verdict.numbers import Numbers
 from flatout.profiler.verdict.remedy import NOTHING, Finding, Remedy, Trial, Verdict, WholeTrial, number
 from flatout.profiler.verdict.rules_device import device_findings
@@ -21,7 +22,11 @@ from flatout.profiler.verdict.trials import (
 WORTH_IT = 1.03
 """A remedy that promises less than this is not offered."""
 
-UNEXPLAINED_TOO_MUCH = 0.25
+TOO_MUCH = 0.25
+"""Share of the step that is unexplained, or has a cause without a cure: then it is not said to be its network."""
+MOST_UNSURE = 0.9
+HOT = 0.3
+"""Share of the step above which a line is told even where nothing is wrong with it."""
 MARK_IT = "mark the parts of your loop with flatout.profiler.clock.stage(name) to see more"
 
 
@@ -32,8 +37,8 @@ def judge(measurement: Measurement, trials: Sequence[Trial] = (), wholes: Sequen
     """
     n = Numbers(measurement)
     trials = [in_ms(n, trial) for trial in trials]
-    findings = [*input_findings(n), *host_findings(n), *device_findings(n)]
-    findings = [_with_trials(finding, n, trials) for finding in findings]
+    found = [*input_findings(n), *host_findings(n), *device_findings(n)]
+    findings = [_with_trials(finding, n, trials) for finding in found]
     has_loss = any(finding.cause == ASSIGNER for finding in findings)
     findings += [finding_of_trial(n, trial) for trial in trials if not (has_loss and is_of_loss(trial))]
     findings = _with_wholes(findings, n, wholes)
@@ -43,7 +48,7 @@ def judge(measurement: Measurement, trials: Sequence[Trial] = (), wholes: Sequen
         key=lambda finding: -_saving(finding),
     )
     if not worth:
-        return _nothing(n)
+        return _nothing(n, found)
     first, *others = worth
     return Verdict(
         cause=first.cause,
@@ -94,7 +99,9 @@ def _covers(whole: WholeTrial, finding: Finding) -> bool:
 def _less_sure(finding: Finding, n: Numbers) -> Finding:
     """Where other programs take the cores, nobody knows what this one would get of them after a change."""
     doubt = 0.2 * min(1.0, (n.m.others_cores or 0.0) / n.m.usable_cores)
-    remedies = [replace(remedy, uncertainty=remedy.uncertainty + doubt) for remedy in finding.remedies]
+    remedies = [
+        replace(remedy, uncertainty=min(MOST_UNSURE, remedy.uncertainty + doubt)) for remedy in finding.remedies
+    ]
     return replace(finding, remedies=remedies)
 
 
@@ -108,10 +115,18 @@ def _saving(finding: Finding) -> float:
     return max((remedy.gain for remedy in finding.remedies), default=0.0)
 
 
-def _nothing(n: Numbers) -> Verdict:
-    """Why nothing is worth changing: the step is its network, or nobody knows what it is."""
+def _nothing(n: Numbers, findings: Sequence[Finding]) -> Verdict:
+    """Why nothing is worth changing: the step is its network, or has no cure, or nobody knows what it is."""
     unexplained_ms = n.unexplained_ms
-    if unexplained_ms > UNEXPLAINED_TOO_MUCH * n.step_ms:
+    worst = max(findings, key=lambda finding: finding.cost_ms, default=None)
+    if worst is not None and worst.cost_ms > max(TOO_MUCH * n.step_ms, unexplained_ms):
+        return Verdict(
+            cause=worst.cause,
+            sentence=f"{worst.sentence}{_no_cure(n)}",
+            evidence=[*worst.evidence, *_limits_line(n), *_others_line(n)],
+            remedies=[],
+        )
+    if unexplained_ms > TOO_MUCH * n.step_ms:
         lines = [line for line in n.hot_lines(in_worker=False) if line.stage is None][:3]
         return Verdict(
             cause="unexplained",
@@ -132,11 +147,26 @@ def _nothing(n: Numbers) -> Verdict:
         evidence=[
             f"waiting for data {n.percent(n.wait_ms)}, forward and backward {n.percent(compute_ms)} of the step",
             *([f"between steps {n.percent(n.between_ms)} of the time"] if n.between_ms > 0.1 * n.step_ms else []),
+            *_hottest_line(n),
             *_limits_line(n),
             *_others_line(n),
         ],
         remedies=[],
     )
+
+
+def _hottest_line(n: Numbers) -> list[str]:
+    """Of the main thread: what is slow inside of the network's own code has no rule, but it has a line."""
+    return [
+        f"hottest line, {line.ms:.1f} ms per step in {label_of(line.stage or 'unexplained')}: {line.where}  {line.text}"
+        for line in n.hot_lines(in_worker=False)[:1]
+        if line.ms > HOT * n.step_ms
+    ]
+
+
+def _no_cure(n: Numbers) -> str:
+    """Nothing about what nobody saw."""
+    return "" if n.are_makers_unseen else f" No remedy we know promises more than {100 * (WORTH_IT - 1):.0f} %."
 
 
 def _others_line(n: Numbers) -> list[str]:

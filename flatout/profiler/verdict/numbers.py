@@ -38,6 +38,11 @@ class Numbers:
         lane = self.m.lane("host")
         return sum(lane.stage_ms.get(stage, 0.0) for stage in stages) if lane else 0.0
 
+    def host_times(self, stage: str) -> float:
+        """How often a stage ran on the main thread, in all steps; 0 where nobody counted."""
+        lane = self.m.lane("host")
+        return lane.stage_runs.get(stage, 0.0) * len(self.m.wall_ms) if lane else 0.0
+
     def kind_ms(self, kind: str) -> float:
         """Time of all stages of one kind on the main thread."""
         lane = self.m.lane("host")
@@ -71,7 +76,7 @@ class Numbers:
     @property
     def consumer_ms(self) -> float:
         """What the step takes when batches are always ready."""
-        return self.step_ms - self.wait_ms - self.serial_input_ms
+        return max(0.0, self.step_ms - self.wait_ms - self.serial_input_ms)
 
     @cached_property
     def worker_ms(self) -> dict[str, float]:
@@ -83,6 +88,13 @@ class Numbers:
     def input_ms(self) -> float:
         """Time of one core that a batch costs, wherever it is made."""
         return sum(self.worker_ms.values()) if self.m.num_workers else self.serial_input_ms + self.wait_ms
+
+    @property
+    def are_makers_unseen(self) -> bool:
+        """Whether nobody saw who makes the batches: workers without a table, or a loader that works elsewhere."""
+        if self.m.num_workers:
+            return not self.worker_ms
+        return not self.serial_input_ms and self.m.main_cpu_ms < self.step_ms - 0.5 * self.wait_ms
 
     @property
     def worker_busy(self) -> float:

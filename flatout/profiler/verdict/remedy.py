@@ -111,7 +111,8 @@ class Remedy:
 
     @property
     def images_per_s(self) -> float:
-        return 1e3 * self.images / self.step_ms
+        # A step of no time is no prediction.
+        return 1e3 * self.images / self.step_ms if self.step_ms > 0 else 0.0
 
     @property
     def now_images_per_s(self) -> float:

@@ -1,6 +1,5 @@
 """Findings about the main thread: the loss, Python loops, pauses, waits and whatever comes after a step."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 from flatout.profiler.measurement import HotLine, WaitSite
@@ -12,6 +11,9 @@ from flatout.profiler.verdict.whatif import WhatIf, remedy
 ASSIGNER = "assigner"
 LOOPED_READS = 8
 """Reads per step from one line that can only come from a loop."""
+
+FEWEST_COLLECTIONS = 3
+"""A full collection comes now and then: one of them in a short look says nothing about a long training."""
 
 BATCHED_LOSS = 0.06
 """Share of forward + backward that a detection loss without loops takes: 7 % in the training that started this project
@@ -28,9 +30,12 @@ def host_findings(n: Numbers) -> Iterator[Finding]:
 
 
 def _heavy_loss(n: Numbers) -> Iterator[Finding]:
-    """The loss takes longer than the network: it loops over images on the host."""
+    """The loss takes as long as the network: it loops over images on the host, or is simply a lot of work."""
     loss_ms, network_ms = n.kind_ms("loss"), n.network_ms
     if loss_ms < 0.15 * n.step_ms or loss_ms < 0.5 * network_ms:
+        return
+    if not _loops_on_host(n, loss_ms):
+        yield _large_loss(n, loss_ms)
         return
     then_ms = BATCHED_LOSS * network_ms
     assign_ms = n.host_ms("assign")
@@ -43,7 +48,7 @@ def _heavy_loss(n: Numbers) -> Iterator[Finding]:
         cause=ASSIGNER,
         sentence=(
             f"The loss takes {n.percent(loss_ms)} of the step, because it assigns targets image by image on the host: "
-            "the GPU waits for the main thread, not for data."
+            f"{'the GPU waits for the main thread' if n.m.has_device else 'it waits for Python'}, not for data."
         ),
         evidence=evidence,
         remedies=[
@@ -59,6 +64,27 @@ def _heavy_loss(n: Numbers) -> Iterator[Finding]:
             )
         ],
         cost_ms=loss_ms - then_ms,
+    )
+
+
+def _loops_on_host(n: Numbers, loss_ms: float) -> bool:
+    """Whether there is a sign of it: an assignment, numbers read one by one, or a GPU that idles meanwhile."""
+    reads = sum(site.per_step for site in n.m.waits)
+    return n.host_ms("assign") > 0 or reads >= LOOPED_READS or n.device_idle_ms > 0.5 * loss_ms
+
+
+def _large_loss(n: Numbers, loss_ms: float) -> Finding:
+    """Nobody knows what a loss that is not ours could take: no promise."""
+    lines = [line for line in n.hot_lines(in_worker=False) if line.stage == "loss"][:3]
+    return Finding(
+        cause="loss",
+        sentence=f"The loss takes {n.percent(loss_ms)} of the step.",
+        evidence=[
+            f"loss {loss_ms:.1f} of {n.step_ms:.1f} ms; forward and backward together {n.network_ms:.1f} ms",
+            *(f"{line.ms:.1f} ms per step at {line.where}  {line.text}".rstrip() for line in lines),
+        ],
+        remedies=[],
+        cost_ms=loss_ms,
     )
 
 
@@ -95,8 +121,8 @@ def _python_loop(n: Numbers) -> Iterator[Finding]:
 
 
 def _collector(n: Numbers) -> Iterator[Finding]:
-    gc_ms = n.host_ms("gc")
-    if gc_ms < 0.02 * n.step_ms:
+    gc_ms, times = n.host_ms("gc"), n.host_times("gc")
+    if gc_ms < 0.02 * n.step_ms or (times and times < FEWEST_COLLECTIONS):
         return
     yield Finding(
         cause="garbage collector",
@@ -181,12 +207,18 @@ def _steps_alone(n: Numbers) -> list[str]:
 
 def _loops(n: Numbers) -> list[list[HotLine]]:
     """Hot lines of the main thread beside a line that reads many numbers per step, one group per function."""
-    sites = [site for site in n.m.waits if site.per_step >= LOOPED_READS]
-    groups: dict[tuple[str, str], list[HotLine]] = defaultdict(list)
-    for line in n.hot_lines(in_worker=False):
-        # A loss that is marked is judged as a loss.
-        if line.stage not in ("loss", "assign") and any(_near(site.where, line.where) for site in sites):
-            groups[line.where.rpartition(":")[0], line.function].append(line)
+    lines = n.hot_lines(in_worker=False)
+    groups: dict[tuple[str, str], list[HotLine]] = {}
+    for site in n.m.waits:
+        if site.per_step < LOOPED_READS:
+            continue
+        # The backward pass two lines above a loop is no part of it: lines around it are of the stage that it is in.
+        stages = {line.stage for line in lines if line.where == site.where} or {None}
+        for line in lines:
+            # A loss that is marked is judged as a loss, an optimizer as that.
+            if line.stage in stages - {"loss", "assign", "optimizer"} and _near(site.where, line.where):
+                group = groups.setdefault((line.where.rpartition(":")[0], line.function), [])
+                group += [line] if line not in group else []
     return list(groups.values())
 
 

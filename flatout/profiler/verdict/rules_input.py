@@ -26,9 +26,11 @@ def input_findings(n: Numbers) -> Iterator[Finding]:
     lost_ms = n.wait_ms + n.serial_input_ms
     if lost_ms < WAIT_WORTH_A_LOOK * n.step_ms:
         return
-    if n.m.num_workers == 0:
+    if n.are_makers_unseen:
+        yield _unseen_makers(n, lost_ms)
+    elif n.m.num_workers == 0:
         yield _no_workers(n, lost_ms)
-    elif n.worker_busy < 0.6 and n.worker_ms:
+    elif n.worker_busy < 0.6:
         # What more batches under way would bring is a guess: not worth making for a short wait.
         if lost_ms > 0.1 * n.step_ms:
             yield _idle_workers(n, lost_ms)
@@ -36,6 +38,20 @@ def input_findings(n: Numbers) -> Iterator[Finding]:
         yield _too_many_workers(n, lost_ms)
     else:
         yield _busy_workers(n, lost_ms)
+
+
+def _unseen_makers(n: Numbers, lost_ms: float) -> Finding:
+    return Finding(
+        cause="input",
+        sentence=f"The step waits for batches ({n.percent(lost_ms)} of it), and who makes them could not be looked at.",
+        evidence=[
+            *_evidence(n, lost_ms, None),
+            "begin the watch before the first pass over a DataLoader with persistent workers, and give it the "
+            "DataLoader itself if it is wrapped",
+        ],
+        remedies=[],
+        cost_ms=lost_ms,
+    )
 
 
 def _no_workers(n: Numbers, lost_ms: float) -> Finding:
@@ -100,7 +116,7 @@ def _idle_workers(n: Numbers, lost_ms: float) -> Finding:
                 what="more batches under way",
                 change="prefetch_factor=4 (feed: slots=8); pin_memory=False if the pinning thread is busy",
                 # Half of the wait: nothing measured says how much of it is hand-over and how much is bad luck.
-                step_ms=max(n.step_ms - 0.5 * lost_ms, n.consumer_ms),
+                step_ms=max(n.step_ms - 0.5 * lost_ms, n.consumer_ms, WhatIf(n).network_limit_ms),
                 uncertainty=0.25,
             ),
             *([_more_workers(n, now + 1)] if now < n.m.usable_cores - 1 else []),
@@ -112,7 +128,7 @@ def _idle_workers(n: Numbers, lost_ms: float) -> Finding:
 def _too_many_workers(n: Numbers, lost_ms: float) -> Finding:
     fitting = max(1, int(n.m.usable_cores))
     # Past the knee a step takes 15-29 % longer (measured by others, docs/profiler.md): the middle of it.
-    step_ms = max(n.step_ms / 1.2, n.cpu_ms / n.m.usable_cores * 0.9, n.consumer_ms)
+    step_ms = max(n.step_ms / 1.2, n.cpu_ms / n.m.usable_cores * 0.9, n.consumer_ms, WhatIf(n).network_limit_ms)
     fewer = remedy(
         n,
         what=f"workers {n.m.num_workers} -> {fitting}",
@@ -131,9 +147,13 @@ def _too_many_workers(n: Numbers, lost_ms: float) -> Finding:
 
 
 def workers_needed(n: Numbers) -> int:
-    """Workers with which the step would wait no more, at most one per core; 0 if more would not help."""
+    """Workers with which the step would wait no more; 0 if more would not help.
+
+    At most one per core, or two of workers that mostly wait for files: those need no core meanwhile.
+    """
     enough = math.ceil(n.input_ms / max(n.consumer_ms, 1e-6) * 1.05)
-    wanted = min(enough, int(n.m.usable_cores))
+    per_core = 2 if n.worker_blocked > WAITING_FOR_DISK else 1
+    wanted = min(enough, int(per_core * n.m.usable_cores))
     return wanted if wanted > n.m.num_workers else 0
 
 
@@ -160,7 +180,8 @@ def _more_workers(n: Numbers, workers: int) -> Remedy:
         what=f"workers {n.m.num_workers} -> {workers}",
         change=f"--workers {workers} (num_workers={workers})",
         step_ms=WhatIf(n).with_workers(workers),
-        uncertainty=min(0.25, 0.08 + 0.02 * (workers - n.m.num_workers)),
+        # How much more a disk or a network gives is not known before it is asked.
+        uncertainty=min(0.25, (0.15 if workers > n.m.usable_cores else 0.08) + 0.02 * (workers - n.m.num_workers)),
         switch={"workers": workers},
     )
 
@@ -204,7 +225,7 @@ def _evidence(n: Numbers, lost_ms: float, stage: str | None) -> list[str]:
         lines.append(f"largest part of an image: {label_of(stage)}, {ms / n.images:.2f} ms")
     hottest = [line for line in n.hot_lines(in_worker=n.m.num_workers > 0) if line.in_worker or _is_input(line)]
     lines += [f"hottest line: {line.where}  {line.text}".rstrip() for line in hottest[:1]]
-    if n.m.limits.input_ms is not None:
+    if n.m.limits.input_ms:
         lines.append(f"the feed alone gives {1e3 * n.images / n.m.limits.input_ms:.0f} img/s")
     return lines
 

@@ -19,6 +19,10 @@ from flatout.profiler.verdict.remedy import Remedy
 KEPT_DECODED = 0.06
 """Reading a decoded picture from a store costs about this share of decoding it (bench/results/store_*.md)."""
 
+HAND_OVER_MS = 1.0
+"""What a batch from a worker costs the main thread at least: 0.6 to 1.1 ms with our feed, ten times that with large
+batches of a DataLoader (bench/results/feed_vs_dataloader_*.md, main CPU)."""
+
 
 @dataclass(frozen=True)
 class Demands:
@@ -52,9 +56,9 @@ class WhatIf:
             # Workers and main thread take cores from each other: what each needs is its CPU time, at the share of the
             # machine that this training gets.
             share = min(1.0, max(0.05, n.had_cores))
-            worker_ms = n.cpu_ms - n.m.main_cpu_ms
+            worker_ms = (n.cpu_ms - n.m.main_cpu_ms) / share + (n.m.worker_blocked_ms or 0.0)
             consumer_ms = min(n.consumer_ms, n.m.main_cpu_ms / share)
-            return Demands(consumer_ms, min(n.input_ms, worker_ms / share), n.cpu_ms, n.m.num_workers, n.free_cores)
+            return Demands(consumer_ms, min(n.input_ms, worker_ms), n.cpu_ms, n.m.num_workers, n.free_cores)
         return Demands(n.consumer_ms, n.input_ms, n.cpu_ms, n.m.num_workers, n.free_cores)
 
     @property
@@ -65,16 +69,28 @@ class WhatIf:
         return min(1.5, max(1.0, self.n.step_ms / modelled)) if modelled > 0 else 1.0
 
     def _step(self, then: Demands) -> float:
-        return max(then.step_ms * self.bias, self.floor_ms)
+        return max(then.step_ms * self.bias, self.floor_ms, self.network_limit_ms)
 
     @property
     def floor_ms(self) -> float:
         """No remedy outside of the network gets below the device's own work and what lies between steps."""
         return (self.n.m.device_busy_ms or 0.0) + self.n.between_ms
 
+    @property
+    def network_limit_ms(self) -> float:
+        """No remedy of the input gets below what the network took by itself, where that was measured."""
+        return min(self.n.m.limits.compute_ms or 0.0, self.n.step_ms)
+
+    @property
+    def input_limit_ms(self) -> float:
+        """Nor does one of the main thread get below what the input took by itself."""
+        return min(self.n.m.limits.input_ms or 0.0, self.n.step_ms)
+
     def with_workers(self, workers: int) -> float:
-        """Another number of workers."""
-        return self._step(replace(self.now, workers=workers))
+        """Another number of workers. The first of them has to hand its batches over, which no one did before."""
+        now = self.now
+        hand_over_ms = HAND_OVER_MS if not now.workers else 0.0
+        return self._step(replace(now, workers=workers, consumer_ms=now.consumer_ms + hand_over_ms))
 
     def with_input(self, saved_ms: float) -> float:
         """Workers save this much of their time per step."""
@@ -94,7 +110,7 @@ class WhatIf:
             cpu_ms=self.n.m.main_cpu_ms * consumer_ms / max(now.consumer_ms, 1e-9)
             + factor * (now.cpu_ms - self.n.m.main_cpu_ms),
         )
-        return max(then.step_ms * self.bias, device_ms + self.n.between_ms)
+        return max(then.step_ms * self.bias, device_ms + self.n.between_ms, self.input_limit_ms * factor)
 
     def with_consumer(self, saved_ms: float, *, device_ms: float | None = None) -> float:
         """The main thread saves this much per step; waits for data may take its place.
@@ -105,13 +121,13 @@ class WhatIf:
         kept = max(0.0, 1 - saved_ms / max(self.n.consumer_ms, 1e-9))
         then = replace(now, consumer_ms=now.consumer_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * self.n.m.main_cpu_ms)
         floor_ms = self.floor_ms if device_ms is None else device_ms + self.n.between_ms
-        return max(then.step_ms * self.bias, floor_ms)
+        return max(then.step_ms * self.bias, floor_ms, self.input_limit_ms)
 
     def with_pauses(self, saved_ms: float) -> float:
         """This much less between steps; workers use such time to get ahead, so waits may take its place."""
         now = self.now
         then = replace(now, consumer_ms=max(0.0, now.consumer_ms - saved_ms))
-        return min(self.n.step_ms, max(self.n.step_ms - saved_ms, then.step_ms))
+        return min(self.n.step_ms, max(self.n.step_ms - saved_ms, then.step_ms, self.input_limit_ms))
 
 
 def remedy(

@@ -2,9 +2,11 @@
 
 import argparse
 import json
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from flatout.errors import ConfigError
 from flatout.yolo.model.configs import names_config
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ def main(argv: list[str]) -> int:
     """Describe a config or a file of weights; returns the exit code."""
     args = _parser().parse_args(argv)
     is_config = names_config(args.source)
+    if is_config and args.cfg is not None:
+        raise ConfigError(f"--cfg is for weights that do not hold their config, and {args.source} is a config.")
     # Now, because help and mistakes are answered without torch.
     from flatout.yolo.describe import describe_config, describe_weights
 
@@ -39,13 +43,22 @@ def main(argv: list[str]) -> int:
 
 
 def as_json(description: "Description") -> str:
-    """One JSON document; the table of layers is left out, as its rows are there."""
+    """One JSON document; the table of layers is left out, as its rows are there. Numbers that are none become null."""
     plain = asdict(description)
     if description.network:
         del plain["network"]["table"]
         for key in ("size", "fused_size"):
             plain["network"][key] = getattr(description.network, key)._asdict()
-    return json.dumps(plain, indent=2)
+    return json.dumps(_finite(plain), indent=2, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows neither NaN nor infinity; the fitness or the anchors of a file may be either."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def as_text(description: "Description") -> str:

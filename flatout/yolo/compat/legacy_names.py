@@ -5,6 +5,7 @@ implemented again in `numpy_values.py`.
 """
 
 import re
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -14,8 +15,9 @@ from flatout.engine.checkpoint.vocabulary import MAX_COPIED, Built, Make, Name, 
 from flatout.yolo.compat.numpy_values import numpy_names
 
 # Whatever the name: nothing of these packages is looked up or imported, so forks with blocks of their own load too.
-_MODULE_PACKAGES = re.compile(r"models\.(common|yolo)|torch\.nn\.modules\.\w+|torch\.nn\.parallel\.\w+")
+_MODULE_PACKAGES = re.compile(r"models\.(common|experimental|yolo)|torch\.nn\.modules\.\w+|torch\.nn\.parallel\.\w+")
 _CLASS_NAME = re.compile(r"[A-Za-z]\w*")
+_MAX_NAME = 100
 HEAD_CONFIG = "utils.head_config.HeadConfig"
 """What 1B4H networks keep beside their modules; compat/head_config_object.py reads its attributes."""
 
@@ -47,8 +49,12 @@ def legacy_vocabulary(storages: Storages) -> Vocabulary:
     return Vocabulary(names, family=_module_name)
 
 
+# A network names the same few classes a thousand times.
+@lru_cache(maxsize=256)
 def _module_name(module: str, name: str) -> Name | None:
     type_name = f"{module}.{name}"
+    if len(type_name) > _MAX_NAME:
+        return None
     if not (_MODULE_PACKAGES.fullmatch(module) and _CLASS_NAME.fullmatch(name)) and type_name != HEAD_CONFIG:
         return None
     return Name(type_name, lambda arguments: ModuleStandIn(type_name))

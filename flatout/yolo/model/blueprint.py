@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from flatout.yolo.model.head_config import HeadConfig
-from flatout.yolo.model.kinds import Shape
+from flatout.yolo.model.kinds import KINDS, Shape
 
 IMAGE = -1
 """The source of a row that reads the input picture."""
@@ -33,6 +33,13 @@ class Row:
     num_weights: int
     written: tuple[Any, ...]
     """[from, number, module, args] as in the YAML, for the table people read."""
+
+    def outs_of(self, ins: Sequence[Shape]) -> list[Shape]:
+        """What each of its repeats makes of other inputs than `ins`; ValueError if one of them cannot read its own."""
+        outs: list[Shape] = []
+        for _ in range(self.repeats):
+            outs.append(KINDS[self.kind].shape(outs[-1:] or ins, self.args))
+        return outs
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,25 @@ class Blueprint:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Itself: copies of a network share the blueprint, which nobody changes."""
         return self
+
+
+def small_side(blueprint: Blueprint, at_least_px: int) -> int:
+    """Side of a small square picture on which the network surely runs: at_least_px, twice that, ..., or PROBE_PX.
+
+    On a smaller picture than PROBE_PX a row may have nothing left to read, or maps that no longer fit each other.
+    """
+    doubled = (at_least_px << times for times in range(PROBE_PX.bit_length()))
+    return next((side for side in doubled if side < PROBE_PX and _runs_on(blueprint, side)), PROBE_PX)
+
+
+def _runs_on(blueprint: Blueprint, side_px: int) -> bool:
+    shapes = {IMAGE: Shape(blueprint.channels, side_px, side_px)}
+    try:
+        for row in blueprint.rows:
+            shapes[row.index] = row.outs_of([shapes[source] for source in row.sources])[-1]
+    except ValueError:
+        return False
+    return True
 
 
 def needed_rows(rows: Sequence[Row], wanted: Iterable[int]) -> set[int]:

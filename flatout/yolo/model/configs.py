@@ -5,6 +5,7 @@ deploy form; a path that exists always wins.
 """
 
 import difflib
+import os
 from pathlib import Path
 
 from flatout.errors import ConfigError
@@ -23,24 +24,26 @@ def shipped_folder() -> Path:
 def find_config(name: str | Path) -> Path:
     """The file that `name` means; ConfigError lists what comes close."""
     given = Path(name)
-    if given.is_file():
+    # Path.is_file() raises where a name is longer than names can be.
+    if os.path.isfile(given):
         return given
     stem = given.name.removesuffix(".yaml")
     kinds = [given.parent.name] if given.parent.name in KINDS else list(KINDS)
     for kind in kinds:
         shipped = shipped_folder() / kind / f"{stem}.yaml"
-        if shipped.is_file():
+        if os.path.isfile(shipped):
             return shipped
     known = sorted({path.stem for path in shipped_folder().glob("*/*.yaml")})
     close = difflib.get_close_matches(stem, known, n=1)
     advice = f"did you mean {close[0]!r}?" if close else f"flatout knows {', '.join(known)}."
-    raise ConfigError(f"{name}: no such model config; {advice}")
+    raise ConfigError(f"{str(name)[:200]}: no such model config; {advice}")
 
 
 def names_config(source: str | Path) -> bool:
     """Does it mean a model config, by path or by name, and no file of weights? ConfigError if it means neither."""
     path = Path(source)
-    if path.suffix in (".pt", ".pth", ".safetensors") or (path.exists() and path.suffix not in (".yaml", ".yml")):
+    is_other = path.suffix not in (".yaml", ".yml") and os.path.exists(path)
+    if path.suffix in (".pt", ".pth", ".safetensors") or is_other:
         return False
     find_config(source)
     return True

@@ -34,7 +34,7 @@ def effective_config(config: object, nc: int | None, anchors: float | None) -> d
     for key in ("depth_multiple", "width_multiple"):
         kept.setdefault(key, 1.0)
         if not is_number(kept[key]) or not 0 < kept[key] <= 64:
-            raise ValueError(f"{key}={kept[key]!r} must be a number above 0, up to 64")
+            raise ValueError(f"{key}={kept[key]!r:.60} must be a number above 0, up to 64")
     for key, high in (("nc", MAX_CLASSES), ("ch", MAX_CHANNELS)):
         if not is_whole(kept[key], 1, high):
             raise ValueError(f"{key}={kept[key]!r:.60} must be a whole number from 1 to {high}")

@@ -44,6 +44,9 @@ def _replaced(network: Network) -> Iterator[Tensor]:
 def fold_batch_norm(weight: Tensor, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """Weight and bias of the convolution that does what `weight` and then `norm` did."""
     assert norm.running_mean is not None and norm.running_var is not None
+    if weight.is_meta:
+        # There only shapes are computed, and torch takes milliseconds to find out that these stay the same.
+        return torch.empty_like(weight), torch.empty_like(norm.bias)
     scale = norm.weight / (norm.running_var + norm.eps).sqrt()
     return weight * scale.view(-1, 1, 1, 1), norm.bias - norm.running_mean * scale
 

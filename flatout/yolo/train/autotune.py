@@ -80,7 +80,8 @@ def _choice(
     facts = machine_facts() | {
         "asked": f"{_asked(options)}, {place_given(options) or 'any place'}, 4:2:0 {options.store_420}",
         "device": str(config.device),
-        "data": f"{len(images)} pictures, {int(images.size_wh_N2.sum())}",
+        # Where they lie, too: the same numbers of pictures and pixels may come from a slower disk.
+        "data": f"{len(images)} pictures, {int(images.size_wh_N2.sum())}, {Path(images.paths[0]).parent}",
         "input": f"{config.size} px, batch {config.batch_size}, {config.augment}",
         "network": f"{sum(parameter.numel() for parameter in network.parameters())} parameters",
         "run": "several epochs" if config.epochs > 1 else "one epoch",

@@ -1,7 +1,7 @@
 """What YOLOv7 saved, in its various forms, as Weights.
 
 Forms: the dict of a training (full, or stripped when it ended), the dict of a converted network, the bare network
-(`init.pt`), and a state_dict that somebody took out of one.
+(`init.pt`), and a state_dict that somebody took out of one, alone or in a dict.
 """
 
 from torch import Tensor
@@ -14,6 +14,8 @@ from flatout.yolo.compat.module_state import network_inside, state_of
 from flatout.yolo.weights.weights import Kind, State, Weights, checked_state, checked_weights
 
 _TOP_ENTRIES = ("epoch", "best_fitness", "training_results", "updates", "optimizer", "wandb_id")
+_STATE_ENTRIES = ("state_dict", "model_state_dict")
+"""Under which other programs save one; what they save beside it is theirs."""
 _NETWORK_ATTRIBUTES = {"yaml": "config", "names": "names", "nc": "nc", "hyp": "hyp"}
 
 
@@ -25,6 +27,10 @@ def weights_from_legacy(objects: object) -> Weights:
         return _from_dict(objects, _kind_of(objects))
     if isinstance(objects, dict) and objects and all(isinstance(value, Tensor) for value in objects.values()):
         return _from_dict({"model": objects}, kind="state_dict")
+    if isinstance(objects, dict):
+        for state in map(objects.get, _STATE_ENTRIES):
+            if isinstance(state, dict):
+                return _from_dict({"model": state}, kind="state_dict")
     raise Refusal(f"holds no network but {_described(objects)}. Give a file with weights.")
 
 

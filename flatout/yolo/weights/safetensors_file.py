@@ -7,6 +7,7 @@ later would then end the program. The format is eight bytes of length, a JSON he
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,8 +20,8 @@ from flatout.engine.checkpoint.atomic import replacing
 from flatout.engine.checkpoint.container import compact
 from flatout.engine.checkpoint.file_bytes import read_at, read_into
 from flatout.engine.checkpoint.plain import PlainReader
-from flatout.engine.checkpoint.refusal import AGAIN, Refusal, quoted
-from flatout.engine.checkpoint.storages import allocate
+from flatout.engine.checkpoint.refusal import AGAIN, Budget, Refusal, quoted
+from flatout.engine.checkpoint.storages import MAX_TENSORS, allocate
 from flatout.yolo.weights.weights import State, Weights, checked_state, checked_weights
 
 SCHEMA = 1
@@ -103,12 +104,22 @@ def _described(metadata: object) -> dict[str, object]:
 
 def _parse(text: str | bytes, what: str) -> object:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=lambda pairs: _table(pairs, what))
     except (ValueError, RecursionError):
         raise Refusal(f"its safetensors {what} is not valid JSON. {AGAIN}") from None
 
 
+def _table(pairs: list[tuple[str, object]], what: str) -> dict[str, object]:
+    """A JSON object whose keys are all different; which of two equal ones counts would be up to the reader."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise Refusal(f"its safetensors {what} has two entries called {quoted(twice)}. {AGAIN}")
+    return table
+
+
 def _read_tensors(file: BinaryIO, header: Mapping[str, Any], data_offset: int) -> State:
+    Budget(MAX_TENSORS, "tensors").spend(len(header))
     data_bytes = os.fstat(file.fileno()).st_size - data_offset
     places = sorted((_place(key, entry) for key, entry in header.items()), key=lambda place: place[1:3])
     state, free_from = {}, 0
@@ -130,6 +141,9 @@ def _place(key: str, entry: object) -> tuple[str, int, int, torch.dtype, list[in
             and end - begin == math.prod(shape) * _DTYPES[kind].itemsize
         ):
             return key, begin, end, _DTYPES[kind], shape
+        case {"dtype": str(kind)} if kind not in _DTYPES:
+            known = ", ".join(_DTYPES)
+            raise Refusal(f"its tensor {quoted(key)} is of type {quoted(kind)}. Save it as one of {known}.")
     raise Refusal(f"its tensor {quoted(key)} has a type, shape or place that do not fit together. {AGAIN}")
 
 

@@ -16,6 +16,9 @@ Kind = Literal["full", "stripped", "deploy", "model", "ema", "state_dict", "expo
 ema: the moving average only. state_dict: tensors only. exported: from safetensors."""
 KINDS: tuple[Kind, ...] = ("full", "stripped", "deploy", "model", "ema", "state_dict", "exported")
 
+MAX_WRAPPERS = 4
+"""Around a network, each of which puts "module." before the names of its tensors."""
+
 Format = Literal["legacy", "flatout", "safetensors"]
 
 
@@ -85,7 +88,7 @@ def checked_weights(
 
 
 def checked_state(value: object, what: str) -> State:
-    """A state_dict out of plain values, without the prefix that wrappers for several GPUs leave."""
+    """A state_dict out of plain values, without the prefixes that wrappers for several GPUs leave."""
     if not isinstance(value, dict):
         raise _wrong_type(what, value)
     if not value:
@@ -93,18 +96,23 @@ def checked_state(value: object, what: str) -> State:
     for key, tensor in value.items():
         if type(key) is not str or not key.isprintable() or not isinstance(tensor, Tensor):
             raise Refusal(f"its {what} has an entry {quoted(str(key))} that is no named tensor. {DAMAGED}")
-    if all(key.startswith("module.") for key in value):
-        return {key.removeprefix("module."): tensor for key, tensor in value.items()}
+    for _ in range(MAX_WRAPPERS):
+        if all(key.startswith("module.") for key in value):
+            value = {key.removeprefix("module."): tensor for key, tensor in value.items()}
     return value
 
 
 def _names_as_list(names: object) -> object:
     # Newer programs of the family save {0: "person", 1: ...}.
-    if isinstance(names, dict) and list(names) == list(range(len(names))):
-        names = list(names.values())
-    if isinstance(names, tuple | list) and not all(type(name) is str for name in names):
+    if isinstance(names, dict) and all(type(number) is int for number in names):
+        in_order = sorted(names)
+        names = [names[number] for number in in_order] if in_order == list(range(len(names))) else names
+    if not isinstance(names, tuple | list):
+        return names
+    # YOLOv7 keeps them as its YAML reader gave them: digits unquoted are numbers, a class called `no` is False.
+    if not all(isinstance(name, str | int | float) for name in names):
         raise Refusal(f"its names are not all text. {DAMAGED}")
-    return list(names) if isinstance(names, tuple) else names
+    return [str(name) for name in names]
 
 
 def _as_float(fitness: object) -> object:

@@ -213,6 +213,7 @@ HOSTILE: dict[str, Hostile] = {
     "width zero": key("width_multiple", "0", "width_multiple=0 must be a number above 0, up to 64."),
     "width not a number": key("width_multiple", ".nan", "width_multiple=nan must be a number"),
     "width infinite": key("width_multiple", ".inf", "width_multiple=inf must be a number"),
+    "width very long": key("width_multiple", f"'{'x' * 9999}'", "width_multiple='xxx", " must be a number"),
     "width text": key("width_multiple", "half", "width_multiple='half' must be a number"),
     "depth huge": key("depth_multiple", "9" * 60, "must be a number above 0, up to 64."),
     "backbone text": key("backbone", "Conv", "backbone must be a list of rows"),

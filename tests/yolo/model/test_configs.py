@@ -43,6 +43,11 @@ def test_a_name_that_nothing_has_is_refused_with_the_nearest_one():
         find_config("resnet50")
 
 
+def test_a_name_that_is_longer_than_names_can_be_is_refused_by_its_beginning():
+    with pytest.raises(ConfigError, match=r"^x{200}: no such model config"):
+        names_config("x" * 5000)
+
+
 @pytest.mark.parametrize(
     ("source", "is_config"),
     [("yolov7", True), ("my.yaml", True), ("x.pt", False), ("none.safetensors", False), ("w", False)],

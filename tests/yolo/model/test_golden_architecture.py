@@ -3,12 +3,14 @@
 import hashlib
 import json
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from flatout.yaml_strict import Yaml
 from flatout.yolo.model.blueprint import PROBE_PX, Head
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.draft import draw_blueprint
@@ -26,12 +28,18 @@ def per_config(path: Path):
     return json.loads(path.read_text()).items()
 
 
+@lru_cache
+def written(name: str) -> Yaml:
+    """A config of ours, read once for all tests; whoever builds of it makes a copy."""
+    return load_config(name)
+
+
 def built(name: str, device: str) -> Network:
     """`yolov7-w6.training` with the weights of seed 0, or on the meta device with none."""
     stem, _, kind = name.rpartition(".")
     torch.manual_seed(0)
     with torch.device(device):
-        return build_network(load_config(f"{kind}/{stem}"))
+        return build_network(written(f"{kind}/{stem}"))
 
 
 def name_of(file: str) -> str:
@@ -53,7 +61,7 @@ def digest(rows: list[list[object]]) -> str:
 @pytest.mark.parametrize("case", golden_cases("yolov7-models/*.layers.json", whole))
 def test_rows_of_our_configs(case):
     _, golden = case
-    blueprint = draw_blueprint(load_config(f"{golden['kind']}/{golden['name']}"))
+    blueprint = draw_blueprint(written(f"{golden['kind']}/{golden['name']}"))
     assert len(blueprint.config["backbone"]) == golden["backbone_rows"]
     assert blueprint.config["anchors"] == golden["anchors"]
     assert list(blueprint.head.strides) == golden["strides"]

@@ -68,6 +68,9 @@ def test_a_choice_is_made_once_per_machine_data_and_network(images, config, opti
     assert tuned(images, config, fast, network, file=file) == first
     with pytest.raises(pytest.fail.Exception, match="measured again"):
         tuned(images, replace(config, batch_size=4), fast, network, file=file)
+    elsewhere = replace(images, paths=tuple(f"/mnt/slow{path}" for path in images.paths))
+    with pytest.raises(pytest.fail.Exception, match="measured again"):
+        tuned(elsewhere, config, fast, network, file=file)
 
 
 @pytest.mark.parametrize("keeps", [False, True])

@@ -16,6 +16,9 @@ from tests.yolo.weights.hostile_bombs import bombs, tensor_lies
 from tests.yolo.weights.hostile_gadgets import gadgets
 from tests.yolo.weights.hostile_zips import zips
 from tests.yolo.weights.pickle_bytes import (
+    BUILD,
+    EMPTY_TUPLE,
+    NEWOBJ,
     checkpoint,
     dict_of,
     list_of,
@@ -98,7 +101,7 @@ def mutated(content: bytes, generator: random.Random) -> bytes:
 
 def _wrong_values() -> Iterator[tuple[str, bytes, list[str]]]:
     """Files that hold a network, but say impossible things about it."""
-    yield "value-names", torch_file(checkpoint(network(names=list_of(number(1))))), ["names are not all text"]
+    yield "value-names", torch_file(checkpoint(network(names=list_of(list_of(number(1)))))), ["names are not all text"]
     yield "value-nc", torch_file(checkpoint(network(nc=text("80")))), ["its nc is of type str"]
     yield "value-hyp", torch_file(checkpoint(network(hyp=text("x")))), ["its hyp is of type str"]
     yield "value-epoch", torch_file(checkpoint(epoch=text("x"))), ["its epoch is of type str"]
@@ -109,6 +112,8 @@ def _wrong_values() -> Iterator[tuple[str, bytes, list[str]]]:
     yield "value-child", torch_file(checkpoint(module(modules=dict_of({"a": number(3)})))), ["no module"]
     yield "value-tensor", torch_file(checkpoint(module(parameters=dict_of({"a": number(3)})))), ["no tensor"]
     yield "value-no-tensors", torch_file(checkpoint(module())), ["its model holds no tensors"]
+    long_name = text("models.common") + text("A" * 1_000_000) + b"\x93" + EMPTY_TUPLE + NEWOBJ + number(3) + BUILD
+    yield "value-long-name", torch_file(checkpoint(long_name)), ["models.common.AAA", "..., which weights do not need"]
     twice = module(parameters=dict_of({"a.w": tensor()}), modules=dict_of({"a": network()}))
     yield "value-two-of-one-key", torch_file(checkpoint(twice)), ["two tensors called a.w"]
     for case, version, words in (("newer", number(9), "newer flatout"), ("no-schema", text("x"), "no schema number")):
@@ -131,7 +136,7 @@ def _safetensors() -> Iterator[tuple[str, bytes, list[str]]]:
     whole = _safetensors_bytes(good)
     misfit = "do not fit together"
     for case, changes, words in (
-        ("dtype", {"dtype": "F7"}, misfit),
+        ("dtype", {"dtype": "F8_E4M3"}, "of type F8_E4M3. Save it as one of F16"),
         ("shape", {"shape": [5]}, misfit),
         ("shape-negative", {"shape": [-1, -4]}, misfit),
         ("shape-overflow", {"shape": [1 << 39, 1 << 39]}, misfit),
@@ -141,6 +146,9 @@ def _safetensors() -> Iterator[tuple[str, bytes, list[str]]]:
         ("offsets-beyond", {"data_offsets": [1 << 50, (1 << 50) + 16]}, "outside the file"),
     ):
         yield f"safetensors-{case}", _safetensors_bytes({"w": good["w"] | changes}), [words]
+    yield "safetensors-key-twice", _safetensors_bytes(whole[8:-17] + b"," + whole[9:-16]), ["two entries called w"]
+    many = {f"w{index}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for index in range(50_001)}
+    yield "safetensors-many", _safetensors_bytes(many), ["more than 50,000 tensors"]
     yield "safetensors-key", _safetensors_bytes({"\x1b[31m\n": good["w"]}), ["no named tensor"]
     yield "safetensors-overlap", _safetensors_bytes(good | other, bytes(24)), ["overlaps"]
     yield "safetensors-header-lie", struct.pack("<Q", 1 << 62) + whole[8:], ["claims a safetensors header"]
@@ -157,7 +165,7 @@ def _safetensors() -> Iterator[tuple[str, bytes, list[str]]]:
         ("config", {"flatout.schema": "1", "flatout.config": "{"}, "config is not valid JSON"),
         ("config-deep", {"flatout.schema": "1", "flatout.config": "[" * 99 + "]" * 99}, "nested deeper"),
         ("config-type", {"flatout.schema": "1", "flatout.config": "[]"}, "its config is of type list"),
-        ("names", {"flatout.schema": "1", "flatout.names": "[1]"}, "names are not all text"),
+        ("names", {"flatout.schema": "1", "flatout.names": "[null]"}, "names are not all text"),
         ("surrogate", {"flatout.schema": "1", "flatout.names": r'["\ud800"]'}, "surrogate"),
     ):
         yield f"safetensors-metadata-{case}", _safetensors_bytes(good | {"__metadata__": metadata}), [words]

@@ -176,7 +176,8 @@ def objects_in(path: Path) -> Any:
 
 
 def network_in(path: Path, entry: str) -> ModuleStandIn:
-    network = objects_in(path)[entry]
+    objects = objects_in(path)
+    network = objects if isinstance(objects, ModuleStandIn) else objects[entry]
     assert isinstance(network, ModuleStandIn)
     return network
 

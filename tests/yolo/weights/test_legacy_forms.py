@@ -95,8 +95,17 @@ def test_a_moving_average_alone_is_read(model: Model, saved: Callable[..., Weigh
     assert_same(weights.for_training(), model.state_dict())
 
 
-@pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"model": state}], ids=["bare", "in a dict"])
-@pytest.mark.parametrize("prefix", ["", "module."])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda state: state,
+        lambda state: {"model": state},
+        lambda state: {"state_dict": state, "epoch": "of another program", "optimizer": 3},
+        lambda state: {"model_state_dict": state},
+    ],
+    ids=["bare", "model", "state_dict", "model_state_dict"],
+)
+@pytest.mark.parametrize("prefix", ["", "module.", "module.module."])
 def test_a_state_dict_is_read_without_the_prefix_of_wrappers(
     wrap: Callable[[object], object], prefix: str, model: Model, saved: Callable[..., Weights]
 ):
@@ -192,6 +201,15 @@ def test_a_file_saved_without_checksums_is_read(model: Model, saved: Callable[..
 def test_names_in_a_dict_become_a_list(model: Model, saved: Callable[..., Weights]):
     model.names = {0: "ant", 1: "bee"}  # type: ignore[assignment]
     assert saved(model).names == ["ant", "bee"]
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [([0, 1], ["0", "1"]), ([False, "b"], ["False", "b"]), ((0.5, "b"), ["0.5", "b"]), ({1: "b", 0: 7}, ["7", "b"])],
+)
+def test_names_that_the_yaml_did_not_quote_are_text(written, read, model: Model, saved: Callable[..., Weights]):
+    model.names = written
+    assert saved(model).names == read
 
 
 def test_the_original_program_is_not_needed(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

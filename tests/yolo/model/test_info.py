@@ -1,0 +1,78 @@
+"""What a picture costs a network, for networks of any shape."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from flatout.yolo.model.blueprint import PROBE_PX, small_side
+from flatout.yolo.model.draft import draw_blueprint
+from flatout.yolo.model.fuse import fused
+from flatout.yolo.model.info import COUNTED_PX, count_gflops
+from flatout.yolo.model.network import Network, build_network
+
+ANCHORS = [[10, 13], [30, 61]]
+DEEP: dict[str, Any] = {
+    "nc": 2,
+    "anchors": ANCHORS,
+    "backbone": [[-1, 1, "Conv", [8, 3, 8]], *([-1, 1, "Conv", [8, 3, 2]] for _ in range(5))],
+    "head": [
+        [-1, 1, "nn.Upsample", [None, 2, "nearest"]],
+        [[-1, 4], 1, "Concat", [1]],
+        [-1, 1, "nn.Upsample", [None, 8, "nearest"]],
+        [[-1, 1], 1, "Concat", [1]],
+        [[0, 9], 1, "IDetect", ["nc", "anchors"]],
+    ],
+}
+"""Finds boxes at strides 8 and 16 with the help of a map of stride 256, which smaller pictures have no pixel for."""
+ALL_KINDS: dict[str, Any] = {
+    "nc": 2,
+    "anchors": ANCHORS,
+    "backbone": [
+        [-1, 1, "ReOrg", []],
+        [-1, 1, "Conv", [16, [1, 3], 2, [0, 1], 4]],
+        [-1, 3, "Conv", [16, 3, 1]],
+        [-1, 1, "DownC", [32]],
+        [-1, 2, "RepConv", [32]],
+    ],
+    "head": [
+        [-1, 1, "SPPCSPC", [24]],
+        [-1, 2, "SP", [3, 2]],
+        [-1, 1, "nn.Upsample", [None, 2, "nearest"]],
+        [[4, 7, 4, 7], 1, "IAuxDetect", ["nc", "anchors"]],
+    ],
+}
+
+
+def counted(network: Network, side_px: int) -> float:
+    """GFLOPS by what the modules of a network really give while it trains on two pictures."""
+    pairs = []
+
+    def count(module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(module, nn.Conv2d):
+            pairs.append(output.numel() * module.weight[0].numel())
+        elif isinstance(module, nn.BatchNorm2d | nn.Upsample):
+            pairs.append(output.numel() * (4 if isinstance(module, nn.BatchNorm2d) else 1))
+
+    network = network.train()
+    for module in network.modules():
+        module.register_forward_hook(count)
+    outputs = network(torch.rand(2, network.blueprint.channels, side_px, side_px))
+    # The lead convolutions of the detection layer are not called as modules.
+    pairs += [raw.numel() * conv.in_channels for raw, conv in zip(outputs, network.head.m, strict=False)]
+    return 2e-9 * (COUNTED_PX / side_px) ** 2 * sum(pairs) / 2
+
+
+@pytest.mark.parametrize("make", [lambda network: network, fused], ids=["as trained", "fused"])
+@pytest.mark.parametrize(("config", "side_px"), [(DEEP, 256), (ALL_KINDS, 32)], ids=["deep", "all kinds"])
+def test_the_cost_is_that_of_the_smallest_picture_that_the_network_can_read(config, side_px, make):
+    network = make(build_network(config))
+    assert small_side(network.blueprint, 32) == side_px
+    with torch.no_grad():
+        assert count_gflops(network) == pytest.approx(counted(network, side_px), rel=1e-12)
+
+
+@pytest.mark.parametrize("at_least_px", [8, 100, 256, 512])
+def test_a_picture_of_the_size_that_configs_are_checked_for_is_always_large_enough(at_least_px):
+    assert small_side(draw_blueprint(DEEP), at_least_px) == PROBE_PX
