@@ -64,7 +64,7 @@ def file_kind(file: BinaryIO) -> FileKind:
     if head.startswith(b"PK\x03\x04"):
         return "zip"
     # Eight bytes of length, then JSON. The length may lie; the reader looks at that.
-    if head[8:10] in (b'{"', b"{}", b"{ "):
+    if re.match(rb'\{\s*["}]', head[8:]):
         return "safetensors"
     for pattern, sentence in _STRANGERS:
         if re.match(pattern, head, re.DOTALL):

@@ -1,8 +1,10 @@
 """Weights come back from files of ours as they were, and other programs can read those files too."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -128,3 +130,10 @@ def test_a_container_without_weights_says_so(tmp_path: Path):
     write_container(tmp_path / "other.pt", {"training": {"step": 3}})
     with pytest.raises(CheckpointError, match=r"other.pt: is a file of flatout without weights\. Give one"):
         read_weights(tmp_path / "other.pt")
+
+
+def test_a_safetensors_header_may_be_indented(tmp_path: Path):
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}, indent=2).encode()
+    file = tmp_path / "theirs.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + np.float32(7).tobytes())
+    assert read_weights(file).state["w"].tolist() == [7]
