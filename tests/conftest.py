@@ -1,8 +1,11 @@
-"""Before a run, hear signals; after it, say how many golden cases of each group were checked."""
+"""Before a run, hear signals; after it, say how many golden cases of each group were checked. A fixture for all."""
 
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
 
 OUTCOMES = ("passed", "failed", "skipped")
 
@@ -28,3 +31,14 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for group, counts in sorted(groups.items()):
         told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
         terminalreporter.write_line(f"{group:<16} {told}")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For small maps: a second thread gains nothing there, and on a busy machine the two wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

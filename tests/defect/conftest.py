@@ -1,14 +1,8 @@
-"""Small networks gain nothing from a second thread, and wait for it long on a busy machine."""
-
-from collections.abc import Iterator
+"""Networks here are small."""
 
 import pytest
-import torch
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _in_one_thread(one_thread: None) -> None:
+    """Every test of this folder."""

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 
 from flatout.__main__ import main
 from flatout.defect.demo_data import DemoDataConfig
@@ -15,14 +14,6 @@ from flatout.spike.demo_data import DemoConfig
 from flatout.spike.demo_data import write_demo_data as write_clips
 
 WORKER_STAGES = {"defect": {"crop", "paint"}, "spike": {"read"}}
-
-
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def defect_flags(folder):

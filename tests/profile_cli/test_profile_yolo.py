@@ -35,14 +35,6 @@ def data(tmp_path):
     return path
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.slow
 def test_a_training_is_profiled_and_nothing_else_is_left(data, tmp_path, monkeypatch, capsys, one_thread):
     work = tmp_path / "work"

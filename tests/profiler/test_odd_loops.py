@@ -13,20 +13,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from flatout.errors import ConfigError
 from flatout.profiler import watch
 from flatout.profiler.batch_size import SamplesOf
-from flatout.profiler.others import Others
 from tests.profiler import slow_loops
 
 LOSS = nn.CrossEntropyLoss()
 
 
-@pytest.fixture(autouse=True)
-def alone(monkeypatch):
-    """One thread, and tests beside this one do not count."""
-    monkeypatch.setattr(Others, "cores", lambda self, own_cpu_s: 0.0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def ready_loader(num=96, batch=8, **more):

@@ -12,20 +12,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from flatout.errors import ConfigError
 from flatout.profiler import machine, watch
-from flatout.profiler.others import Others
 from tests.profiler import slow_loops
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """Torch's own threads would compete with the workers of these tiny loops; tests beside this one do not count."""
-    monkeypatch.setattr(Others, "cores", lambda self, own_cpu_s: 0.0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 @pytest.mark.parametrize(

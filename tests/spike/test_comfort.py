@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from flatout.engine.callbacks import Callback, End, RunStart, Scores
 from flatout.spike.train import TrainOptions, train
@@ -25,12 +24,7 @@ class Heard(Callback):
         self.moments.append(f"{end.how} {end.epoch}")
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_a_training_is_heard_stops_at_its_budget_and_goes_on_with_a_larger_one(demo: Path, tmp_path: Path) -> None:

@@ -27,12 +27,7 @@ TINY = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def config_for(demo: Path, folder: Path, *more: str) -> SpikeConfig:
