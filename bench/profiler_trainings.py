@@ -21,11 +21,12 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from bench.profiler_cases import in_turns
 from bench.profiler_training_files import BOXES, CLASSES, write_pictures, write_small_network
 from flatout.profile_cli.engine_training import Switch
 from flatout.profile_cli.one_batch import one_batch
 from flatout.profile_cli.yolo import YoloTraining
-from flatout.profiler.limits import Budget, median_ms
+from flatout.profiler.limits import drain
 from flatout.profiler.outcome import Profile
 from flatout.profiler.turns import ALL
 from flatout.profiler.verdict import Trial, remedy_of
@@ -40,7 +41,6 @@ from tests.reference.ota_twin import class_cost_by_definition, twin_assign, twin
 Loss = Callable[..., LossParts]
 BEFORE = ALL._replace(counted=0, traced=1)
 """How a training is looked at: no prediction here asks for its waits."""
-LOSS_ALONE = Budget(steps=5, warm_up=2)
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def by_loss_alone(case: Case, profile: Profile) -> float:
     options = case.before.options
     device = torch.device("cpu" if options.device == "cpu" else "cuda")
     maps, targets, anchors = made_up(options.batch_size, options.img_size[0], device)
-    now, then = (LossTimes.of(loss, maps, targets, anchors) for loss in (plain_twin, ota_loss))
+    now, then = loss_times((plain_twin, ota_loss), maps, targets, anchors)
     n = Numbers(profile.measurement)
     longer = n.host_ms("loss", "assign") / now.forward_ms
     saved_ms = longer * (now.forward_ms + now.backward_ms - then.forward_ms - then.backward_ms)
@@ -208,13 +208,29 @@ class LossTimes(NamedTuple):
     forward_ms: float
     backward_ms: float
 
-    @classmethod
-    def of(cls, loss: Loss, maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors) -> "LossTimes":
-        leaves = [one_map.requires_grad_() for one_map in maps]
+
+def loss_times(losses: Sequence[Loss], maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors) -> list[LossTimes]:
+    """In turns: a host whose speed varies by a third within seconds would give a backward pass of no time at all."""
+    leaves = [one_map.requires_grad_() for one_map in maps]
+    works: dict[str, Callable[[], object]] = {}
+    for number, loss in enumerate(losses):
         forward = partial(loss, leaves, targets_T6, anchors, LossConfig())
-        forward_ms = median_ms(forward, LOSS_ALONE)
-        both_ms = median_ms(lambda: torch.autograd.grad(forward().total, leaves), LOSS_ALONE)
-        return cls(forward_ms, max(0.0, both_ms - forward_ms))
+        works[f"forward {number}"] = partial(_drained, forward)
+        works[f"both {number}"] = partial(_drained, partial(_forward_and_backward, forward, leaves))
+    ms = in_turns(works, turns=9)
+    return [
+        LossTimes(ms[f"forward {number}"], max(0.0, ms[f"both {number}"] - ms[f"forward {number}"]))
+        for number in range(len(losses))
+    ]
+
+
+def _forward_and_backward(forward: Callable[[], LossParts], leaves: Sequence[Tensor]) -> None:
+    torch.autograd.grad(forward().total, leaves)
+
+
+def _drained(work: Callable[[], object]) -> None:
+    work()
+    drain()
 
 
 def plain_twin(

@@ -151,7 +151,7 @@ class TrainOptions:
     @property
     def as_graphs(self) -> bool:
         """Whether steps are replayed as CUDA graphs, where there are some. Compiled steps too: where batches are small,
-        launching compiled code took the host longer than eager steps do (bench/results/model_step_h200_202611.md)."""
+        launching them takes the host longer than running them the GPU (bench/results/model_step_h200_202611.md)."""
         return (self.fast or self.compile == "on") and not self.multi_scale
 
     def resolved(self, *, cuda: bool, bf16: bool) -> "TrainOptions":

@@ -122,7 +122,8 @@ def test_a_slot_is_pinned_and_a_batch_is_not_overwritten_while_the_device_uses_i
 def test_twenty_steps_wait_for_the_device_nowhere():
     source, many = Mixed(45), plan(num_samples=45, order=np.arange(45).repeat(10), batch_size=8)
     weight = torch.randn(64, 64, device="cuda")
-    with Feed(source, many, FeedConfig(workers=2)) as feed:
+    # A slot for every batch below: a device that other programs keep busy holds nobody back.
+    with Feed(source, many, FeedConfig(workers=2, slots=32)) as feed:
         batches = iter(feed.to_device("cuda"))
 
         def train(num_steps: int) -> None:

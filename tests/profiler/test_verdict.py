@@ -62,6 +62,7 @@ def test_no_remedy_promises_less_than_it_is_worth_or_more_than_the_device_can_do
     assert all(remedy.gain >= 1.03 for remedy in remedies)
     speeds = [remedy.images_per_s for remedy in remedies]
     assert speeds == sorted(speeds, reverse=True)
+    assert len({remedy.what for remedy in remedies}) == len(remedies)
     # A better loss takes its kernels off the device; nothing else here does.
     if measurement.device_busy_ms and not trials and not wholes and cause != "assigner":
         assert all(remedy.step_ms >= 0.99 * measurement.device_busy_ms for remedy in remedies)
@@ -164,12 +165,20 @@ def test_what_is_tried_is_told_even_if_it_is_worth_nothing():
 
 def test_a_flag_that_changes_network_and_input_is_predicted_as_all_it_does():
     """Not as a graph around the kernels of today, which promises 1,503 img/s where 3,469 were measured."""
-    verdict = judge(H200_BATCH_32, wholes=[ALL_OF_FAST])
+    launching = replace(H200_BATCH_32, num_workers=8)
+    verdict = judge(launching, wholes=[ALL_OF_FAST])
     assert [remedy.what for remedy in verdict.remedies if remedy.switch == {"fast": True}] == [ALL_OF_FAST.what]
     assert not any(remedy.what == CUDA_GRAPH for remedy in verdict.remedies)
-    untried = judge(H200_BATCH_32)
+    untried = judge(launching)
     graph = next(remedy for remedy in untried.remedies if remedy.what == CUDA_GRAPH)
     assert graph.switch == {}, "no flag does that and nothing else"
+
+
+def test_launching_less_is_worth_nothing_where_the_workers_cannot_keep_up():
+    """Two workers that are busy 92 % of a step of 44 ms: with all launches gone it would wait for them."""
+    verdict = judge(H200_BATCH_32)
+    assert verdict.cause == "too few workers"
+    assert not any(remedy.what == CUDA_GRAPH for remedy in verdict.remedies)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ MARK_IT = "mark the parts of your loop with flatout.profiler.clock.stage(name) t
 def judge(measurement: Measurement, trials: Sequence[Trial] = (), wholes: Sequence[WholeTrial] = ()) -> Verdict:
     """Cause, evidence, and remedies by predicted speed; says so when nothing is worth changing.
 
-    `wholes` were tried with network and input changed at once: they answer whatever is found, and are no cause.
+    `wholes` were tried with network and input changed at once: they answer whatever is found, and are no cause. Nor do
+    they say which finding is: whatever slows a training down, another network with another input may be faster.
     """
     n = Numbers(measurement)
     trials = [in_ms(n, trial) for trial in trials]
@@ -41,23 +42,18 @@ def judge(measurement: Measurement, trials: Sequence[Trial] = (), wholes: Sequen
     findings = [_with_trials(finding, n, trials) for finding in found]
     has_loss = any(finding.cause == ASSIGNER for finding in findings)
     findings += [finding_of_trial(n, trial) for trial in trials if not (has_loss and is_of_loss(trial))]
-    findings = _with_wholes(findings, n, wholes)
-    findings = [_less_sure(finding, n) for finding in findings]
-    worth = sorted(
-        (finding for finding in findings if any(map(_is_worth, finding.remedies))),
-        key=lambda finding: -_saving(finding),
-    )
+    findings.sort(key=lambda finding: -_saving(finding))
+    findings = [_less_sure(finding, n) for finding in _with_wholes(findings, n, wholes)]
+    worth = [finding for finding in findings if any(map(_is_worth, finding.remedies))]
     if not worth:
         return _nothing(n, found)
     first, *others = worth
+    remedies = {remedy.what: remedy for finding in worth for remedy in finding.remedies if _is_worth(remedy)}
     return Verdict(
         cause=first.cause,
         sentence=first.sentence,
         evidence=[*first.evidence, *_limits_line(n), *_others_line(n)],
-        remedies=sorted(
-            (remedy for finding in worth for remedy in finding.remedies if _is_worth(remedy)),
-            key=lambda remedy: -remedy.images_per_s,
-        ),
+        remedies=sorted(remedies.values(), key=lambda remedy: -remedy.images_per_s),
         others=others,
     )
 
@@ -71,9 +67,9 @@ def _with_trials(finding: Finding, n: Numbers, trials: Sequence[Trial]) -> Findi
 
 
 def _with_wholes(findings: Sequence[Finding], n: Numbers, wholes: Sequence[WholeTrial]) -> list[Finding]:
-    """Where a remedy is part of something larger that was tried out, that takes its place.
+    """Where a remedy that is worth it is part of something larger that was tried out, that takes its place.
 
-    What takes no place is one more remedy for the costliest finding, and a finding by itself if there is no other.
+    What takes no place is one more remedy for the first finding, and a finding by itself if none is worth anything.
     """
     found = list(findings)
     for whole in wholes:
@@ -84,16 +80,15 @@ def _with_wholes(findings: Sequence[Finding], n: Numbers, wholes: Sequence[Whole
             found[place] = replace(found[place], remedies=[answer, *kept])
         if places or not _is_worth(answer):
             continue
-        if worth := [place for place, finding in enumerate(found) if any(map(_is_worth, finding.remedies))]:
-            first = max(worth, key=lambda place: _saving(found[place]))
-            found[first] = replace(found[first], remedies=[*found[first].remedies, answer])
+        if found and _saving(found[0]):
+            found[0] = replace(found[0], remedies=[*found[0].remedies, answer])
         else:
             found.append(finding_of_whole(n, whole, answer))
     return found
 
 
 def _covers(whole: WholeTrial, finding: Finding) -> bool:
-    return any(remedy.what in whole.covers for remedy in finding.remedies)
+    return any(remedy.what in whole.covers and _is_worth(remedy) for remedy in finding.remedies)
 
 
 def _less_sure(finding: Finding, n: Numbers) -> Finding:
@@ -111,8 +106,8 @@ def _is_worth(remedy: Remedy) -> bool:
 
 
 def _saving(finding: Finding) -> float:
-    """How much faster its best remedy makes the training."""
-    return max((remedy.gain for remedy in finding.remedies), default=0.0)
+    """How much faster its best remedy makes the training; 0 if none is worth it."""
+    return max((remedy.gain for remedy in finding.remedies if _is_worth(remedy)), default=0.0)
 
 
 def _nothing(n: Numbers, findings: Sequence[Finding]) -> Verdict:

@@ -96,7 +96,7 @@ def _launches(n: Numbers) -> Iterator[Finding]:
                 n,
                 what=CUDA_GRAPH,
                 change="torch.cuda.graph or torch.compile(mode='reduce-overhead'); flatout: --fast (graphs and more)",
-                step_ms=max(1.05 * busy_ms + n.between_ms, n.step_ms - queueing_ms, WhatIf(n).input_limit_ms),
+                step_ms=WhatIf(n).with_consumer(queueing_ms, device_ms=1.05 * busy_ms),
                 uncertainty=0.15,
             ),
         ],
