@@ -106,7 +106,11 @@ class _Off:
 
 
 class _Mark:
-    """A running stage; charged when the block ends, also by an exception."""
+    """A running stage; charged when the block ends, also by an exception.
+
+    It is the innermost one for no longer than its time counts: a garbage collection may come at any call made here, and
+    is taken off the stage that is innermost then.
+    """
 
     __slots__ = ("_begin_ns", "_recorder", "inside_ns", "name", "outer")
 
@@ -117,14 +121,14 @@ class _Mark:
 
     def __enter__(self) -> None:
         recorder = self._recorder
-        self.outer, recorder.innermost = recorder.innermost, self
         recorder.opened(self.name)
+        self.outer, recorder.innermost = recorder.innermost, self
         self._begin_ns = time.perf_counter_ns()
 
     def __exit__(self, *exc_info: object) -> None:
-        end_ns = time.perf_counter_ns()
         recorder, outer = self._recorder, self.outer
         recorder.innermost = outer
+        end_ns = time.perf_counter_ns()
         if outer is not None:
             outer.inside_ns += end_ns - self._begin_ns
         recorder.closed(self.name, self._begin_ns, end_ns, self.inside_ns)

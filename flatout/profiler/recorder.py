@@ -139,12 +139,13 @@ class StepRecorder(clock.Totals):
 
     def step_ended(self, num_images: int) -> None:
         """`num_images` 0: the time since the last step's end belongs to no step (it lies between epochs, say)."""
+        # First: a collection that comes at one of the calls below is the next step's.
+        notes, self._noted = self._noted, []
         self._ends_ns.append(time.perf_counter_ns())
         self._cpu_ns.append(time.process_time_ns())
         self._images.append(num_images)
-        self._notes.append(self._noted)
-        self._uncharged += self._noted
-        self._noted = []
+        self._notes.append(notes)
+        self._uncharged += notes
         if len(self._uncharged) > CHARGED_AT_ONCE:
             self.charge()
         if self.device is not None:

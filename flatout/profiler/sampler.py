@@ -18,8 +18,8 @@ _FOREIGN = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", 
 _HERE = str(Path(__file__).parent)
 
 
-EVERY_S = 0.03
-"""A sample takes 0.05 to 0.1 ms of a core (the wake-up, mostly): every 30 ms that is a quarter of a per cent."""
+EVERY_S = 0.04
+"""A sample takes 0.1 to 0.17 ms of a core (the wake-up, mostly): every 40 ms that is at most 0.4 per cent."""
 
 
 SEEN_WITHIN_S = 0.0005

@@ -62,6 +62,48 @@ def test_a_collection_is_taken_off_the_stage_it_interrupts():
     assert recorder._on_collection not in gc.callbacks
 
 
+class Collecting:
+    """Marks on a device that need so many objects that the collector runs at each of them."""
+
+    def opened(self, name):
+        gc.collect()
+
+    closed = opened
+
+    def step_ended(self):
+        pass
+
+
+def test_a_collection_between_two_marks_is_taken_off_neither():
+    recorder = StepRecorder(device=Collecting())
+    with recorder.recording():
+        run_steps(recorder, 2)
+    steps = recorder.steps()
+    assert (steps.self_ns >= 0).all()
+    assert (steps.self_ns.sum(1) <= steps.wall_ns).all()
+    assert steps.self_ns[:, steps.names.index("outer")].max() < 1e6
+
+
+def test_a_collection_right_after_a_mark_has_read_its_time_is_taken_off_whoever_it_interrupts(monkeypatch):
+    """Python may run the collector wherever a call returns."""
+    read_ns = time.perf_counter_ns
+
+    def read_then_collect():
+        now_ns = read_ns()
+        if recorder._collecting is None:
+            gc.collect()
+        return now_ns
+
+    recorder = StepRecorder()
+    with recorder.recording():
+        monkeypatch.setattr(clock.time, "perf_counter_ns", read_then_collect)
+        run_steps(recorder, 2)
+        monkeypatch.undo()
+    steps = recorder.steps()
+    assert (steps.self_ns >= 0).all()
+    assert (steps.self_ns.sum(1) <= steps.wall_ns).all()
+
+
 def test_only_the_last_steps_are_kept():
     recorder = StepRecorder(max_steps=3, timeline_events=5)
     with recorder.recording():
