@@ -11,7 +11,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, Interrupted
 
 JOBS = {
     "yolo": ("flatout.profile_cli.yolo", "YoloTraining"),
@@ -43,13 +43,22 @@ def main(argv: list[str]) -> int:
     if args.job not in JOBS:
         raise ConfigError(f"flatout profile: unknown job {args.job!r}; known: {', '.join(JOBS)}.")
     _refuse_unwritable(args.out)
+    try:
+        return _profile(args, rest)
+    except Interrupted as error:
+        raise Interrupted(
+            "flatout profile: ended before it was done. Nothing is kept of the training that was looked at."
+        ) from error
+
+
+def _profile(args: argparse.Namespace, flags: list[str]) -> int:
     # Now, because help and mistakes are answered without torch.
     from flatout.profile_cli.apply import apply_best
     from flatout.profile_cli.table import show
 
     tell = _Teller()
     module, name = JOBS[args.job]
-    training = getattr(import_module(module), name).from_flags(rest, num_steps=args.steps)
+    training = getattr(import_module(module), name).from_flags(flags, num_steps=args.steps)
     tell(f"Looking at {args.steps} steps of the training as it is ...")
     profile = training.observe()
     if not args.quick:

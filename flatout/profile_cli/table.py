@@ -47,7 +47,7 @@ def ledger_table(ledger: Ledger, width: int = 120) -> Table:
         for row in shown_rows(ledger.lane(place)):
             table.add_row(
                 f"  {escape(row.label)}",
-                f"{row.ms:.2f}",
+                f"{row.ms:,.2f}",
                 f"{row.share:.1%}",
                 f"{row.us_per_image:,.1f}",
                 runs_of(row),

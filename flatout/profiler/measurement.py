@@ -119,6 +119,9 @@ class Measurement:
     others_cores: float | None = None
     """Cores that other processes kept busy meanwhile; None: not known."""
 
+    num_threads: int | None = None
+    """Threads that torch computes with on the CPU; None: not known."""
+
     has_device: bool = False
     device_busy_ms: float | None = None
     """Time per step in which at least one kernel ran; None: not traced."""

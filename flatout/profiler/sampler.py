@@ -1,15 +1,16 @@
-"""Which line of code is running? A thread that looks at another one every few milliseconds.
+"""Which line of code is running? A thread that looks at another one every few dozen milliseconds.
 
 It sees what marks cannot: code that nobody marked. A sample is charged to the innermost frame that is
 not part of Python, torch or another installed package, so it names a line its reader can change. C code
 that holds Python's lock is seen when it lets go, at the line that called it.
 """
 
+import random
 import sys
 import sysconfig
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -82,7 +83,8 @@ class Sampler:
         self.counts.clear()
 
     def _run(self) -> None:
-        while not self._going_on.acquire(timeout=self._interval_s):
+        waits_s = uneven(self._interval_s)
+        while not self._going_on.acquire(timeout=next(waits_s)):
             frame = sys._current_frames().get(self._thread_id)
             if frame is not None:
                 self._on_sample(own_line(frame), self._label() or self._function(frame))
@@ -96,6 +98,13 @@ class Sampler:
 
     def _count(self, line: Line, label: str | None) -> None:
         self.counts[line, label] += 1
+
+
+def uneven(interval_s: float) -> Iterator[float]:
+    """Waits of `interval_s` on average: even ones would find steps of the same length at the same line each time."""
+    numbers = random.Random(0)
+    while True:
+        yield interval_s * numbers.uniform(0.5, 1.5)
 
 
 def own_line(frame: FrameType | None) -> Line:

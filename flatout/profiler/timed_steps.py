@@ -119,6 +119,7 @@ class TimedSteps:
             num_workers=seen.num_workers if seen else self._workers.num_unseen,
             usable_cores=float(machine.cores().usable),
             others_cores=self._others.cores(self._own_cpu_s(seen)),
+            num_threads=_num_threads(),
             has_device=self._device is not None,
             device_busy_ms=work.busy_ms if work else None,
             launches=work.launches if work else None,
@@ -146,3 +147,9 @@ class TimedSteps:
         if len(real) != len(device.wall_ms):  # more steps than the recorder keeps
             return device
         return device._replace(self_ms=device.self_ms[real], wall_ms=device.wall_ms[real])
+
+
+def _num_threads() -> int:
+    import torch
+
+    return torch.get_num_threads()

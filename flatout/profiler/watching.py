@@ -12,6 +12,7 @@ all others are timed.
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from flatout.errors import ConfigError
@@ -21,7 +22,7 @@ from flatout.profiler.hooks import code_of, stages_around
 from flatout.profiler.observation import Observation
 from flatout.profiler.outcome import Profile
 from flatout.profiler.recorder import StepRecorder
-from flatout.profiler.verdict import Trial
+from flatout.profiler.verdict import Remedy, Trial
 from flatout.profiler.watched_loader import Turnstile, watching
 from flatout.profiler.workers_seen import FeedWorkers, NoWorkers, ProbedWorkers, WorkerWatch
 
@@ -42,13 +43,30 @@ def watch(
     code = code_of(loss_fn)
     observation = Observation(NoWorkers(), functions={code: "loss"} if code else {}, title=title)
     turnstile = Turnstile(observation, SamplesOf.loader(loader))
+    profile = Profile(observation, trials)
+    if _is_stream(loader):
+        profile.reword = _for_stream
     with ExitStack() as stack:
         stack.enter_context(stages_around(model, optimizer, loss_fn))
         tables = stack.enter_context(watching(loader, turnstile))
         observation.workers = _workers_of(loader, tables)
         observation.attach_device()
         stack.enter_context(observation.observing())
-        yield Profile(observation, trials)
+        yield profile
+
+
+def _is_stream(loader: Any) -> bool:
+    from torch.utils.data import DataLoader, IterableDataset
+
+    return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
+
+
+def _for_stream(remedy: Remedy) -> Remedy:
+    """Each worker of a DataLoader iterates the whole of a stream that does not ask which of them it is in."""
+    if "workers" not in remedy.switch:
+        return remedy
+    caution = "; an IterableDataset has to share its samples out by get_worker_info(), else each worker gives them all"
+    return replace(remedy, change=remedy.change + caution)
 
 
 def _workers_of(loader: Any, tables: Any) -> WorkerWatch:

@@ -65,4 +65,4 @@ def test_no_number_of_the_table_is_cut_however_narrow_the_terminal(width):
     console.print(ledger_table(ledger, width))
     told = console.file.getvalue()
     assert "…" not in told
-    assert all(f"{row.us_per_image:,.1f}" in told and f"{row.ms:.2f}" in told for row in ledger.rows)
+    assert all(f"{row.us_per_image:,.1f}" in told and f"{row.ms:,.2f}" in told for row in ledger.rows)

@@ -7,6 +7,8 @@ import pytest
 from flatout.__main__ import main
 from flatout.defect.demo_data import DemoDataConfig
 from flatout.defect.demo_data import write_demo_data as write_strips
+from flatout.errors import Interrupted
+from flatout.profile_cli import JOBS
 from flatout.profile_cli.defect import DefectTraining
 from flatout.profile_cli.spike import SpikeTraining
 from flatout.profiler.verdict import Remedy
@@ -79,3 +81,21 @@ def test_remedies_are_told_in_the_keys_of_the_spike_job(tmp_path):
     workers = training.in_own_words(remedy(workers=3))
     assert training.with_switch(workers.switch).config.loader.TRAIN_WORKERS == 3
     assert training.in_own_words(remedy(whatever=1)).switch == {}
+
+
+class Ended:
+    """A training that is asked to end while it is looked at."""
+
+    @classmethod
+    def from_flags(cls, flags, *, num_steps):
+        return cls()
+
+    def observe(self):
+        raise Interrupted("SIGTERM: saved at epoch 0, step 4. Run the same command again.")
+
+
+def test_a_look_that_is_ended_does_not_say_that_something_was_saved(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(JOBS, "ended", (__name__, "Ended"))
+    assert main(["profile", "ended", "--out", str(tmp_path / "out")]) == Interrupted.exit_code
+    told = capsys.readouterr().err
+    assert "ended before it was done" in told and "saved at" not in told

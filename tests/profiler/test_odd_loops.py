@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import UserDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from flatout.errors import ConfigError
 from flatout.profiler import watch
 from flatout.profiler.batch_size import SamplesOf
+from flatout.profiler.verdict import Remedy
 from tests.profiler import slow_loops
 
 LOSS = nn.CrossEntropyLoss()
@@ -64,6 +65,18 @@ def share_of_worker(worker):
     """As PyTorch's own manual has it."""
     info = get_worker_info()
     info.dataset.begin, info.dataset.end = 32 * worker, 32 * worker + 32
+
+
+def test_more_workers_of_a_stream_come_with_a_caution():
+    more = Remedy(
+        what="workers 0 -> 2", change="x", step_ms=1, uncertainty=0, now_ms=2, images=1, switch={"workers": 2}
+    )
+    other = replace(more, switch={"cache_images": True})
+    for loader, is_told in ((DataLoader(Range(), batch_size=4), True), (ready_loader(), False)):
+        with watch(loader, None, None) as watched:
+            pass
+        assert ("get_worker_info()" in watched.reword(more).change) == is_told
+        assert watched.reword(other) == other
 
 
 def test_a_stream_that_is_shared_out_by_a_worker_init_fn_stays_so():

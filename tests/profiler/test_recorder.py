@@ -2,6 +2,7 @@
 
 import gc
 import time
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from flatout.profiler import clock
 from flatout.profiler.device_clock import self_times
 from flatout.profiler.device_trace import DeviceTrace, TraceEvent, _entries, covered, sum_up
 from flatout.profiler.recorder import StepRecorder
+from flatout.profiler.sampler import uneven
 
 
 def run_steps(recorder, num_steps):
@@ -176,3 +178,10 @@ def test_kernels_side_by_side_are_busy_once():
     ]
     work = sum_up(events, num_steps=2)
     assert (work.busy_ms, work.copy_ms, work.launches, work.pageable_copies) == (2.0, 0.5, 1.0, 0.5)
+
+
+@pytest.mark.parametrize("period_s", [0.01, 0.02, 0.04, 0.08])
+def test_samples_do_not_keep_time_with_the_steps_they_look_at(period_s):
+    at_s = np.cumsum(list(islice(uneven(0.04), 200)))
+    assert at_s[-1] == pytest.approx(8, rel=0.1)
+    assert 0.3 < np.mean(at_s % period_s < period_s / 2) < 0.7

@@ -60,7 +60,15 @@ def test_the_page_stands_alone_and_says_everything(tmp_path):
     path = save_report(tmp_path, RTX_5090_WITH_WAITS, judge(RTX_5090_WITH_WAITS), TIMELINE)
     html = path.read_text()
     assert not re.search(r"(src|href)\s*=|@import|url\(|<script|https?://", html)
-    for text in ("assigner", "img/s", "loss.py:100", "unexplained", "main thread", "idle", "The last 3 steps"):
+    for text in (
+        "assigner",
+        "img/s",
+        "loss.py:100",
+        "unexplained",
+        "main thread",
+        "idle",
+        "The last 3,522 ms of steps",
+    ):
         assert text in html
 
 
@@ -124,3 +132,17 @@ def test_a_real_browser_draws_the_page(tmp_path):
         capture_output=True, timeout=90, check=True,
     )  # fmt: skip
     assert picture.stat().st_size > 30_000
+
+
+@pytest.mark.parametrize("span_ms", [9519, 95.19, 30, 1003, 0.5])
+def test_numbers_of_a_timeline_end_before_it_does(span_ms):
+    drawn = timeline_svg({"host": [Event("forward", 0, int(span_ms * 1e6), 0)]}, int(span_ms * 1e6))
+    labels = re.findall(r'<text x="([\d.]+)" y="11">([^<]+)<', drawn)
+    assert labels
+    assert all(float(x) + 6.9 * len(label) < 1010 for x, label in labels)
+
+
+def test_numbers_of_very_slow_steps_stay_apart():
+    slow = measured(7127, {"forward": 1500.0, "backward": 2500.0}, images=1)
+    told = report_text(make_ledger(slow), judge(slow), slow)
+    assert re.search(r"backward +2,500\.00 +35\.1% +2,500,000\.0", told)

@@ -14,6 +14,7 @@ from flatout.profiler.verdict.rules_device import CUDA_GRAPH
 from tests.profiler.situations import (
     ALL_OF_FAST,
     H200_BATCH_32,
+    LOOP,
     RTX_5090_WITH_WAITS,
     SITUATIONS,
     input_bound,
@@ -362,3 +363,69 @@ def test_a_loss_that_is_a_lot_of_work_is_not_called_an_assigner():
     assert "39.0 ms per step at loss.py:4  torch.cdist(a, b)" in verdict.evidence
     looped = judge(measured(100, host, waits=[WaitSite(where="loss.py:4", per_step=500)]))
     assert looped.cause == "assigner" and "GPU" not in looped.sentence
+
+
+def test_two_loops_are_two_remedies_and_the_worse_loop_comes_first():
+    small = HotLine(where="report.py:7", ms=10, text="y.item()", function="report")
+    waits = [WaitSite(where="loop.py:20", per_step=500), WaitSite(where="report.py:7", per_step=100)]
+    verdict = judge(measured(200, network(), waits=waits, lines=[*LOOP, small]))
+    assert verdict.cause == "python loop" and "score_all" in verdict.sentence
+    assert [remedy.change.partition(": ")[0] for remedy in verdict.remedies] == ["loop.py:20", "report.py:7"]
+
+
+@pytest.mark.parametrize(
+    ("host", "crew"),
+    [
+        ({"log": 20, "forward": 10, "backward": 15, "ahead": 50}, {}),
+        ({"feed.wait": 40, "forward": 20, "backward": 30}, {"num_workers": 4, "workers": {"read": 100.0}}),
+        ({"feed.wait": 40, "forward": 20, "backward": 30}, {"num_workers": 8, "cores": 4, "workers": {"read": 790.0}}),
+    ],
+    ids=["logging", "late batches, idle workers", "late batches, too many workers"],
+)
+def test_what_the_host_does_while_a_gpu_is_never_idle_is_no_cause(host, crew):
+    verdict = judge(on_gpu(100, host, 97.5, **crew))
+    assert (verdict.cause, verdict.remedies) == ("nothing", [])
+
+
+def test_slow_speeds_keep_their_digits_and_one_worker_is_one():
+    """'compute and copy 1 img/s' of a training that makes 2.5 says nothing."""
+    limits = Limits(compute_ms=5700, input_ms=1.74)
+    verdict = judge(input_bound(8000, 1, {"read": 7900.0}, images=8, cores=2, limits=limits))
+    assert verdict.cause == "too few workers" and "there is only one of them for 2 cores" in verdict.sentence
+    told = " ".join(verdict.evidence)
+    assert "limits: compute 1.40 img/s, input 4,598 img/s" in told and "alone gives 4,598 img/s" in told
+
+
+@pytest.mark.parametrize("main_cpu", [1.0, 2.0], ids=["one core", "every core in use"])
+def test_a_validation_takes_its_cpu_time_with_it(main_cpu):
+    crew = {"num_workers": 1, "workers": {"read": 5.0}}
+    best = judge(
+        measured(100, {"forward": 25, "backward": 30, "validate": 40}, cores=2, main_cpu=main_cpu, **crew)
+    ).best
+    assert best is not None and best.what == "validate less often"
+    assert best.step_ms == pytest.approx(70, rel=0.05)
+
+
+@pytest.mark.parametrize(("compute_ms", "told"), [(95, "takes here."), (17, "takes beside all else that runs here;")])
+def test_a_network_that_is_faster_alone_is_not_said_to_take_what_it_took(compute_ms, told):
+    verdict = judge(measured(100, network(), limits=Limits(compute_ms=compute_ms)))
+    assert verdict.cause == "nothing" and told in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("threads", "others", "cause"),
+    [(2, 1.0, "too many threads"), (1, 1.0, "nothing"), (2, 0.1, "nothing"), (None, 1.0, "nothing")],
+)
+def test_threads_that_find_no_core_are_told_where_nothing_else_is(threads, others, cause):
+    """4,482 ms per step beside a program that used one of two cores, 46 ms with OMP_NUM_THREADS=1: seen on a defect
+    training."""
+    host = {"forward": 1914, "backward": 1863, "optimizer": 694}
+    verdict = judge(measured(4482, host, cores=2, num_threads=threads, others_cores=others))
+    assert (verdict.cause, verdict.remedies) == (cause, [])
+    assert ("OMP_NUM_THREADS=1" in " ".join(verdict.evidence)) == (cause != "nothing")
+
+
+def test_threads_that_find_no_core_are_no_cause_where_another_is_found_but_are_told():
+    found = measured(100, {"forward": 30, "backward": 30, "gc": 30}, cores=2, num_threads=2, others_cores=1.0)
+    verdict = judge(found)
+    assert verdict.cause == "garbage collector" and "OMP_NUM_THREADS=1" in " ".join(verdict.evidence)

@@ -6,6 +6,7 @@ that a small file cannot stand for a large tensor.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,6 +92,11 @@ def allocate(nbytes: int) -> Tensor:
         raise Refusal(f"needs {nbytes:,} bytes of memory for one tensor. Read it on a larger machine.") from None
 
 
+def is_countable(lengths: Sequence[int]) -> bool:
+    """Can torch multiply them? It does so in 64 bits, and a later 0 does not undo an overflow."""
+    return math.prod(length or 1 for length in lengths) < 1 << 63
+
+
 def _lengths(values: tuple[object, ...]) -> list[int]:
     lengths = [value for value in values if type(value) is int and 0 <= value < _MAX_LENGTH]
     if len(lengths) != len(values):
@@ -100,7 +106,7 @@ def _lengths(values: tuple[object, ...]) -> list[int]:
 
 def _fits(storage: Storage, offset: int, sizes: list[int], strides: list[int]) -> bool:
     num_elements = storage.flat_N.numel()
-    if not 0 <= offset <= num_elements:
+    if not 0 <= offset <= num_elements or not is_countable(sizes):
         return False
     if 0 in sizes:
         return True

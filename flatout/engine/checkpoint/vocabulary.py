@@ -91,7 +91,7 @@ def plain_names(storages: Storages) -> dict[str, Make | None]:
     def make_tensor(arguments: tuple[object, ...]) -> object:
         match arguments:
             # Then: requires_grad, backward hooks, and in newer files metadata.
-            case (Storage() as storage, int(offset), tuple(size), tuple(stride), *_):
+            case (Storage() as storage, int(offset), tuple(size), tuple(stride), *_) if type(offset) is int:
                 return storages.view(storage, offset, size, stride)
         return _unexpected("torch._utils._rebuild_tensor_v2")
 

@@ -15,6 +15,7 @@ from flatout.profiler.verdict import Remedy, Verdict
 from flatout.profiler.verdict.remedy import number
 
 STEPS_SHOWN = 3
+"""Of average length."""
 WORTH_A_FIGURE = 0.05
 """Share of the time that lies between steps, above which the head says so."""
 LONGEST_PLACE = 44
@@ -48,7 +49,7 @@ def page(ledger: Ledger, verdict: Verdict, measurement: Measurement, timeline: M
 def _head(title: str, ledger: Ledger, measurement: Measurement) -> str:
     figures = [
         (number(ledger.images_per_s), "images per second"),
-        (f"{number(ledger.step_ms)} ms", f"per step (p10 {ledger.p10_ms:.1f}, p90 {ledger.p90_ms:.1f})"),
+        (f"{number(ledger.step_ms)} ms", f"per step (p10 {number(ledger.p10_ms)}, p90 {number(ledger.p90_ms)})"),
         (f"{ledger.images:g}", f"images per step, {ledger.num_steps} steps timed"),
     ]
     between_ms = sum(row.ms for row in pauses_of(ledger))
@@ -139,7 +140,7 @@ def _lane(place: str, rows: Sequence[Row]) -> str:
     )
     table = "".join(
         f'<tr><td><span class="dot" style="background:{_rgba(*colors[row.stage])}"></span>{escape(row.label)}</td>'
-        f"<td>{row.ms:.2f}</td><td>{row.share:.1%}</td><td>{row.us_per_image:,.1f}</td>"
+        f"<td>{row.ms:,.2f}</td><td>{row.share:.1%}</td><td>{row.us_per_image:,.1f}</td>"
         f"<td>{runs_of(row)}</td></tr>"
         for row in rows
     )
@@ -163,7 +164,8 @@ def _rgba(color: str, opacity: float) -> str:
 def _timeline(timeline: Mapping[str, Sequence[Event]], ledger: Ledger) -> str:
     step_ms = ledger.step_ms - sum(row.ms for row in pauses_of(ledger))
     svg = timeline_svg(timeline, int(STEPS_SHOWN * step_ms * 1e6))
-    return f"<section><h2>The last {STEPS_SHOWN} steps</h2>{svg}</section>" if svg else ""
+    # No number of steps: where their lengths differ, it is another one.
+    return f"<section><h2>The last {number(STEPS_SHOWN * step_ms)} ms of steps</h2>{svg}</section>" if svg else ""
 
 
 def _waits(measurement: Measurement) -> str:
@@ -187,7 +189,7 @@ def _between(ledger: Ledger, measurement: Measurement) -> str:
     if not pauses and not measurement.waits_between:
         return ""
     rows = "".join(
-        f"<tr><td>{escape(row.label)}</td><td>{how_often(row)}</td><td>{row.ms:.2f}</td><td>{row.share:.1%}</td></tr>"
+        f"<tr><td>{escape(row.label)}</td><td>{how_often(row)}</td><td>{row.ms:,.2f}</td><td>{row.share:.1%}</td></tr>"
         for row in pauses
     )
     head = "<tr><th></th><th>each time</th><th>ms per step</th><th>share</th></tr>"
@@ -217,7 +219,7 @@ def _lines(measurement: Measurement) -> str:
         return ""
     rows = "".join(
         f'<tr>{_place(line.where)}<td class="left mono code">{escape(line.text)}</td>'
-        f"<td>{_where_it_runs(line)}</td><td>{line.ms:.1f}</td></tr>"
+        f"<td>{_where_it_runs(line)}</td><td>{line.ms:,.1f}</td></tr>"
         for line in lines
     )
     head = '<tr><th>line</th><th class="left">code</th><th>in</th><th>ms per step</th></tr>'

@@ -31,7 +31,7 @@ def ledger_lines(ledger: Ledger) -> list[str]:
         f"{ledger.num_steps} steps of {ledger.images:g} images: {ledger.step_ms:.1f} ms per step "
         f"(p10 {ledger.p10_ms:.1f}, p90 {ledger.p90_ms:.1f}), {ledger.images_per_s:,.1f} img/s"
     )
-    lines = [head, f"{'':{LABEL + 3}}{'ms/step':>10}{'share':>8}{'us/image':>11}{'runs':>9}"]
+    lines = [head, f"{'':{LABEL + 3}}{'ms/step':>10}{'share':>8}{'us/image':>13}{'runs':>9}"]
     for place in ledger.places:
         lines.append(place_label(place))
         lines += [_line(row) for row in shown_rows(ledger.lane(place))]
@@ -132,5 +132,5 @@ def wrapped(text: str, indent: str = "", width: int = WIDTH) -> list[str]:
 
 
 def _line(row: Row) -> str:
-    numbers = f"{row.ms:10.2f}{row.share:8.1%}{row.us_per_image:11,.1f}{runs_of(row):>9}"
+    numbers = f"{row.ms:10,.2f}{row.share:8.1%}{row.us_per_image:13,.1f}{runs_of(row):>9}"
     return f"  {row.label[:LABEL]:<{LABEL + 1}}{numbers}".rstrip()

@@ -8,7 +8,7 @@ from flatout.profiler.recorder import Event
 from flatout.profiler.report.colors import colors_of
 from flatout.profiler.stages import kind_of, label_of, place_label
 
-WIDTH, ROW, LEFT, NUMBER = 1010, 24, 150, 45
+WIDTH, ROW, LEFT, LETTER = 1010, 24, 150, 7
 MAX_EVENTS = 1500
 
 
@@ -81,8 +81,9 @@ def _grid(span_ns: int, height: float) -> str:
     for number in range(int(span_ms / step_ms) + 1):
         x = LEFT + (WIDTH - LEFT) * number * step_ms / span_ms
         lines.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="14" y2="{height:.0f}"/>')
-        if x < WIDTH - NUMBER:  # a number that does not fit any more says nothing
-            lines.append(f'<text x="{x + 3:.1f}" y="11">{number * step_ms:g} ms</text>')
+        label = f"{number * step_ms:g} ms"
+        if x + 3 + LETTER * len(label) < WIDTH:  # a number that does not fit any more says nothing
+            lines.append(f'<text x="{x + 3:.1f}" y="11">{label}</text>')
     return "".join(lines)
 
 

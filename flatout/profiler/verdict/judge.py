@@ -25,8 +25,11 @@ WORTH_IT = 1.03
 TOO_MUCH = 0.25
 """Share of the step that is unexplained, or has a cause without a cure: then it is not said to be its network."""
 MOST_UNSURE = 0.9
+ALONE = 1.5
+"""Forward and backward relative to a whole step on one batch: above this, something else slows them down."""
 HOT = 0.3
 """Share of the step above which a line is told even where nothing is wrong with it."""
+THREADS = "too many threads"
 MARK_IT = "mark the parts of your loop with flatout.profiler.clock.stage(name) to see more"
 
 
@@ -42,13 +45,18 @@ def judge(measurement: Measurement, trials: Sequence[Trial] = (), wholes: Sequen
     findings = [_with_trials(finding, n, trials) for finding in found]
     has_loss = any(finding.cause == ASSIGNER for finding in findings)
     findings += [finding_of_trial(n, trial) for trial in trials if not (has_loss and is_of_loss(trial))]
+    findings = [
+        replace(finding, remedies=[_less_sure(remedy, n) for remedy in finding.remedies]) for finding in findings
+    ]
     findings.sort(key=lambda finding: -_saving(finding))
-    findings = [_less_sure(finding, n) for finding in _with_wholes(findings, n, wholes)]
+    findings = _with_wholes(findings, n, wholes)
     worth = [finding for finding in findings if any(map(_is_worth, finding.remedies))]
     if not worth:
         return _nothing(n, found)
     first, *others = worth
-    remedies = {remedy.what: remedy for finding in worth for remedy in finding.remedies if _is_worth(remedy)}
+    offered = (remedy for finding in worth for remedy in finding.remedies if _is_worth(remedy))
+    # Something larger may have answered several findings; two loops have remedies of one name, each its own line.
+    remedies = {(remedy.what, remedy.change): remedy for remedy in offered}
     return Verdict(
         cause=first.cause,
         sentence=first.sentence,
@@ -73,7 +81,7 @@ def _with_wholes(findings: Sequence[Finding], n: Numbers, wholes: Sequence[Whole
     """
     found = list(findings)
     for whole in wholes:
-        answer = remedy_of_whole(n, whole)
+        answer = _less_sure(remedy_of_whole(n, whole), n)
         places = [place for place, finding in enumerate(found) if _covers(whole, finding)]
         for place in places:
             kept = [remedy for remedy in found[place].remedies if remedy.what not in whole.covers]
@@ -91,13 +99,10 @@ def _covers(whole: WholeTrial, finding: Finding) -> bool:
     return any(remedy.what in whole.covers and _is_worth(remedy) for remedy in finding.remedies)
 
 
-def _less_sure(finding: Finding, n: Numbers) -> Finding:
+def _less_sure(remedy: Remedy, n: Numbers) -> Remedy:
     """Where other programs take the cores, nobody knows what this one would get of them after a change."""
     doubt = 0.2 * min(1.0, (n.m.others_cores or 0.0) / n.m.usable_cores)
-    remedies = [
-        replace(remedy, uncertainty=min(MOST_UNSURE, remedy.uncertainty + doubt)) for remedy in finding.remedies
-    ]
-    return replace(finding, remedies=remedies)
+    return replace(remedy, uncertainty=min(MOST_UNSURE, remedy.uncertainty + doubt))
 
 
 def _is_worth(remedy: Remedy) -> bool:
@@ -133,11 +138,25 @@ def _nothing(n: Numbers, findings: Sequence[Finding]) -> Verdict:
             remedies=[],
         )
     compute_ms = n.network_ms
+    if n.threads_that_fit and compute_ms > TOO_MUCH * n.step_ms:
+        return Verdict(
+            cause=THREADS,
+            sentence=(
+                f"Torch computes with {n.m.num_threads} threads, and for {n.threads_that_fit} of them a core is free: "
+                "those that run wait for those that do not, which can take many times as long as it should."
+            ),
+            evidence=[
+                f"forward and backward {n.percent(compute_ms)} of the step",
+                *_limits_line(n),
+                *_others_line(n),
+            ],
+            remedies=[],
+        )
     return Verdict(
         cause=NOTHING,
         sentence=(
             f"Nothing is worth changing: no remedy we know promises more than {100 * (WORTH_IT - 1):.0f} %. "
-            f"{number(1e3 * n.images / n.step_ms)} img/s is what this network takes here."
+            f"{number(1e3 * n.images / n.step_ms)} img/s is what this network takes {_beside(n)}."
         ),
         evidence=[
             f"waiting for data {n.percent(n.wait_ms)}, forward and backward {n.percent(compute_ms)} of the step",
@@ -148,6 +167,14 @@ def _nothing(n: Numbers, findings: Sequence[Finding]) -> Verdict:
         ],
         remedies=[],
     )
+
+
+def _beside(n: Numbers) -> str:
+    """Here, unless the network alone was seen to be much faster: then something slows it that is no stage of it."""
+    alone_ms = n.m.limits.compute_ms
+    if not alone_ms or n.network_ms < ALONE * alone_ms:
+        return "here"
+    return f"beside all else that runs here; by itself it made {number(1e3 * n.images / alone_ms)}"
 
 
 def _hottest_line(n: Numbers) -> list[str]:
@@ -166,16 +193,24 @@ def _no_cure(n: Numbers) -> str:
 
 
 def _others_line(n: Numbers) -> list[str]:
-    others = n.m.others_cores or 0.0
-    if others < 0.2:
-        return []
-    return [f"other processes keep {others:.1f} of {n.m.usable_cores:g} cores busy: all numbers are worse for it"]
+    others, fitting = n.m.others_cores or 0.0, n.threads_that_fit
+    lines = []
+    if others >= 0.2:
+        lines.append(
+            f"other processes keep {others:.1f} of {n.m.usable_cores:g} cores busy: all numbers are worse for it"
+        )
+    if fitting and n.network_ms > TOO_MUCH * n.step_ms:
+        lines.append(
+            f"torch computes with {n.m.num_threads} threads: with OMP_NUM_THREADS={fitting} in front of the command, "
+            "none of them has to wait for a core"
+        )
+    return lines
 
 
 def _limits_line(n: Numbers) -> list[str]:
     limits = n.m.limits
     parts = [
-        f"{name} {1e3 * n.images / ms:,.0f} img/s"
+        f"{name} {number(1e3 * n.images / ms)} img/s"
         for name, ms in (
             ("compute", limits.compute_ms),
             ("compute and copy", limits.transfer_ms),

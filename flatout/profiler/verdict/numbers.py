@@ -129,6 +129,14 @@ class Numbers:
         return max(self.had_cores, self.m.usable_cores - (self.m.others_cores or 0.0), 0.1)
 
     @property
+    def threads_that_fit(self) -> int | None:
+        """For how many threads of torch cores are free, where it computes on the CPU with more; None: they all fit."""
+        threads = self.m.num_threads
+        if self.m.has_device or not threads or threads <= self.free_cores + 0.5:
+            return None
+        return max(1, int(self.free_cores + 0.25))
+
+    @property
     def main_cpu_percent(self) -> float:
         return 100 * self.m.main_cpu_ms / self.step_ms
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from flatout.profiler.measurement import HotLine, WaitSite
+from flatout.profiler.pauses import is_pause
 from flatout.profiler.stages import label_of
 from flatout.profiler.verdict.numbers import Numbers
 from flatout.profiler.verdict.remedy import Finding
@@ -175,6 +176,9 @@ def _after_steps(n: Numbers) -> Iterator[Finding]:
         if stage not in knobs or ms < 0.1 * n.step_ms:
             continue
         what, change, share = knobs[stage]
+        what_if = WhatIf(n)
+        # A device works on while the host logs; a pause between steps it sits out.
+        floor_ms = what_if.floor_ms - (share * ms if is_pause(stage) else 0.0)
         yield Finding(
             cause=label_of(stage),
             sentence=f"{label_of(stage).capitalize()} takes {n.percent(ms)} of the run.",
@@ -184,7 +188,7 @@ def _after_steps(n: Numbers) -> Iterator[Finding]:
                     n,
                     what=what,
                     change=change,
-                    step_ms=WhatIf(n).with_pauses(share * ms),
+                    step_ms=what_if.with_less_after(share * ms, floor_ms=floor_ms),
                     uncertainty=0.1,
                 )
             ],

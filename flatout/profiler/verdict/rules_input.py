@@ -3,12 +3,13 @@
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from flatout.profiler.measurement import HotLine
 from flatout.profiler.pauses import PAUSES
 from flatout.profiler.stages import kind_of, label_of
 from flatout.profiler.verdict.numbers import WAIT_WORTH_A_LOOK, Numbers
-from flatout.profiler.verdict.remedy import Finding, Remedy
+from flatout.profiler.verdict.remedy import Finding, Remedy, number
 from flatout.profiler.verdict.whatif import KEPT_DECODED, WhatIf, remedy
 
 DECODING = re.compile(r"decode|imread|image\.open|read_image|load_image|open_image|jpeg|np\.load|tifffile", re.I)
@@ -23,6 +24,13 @@ WAITING_FOR_DISK = 0.5
 
 def input_findings(n: Numbers) -> Iterator[Finding]:
     """At most one finding: the input has one main trouble at a time."""
+    for finding in _late_batches(n):
+        # A host that waits while the device works off its queue costs no time.
+        felt_ms = finding.cost_ms if n.m.device_busy_ms is None else min(finding.cost_ms, n.device_idle_ms)
+        yield replace(finding, cost_ms=felt_ms)
+
+
+def _late_batches(n: Numbers) -> Iterator[Finding]:
     lost_ms = n.wait_ms + n.serial_input_ms
     if lost_ms < WAIT_WORTH_A_LOOK * n.step_ms:
         return
@@ -89,7 +97,8 @@ def _busy_workers(n: Numbers, lost_ms: float) -> Finding:
     elif decode_ms > 0.5 * n.input_ms:
         cause, why = "decode", "and most of their time is decoding pictures"
     elif wanted and room >= 1:
-        cause, why = "too few workers", f"and there are only {n.m.num_workers} of them for {n.m.usable_cores:g} cores"
+        num = "is only one" if n.m.num_workers == 1 else f"are only {n.m.num_workers}"
+        cause, why = "too few workers", f"and there {num} of them for {n.m.usable_cores:g} cores"
     else:
         cause, why = "input", f"and most of their time is {label_of(stage)}" if stage else "with every core in use"
     return Finding(
@@ -116,7 +125,7 @@ def _idle_workers(n: Numbers, lost_ms: float) -> Finding:
                 what="more batches under way",
                 change="prefetch_factor=4 (feed: slots=8); pin_memory=False if the pinning thread is busy",
                 # Half of the wait: nothing measured says how much of it is hand-over and how much is bad luck.
-                step_ms=max(n.step_ms - 0.5 * lost_ms, n.consumer_ms, WhatIf(n).network_limit_ms),
+                step_ms=max(n.step_ms - 0.5 * lost_ms, n.consumer_ms, WhatIf(n).least_ms),
                 uncertainty=0.25,
             ),
             *([_more_workers(n, now + 1)] if now < n.m.usable_cores - 1 else []),
@@ -128,7 +137,7 @@ def _idle_workers(n: Numbers, lost_ms: float) -> Finding:
 def _too_many_workers(n: Numbers, lost_ms: float) -> Finding:
     fitting = max(1, int(n.m.usable_cores))
     # Past the knee a step takes 15-29 % longer (measured by others, docs/profiler.md): the middle of it.
-    step_ms = max(n.step_ms / 1.2, n.cpu_ms / n.m.usable_cores * 0.9, n.consumer_ms, WhatIf(n).network_limit_ms)
+    step_ms = max(n.step_ms / 1.2, n.cpu_ms / n.m.usable_cores * 0.9, n.consumer_ms, WhatIf(n).least_ms)
     fewer = remedy(
         n,
         what=f"workers {n.m.num_workers} -> {fitting}",
@@ -226,7 +235,7 @@ def _evidence(n: Numbers, lost_ms: float, stage: str | None) -> list[str]:
     hottest = [line for line in n.hot_lines(in_worker=n.m.num_workers > 0) if line.in_worker or _is_input(line)]
     lines += [f"hottest line: {line.where}  {line.text}".rstrip() for line in hottest[:1]]
     if n.m.limits.input_ms:
-        lines.append(f"the feed alone gives {1e3 * n.images / n.m.limits.input_ms:.0f} img/s")
+        lines.append(f"the feed alone gives {number(1e3 * n.images / n.m.limits.input_ms)} img/s")
     return lines
 
 

@@ -69,7 +69,7 @@ def finding_of_trial(n: Numbers, trial: Trial) -> Finding:
     now_ms, part = stage_ms(n, trial), _words_for(trial.stage)
     return Finding(
         cause=trial.what,
-        sentence=f"{trial.what.capitalize()}: tried out, {part} would take {trial.then_ms:.1f} ms.",
+        sentence=f"With {trial.what}, {part} would take {trial.then_ms:.1f} ms, not {now_ms:.1f}: tried out.",
         evidence=[f"{part} now {now_ms:.1f} ms, {trial.then_ms:.1f} ms when tried alone"],
         remedies=[remedy_of_trial(n, trial)],
         cost_ms=max(0.0, now_ms - trial.then_ms),

@@ -69,7 +69,12 @@ class WhatIf:
         return min(1.5, max(1.0, self.n.step_ms / modelled)) if modelled > 0 else 1.0
 
     def _step(self, then: Demands) -> float:
-        return max(then.step_ms * self.bias, self.floor_ms, self.network_limit_ms)
+        return max(then.step_ms * self.bias, self.least_ms)
+
+    @property
+    def least_ms(self) -> float:
+        """What no remedy of the input gets below."""
+        return max(self.floor_ms, self.network_limit_ms)
 
     @property
     def floor_ms(self) -> float:
@@ -123,11 +128,12 @@ class WhatIf:
         floor_ms = self.floor_ms if device_ms is None else device_ms + self.n.between_ms
         return max(then.step_ms * self.bias, floor_ms, self.input_limit_ms)
 
-    def with_pauses(self, saved_ms: float) -> float:
-        """This much less between steps; workers use such time to get ahead, so waits may take its place."""
+    def with_less_after(self, saved_ms: float, *, floor_ms: float) -> float:
+        """This much less after steps; workers use such time to get ahead, so waits may take its place."""
         now = self.now
-        then = replace(now, consumer_ms=max(0.0, now.consumer_ms - saved_ms))
-        return min(self.n.step_ms, max(self.n.step_ms - saved_ms, then.step_ms, self.input_limit_ms))
+        kept = max(0.0, 1 - saved_ms / max(self.n.consumer_ms, 1e-9))
+        then = replace(now, consumer_ms=now.consumer_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * self.n.m.main_cpu_ms)
+        return min(self.n.step_ms, max(self.n.step_ms - saved_ms, then.step_ms, self.input_limit_ms, floor_ms))
 
 
 def remedy(

@@ -27,7 +27,9 @@ from flatout.yolo.model.literals import Value, read_literal
 logger = logging.getLogger(__name__)
 
 MAX_LAYERS = 2_000
-"""Rows with their repeats; the largest network we ship has 266."""
+"""Rows with their repeats and the layers inside them; the largest network we ship has about 300."""
+MAX_LEVELS = 64
+"""Inputs of the detection layer; the networks we ship have up to 8."""
 MAX_WEIGHTS = 4_000_000_000
 MAX_SIDE_PX = 16 * PROBE_PX
 """Largest map a row may make of the probe picture; upsampling in a row would otherwise grow without end."""
@@ -81,7 +83,9 @@ class _Draft:
                 self._rows.append(self._row(index, *_parts(written)))
             except ValueError as error:
                 raise ValueError(f"{with_row}: {error}") from None
-            self._num_layers += self._rows[-1].repeats
+            self._num_layers += self._rows[-1].repeats * KINDS[self._rows[-1].kind].layers
+            if self._num_layers > MAX_LAYERS:
+                raise ValueError(f"{with_row}: the network would have more than {MAX_LAYERS:,} layers")
             self._num_weights += self._rows[-1].num_weights
             if self._num_weights > MAX_WEIGHTS:
                 raise ValueError(f"{with_row}: the network would have more than {MAX_WEIGHTS:,} parameters")
@@ -174,6 +178,8 @@ class _Draft:
         if not is_whole(number, 1, 1):
             raise ValueError(f"number={number!r:.40} must be 1")
         sources = self._sources(index, origin, "many")
+        if len(sources) > MAX_LEVELS:
+            raise ValueError(f"{len(sources)} inputs; a detection layer reads at most {MAX_LEVELS}")
         anchors, num_classes = self._head_arguments(values, num_levels=len(sources))
         per_level = 2 if module == "IAuxDetect" else 1
         if len(sources) != per_level * len(anchors):

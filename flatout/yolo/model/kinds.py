@@ -43,6 +43,8 @@ class Kind(NamedTuple):
     """Is the first argument a number of output channels, which the width multiple scales?"""
     counts_itself: bool = False
     """Does it take the repeat count as an argument, instead of being repeated?"""
+    layers: int = 1
+    """Convolutions and batch norms that it consists of, at most, in pairs."""
 
 
 REQUIRED = object()
@@ -218,6 +220,7 @@ KINDS = {
         shape=_rep_shape,
         num_weights=_rep_count,
         scaled=True,
+        layers=3,
     ),
     "SPPCSPC": Kind(
         (
@@ -233,6 +236,7 @@ KINDS = {
         num_weights=_sppcspc_count,
         scaled=True,
         counts_itself=True,
+        layers=7,
     ),
     "DownC": Kind(
         (_channels(), _count("n", REQUIRED), _count("k", 2)),
@@ -241,6 +245,7 @@ KINDS = {
         num_weights=_down_count,
         scaled=True,
         counts_itself=True,
+        layers=3,
     ),
     "MP": Kind(
         (_count("k", 2),),

@@ -21,7 +21,7 @@ from flatout.engine.checkpoint.container import compact
 from flatout.engine.checkpoint.file_bytes import read_at, read_into
 from flatout.engine.checkpoint.plain import PlainReader
 from flatout.engine.checkpoint.refusal import AGAIN, Budget, Refusal, quoted
-from flatout.engine.checkpoint.storages import MAX_TENSORS, allocate
+from flatout.engine.checkpoint.storages import MAX_TENSORS, allocate, is_countable
 from flatout.yolo.weights.weights import State, Weights, checked_state, checked_weights
 
 SCHEMA = 1
@@ -137,6 +137,7 @@ def _place(key: str, entry: object) -> tuple[str, int, int, torch.dtype, list[in
             kind in _DTYPES
             and len(shape) <= 16
             and all(type(length) is int and 0 <= length < 1 << 40 for length in shape)
+            and is_countable(shape)
             and 0 <= begin <= end
             and end - begin == math.prod(shape) * _DTYPES[kind].itemsize
         ):

@@ -89,6 +89,10 @@ HOSTILE: dict[str, Hostile] = {
     "repeats in many rows": Hostile(
         rows_only(["[-1, 900, SP, [3]]"] * 3), ("row 2 ", "a network has at most 2000 layers in all.")
     ),
+    "layers inside many rows": Hostile(
+        rows_only(["[-1, 1, SPPCSPC, [8]]"] * 300), ("row 285 ", "the network would have more than 2,000 layers.")
+    ),
+    "repeats of three layers each": in_row(3, "[-1, 700, RepConv, [16]]", "more than 2,000 layers."),
     "no repeats": in_row(3, "[-1, 0, Conv, [16, 3, 1]]", "number=0 must be a whole number"),
     "repeats text": in_row(3, "[-1, n, Conv, [16, 3, 1]]", "number='n' must be a whole number"),
     "repeats change the width": in_row(1, "[-1, 3, Conv, [16, 3, 1]]", "8 -> 16", "write them as separate rows."),
@@ -179,6 +183,10 @@ HOSTILE: dict[str, Hostile] = {
     "no detection layer": in_row(LAST, "[-1, 1, Conv, [16, 1, 1]]", "the last row must be a detection layer"),
     "detection in the middle": in_row(7, "[[6, 4], 1, Detect, [nc, anchors]]", "Detect must be the last row."),
     "too few levels": in_row(LAST, "[[7], 1, Detect, [nc, anchors]]", "1 inputs for 2 levels of anchors"),
+    "a thousand levels": Hostile(
+        config({LAST: f"[{[7] * 1000}, 1, IDetect, [nc, anchors]]"}, anchors=str([[10, 13]] * 1000)),
+        (f"row {LAST} ", "1000 inputs; a detection layer reads at most 64."),
+    ),
     "too many levels": in_row(LAST, "[[7, 4, 3], 1, Detect, [nc, anchors]]", "3 inputs for 2 levels of anchors"),
     "no auxiliary inputs": in_row(LAST, "[[7, 4], 1, IAuxDetect, [nc, anchors]]", "IAuxDetect needs 2 per level."),
     "auxiliary of another size": in_row(

@@ -60,14 +60,18 @@ def digest(rows: list[list[object]]) -> str:
 
 @pytest.mark.parametrize("case", golden_cases("yolov7-models/*.layers.json", whole))
 def test_rows_of_our_configs(case):
-    _, golden = case
-    blueprint = draw_blueprint(written(f"{golden['kind']}/{golden['name']}"))
-    assert len(blueprint.config["backbone"]) == golden["backbone_rows"]
-    assert blueprint.config["anchors"] == golden["anchors"]
-    assert list(blueprint.head.strides) == golden["strides"]
+    file, golden = case
+    stem, _, kind = name_of(file).rpartition(".")
+    blueprint = draw_blueprint(written(f"{golden.get('kind', kind)}/{golden.get('name', stem)}"))
     rows = (*blueprint.rows, blueprint.head)
-    assert len(rows) == golden["total_rows"]
-    for row, expected in zip(rows, golden["rows"], strict=True):
+    found = blueprint.config | {
+        "strides": list(blueprint.head.strides),
+        "backbone_rows": len(blueprint.config["backbone"]),
+        "total_rows": len(rows),
+    }
+    stated = {key: golden[key] for key in found if key in golden}
+    assert {key: found[key] for key in stated} == stated
+    for row, expected in zip(rows, golden["rows"], strict=True) if "rows" in golden else ():
         index, origin, number, module, args, c_in, c_out, stride, params = expected
         assert (row.index, *row.written[:3]) == (index, origin, number, module)
         assert [None if arg == "None" else arg for arg in row.written[3]] == args
@@ -78,7 +82,8 @@ def test_rows_of_our_configs(case):
         assert (ins if isinstance(c_in, list) else sum(ins[:1])) == c_in
         assert (row.out.channels, PROBE_PX / row.out.height, row.num_weights) == (c_out, stride, params)
     read = sorted(source for row in rows for source in row.sources if source != row.index - 1 or _is_absolute(row))
-    assert sorted(set(golden["save"])) == sorted({source for source in read if source >= 0})
+    if "save" in golden:
+        assert sorted(set(golden["save"])) == sorted({source for source in read if source >= 0})
 
 
 def _is_absolute(row) -> bool:
@@ -100,9 +105,11 @@ def test_names_and_shapes_after_fusing(case):
 
 
 def check_state(rows, golden) -> None:
-    assert [row[: len(golden["rows"][0])] for row in rows] == golden["rows"]
-    if "digest" in golden:
-        assert digest(rows) == golden["digest"]
+    if "rows" in golden:
+        num_columns = max(map(len, golden["rows"]), default=0)
+        assert [row[:num_columns] for row in rows] == golden["rows"]
+    assert golden.get("count") in (None, len(rows))
+    assert golden.get("digest") in (None, digest(rows))
 
 
 @pytest.mark.parametrize("case", golden_cases("yolov7-models/summary.json", per_config))
@@ -141,6 +148,7 @@ def check_size(network: Network, golden_info, num_keys, key_digest) -> None:
     assert key_digest in (None, digest(rows))
     if golden_info is not None:
         info = describe(network)
-        assert info.num_parameters == golden_info["parameters"]
-        assert info.num_gradients == golden_info["gradients"]
-        assert f"{info.gflops:.1f}" == f"{golden_info['gflops_640']:.1f}"
+        assert golden_info.get("parameters") in (None, info.num_parameters)
+        assert golden_info.get("gradients") in (None, info.num_gradients)
+        if "gflops_640" in golden_info:
+            assert f"{info.gflops:.1f}" == f"{golden_info['gflops_640']:.1f}"

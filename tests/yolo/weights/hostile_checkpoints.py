@@ -140,6 +140,7 @@ def _safetensors() -> Iterator[tuple[str, bytes, list[str]]]:
         ("shape", {"shape": [5]}, misfit),
         ("shape-negative", {"shape": [-1, -4]}, misfit),
         ("shape-overflow", {"shape": [1 << 39, 1 << 39]}, misfit),
+        ("shape-overflow-then-zero", {"shape": [1 << 39, 1 << 39, 0], "data_offsets": [0, 0]}, misfit),
         ("shape-text", {"shape": ["4"]}, misfit),
         ("offsets-swapped", {"data_offsets": [16, 0]}, misfit),
         ("offsets-negative", {"data_offsets": [-16, 0]}, misfit),

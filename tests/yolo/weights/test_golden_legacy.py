@@ -16,11 +16,13 @@ from flatout.engine.checkpoint.opening import reading
 from flatout.engine.checkpoint.plain import PlainReader
 from flatout.engine.checkpoint.torch_file import read_objects
 from flatout.yolo.compat.legacy_names import ModuleStandIn, legacy_vocabulary
+from flatout.yolo.compat.module_state import network_inside
 from flatout.yolo.compat.optimizer_order import parameter_groups
 from flatout.yolo.model.network import build_network
-from flatout.yolo.weights import Weights, read_weights, save_safetensors, save_weights, transfer
+from flatout.yolo.weights import State, Weights, read_weights, save_safetensors, save_weights, transfer
 from tests.golden_cases import golden_cases
 from tests.yolo.golden_network import golden_picture, samples
+from tests.yolo.weights.legacy_files import Model, yolov7_names
 
 PIXELS = 1e-7
 
@@ -35,7 +37,7 @@ class Case(NamedTuple):
 
 def aspects(path: Path) -> Iterable[tuple[str, Case]]:
     for name, record in json.loads(path.read_text()).items():
-        checkpoint = path.with_name(record["file"])
+        checkpoint = path.with_name(record.get("file", f"legacy-{name}.pt"))
         yield from ((f"{name}.{aspect}", Case(checkpoint, aspect, value)) for aspect, value in record.items())
 
 
@@ -45,6 +47,8 @@ def whole_file(path: Path) -> Iterable[tuple[str, Path]]:
 
 @pytest.mark.parametrize("case", golden_cases("yolov7-models/legacy-expected.json", aspects))
 def test_a_legacy_checkpoint_is_read_completely(case: Case):
+    assert case.path.is_file(), f"{case.path.name} is listed and not there"
+    assert case.aspect in CHECKS, f"nobody checks {case.aspect}"
     CHECKS[case.aspect](case.path, case.expected)
 
 
@@ -78,7 +82,6 @@ def digest(state: dict[str, Tensor]) -> list[list[object]]:
 
 def check_file(path: Path, name: str) -> None:
     assert path.name == name
-    assert path.is_file()
 
 
 def check_size(path: Path, size_bytes: int) -> None:
@@ -94,7 +97,7 @@ def check_top(path: Path, expected: dict[str, Any]) -> None:
 
 def check_network(path: Path, entry: str, expected: dict[str, Any] | None) -> None:
     weights = read(path)
-    state = weights.state if entry == "model" else weights.ema
+    state = states(weights)[entry]
     if expected is None:
         assert state is None
         return
@@ -109,6 +112,13 @@ def check_network(path: Path, entry: str, expected: dict[str, Any] | None) -> No
                 assert sorted({tensor.requires_grad for tensor in parameters(network_in(path, entry))}) == value
             case _:
                 pytest.fail(f"nobody checks {entry}.{part}")
+
+
+def states(weights: Weights) -> dict[str, State | None]:
+    """What the file held as `model` and as `ema`."""
+    if weights.kind == "ema":
+        return {"model": None, "ema": weights.state}
+    return {"model": weights.state, "ema": weights.ema}
 
 
 def check_attributes(network: ModuleStandIn, weights: Weights, expected: dict[str, Any]) -> None:
@@ -139,7 +149,8 @@ def check_optimizer(path: Path, expected: dict[str, Any] | None) -> None:
                 assert [len(group["params"]) for group in groups] == value
                 assert list(map(len, parameter_groups(weights.state))) == value
             case "groups":
-                assert [{key: group[key] for key in row} for group, row in zip(groups, value, strict=True)] == value
+                found = [{key: group[key] for key in row} for group, row in zip(groups, value, strict=True)]
+                assert json.loads(json.dumps(found)) == value
                 assert [set(group) - {"params"} for group in groups] == [set(row) for row in value]
             case "params":
                 names = [name for group in parameter_groups(weights.state) for name in group]
@@ -155,7 +166,7 @@ def hashes(state: dict[str, Any]) -> dict[str, str]:
 
 def check_forward(path: Path, expected: dict[str, Any]) -> None:
     weights = read(path)
-    assert ("model" if weights.ema is None else "ema") == expected["source"]
+    assert ("model" if states(weights)["ema"] is None else "ema") == expected["source"]
     network = build_network(weights.config).double().eval()
     report = transfer(network, weights.for_inference(), skip_anchors=False)
     assert report.kept == report.total
@@ -179,7 +190,7 @@ def network_in(path: Path, entry: str) -> ModuleStandIn:
     objects = objects_in(path)
     network = objects if isinstance(objects, ModuleStandIn) else objects[entry]
     assert isinstance(network, ModuleStandIn)
-    return network
+    return network_inside(network)
 
 
 def parameters(module: ModuleStandIn) -> Iterable[Tensor]:
@@ -199,3 +210,25 @@ CHECKS: dict[str, Callable[[Path, Any], None]] = {
     "optimizer": check_optimizer,
     "forward": check_forward,
 }
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "wrapped"])
+@pytest.mark.parametrize("entry", ["model", "ema"])
+def test_the_checks_know_files_of_one_network_and_of_a_wrapped_one(tmp_path: Path, entry: str, wrapped: bool):
+    network = Model().half()
+    path = tmp_path / "one.pt"
+    with yolov7_names():
+        torch.save({entry: torch.nn.DataParallel(network) if wrapped else network}, path)
+    expected = {"attrs": {"names": network.names, "nc": 2}, "state": digest(network.state_dict())}
+    for each in ("model", "ema"):
+        CHECKS[each](path, expected if each == entry else None)
+
+
+def test_the_checks_compare_options_of_an_optimizer_as_json_has_them(tmp_path: Path):
+    network = Model()
+    optimizer = torch.optim.Adam(network.parameters(), betas=(0.9, 0.99)).state_dict()
+    path = tmp_path / "adam.pt"
+    with yolov7_names():
+        torch.save({"model": network, "optimizer": optimizer}, path)
+    options = {key: value for key, value in optimizer["param_groups"][0].items() if key != "params"}
+    check_optimizer(path, {"groups": [options | {"betas": [0.9, 0.99]}]})
