@@ -126,7 +126,7 @@ def check_fit(network: Network, state: State, where: str | Path) -> None:
     """CheckpointError unless `state` has the entries of the network, all and only those."""
     own = network.state_dict()
     compared = transfer(own, state, skip_anchors=False)
-    shapes = [f"{key} is {list(state[key].shape)}, not {list(own[key].shape)}" for key in compared.mismatched]
+    shapes = [f"{key} is {_differing(state[key], own[key])}" for key in compared.mismatched]
     complaints = [
         _complaint(compared.missing, "missing"),
         _complaint(compared.unexpected, "unknown"),
@@ -138,6 +138,13 @@ def check_fit(network: Network, state: State, where: str | Path) -> None:
             f"{where}: does not fit its network of {compared.total} entries that ends in {kind}: "
             f"{'; '.join(filter(None, complaints))}. Name the config it was made with by --cfg."
         )
+
+
+def _differing(found: Tensor, wanted: Tensor) -> str:
+    """Shapes, or types where the shapes are the same."""
+    if found.shape != wanted.shape:
+        return f"{list(found.shape)}, not {list(wanted.shape)}"
+    return f"{found.dtype}, not {wanted.dtype}"
 
 
 def _complaint(keys: list[str], what: str) -> str:

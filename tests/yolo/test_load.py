@@ -112,6 +112,14 @@ def test_weights_of_another_network_are_refused_with_numbers_and_examples(networ
     )
 
 
+def test_weights_of_another_type_are_refused_with_both_types(network, tmp_path):
+    state = dict(network.state_dict())
+    state["model.1.conv.weight"] = state["model.1.conv.weight"].long()
+    path = saved(tmp_path / "x.pt", replace(weights_of(network), state=state))
+    with pytest.raises(CheckpointError, match=r"\(model\.1\.conv\.weight is torch\.int64, not torch\.float32\)"):
+        load_network(path)
+
+
 def test_a_config_that_does_not_fit_the_weights_is_refused():
     with pytest.raises(
         CheckpointError, match=r"does not fit its network of 566 entries that ends in IDetect: \d+ miss"
