@@ -1,5 +1,7 @@
-"""Before a run, hear signals; after it, say how many golden cases of each group were checked. A fixture for all."""
+"""Before a run, hide GPUs and hear signals; after it, count golden cases of each group. A fixture for all."""
 
+import os
+import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +13,12 @@ OUTCOMES = ("passed", "failed", "skipped")
 
 
 def pytest_configure(config: Any) -> None:
-    """Started in the background or by nohup, tests and their children would ignore the signals they are about."""
+    """Tests see a GPU only where `-m gpu` asks for those that need one: trainings would choose it by themselves.
+
+    Started in the background or by nohup, tests and their children would ignore the signals they are about.
+    """
+    if not re.search(r"(?<!not )\bgpu\b", config.option.markexpr):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:

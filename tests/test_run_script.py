@@ -115,6 +115,16 @@ def test_the_first_call_sets_up_and_the_second_starts_at_once(checkout, tmp_path
     assert checkout.calls == ["-m pytest -q"]
 
 
+def test_where_there_is_a_gpu_tests_that_need_one_follow_in_a_run_of_their_own(checkout):
+    checkout.add_tool("nvidia-smi", '#!/bin/sh\n[ "$1" = -L ] || echo 580.10\n')
+    checkout.run("test")
+    assert checkout.calls[-2:] == ["-m pytest -q", "-m pytest -q -m gpu"]
+    checkout.run("test", "tests/feed")
+    assert checkout.calls == ["-m pytest -q tests/feed"]
+    failed = checkout.run("test", STUB_PYTEST="1")
+    assert (failed.returncode, checkout.calls) == (1, ["-m pytest -q"])
+
+
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", "run"])
 def test_a_changed_requirement_updates_the_environment_in_place(name, checkout):
     checkout.run("test")
