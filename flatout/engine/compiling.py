@@ -9,7 +9,7 @@ from torch import Tensor, nn
 logger = logging.getLogger(__name__)
 
 GAIN = 0.05
-"""Share of a step that compiling saves beyond our own kernels and CUDA graphs, the least of five cases:
+"""Share of a step that compiling saves beyond our own kernels and CUDA graphs, the least of five cases, rounded down:
 bench/results/model_step_h200_*.md."""
 COST_S = 15.0
 COST_PER_LAYER_S = 0.5

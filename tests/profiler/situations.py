@@ -139,7 +139,9 @@ ALL_OF_FAST = WholeTrial(
     switch={"fast": True},
 )
 
-# The same command a week later, the pictures made up: 4,439 img/s with --fast.
+# The same flags in a later run (2026-11-16), the pictures made up: 4,439 img/s with --fast. Stages, launches and limits
+# are recorded; the main thread's share of a core is made up, and the network's part of --fast is what was predicted of
+# the whole.
 H200_DECODES = on_gpu(
     45.8,
     {"forward": 13.98, "backward": 13.81, "feed.wait": 12.25, "optimizer": 1.49, "assign": 0.72, "loss": 0.54},
