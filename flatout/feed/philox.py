@@ -68,17 +68,18 @@ def _round_keys(k0: int, k1: int) -> tuple[np.ndarray, ...]:
 
 
 def keyed_bits(
-    seed: int, epoch: int, positions_M: np.ndarray, num: int, *, purpose: Purpose = Purpose.SAMPLE
+    seed: int, epoch: int, positions_M: np.ndarray, num: int, *, skip: int = 0, purpose: Purpose = Purpose.SAMPLE
 ) -> np.ndarray:
     """Random uint64 [M, num], row m a pure function of (seed, epoch, positions_M[m], purpose).
 
-    A longer row begins with the shorter one: asking for more numbers changes none of the first.
+    A longer row begins with the shorter one: asking for more numbers changes none of the first. `skip`, an even number,
+    leaves out that many numbers at the beginning of the row without computing them.
     Positions below 2**48, epochs and seeds below 2**32 and 2**64 give distinct streams.
     """
     positions_M = np.asarray(positions_M, np.uint64)
     num_blocks = (num + 1) // 2  # a block of four 32-bit words holds two 64-bit numbers
     counter = np.empty((len(positions_M), num_blocks, 4), np.uint64)
-    counter[..., 0] = np.arange(num_blocks)
+    counter[..., 0] = np.arange(skip // 2, skip // 2 + num_blocks)
     counter[..., 1] = (positions_M & np.uint64(_32_BITS))[:, None]
     counter[..., 2] = np.uint64(epoch & _32_BITS)
     counter[..., 3] = ((positions_M >> _32) & np.uint64(0xFFFF))[:, None] | np.uint64(int(purpose) << 16)

@@ -1,4 +1,4 @@
-"""The hyper-parameters of a training: the 30 keys of YOLOv7's hyp files, and two more.
+"""The hyper-parameters of a training: the 30 keys of YOLOv7's hyp files, and three more.
 
 A file names every key that is not optional; what it means is checked when it is read, all mistakes at once.
 """
@@ -58,6 +58,8 @@ class Hyp:
     mixup: float
     copy_paste: float
     paste_in: float
+    aspect: float = 0.0
+    """Width over height is changed by a factor of up to 1 + this; not a key of YOLOv7."""
 
     loss_ota: int = 1
     """1: targets are assigned by OTA; anything else: by anchor shape alone."""

@@ -77,3 +77,8 @@ def test_a_generator_is_new_for_each_key_and_repeats_for_the_same():
     drawn = first.random(4)
     np.testing.assert_array_equal(drawn, again.random(4))
     assert not np.array_equal(drawn, other.random(4))
+
+
+def test_skipped_numbers_change_none_of_the_others():
+    many = keyed_bits(1, 2, np.arange(5), 40)
+    np.testing.assert_array_equal(keyed_bits(1, 2, np.arange(5), 9, skip=24), many[:, 24:33])

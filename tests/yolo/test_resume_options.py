@@ -91,6 +91,13 @@ def test_another_hyper_parameter_makes_another_run_even_in_a_file_of_the_same_na
     ]
 
 
+def test_a_key_that_came_later_stops_no_older_run_unless_it_is_used():
+    options = TrainOptions()
+    before = {key: value for key, value in config_of_run(options, recipe(aspect=0.5)).items() if key != "hyp.aspect"}
+    assert changes(before, config_of_run(options, recipe())) == []
+    assert changes(before, config_of_run(options, recipe(aspect=0.5))) == ["hyp.aspect unset -> 0.5"]
+
+
 def test_a_resumed_run_has_its_own_options_whatever_else_the_command_says(tmp_path):
     stored, hyp = TrainOptions(batch_size=48, workers=3, name="bolts", break_lock=True), recipe(lr0=0.02)
     write_options(tmp_path, stored, hyp)

@@ -37,6 +37,9 @@ class AugmentConfig:
     paste_in: float = 0.15
     """Of objects cut from other pictures and pasted in; needs polygons."""
 
+    aspect: float = 0.0
+    """Width over height is multiplied by 1 / (1 + this) to 1 + this, with the area kept."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
             value, most = getattr(self, field.name), 1 if field.name in PROBABILITIES else float("inf")

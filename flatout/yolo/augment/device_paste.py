@@ -96,6 +96,7 @@ class DevicePaste:
             "tiles": tiles_A19,
             "centre": draws["paste_centre"][chosen, number][:, None],
             "warp": np.zeros((num, 1, 8)),
+            "aspect": np.ones((num, 1)),
         }
         sheets = lay_out(mosaics, self.wh_N2, size=self.size, out_wh=(1, 1))
         labels = gather_labels(self.labels, sheets)

@@ -30,6 +30,8 @@ _KIND, _CENTRE, _TILES, _WARP, _KEY, _HEAD, _SHEET_WIDTH = 0, 1, 3, 11, 19, 20, 
 _WIDTH = _SHEETS + 2 * _SHEET_WIDTH
 _ROUND_WIDTH = 7
 _PASTE_WIDTH = PASTE_ROUNDS * _ROUND_WIDTH + PASTE_ATTEMPTS * 6
+# Behind all others: a key that came later changes nothing that was drawn before it existed.
+_ASPECT = _WIDTH + _PASTE_WIDTH
 
 
 def draw_training(
@@ -49,6 +51,7 @@ def draw_training(
     tiles       int64 [M, 2, 9]     picture numbers, -1 for none
     centre      float64 [M, 2, 2]   x, y: where four tiles meet, or the corner of the window on nine
     warp        float64 [M, 2, 8]   perspective x, y; degrees; scale; shear x, y in degrees; x, y as shares of the side
+    aspect      float64 [M, 2]      by what the warp multiplies width over height, area kept
     copy_key    uint64 [M, 2]       which polygons are copied: see `pick`
     mix         float64 [M]         share of the own sheet
     hsv         float64 [M, 3]      gains
@@ -72,6 +75,7 @@ def draw_training(
         "tiles": np.where(np.arange(9) < kind_M2[..., None], tiles_M29, -1),
         "centre": _centres(sheet_M2W[..., _CENTRE:_TILES], kind_M2, size),
         "warp": _warps(sheet_M2W, kind_M2, tiles_M29, config, class_aware),
+        "aspect": _aspects(config, seed, epoch, np.asarray(positions_M)),
         "copy_key": bits[:, _SHEETS:].reshape(-1, 2, _SHEET_WIDTH)[..., _KEY],
         "mix": np.where(has_sheet_M2[:, 1], np.median(uniform[:, _BETA : _BETA + MIX_ORDER], axis=1), 1.0),
         "hsv": 1 + (2 * uniform[:, _HSV:_BETA] - 1) * (config.hsv_h, config.hsv_s, config.hsv_v),
@@ -91,6 +95,7 @@ def undrawn(indices_M: np.ndarray) -> dict[str, np.ndarray]:
         "tiles": tiles_M29,
         "centre": np.zeros((num, 2, 2)),
         "warp": np.tile(np.array([0, 0, 0, 1, 0, 0, 0.5, 0.5]), (num, 2, 1)),
+        "aspect": np.ones((num, 2)),
         "mix": np.ones(num),
         "hsv": np.ones((num, 3)),
         "flip": np.zeros((num, 2), bool),
@@ -130,6 +135,14 @@ def _warps(
     return np.asarray(warp_M28)
 
 
+def _aspects(config: AugmentConfig, seed: int, epoch: int, positions_M: np.ndarray) -> np.ndarray:
+    """Factors of width over height, float64 [M, 2]: wider and narrower by the same factor are equally likely."""
+    if config.aspect == 0:
+        return np.ones((len(positions_M), 2))
+    uniform_M2 = _uniform(keyed_bits(seed, epoch, positions_M, 2, skip=_ASPECT))
+    return np.asarray((1 + config.aspect) ** (2 * uniform_M2 - 1))
+
+
 def _centres(uniform_M22: np.ndarray, kind_M2: np.ndarray, size: int) -> np.ndarray:
     """Four tiles meet in the middle half of the canvas; the window on nine begins within the first third."""
     low_M2 = np.where(kind_M2 == NINE, 0.0, size / 2)
@@ -150,7 +163,7 @@ def _draw_paste(
     num_samples = len(positions_M)
     bits = np.zeros((num_samples, num_rounds * _ROUND_WIDTH + num_attempts * 6), np.uint64)
     if paste_M.any():
-        bits[paste_M] = keyed_bits(seed, epoch, positions_M[paste_M], _WIDTH + _PASTE_WIDTH)[:, _WIDTH:]
+        bits[paste_M] = keyed_bits(seed, epoch, positions_M[paste_M], _PASTE_WIDTH, skip=_WIDTH)
     round_MR7 = bits[:, : num_rounds * _ROUND_WIDTH].reshape(num_samples, num_rounds, _ROUND_WIDTH)
     kind_MR = np.full(round_MR7.shape[:2], FOUR)
     return {

@@ -93,7 +93,7 @@ def lay_out(
         label_origin_Q92,
         label_size_Q92,
         canvas_Q2,
-        warp_matrices(warp_Q8, canvas_Q2, output_Q2),
+        warp_matrices(warp_Q8, draws["aspect"][sample_Q, slot_Q], canvas_Q2, output_Q2),
         warp_Q8[:, 3],
     )
 
@@ -126,14 +126,19 @@ def _nine_origins(size_Q92: np.ndarray, size: int) -> np.ndarray:
     return np.stack((np.stack(x, -1), np.stack(y, -1)), -1)
 
 
-def warp_matrices(warp_Q8: np.ndarray, canvas_Q2: np.ndarray, output_Q2: np.ndarray) -> np.ndarray:
-    """Canvas pixel to output pixel, float64 [Q, 3, 3]: centre, tilt, turn and scale, shear, move, in this order."""
+def warp_matrices(
+    warp_Q8: np.ndarray, aspect_Q: np.ndarray, canvas_Q2: np.ndarray, output_Q2: np.ndarray
+) -> np.ndarray:
+    """Canvas pixel to output pixel, float64 [Q, 3, 3]: centre, tilt, stretch, turn and scale, shear, move, in order."""
     tilt_Q2, angle_Q, scale_Q = warp_Q8[:, :2], np.deg2rad(warp_Q8[:, 2]), warp_Q8[:, 3]
     centre, tilt, turn, shear, move = (np.tile(np.eye(3), (len(warp_Q8), 1, 1)) for _ in range(5))
     centre[:, :2, 2] = -canvas_Q2 / 2
     tilt[:, 2, :2] = tilt_Q2
     cos_Q, sin_Q = scale_Q * np.cos(angle_Q), scale_Q * np.sin(angle_Q)
     turn[:, :2, :2] = np.stack((cos_Q, sin_Q, -sin_Q, cos_Q), -1).reshape(-1, 2, 2)
+    # Stretched before it is turned; a factor of 1 leaves every bit as it is.
+    turn[:, :2, 0] *= np.sqrt(aspect_Q)[:, None]
+    turn[:, :2, 1] /= np.sqrt(aspect_Q)[:, None]
     shear[:, 0, 1], shear[:, 1, 0] = np.tan(np.deg2rad(warp_Q8[:, 4])), np.tan(np.deg2rad(warp_Q8[:, 5]))
     move[:, :2, 2] = warp_Q8[:, 6:] * output_Q2
     return np.asarray(move @ shear @ turn @ tilt @ centre)

@@ -143,6 +143,7 @@ class Renderer:
             "tiles": tiles_R19,
             "centre": draws["paste_centre"][m][:, None],
             "warp": np.zeros((num_rounds, 1, 8)),
+            "aspect": np.ones((num_rounds, 1)),
         }
         for r in range(num_rounds):
             one = {name: array[r : r + 1] for name, array in rounds.items()}

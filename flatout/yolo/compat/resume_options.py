@@ -29,6 +29,8 @@ _NO_MATTER = (
     "bbox_interval", "save_period", "artifact_alias",
 )  # fmt: skip
 """Where, on what and how often: nothing that is learned depends on them, so a run may go on with others."""
+_CAME_LATER = {"hyp.aspect": 0.0}
+"""Keys that older runs have not written down, with what those runs did: left out while they say just that."""
 
 
 def config_of_run(options: TrainOptions, hyp: Hyp) -> dict[str, Any]:
@@ -37,7 +39,8 @@ def config_of_run(options: TrainOptions, hyp: Hyp) -> dict[str, Any]:
     From the options as typed: what `--fast` stands for differs from machine to machine.
     """
     settings = {key: value for key, value in _plain(options).items() if key not in _NO_MATTER}
-    return settings | {f"hyp.{key}": value for key, value in asdict(hyp).items()}
+    settings |= {f"hyp.{key}": value for key, value in asdict(hyp).items()}
+    return {key: value for key, value in settings.items() if key not in _CAME_LATER or value != _CAME_LATER[key]}
 
 
 def write_options(folder: Path, options: TrainOptions, hyp: Hyp) -> None:

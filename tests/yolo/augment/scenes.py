@@ -99,6 +99,7 @@ def one_draw(sheets: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, np.n
         "tiles": np.full((1, 2, 9), -1),
         "centre": np.zeros((1, 2, 2)),
         "warp": np.zeros((1, 2, 8)),
+        "aspect": np.ones((1, 2)),
         "copy_key": np.zeros((1, 2), np.uint64),
         "mix": np.ones(1),
         "hsv": np.ones((1, 3)),

@@ -1,5 +1,7 @@
 """Every decision is drawn with the probability and from the range that the recipe says, and from its key alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from flatout.errors import ConfigError
 from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.draw import FOUR, NINE, NONE, PASTE_ATTEMPTS, PASTE_ROUNDS, PLAIN, draw_training, pick
+from flatout.yolo.augment.layout import warp_matrices
 from tests.yolo.augment.scenes import labels_of
 
 NUM, PICTURES, SIZE = 40_000, 23, 64
@@ -106,6 +109,25 @@ def test_warps_are_uniform_in_their_ranges(draws, column, low, high):
         assert_uniform(draws["warp"][:, slot, column], low, high)
 
 
+def test_aspects_are_as_likely_wider_as_narrower_and_change_nothing_else(draws):
+    stretched = drawn(replace(CONFIG, aspect=0.5))
+    for slot in range(2):
+        assert_uniform(np.log(stretched["aspect"][:, slot]), -np.log(1.5), np.log(1.5))
+    assert (draws["aspect"] == 1).all()
+    for name in draws.keys() - {"aspect"}:
+        np.testing.assert_array_equal(stretched[name], draws[name], err_msg=name)
+
+
+def test_a_stretch_multiplies_width_over_height_and_keeps_the_area():
+    warp_18, canvas, output = np.array([[0, 0, 0, 0.8, 0, 0, 0.5, 0.5]]), np.array([[64, 64]]), np.array([[32, 32]])
+    (stretched,) = warp_matrices(warp_18, np.array([1.44]), canvas, output)
+    (plain,) = warp_matrices(warp_18, np.ones(1), canvas, output)
+    np.testing.assert_allclose(stretched[:2, :2], np.diag([0.8 * 1.2, 0.8 / 1.2]), rtol=1e-12)
+    np.testing.assert_allclose(np.linalg.det(stretched), np.linalg.det(plain), rtol=1e-12)
+    middle = np.array([32, 32, 1])
+    np.testing.assert_allclose(stretched @ middle, plain @ middle)
+
+
 def test_colour_gains_are_uniform_around_one(draws):
     for column, reach in enumerate((CONFIG.hsv_h, CONFIG.hsv_s, CONFIG.hsv_v)):
         assert_uniform(draws["hsv"][:, column], 1 - reach, 1 + reach)
@@ -152,6 +174,7 @@ def test_no_two_decisions_go_together(draws):
         *draws["hsv"].T,
         *draws["warp"].reshape(NUM, 16).T,
         *draws["centre"][:, 0].T,
+        *drawn(replace(CONFIG, aspect=0.5))["aspect"].T,
         *draws["tiles"][:, 0, 1:4].T,
     ]
     correlation = np.corrcoef(np.array(columns, np.float64)[:, four_M])
@@ -226,6 +249,7 @@ def test_picks_are_different_things_in_every_order():
         ({"mosaic": 1.2}, "mosaic=1.2 must be a probability from 0 to 1"),
         ({"degrees": -1}, "degrees=-1 must be 0 or more"),
         ({"mixup": float("nan")}, "mixup=nan must be a probability"),
+        ({"aspect": -0.1}, "aspect=-0.1 must be 0 or more"),
         ({"scale": 1.0}, "scale=1.0 must be below 1"),
     ],
 )

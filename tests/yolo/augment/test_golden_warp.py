@@ -70,7 +70,7 @@ def test_a_warp_gives_the_golden_matrix_picture_and_boxes(case):
     height, width = record["h"], record["w"]
     out_wh = width + 2 * record["border"][1], height + 2 * record["border"][0]
     warp_18 = np.array([record["draws"]], np.float64)
-    (matrix_33,) = warp_matrices(warp_18, np.array([[width, height]]), np.array([out_wh]))
+    (matrix_33,) = warp_matrices(warp_18, np.ones(1), np.array([[width, height]]), np.array([out_wh]))
     if (expected := arrays.get(f"M{number}")) is not None:
         np.testing.assert_allclose(matrix_33, expected, rtol=0, atol=1e-9)
     image, perspective = pattern(height, width, record["k"]), record["perspective"] > 0

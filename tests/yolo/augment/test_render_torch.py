@@ -69,6 +69,7 @@ def share_beyond(expected: np.ndarray, found: np.ndarray, levels: int) -> float:
     [
         pytest.param({"mixup": 0}, id="mosaic"),
         pytest.param({"mixup": 0, **SEVERE}, id="turned"),
+        pytest.param({"mixup": 0, "aspect": 0.8}, id="stretched"),
         pytest.param({"mixup": 1}, id="mixed"),
         pytest.param({"mosaic": 0, "mixup": 0, **SEVERE}, id="single"),
         pytest.param({"mixup": 0.5, "perspective": 0.001, **SEVERE}, id="perspective"),

@@ -18,6 +18,7 @@ WARPS = {
     "moved": {"scale": 0.5, "translate": 0.1},
     "far": {"scale": 0.9, "translate": 0.6},
     "turned": {"scale": 0.5, "translate": 0.2, "degrees": 40.0, "shear": 10.0},
+    "stretched": {"scale": 0.5, "translate": 0.2, "aspect": 1.0},
     "single pictures": {"mosaic": 0.0, "scale": 0.9, "translate": 0.9},
 }
 

@@ -55,7 +55,14 @@ def test_any_number_of_workers_gives_the_same_bytes(alone, workers):
 
 @pytest.mark.parametrize("polygons", ["none", "some", "all"])
 @pytest.mark.parametrize(
-    "change", [{}, {"perspective": 0.001}, {"mosaic": 0.0}, {"degrees": 0, "shear": 0, "copy_paste": 0}]
+    "change",
+    [
+        {},
+        {"perspective": 0.001},
+        {"mosaic": 0.0},
+        {"degrees": 0, "shear": 0, "copy_paste": 0},
+        {"degrees": 0, "shear": 0, "copy_paste": 0, "aspect": 0.8},
+    ],
 )
 def test_all_painters_give_the_same_bytes(polygons, change):
     config = AugmentConfig(**{name: getattr(EVERYTHING, name) for name in EVERYTHING.__dataclass_fields__} | change)

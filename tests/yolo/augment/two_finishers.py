@@ -22,6 +22,7 @@ CALM = AugmentConfig(paste_in=0)
 TILTED = AugmentConfig(paste_in=0, perspective=0.001)
 CHANGES: dict[str, dict[str, Any]] = {
     "mixed": {"mixup": 0.5, "degrees": 20, "shear": 5, "scale": 0.7, "flipud": 0.5},
+    "stretched": {"aspect": 0.8, "degrees": 9, "mixup": 0.3},
     "far": {"translate": 0.6, "scale": 0.9, "mixup": 0.3},
     "perspective": {"perspective": 0.001, "degrees": 9, "mixup": 0.5},
     "single": {"mosaic": 0.3, "mixup": 0.4, "degrees": 5},

@@ -30,6 +30,7 @@ SIZE = 64
 CHANGES: dict[str, dict[str, Any]] = {
     "mixed": {"mixup": 0.5, "degrees": 20, "shear": 5, "scale": 0.7, "flipud": 0.5},
     "perspective": {"mixup": 0.5, "perspective": 0.001, "degrees": 9},
+    "stretched": {"aspect": 0.8, "mixup": 0.5},
     "single": {"mosaic": 0, "mixup": 0, "degrees": 5},
 }
 
