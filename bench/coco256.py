@@ -1,0 +1,367 @@
+"""How well, and in how many minutes, does yolov7-tiny learn COCO at 256 px from scratch?
+
+The pictures of COCO train2017, already resized to 256 px (`flatout yolo resize` makes them from the official files; the
+copy that the answer was measured with is stretched to squares), and YOLO label files of the same pictures, found by
+the number in their names. Held out, chosen by a hash of that number: 5,000 pictures to tune with and choose epochs by,
+and 5,000 that nothing is chosen by. Scores are called coco256 AP, never COCO AP: crowds are boxes here, the proportions
+of stretched pictures are lost, and these are other pictures than those of val2017.
+
+    python -m bench.coco256 join --pictures IMAGES --labels LABELS --leave-out NAMES --out SET
+    python -m bench.coco256 pack --set SET --out PARTS         the set as files of at most --mib each
+    python -m bench.coco256 unpack --parts PARTS --out SET     ... and back, elsewhere; parts may come one by one
+    python -m bench.coco256 train --set SET --project RUNS --name NAME [--epochs 100] [-- MORE FLAGS OF train.py]
+    python -m bench.coco256 evaluate --set SET --weights FILE --out FILE.json
+    python -m bench.coco256 report --runs FILE.json ... --write
+
+Answer: bench/results/coco256_<machine>_<yyyymm>.md and .json.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.measure import arguments, facts, report
+
+ROOT = Path(__file__).parents[1]
+SIDE_PX = 256
+NUM_HELD_OUT = 5_000
+HELD_OUT_OF = "val2014"
+"""Folder of labels that held-out pictures come from."""
+RECIPE = ROOT / "data" / "hyp.scratch.tiny.yaml"
+CHANGED = {"aspect": 0.5, "paste_in": 0.0}
+"""Stretched pictures are stretched back at random; there are no polygons to paste."""
+SPLITS = {"train": "train", "val": "tune", "test": "record"}
+"""Which list is which split of the data YAML."""
+BUSY_EVERY_S = 0.5
+
+
+class Label(NamedTuple):
+    """A box of one picture, relative to its sides."""
+
+    category: int
+    cx: float
+    cy: float
+    width: float
+    height: float
+
+    @property
+    def is_empty(self) -> bool:
+        return self.width <= 0 or self.height <= 0
+
+
+class Joined(NamedTuple):
+    """Counts of a join, for the report."""
+
+    pictures: int
+    with_labels: int
+    lines: int
+    duplicates: int
+    empty: int
+    train: int
+    tune: int
+    record: int
+    left_out: int
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, function, flags in (
+        ("join", _join, ("--pictures", "--labels", "--leave-out", "--out")),
+        ("pack", _pack, ("--set", "--out")),
+        ("unpack", _unpack, ("--parts", "--out")),
+        ("train", _train, ("--set", "--project")),
+        ("evaluate", _evaluate, ("--set", "--weights", "--out")),
+    ):
+        command = commands.add_parser(name)
+        command.set_defaults(function=function)
+        for flag in flags:
+            command.add_argument(flag, type=Path, required=flag != "--leave-out")
+    commands.choices["pack"].add_argument("--mib", type=float, default=56.0, help="largest part (default: %(default)s)")
+    train = commands.choices["train"]
+    train.add_argument("--name", required=True)
+    train.add_argument("--epochs", type=int, default=100)
+    train.add_argument("--seed", type=int, default=1)
+    train.add_argument("--batch", type=int, default=128)
+    train.add_argument("--loss", choices=("ota", "plain"), default="ota")
+    train.add_argument("--cfg", default="yolov7-tiny-320", help="yolov7-tiny with anchors for small pictures")
+    train.add_argument("more", nargs="*", help="more flags of train.py, behind --")
+    reporting = commands.add_parser("report")
+    reporting.set_defaults(function=_report)
+    reporting.add_argument("--runs", type=Path, nargs="+", required=True)
+    options = parser.parse_args()
+    options.function(options)
+    return 0
+
+
+# Joining
+
+
+def number_of(name: str) -> int:
+    """The number of a COCO picture: the last digits in the name of any file about it."""
+    found = re.search(r"(\d+)$", Path(name).stem)
+    if found is None:
+        raise SystemExit(f"{name}: no number at the end of its name, so it is no picture of COCO.")
+    return int(found[1])
+
+
+def held_out(numbers: Iterable[int]) -> tuple[list[int], list[int]]:
+    """Tuning set and record set: the same pictures for everybody, whatever order they come in."""
+    shuffled = sorted(numbers, key=lambda number: hashlib.sha256(f"coco256 {number}".encode()).digest())
+    return sorted(shuffled[:NUM_HELD_OUT]), sorted(shuffled[NUM_HELD_OUT : 2 * NUM_HELD_OUT])
+
+
+def read_labels(text: str) -> tuple[list[Label], int]:
+    """Different lines of a label file in their order, and how many there were."""
+    rows = [tuple(line.split()) for line in text.splitlines() if line.strip()]
+    return [Label(int(row[0]), *map(float, row[1:])) for row in dict.fromkeys(rows)], len(rows)
+
+
+def _join(options: argparse.Namespace) -> None:
+    pictures = {number_of(path.name): path.resolve() for path in options.pictures.glob("*.jpg")}
+    files = {number_of(path.name): path for path in options.labels.rglob("*.txt")}
+    left_out = {number_of(path.name) for path in options.leave_out.rglob("*.jpg")} if options.leave_out else set()
+    pool = (n for n, path in files.items() if path.parent.name == HELD_OUT_OF and n in pictures and n not in left_out)
+    tune, record = held_out(pool)
+    kept = sorted(pictures.keys() - set(tune) - set(record) - left_out)
+    out: Path = options.out
+    for folder in ("images", "labels", "annotations"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    lines = duplicates = empty = 0
+    labels: dict[int, list[Label]] = {}
+    for number, path in pictures.items():
+        link = out / "images" / f"{number:012d}.jpg"
+        if not link.exists():
+            os.link(path, link)
+        if number in files:
+            found, count = read_labels(files[number].read_text())
+            labels[number] = [label for label in found if not label.is_empty]
+            lines, duplicates = lines + count, duplicates + count - len(found)
+            empty += len(found) - len(labels[number])
+            rows = "".join(f"{label.category} {' '.join(f'{v:.6f}' for v in label[1:])}\n" for label in labels[number])
+            (out / "labels" / f"{number:012d}.txt").write_text(rows)
+    for name, numbers in (("train", kept), ("tune", tune), ("record", record)):
+        (out / f"{name}.txt").write_text("".join(f"./images/{number:012d}.jpg\n" for number in numbers))
+    for name, numbers in (("tune", tune), ("record", record)):
+        annotations = annotation_json({number: labels[number] for number in numbers})
+        (out / "annotations" / f"instances_{name}.json").write_text(json.dumps(annotations))
+    _write_yaml(out)
+    counts = Joined(
+        len(pictures), len(labels), lines, duplicates, empty, len(kept), len(tune), len(record),
+        len(left_out & pictures.keys()),
+    )  # fmt: skip
+    (out / "joined.json").write_text(json.dumps(counts._asdict()) + "\n")
+    print(counts)
+
+
+def annotation_json(labels: dict[int, list[Label]], side_px: int = SIDE_PX) -> dict[str, Any]:
+    """What COCO's instances_*.json would say of square pictures with these labels; categories are class numbers."""
+    boxes = [(number, label) for number, own in labels.items() for label in own]
+    return {
+        "images": [{"id": n, "file_name": f"{n:012d}.jpg", "width": side_px, "height": side_px} for n in labels],
+        "categories": [{"id": category, "name": name} for category, name in enumerate(_names())],
+        "annotations": [
+            {
+                "id": identity,
+                "image_id": number,
+                "category_id": label.category,
+                "bbox": [
+                    (label.cx - label.width / 2) * side_px,
+                    (label.cy - label.height / 2) * side_px,
+                    label.width * side_px,
+                    label.height * side_px,
+                ],
+                "area": label.width * label.height * side_px**2,
+                "iscrowd": 0,
+            }
+            for identity, (number, label) in enumerate(boxes, 1)
+        ],
+    }
+
+
+def _names() -> list[str]:
+    from flatout.yolo.data.data_yaml import open_data_yaml
+
+    return list(open_data_yaml(ROOT / "data" / "coco.yaml").names)
+
+
+def _write_yaml(out: Path) -> None:
+    lists = "".join(f"{split}: ./{name}.txt\n" for split, name in SPLITS.items())
+    (out / "data.yaml").write_text(f"{lists}nc: 80\nnames: {json.dumps(_names())}\n")
+
+
+# Carrying it elsewhere
+
+
+def _pack(options: argparse.Namespace) -> None:
+    """labels.tar.xz with all that is text, then zip files of pictures in hashed order: each is a fair sample."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    texts = [*options.set.glob("*.*"), *(options.set / "annotations").iterdir(), *(options.set / "labels").iterdir()]
+    with tarfile.open(options.out / "labels.tar.xz", "w:xz", preset=6) as archive:
+        for path in sorted(texts):
+            archive.add(path, str(path.relative_to(options.set)))
+    pictures = sorted((options.set / "images").iterdir(), key=lambda p: hashlib.sha256(p.name.encode()).digest())
+    parts: list[list[Path]] = [[]]
+    part_bytes = 0.0
+    for path in pictures:
+        # A name stands twice in a zip file, each time with some fields.
+        needed = path.stat().st_size + 2 * len(f"images/{path.name}") + 76
+        if part_bytes + needed > options.mib * 2**20 - 22:
+            parts.append([])
+            part_bytes = 0.0
+        parts[-1].append(path)
+        part_bytes += needed
+    for number, own in enumerate(parts):
+        with zipfile.ZipFile(options.out / f"part{number:03d}.zip", "w", zipfile.ZIP_STORED) as pack:
+            for path in own:
+                pack.write(path, f"images/{path.name}")
+    print(f"{len(parts)} parts with {len(pictures):,} pictures")
+
+
+def _unpack(options: argparse.Namespace) -> None:
+    options.out.mkdir(parents=True, exist_ok=True)
+    for path in sorted(options.parts.iterdir()):
+        shutil.unpack_archive(path, options.out, **({} if path.suffix == ".zip" else {"filter": "data"}))
+        path.unlink()
+
+
+# Training
+
+
+def recipe_text(loss: str) -> str:
+    """The recipe of yolov7-tiny with what differs here."""
+    changed = CHANGED | {"loss_ota": int(loss == "ota")}
+    kept = [line for line in RECIPE.read_text().splitlines() if line.split(":")[0] not in changed]
+    return "\n".join([*kept, *(f"{key}: {value}" for key, value in changed.items()), ""])
+
+
+def _train(options: argparse.Namespace) -> None:
+    """Run train.py with a clock before every line it prints, and keep what it did in <name>.json."""
+    options.project.mkdir(parents=True, exist_ok=True)
+    hyp = options.project / f"hyp.{options.loss}.yaml"
+    hyp.write_text(recipe_text(options.loss))
+    flags = ["--data", str(options.set / "data.yaml"), "--cfg", options.cfg, "--weights", "", "--hyp", str(hyp)]
+    flags += ["--img", str(SIDE_PX), "--batch", str(options.batch), "--epochs", str(options.epochs), "--noautoanchor"]
+    flags += ["--seed", str(options.seed), "--project", str(options.project), "--name", options.name, "--fast"]
+    flags += options.more
+    busy = _Busy()
+    began = time.perf_counter()
+    with (options.project / f"{options.name}.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "train.py"), *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(f"{time.perf_counter() - began:8.2f} {line}", end="", file=log, flush=True)
+    code, wall_s = process.wait(), time.perf_counter() - began
+    kept = {
+        "name": options.name,
+        "command": " ".join(["train.py", *(flag or "''" for flag in flags)]),
+        "epochs": options.epochs,
+        "seed": options.seed,
+        "batch": options.batch,
+        "loss": options.loss,
+        "cfg": options.cfg,
+        "exit_code": code,
+        "wall_s": wall_s,
+        "busy_percent": busy.stop(),
+        "facts": facts(),
+        "curve": list(_curve(options.project / options.name)) if code == 0 else [],
+    }
+    (options.project / f"{options.name}.json").write_text(json.dumps(kept) + "\n")
+    if code:
+        raise SystemExit(f"train.py ended with exit code {code}: {options.project / options.name}.log")
+
+
+def _curve(folder: Path) -> Iterator[dict[str, float]]:
+    for row in (line.split() for line in (folder / "results.txt").read_text().splitlines()):
+        yield {"precision": float(row[8]), "recall": float(row[9]), "map50": float(row[10]), "map": float(row[11])}
+
+
+class _Busy:
+    """Share of time in which the GPU ran any kernel, in per cent, sampled beside a training."""
+
+    def __init__(self) -> None:
+        self.samples: list[list[float]] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> list[list[float]]:
+        self._ended.set()
+        self._thread.join()
+        return self.samples
+
+    def _sample(self) -> None:
+        import pynvml
+
+        try:
+            pynvml.nvmlInit()
+            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        except pynvml.NVMLError:
+            return  # no GPU: nothing to say about it
+        began = time.perf_counter()
+        while not self._ended.wait(BUSY_EVERY_S):
+            busy = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
+            self.samples.append([round(time.perf_counter() - began, 1), busy])
+
+
+# Scores
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    """coco256 AP of weights on both held-out sets, by hotcoco from the joined annotations."""
+    from flatout.yolo.evaluate.whole import test
+    from flatout.yolo.options import TestOptions
+
+    scores = {}
+    for split, name in (("val", "tune"), ("test", "record")):
+        result = test(
+            TestOptions(
+                weights=(str(options.weights),), data=str(options.set / "data.yaml"), img_size=SIDE_PX, batch_size=256,
+                task=split, save_json=True, project=str(options.out.parent), name=f"{options.out.stem}-{name}",
+            )
+        )  # fmt: skip
+        print(result.text)
+        if result.coco is None:
+            raise SystemExit("hotcoco gave no AP; the reason stands above.")
+        scores[name] = result.coco._asdict()
+    options.out.write_text(json.dumps(scores) + "\n")
+
+
+# Report
+
+
+def _report(options: argparse.Namespace) -> None:
+    runs = [json.loads(path.read_text()) for path in options.runs]
+    report("coco256", "\n".join(_table(runs)), {"runs": runs}, options)
+
+
+def _table(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield f"{'run':22}{'loss':>7}{'epochs':>8}{'minutes':>9}{'GPU busy':>10}{'tune AP':>9}{'AP50':>7}{'record AP':>11}{'AP50':>7}"
+    for run in runs:
+        busy = [share for _, share in run["busy_percent"]]
+        tune, record = (run.get("scores", {}).get(name, {}) for name in ("tune", "record"))
+        columns = (tune.get("ap"), tune.get("ap50"), record.get("ap"), record.get("ap50"))
+        shown = [f"{100 * value:.1f}" if value is not None else "-" for value in columns]
+        yield (
+            f"{run['name']:22}{run['loss']:>7}{run['epochs']:>8}{run['wall_s'] / 60:>9.1f}"
+            f"{(f'{sum(busy) / len(busy):.0f} %' if busy else '-'):>10}"
+            f"{shown[0]:>9}{shown[1]:>7}{shown[2]:>11}{shown[3]:>7}"
+        )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
