@@ -260,7 +260,10 @@ def _train(options: argparse.Namespace) -> None:
     began = time.perf_counter()
     with (options.project / f"{options.name}.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, str(ROOT / "train.py"), *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [sys.executable, str(ROOT / "train.py"), *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         assert process.stdout is not None
         for line in process.stdout:
@@ -286,7 +289,8 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _curve(folder: Path) -> Iterator[dict[str, float]]:
-    for row in (line.split() for line in (folder / "results.txt").read_text().splitlines()):
+    results = folder / "results.txt"
+    for row in map(str.split, results.read_text().splitlines() if results.exists() else ()):
         yield {"precision": float(row[8]), "recall": float(row[9]), "map50": float(row[10]), "map": float(row[11])}
 
 
@@ -350,7 +354,9 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _table(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
-    yield f"{'run':22}{'loss':>7}{'epochs':>8}{'minutes':>9}{'GPU busy':>10}{'tune AP':>9}{'AP50':>7}{'record AP':>11}{'AP50':>7}"
+    heads = ("loss", 7), ("epochs", 8), ("minutes", 9), ("GPU busy", 10)
+    scores = ("tune AP", 9), ("AP50", 7), ("record AP", 11), ("AP50", 7)
+    yield f"{'run':22}" + "".join(f"{head:>{width}}" for head, width in (*heads, *scores))
     for run in runs:
         busy = [share for _, share in run["busy_percent"]]
         tune, record = (run.get("scores", {}).get(name, {}) for name in ("tune", "record"))
