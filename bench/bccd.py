@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
@@ -59,33 +60,36 @@ def main() -> int:
     print(facts_line(), flush=True)
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
-        _wait(_start("fast", seeds[0], options.data, options.epochs, Path(folder) / "alone"))
+        wait(start("fast", WAYS["fast"], seeds[0], options.data, options.epochs, Path(folder) / "alone"))
         alone_s = time.perf_counter() - began
         print(f"--fast alone: {alone_s:.1f} s", flush=True)
         runs = [
-            (way, seed, _start(way, seed, options.data, options.epochs, Path(folder) / "side by side"))
+            (way, seed, start(way, WAYS[way], seed, options.data, options.epochs, Path(folder) / "side by side"))
             for way in options.ways
             for seed in seeds
         ]
-        ended = [(way, seed) for way, seed, process in runs if _wait(process)]
-        curves = [_read(Path(folder) / "side by side", way, seed) for way, seed in ended]
+        ended = [(way, seed) for way, seed, process in runs if wait(process)]
+        curves = [read(Path(folder) / "side by side", way, seed) for way, seed in ended]
     criteria = judge(curves, alone_s)
     write(curves, criteria, alone_s, options)
     return int(not all(each.passed for each in criteria))
 
 
-def _start(way: str, seed: int, data: Path, epochs: int, project: Path) -> "subprocess.Popen[bytes]":
+def start(
+    way: str, flags: Sequence[str], seed: int, data: Path, epochs: int, project: Path
+) -> "subprocess.Popen[bytes]":
+    """A training of its own; `flags` come last, so that they may replace the others."""
     project.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(ROOT / "train.py"), "--data", str(data.resolve()), "--cfg", "yolov7-tiny"]
     command += ["--weights", "", "--img", "320", "--batch", "16", "--epochs", str(epochs), "--noautoanchor"]
-    command += ["--seed", str(seed), "--project", str(project), "--name", _name(way, seed), *WAYS[way]]
+    command += ["--seed", str(seed), "--project", str(project), "--name", _name(way, seed), *flags]
     log = (project / f"{_name(way, seed)}.log").open("wb")
     # One thread: a dozen trainings share the cores.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
 
-def _wait(process: "subprocess.Popen[bytes]") -> bool:
+def wait(process: "subprocess.Popen[bytes]") -> bool:
     """Whether it ended well; else the others still count."""
     if process.wait() != 0:
         print(f"a training ended with exit code {process.returncode}: {process.args!r}", flush=True)
@@ -96,7 +100,7 @@ def _name(way: str, seed: int) -> str:
     return f"{way.replace(', ', '-').replace(' ', '-')}-seed-{seed}-"
 
 
-def _read(project: Path, way: str, seed: int) -> Curve:
+def read(project: Path, way: str, seed: int) -> Curve:
     rows = [line.split() for line in (project / _name(way, seed) / "results.txt").read_text().splitlines()]
     return Curve(way, seed, [float(row[10]) for row in rows], [float(row[11]) for row in rows])
 
@@ -131,7 +135,7 @@ def write(curves: list[Curve], criteria: list[Criterion], alone_s: float, option
         own = [curve for curve in curves if curve.way == way]
         map50, map50_95 = ([pair[index] for pair in (curve.best for curve in own)] for index in range(2))
         last = f"{mean(c.map50[-1] for c in own):.3f} / {mean(c.map50_95[-1] for c in own):.3f}"
-        lines.append(f"{way:20}{len(own):6d}{_spread(map50):>26}{_spread(map50_95):>26}{last:>18}")
+        lines.append(f"{way:20}{len(own):6d}{spread(map50):>26}{spread(map50_95):>26}{last:>18}")
     numbers = {
         "alone_s": alone_s,
         "curves": [curve._asdict() for curve in curves],
@@ -140,7 +144,7 @@ def write(curves: list[Curve], criteria: list[Criterion], alone_s: float, option
     report("bccd", "\n".join([*lines, "", *map(str, criteria)]), numbers, options)  # type: ignore[arg-type]
 
 
-def _spread(values: list[float]) -> str:
+def spread(values: list[float]) -> str:
     around = f" +- {stdev(values):.3f}" if len(values) > 1 else ""
     return f"{mean(values):.3f}{around}"
 

@@ -233,7 +233,7 @@ def _pack(options: argparse.Namespace) -> None:
 def _unpack(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     for path in sorted(options.parts.iterdir()):
-        shutil.unpack_archive(path, options.out, **({} if path.suffix == ".zip" else {"filter": "data"}))
+        shutil.unpack_archive(path, options.out, filter=None if path.suffix == ".zip" else "data")
         path.unlink()
 
 
