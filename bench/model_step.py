@@ -122,19 +122,19 @@ def row_of(case: Case, way: str, durations_ms: list[float], peak_gib: float) -> 
     return Row(str(case), way, middle, min(durations_ms), max(durations_ms), case.batch / middle * 1e3, peak_gib)
 
 
-def make_step(case: Case, way: str) -> Step:
+def make_step(case: Case, way: str, device: str = "cuda") -> Step:
     """A training step, warmed up."""
     torch.manual_seed(0)
-    network = build_network(load_config(case.name)).cuda().train()
+    network = build_network(load_config(case.name)).to(device).train()
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.937, nesterov=True, fused=True)
-    pictures = torch.rand(case.batch, 3, case.side_px, case.side_px, device="cuda", dtype=torch.bfloat16)
+    pictures = torch.rand(case.batch, 3, case.side_px, case.side_px, device=device, dtype=torch.bfloat16)
     pictures = pictures.to(memory_format=torch.channels_last)
     forward = torch.compile(network) if way.startswith("compiled") else network
 
     def step() -> None:
         # A cast that the cache holds from before the capture would not be part of the graph.
-        with torch.autocast("cuda", torch.bfloat16, cache_enabled=not way.endswith("graph")):
+        with torch.autocast(device, torch.bfloat16, cache_enabled=not way.endswith("graph")):
             loss = torch.stack([output.mean() for output in forward(pictures)]).sum()
         loss.backward()
         optimizer.step()
