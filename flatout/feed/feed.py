@@ -64,6 +64,7 @@ class Feed:
         self._quarantine: dict[int, str] = {}
         self._bad: dict[int, str] = {}
         self._num_replaced = 0
+        self._logged: set[int] = set()
         self._works: Works | None = None
         self._pass: weakref.ref[Pass] | None = None  # weak, so that a feed that is dropped ends at once
 
@@ -194,19 +195,19 @@ class Feed:
         return self._num_replaced + self._started.stream.num_replaced
 
     def log_replaced(self) -> None:
-        """One warning that lists the files that could not be read and how often others were shown; none if all could.
+        """One warning that lists the files that could not be read, less those that were listed before.
 
         For the end of a run: each file was named when it was found, perhaps days before.
         """
-        if not (bad := self.bad_samples):
+        bad = {item: cause for item, cause in self.bad_samples.items() if item not in self._logged}
+        if not bad:
             return
+        self._logged |= bad.keys()
         where = self.source.where_item if isinstance(self.source, ItemSource) else self.source.where
-        count = self._num_replaced + (self._works.stream.num_replaced if self._works is not None else 0)
         logger.warning(
-            "%d %s could not be read, and others were shown instead (%d times). Repair or remove: %s.",
+            "%d %s could not be read, and others were shown instead. Repair or remove: %s.",
             len(bad),
             "file" if len(bad) == 1 else "files",
-            count,
             "; ".join(f"{where(item)} ({cause})" for item, cause in bad.items()),
         )
 

@@ -189,6 +189,9 @@ class Substituted(NamedTuple):
 
     draws: Mapping[str, np.ndarray]
 
+    num_replaced: np.ndarray
+    """int [M], substitutes that each sample shows."""
+
 
 @runtime_checkable
 class ItemSource(Source, Protocol):

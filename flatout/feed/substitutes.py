@@ -38,8 +38,6 @@ class Unreadable:
     def __init__(self, is_bad_N: np.ndarray, *, seed: int, epoch: int, positions_M: np.ndarray) -> None:
         self.is_bad_N = is_bad_N
         self.seed, self.epoch, self.positions_M = seed, epoch, np.asarray(positions_M)
-        self.count_M = np.zeros(len(self.positions_M), np.int32)
-        """Substitutions made so far in each sample."""
 
     def among(self, items: np.ndarray) -> np.ndarray:
         """Which of these item numbers are unreadable, bool of the same shape; numbers below 0 are no items."""
@@ -52,6 +50,8 @@ class Unreadable:
         `is_bad_N` says which of N things of a kind cannot be shown: all items, some of them, or what is made of them.
         """
         num = len(is_bad_N)
+        if not len(number_K):
+            return np.zeros(0, np.int64)
         if is_bad_N.all():
             raise NothingReadableError(f"none of {num} files can be read. Check the data set")
         rows, row_K = np.unique(sample_K, return_inverse=True)
@@ -66,7 +66,6 @@ class Unreadable:
         for k in np.flatnonzero(~is_good_KJ.any(1)).tolist():
             # Hardly anything is readable: the next that is.
             chosen_K[k] = (number_K[k] + np.roll(is_bad_N, -int(number_K[k])).argmin()) % num
-        np.add.at(self.count_M, sample_K, 1)
         return np.asarray(chosen_K)
 
 

@@ -234,18 +234,19 @@ class Bench:
 
     def _choose(self, slot: Slot, begin: int, end: int) -> Chosen:
         epoch, positions, indices = int(slot.head["epoch"]), slot.positions[begin:end], slot.indices[begin:end].copy()
-        none, bad_N = np.zeros(end - begin, np.int32), self._ring.bad_items()
+        none, bad_N = np.zeros(end - begin, bool), self._ring.bad_items()
         if bad_N is None:
             return Chosen(indices, self._draw(epoch, positions, indices), indices, none, None)
         unreadable = Unreadable(bad_N, seed=self._orders.seed, epoch=epoch, positions_M=positions)
         if self._items is not None:
             draws = self._draw(epoch, positions, indices)
-            shown, draws = self._items.substitute(indices, draws, unreadable)
-            return Chosen(indices, draws, shown, unreadable.count_M, bad_N)
-        bad = np.flatnonzero(unreadable.among(indices))
-        if len(bad):
+            shown, draws, num_replaced = self._items.substitute(indices, draws, unreadable)
+            return Chosen(indices, draws, shown, num_replaced, bad_N)
+        is_bad = unreadable.among(indices)
+        if is_bad.any():
+            bad = np.flatnonzero(is_bad)
             indices[bad] = unreadable.stand_ins(bad, indices[bad], bad_N)
-        return Chosen(indices, self._draw(epoch, positions, indices), indices, unreadable.count_M, bad_N)
+        return Chosen(indices, self._draw(epoch, positions, indices), indices, is_bad, bad_N)
 
     def _draw(self, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         with clock.stage("draw"):
