@@ -9,6 +9,7 @@ Dimension key:  M samples   P patch side   K places for defects   C planes
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -22,7 +23,8 @@ from flatout.defect.synth.draw import HARD_NEGATIVE, LINES, MOST_LINES, draw_sam
 from flatout.defect.synth.kernels import Kernels
 from flatout.defect.synth.lines import paint_lines
 from flatout.defect.synth.paint import MOST_AT_ONCE_PX, paint, paint_apart
-from flatout.feed.source import Field, Fields, Out
+from flatout.feed.source import Field, Fields, Out, Substituted
+from flatout.feed.substitutes import Unreadable
 
 AT_ONCE = 8
 """Defects of a micro-batch from which on painting them together is faster than one by one."""
@@ -68,6 +70,23 @@ class Recipe:
             image_M = np.where(is_hard_M, hard_M, image_M)
         return draws | {"item": image_M.astype(np.int32), "corner": corner_M2.astype(np.int32)}
 
+    @property
+    def num_items(self) -> int:
+        """Images, those that must not fire included."""
+        return self.num_images + self.num_hard_negatives
+
+    def substitute(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], unreadable: Unreadable) -> Substituted:
+        """The same places of other images; of those that must not fire another such one, if any is left."""
+        item_M, is_bad_M = draws["item"].astype(np.int64), unreadable.among(draws["item"])
+        is_cut_M, is_bad_N = item_M < self.num_images, unreadable.is_bad_N
+        bad = np.flatnonzero(is_bad_M & is_cut_M)
+        item_M[bad] = unreadable.stand_ins(bad, item_M[bad], is_bad_N[: self.num_images])
+        shown_M = np.where(is_cut_M, item_M * self.grid.per_image + indices % self.grid.per_image, indices)
+        bad = np.flatnonzero(is_bad_M & ~is_cut_M)
+        first = 0 if is_bad_N[self.num_images :].all() else self.num_images
+        item_M[bad] = first + unreadable.stand_ins(bad, item_M[bad] - first, is_bad_N[first:])
+        return Substituted(shown_M, {**draws, "item": item_M.astype(np.int32)}, is_bad_M)
+
     def _draw_numbers(self, seed: int, epoch: int, positions_M: np.ndarray) -> dict[str, np.ndarray]:
         patch_hw = self.grid.patch_hw
         return draw_samples(
@@ -75,17 +94,11 @@ class Recipe:
         )
 
 
-class PatchSource:
-    """Finished samples: `images` float32 [3, P, P] in 0..255, `masks` uint8 [1, P, P] of 0 and 1."""
+class _RecipeSource:
+    """Samples of a recipe by number: how many, where each is from, what is drawn for it, and what is shown instead."""
 
     def __init__(self, recipe: Recipe, images: Images) -> None:
         self._recipe, self._images = recipe, images
-        height, width = recipe.grid.patch_hw
-        self.fields: Fields = {
-            "images": Field((PLANES, height, width), np.float32),
-            "masks": Field((1, height, width), np.uint8),
-        }
-        self._noise = noise_table(recipe.grid.patch_hw) if recipe.config.disturbs else np.empty((0, 0), np.float32)
 
     def __len__(self) -> int:
         return len(self._recipe)
@@ -93,8 +106,31 @@ class PatchSource:
     def where(self, index: int) -> str:
         return self._images.where(index // self._recipe.grid.per_image)
 
+    @property
+    def num_items(self) -> int:
+        return self._recipe.num_items
+
+    def where_item(self, item: int) -> str:
+        return self._images.where(item)
+
     def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         return self._recipe.draw(seed, epoch, positions, indices)
+
+    def substitute(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], unreadable: Unreadable) -> Substituted:
+        return self._recipe.substitute(indices, draws, unreadable)
+
+
+class PatchSource(_RecipeSource):
+    """Finished samples: `images` float32 [3, P, P] in 0..255, `masks` uint8 [1, P, P] of 0 and 1."""
+
+    def __init__(self, recipe: Recipe, images: Images) -> None:
+        super().__init__(recipe, images)
+        height, width = recipe.grid.patch_hw
+        self.fields: Fields = {
+            "images": Field((PLANES, height, width), np.float32),
+            "masks": Field((1, height, width), np.uint8),
+        }
+        self._noise = noise_table(recipe.grid.patch_hw) if recipe.config.disturbs else np.empty((0, 0), np.float32)
 
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
         recipe, patches_MCPP = self._recipe, out["images"]
@@ -102,8 +138,9 @@ class PatchSource:
         mask_MPP = out["masks"][:, 0].view(np.bool_)
         places = zip(draws["item"].tolist(), draws["corner"].tolist(), draws["kind"].tolist(), strict=True)
         for i, (item, (y, x), kind) in enumerate(places):
-            out.reading(i)
-            planes_CHW, patch_CPP = self._images[item], patches_MCPP[i]
+            planes_CHW, patch_CPP = out.fetch(item, partial(self._images.__getitem__, item)), patches_MCPP[i]
+            if planes_CHW is None:
+                continue
             if recipe.config.disturbs and kind != HARD_NEGATIVE:
                 crop_disturbed(planes_CHW, (y, x), row_of(draws, i), recipe.config, self._noise, patch_CPP)
             else:
@@ -125,11 +162,11 @@ class PatchSource:
             paint(patches_MCPP[i], mask_MPP[i], sample, kernels, full_swing=reads_pixels)
 
 
-class ParameterSource:
+class ParameterSource(_RecipeSource):
     """The same samples as numbers, for `render_torch`."""
 
     def __init__(self, recipe: Recipe, images: Images) -> None:
-        self._recipe, self._images = recipe, images
+        super().__init__(recipe, images)
         config, places = recipe.config, recipe.config.num_defects[1]
         fields: dict[str, Field] = {
             "items": Field((), np.int32),
@@ -151,15 +188,6 @@ class ParameterSource:
                 "noise_at": Field((PLANES, 2), np.int32),
             }
         self.fields: Fields = fields
-
-    def __len__(self) -> int:
-        return len(self._recipe)
-
-    def where(self, index: int) -> str:
-        return self._images.where(index // self._recipe.grid.per_image)
-
-    def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
-        return self._recipe.draw(seed, epoch, positions, indices)
 
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
         for name in self.fields:

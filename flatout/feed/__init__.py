@@ -6,8 +6,9 @@ from flatout.feed.foreman import SampleError
 from flatout.feed.headcount import WorkerPlan, plan_workers
 from flatout.feed.knobs import FeedConfig
 from flatout.feed.plan import Plan
-from flatout.feed.source import DecodeError, Field, Out, Rows, SampleSource, Source
+from flatout.feed.source import DecodeError, Field, ItemSource, Out, Rows, SampleSource, Source, Substituted
 from flatout.feed.store import Items, Store, StoreConfig, StoreStatistics
+from flatout.feed.substitutes import Unreadable
 
 __all__ = [
     "Batch",
@@ -15,6 +16,7 @@ __all__ = [
     "Feed",
     "FeedConfig",
     "Field",
+    "ItemSource",
     "Items",
     "Out",
     "Plan",
@@ -25,6 +27,8 @@ __all__ = [
     "Store",
     "StoreConfig",
     "StoreStatistics",
+    "Substituted",
+    "Unreadable",
     "WorkerPlan",
     "plan_workers",
 ]

@@ -18,7 +18,9 @@ from torch import Tensor
 from flatout.errors import ConfigError, DataError, ResourceError
 from flatout.feed.arrays import Arrays, ShapedArrays
 from flatout.feed.brought import Bringing
+from flatout.feed.substitutes import UNREADABLE_ERRORS, read_patiently
 from flatout.feed.upload import upload
+from flatout.feed.worker import cause_of
 from flatout.profiler import machine
 
 logger = logging.getLogger(__name__)
@@ -111,9 +113,14 @@ class DeviceStore:
         `budget_bytes` of device memory (default: 80 % of what is free). `batch_items`, the most items a
         batch may need, is wanted only if the budget does not hold all of them: room to stage them is kept.
         `pinned_bytes` of RAM for those (default: half of what is free); what exceeds it is left to `bringing`.
+
+        An item that cannot be read (OSError, DecodeError) is blank; give `unreadable` to the feed, which then does
+        without it.
         """
         self.device = torch.device(device)
-        self._dtype, shapes_ND = _dtype_and_shapes(items)
+        self.unreadable: dict[int, str] = {}
+        """Item -> why it could not be read."""
+        self._dtype, shapes_ND = _dtype_and_shapes(items, self.unreadable)
         self._chunks_N = chunks_of(shapes_ND.prod(axis=1) * self._dtype.itemsize)
         budget = (free_bytes(self.device) if budget_bytes is None else budget_bytes) // CHUNK_BYTES
         self._items = items
@@ -134,9 +141,10 @@ class DeviceStore:
         self._memory = _chunk_rows(self.residence.device_chunks + staging, device=self.device)
         host, self._host_seen_by_device = _host_chunks(self.residence.host_chunks, self.device)
         resident = range(self.residence.num_resident)
-        upload(items, resident, self.residence.begin_N, self._chunks_N, self._memory, "to the device")
+        readable = _OrBlank(items, self._dtype, shapes_ND, self.unreadable)
+        upload(readable, resident, self.residence.begin_N, self._chunks_N, self._memory, "to the device")
         pinned_items = range(self.residence.num_resident, self.residence.num_kept)
-        upload(items, pinned_items, self.residence.begin_N, self._chunks_N, host, "to pinned memory")
+        upload(readable, pinned_items, self.residence.begin_N, self._chunks_N, host, "to pinned memory")
         # On the device as well: a batch then gathers them there, instead of being sent 32 bytes per item.
         self._offset_N = torch.from_numpy(self.residence.begin_N * (CHUNK_BYTES // self._dtype.itemsize)).to(device)
         self._shape_ND = torch.from_numpy(shapes_ND).to(device)
@@ -259,23 +267,52 @@ def _chunk_rows(num_chunks: int, **where: Any) -> Tensor:
     return torch.empty((num_chunks, CHUNK_BYTES // 8), dtype=torch.int64, **where)
 
 
-def _dtype_and_shapes(items: Arrays) -> tuple[np.dtype, np.ndarray]:
-    """What all items have in common, and the shape of each, int64 [N, D]."""
+class _OrBlank:
+    """Items, and zeros in place of those that cannot be read, which are noted in `unreadable`."""
+
+    def __init__(self, items: Arrays, dtype: np.dtype, shapes_ND: np.ndarray, unreadable: dict[int, str]) -> None:
+        self._items, self._dtype, self._shapes_ND = items, dtype, shapes_ND
+        self._unreadable = unreadable
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        item = None if index in self._unreadable else _item_or_none(self._items, index, self._unreadable)
+        return np.zeros(self._shapes_ND[index], self._dtype) if item is None else item
+
+
+def _item_or_none(items: Arrays, index: int, unreadable: dict[int, str]) -> np.ndarray | None:
+    try:
+        return read_patiently(lambda: items[index])
+    except UNREADABLE_ERRORS as error:
+        unreadable[index] = cause_of(error)
+        return None
+
+
+def _dtype_and_shapes(items: Arrays, unreadable: dict[int, str]) -> tuple[np.dtype, np.ndarray]:
+    """What all items have in common, and the shape of each, int64 [N, D]; of an unreadable one any."""
     if len(items) == 0:
         raise DataError("There are no items to keep on the device. Check the data path.")
     if isinstance(items, ShapedArrays):
         return items.dtype, items.shapes_ND
-    dtype, rank = items[0].dtype, items[0].ndim
-    shapes_ND = np.empty((len(items), rank), np.int64)
+    shapes: dict[int, tuple[int, ...]] = {}
+    first, dtype = 0, np.dtype(np.uint8)
     for index in range(len(items)):
-        item = items[index]
-        if item.dtype != dtype or item.ndim != rank:
+        item = _item_or_none(items, index, unreadable)
+        if item is None:
+            continue
+        if not shapes:
+            first, dtype = index, item.dtype
+        elif item.dtype != dtype or item.ndim != len(shapes[first]):
             raise DataError(
-                f"Item {index} is {item.dtype} with {item.ndim} dimensions, item 0 is {dtype} with {rank}: "
-                "one dtype and rank for all."
+                f"Item {index} is {item.dtype} with {item.ndim} dimensions, item {first} is {dtype} with "
+                f"{len(shapes[first])}: one dtype and rank for all."
             )
-        shapes_ND[index] = item.shape
-    return dtype, shapes_ND
+        shapes[index] = item.shape
+    if not shapes:
+        raise DataError(f"None of {len(items)} items can be read; the first: {unreadable[0]}. Check the data set.")
+    return dtype, np.array([shapes.get(index, shapes[first]) for index in range(len(items))], np.int64)
 
 
 def free_bytes(device: torch.device) -> int:

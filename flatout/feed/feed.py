@@ -3,8 +3,9 @@
 source --read--> worker --write--> ring slot --yield--> batch
 """
 
+import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,13 +15,15 @@ from flatout.feed.batch import Batch
 from flatout.feed.knobs import FeedConfig
 from flatout.feed.meter import Meter
 from flatout.feed.plan import EpochPlans, Plan
-from flatout.feed.source import Source, check_source
+from flatout.feed.source import ItemSource, Source, check_source
 from flatout.feed.stream import Lease
 from flatout.feed.works import Works
 
 if TYPE_CHECKING:
     from flatout.feed.device import DeviceBatches
 
+
+logger = logging.getLogger(__name__)
 
 STATE_KEYS = {"epoch", "next_step", "plan", "order", "weights", "quarantine"}
 
@@ -39,7 +42,15 @@ class Feed:
     Not for use from several threads at once. `close()` may be called twice.
     """
 
-    def __init__(self, source: Source, plan: Plan, config: FeedConfig | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        plan: Plan,
+        config: FeedConfig | None = None,
+        *,
+        unreadable: Mapping[int, str] | None = None,
+    ) -> None:
+        """`unreadable`: items that were found to be so before, and why; they are replaced from the start."""
         check_source(source)
         if plan.num_samples != len(source):
             raise ConfigError(f"The plan is for {plan.num_samples} samples, the source has {len(source)}.")
@@ -49,7 +60,11 @@ class Feed:
         self._num_workers = self.config.num_workers
         self._epoch, self._next_step = 0, 0
         self._epochs = EpochPlans(plan)
+        self._unreadable = dict(unreadable or {})
         self._quarantine: dict[int, str] = {}
+        self._bad: dict[int, str] = {}
+        self._num_replaced = 0
+        self._logged: set[int] = set()
         self._works: Works | None = None
         self._pass: weakref.ref[Pass] | None = None  # weak, so that a feed that is dropped ends at once
 
@@ -75,8 +90,10 @@ class Feed:
         if self._works is None:
             self._works = Works(self.source, self.plan, self.config, self._num_workers)
         try:
-            for sample, cause in self._quarantine.items() if fresh else ():
-                self._works.foreman.quarantine(sample, cause)
+            for item, cause in self._unreadable.items() if fresh else ():
+                self._works.foreman.give_up(item, cause, deadly=False)
+            for item, cause in self._quarantine.items() if fresh else ():
+                self._works.foreman.give_up(item, cause, deadly=True)
             self._works.crew.call_up()
         except BaseException:
             self.close()
@@ -87,7 +104,8 @@ class Feed:
     def close(self) -> None:
         """End the workers and give the memory back."""
         if self._works is not None:
-            self._remember_quarantine()
+            self._remember_bad()
+            self._num_replaced += self._works.stream.num_replaced
             self._works.close()
             self._works = None
 
@@ -113,14 +131,15 @@ class Feed:
 
     def state_at(self, epoch: int, next_step: int) -> dict[str, Any]:
         """The state of a trainer that has trained on every step before `next_step` of `epoch`."""
-        self._remember_quarantine()
+        self._remember_bad()
         return {
             "epoch": epoch,
             "next_step": next_step,
             "plan": self.plan.fingerprint(),
             "order": self._epochs[epoch].digest(),
             "weights": None if self.plan.weights is None else np.asarray(self.plan.weights, np.float64).tolist(),
-            "quarantine": {str(sample): cause for sample, cause in sorted(self._quarantine.items())},
+            "quarantine": {str(item): cause for item, cause in sorted(self._quarantine.items())},
+            "num_items": self._num_items,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -138,7 +157,9 @@ class Feed:
         self.close()
         self.plan, self._epochs = plan, EpochPlans(plan)
         self._epoch, self._next_step = state["epoch"], state["next_step"]
-        self._quarantine = {int(sample): cause for sample, cause in state["quarantine"].items()}
+        # Numbered otherwise, they are other things; what kills workers is found out again.
+        is_same = state.get("num_items", self.plan.num_samples) == self._num_items
+        self._quarantine = {int(item): cause for item, cause in state["quarantine"].items()} if is_same else {}
 
     def set_weights(self, weights: np.ndarray | None) -> None:
         """Sampling weights from the next epoch on; to be called between epochs."""
@@ -164,13 +185,31 @@ class Feed:
 
     @property
     def bad_samples(self) -> dict[int, str]:
-        """Samples that had to be replaced so far, and why."""
-        return dict(self._works.foreman.bad) if self._works else dict(self._quarantine)
+        """Samples that had to be replaced so far, and why; of an `ItemSource`, its items."""
+        self._remember_bad()
+        return self._bad | self._quarantine
 
     @property
     def num_replaced(self) -> int:
         """How often a substitute was shown since the start."""
-        return self._started.stream.num_replaced
+        return self._num_replaced + self._started.stream.num_replaced
+
+    def log_replaced(self) -> None:
+        """One warning that lists the files that could not be read, less those that were listed before.
+
+        For the end of a run: each file was named when it was found, perhaps days before.
+        """
+        bad = {item: cause for item, cause in self.bad_samples.items() if item not in self._logged}
+        if not bad:
+            return
+        self._logged |= bad.keys()
+        where = self.source.where_item if isinstance(self.source, ItemSource) else self.source.where
+        logger.warning(
+            "%d %s could not be read, and others were shown instead. Repair or remove: %s.",
+            len(bad),
+            "file" if len(bad) == 1 else "files",
+            "; ".join(f"{where(item)} ({cause})" for item, cause in bad.items()),
+        )
 
     @property
     def num_workers(self) -> int:
@@ -205,10 +244,15 @@ class Feed:
             last_epoch = (self.config.epochs or np.inf) - 1 if self.config.persistent_workers else epoch
             stream.follow(self._epochs.steps(epoch, start, last_epoch))
 
-    def _remember_quarantine(self) -> None:
+    @property
+    def _num_items(self) -> int:
+        return self.source.num_items if isinstance(self.source, ItemSource) else len(self.source)
+
+    def _remember_bad(self) -> None:
         if self._works is not None:
-            ring, bad = self._works.ring, self._works.foreman.bad
-            self._quarantine = {sample: bad[sample] for sample in ring.quarantined()}
+            bad = self._works.foreman.bad
+            self._bad |= bad
+            self._quarantine = {item: bad[item] for item in self._works.ring.deadly_items()}
 
 
 class Pass:

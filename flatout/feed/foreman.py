@@ -2,20 +2,20 @@
 
 Runs in the owner's thread while it waits for a batch; workers need it for nothing but trouble. A
 task whose worker died is published again, and since a sample is a pure function of its place in the
-stream, the batch comes out the same. A sample that keeps killing workers is put in quarantine.
+stream, the batch comes out the same. An item that keeps killing workers is put in quarantine.
 """
 
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from flatout.errors import ChildLostError, DataError
 from flatout.feed.crew import Crew, RemoteError, describe_exit
 from flatout.feed.nursery import Ended
 from flatout.feed.plan import Step, micro_batches
-from flatout.feed.ring import UNKNOWN, Claim, Ring, Task
-from flatout.feed.source import Source
+from flatout.feed.ring import DEADLY, UNKNOWN, UNREADABLE, Claim, Ring, Task
+from flatout.feed.source import ItemSource, Source
 from flatout.feed.worker import Failure, Report, cause_of
 from flatout.profiler import machine
 
@@ -23,7 +23,9 @@ logger = logging.getLogger(__name__)
 
 CANCEL_POLL_S = 0.002
 STRIKES = 3
-"""Workers that may die on one sample before it is put in quarantine."""
+"""Workers that may die on one item before it is put in quarantine."""
+FILES_NAMED = 10
+"""Of those that could not be read, in an error text."""
 
 
 class SampleError(DataError):
@@ -43,15 +45,19 @@ class Foreman:
         self._ring = ring
         self._crew = crew
         self._source = source
+        self._items = source if isinstance(source, ItemSource) else None
         self._watchdog_s = watchdog_s
         self._tick_s = min(1.0, watchdog_s / 4) if watchdog_s else 1.0
-        self._bad_at_most = max(1, int(bad_share * len(source))) if bad_share else 0
+        # Of what there is less of: an item may be part of many samples, a sample of many items.
+        self._num_replaceable = min(len(source), self._items.num_items) if self._items else len(source)
+        self._bad_at_most = max(1, int(bad_share * self._num_replaceable)) if bad_share else 0
         self._open: dict[int, Task] = {}  # ticket -> task of a slot in flight
         self._complete: set[int] = set()  # slots that are, and whose messages have been taken in
         self._failures: dict[int, list[Failure]] = defaultdict(list)  # per slot
         self._spills: dict[int, list[Task]] = defaultdict(list)  # per slot
         self._scratch_bytes = ring.spec.scratch_bytes
-        self._strikes: Counter[int] = Counter()  # per sample
+        self._strikes: Counter[int] = Counter()  # per item
+        self._struck: dict[int, set[int]] = defaultdict(set)  # per slot, the items at which workers on it died
         self._deaths_in_a_row = 0
         self._finished = 0, 0  # slots so far, and tasks of the slots in flight, at the last death
         self._num_completed = 0
@@ -61,7 +67,7 @@ class Foreman:
         self._killed: set[int] = set()  # tickets
         self._oom_kills = machine.oom_kills()
         self.bad: dict[int, str] = {}
-        """Samples that had to be replaced, and why."""
+        """Items that had to be replaced, and why."""
 
     def publish(self, slot: int, step: Step) -> None:
         """Have `slot` filled with the samples of `step`; nobody may hold a view of it."""
@@ -119,10 +125,10 @@ class Foreman:
         for slot in list(self._spills):
             self.settle(slot)
 
-    def quarantine(self, sample: int, cause: str) -> None:
-        """Never read `sample` again; substitutes are shown."""
-        self._ring.quarantine(sample)
-        self._note_bad(sample, cause)
+    def give_up(self, item: int, cause: str, *, deadly: bool) -> None:
+        """Never have `item` read again; substitutes are shown. DataError if that is true of too many."""
+        self._note_bad(item, cause)
+        self._ring.mark(item, DEADLY if deadly else UNREADABLE)
 
     def _is_complete(self, slot: int) -> bool:
         if slot in self._complete:
@@ -132,9 +138,8 @@ class Foreman:
         self._pump(timeout_s=0)  # trouble with its rows was reported before it became complete
         self._complete.add(slot)
         self._num_completed += 1
-        if self._strikes:
-            for sample in self._ring.slots[slot].indices[: self._ring.slots[slot].num_rows].tolist():
-                del self._strikes[sample]  # whatever its readers died of, it was not the sample
+        for item in self._struck.pop(slot, ()):
+            del self._strikes[item]  # whatever its readers died of, it was not the item
         return True
 
     def _publish(self, tasks: list[Task]) -> None:
@@ -154,6 +159,8 @@ class Foreman:
             self._watch()
 
     def _take_in(self, report: Report) -> None:
+        for item, cause in report.replaced:
+            self._note_bad(item, cause)
         task = self._open.get(report.ticket)
         if task is None:
             return  # of a slot that has been taken since
@@ -166,8 +173,6 @@ class Foreman:
             return
         if report.failure:
             self._failures[task.slot].append(report.failure)
-        for index, cause in report.replaced:
-            self._note_bad(index, cause)
 
     def _recover(self, end: Ended) -> None:
         """Publish again what a dead worker was at, and put a new one in its place."""
@@ -190,8 +195,8 @@ class Foreman:
             )
         if claim and lost:
             del self._open[claim.ticket]
-            if claim.sample != UNKNOWN:
-                self._strike(claim.sample)
+            if claim.item != UNKNOWN:
+                self._strike(claim.item, lost.slot)
             # One by one from now on: if it happens again, the sample is known.
             again = lost._replace(singly=True)
             if lost in self._spills[lost.slot]:
@@ -212,22 +217,27 @@ class Foreman:
         task = self._open.get(claim.ticket) if claim else None
         return None if task is None or self._ring.is_done(task) else task
 
-    def _strike(self, sample: int) -> None:
-        self._strikes[sample] += 1
-        if self._strikes[sample] == STRIKES:
+    def _strike(self, item: int, slot: int) -> None:
+        self._strikes[item] += 1
+        self._struck[slot].add(item)
+        if self._strikes[item] == STRIKES:
             self._deaths_in_a_row = 0  # not for nothing
-            self.quarantine(sample, f"{STRIKES} workers died while reading it")
+            self.give_up(item, f"{STRIKES} workers died while reading it", deadly=True)
 
-    def _note_bad(self, sample: int, cause: str) -> None:
-        if sample in self.bad:
+    def _note_bad(self, item: int, cause: str) -> None:
+        if item in self.bad:
             return
-        self.bad[sample] = cause
-        logger.warning("Sample %d (%s) is replaced by a substitute: %s", sample, self._where(sample), cause)
-        if len(self.bad) > self._bad_at_most:
-            raise DataError(
-                f"{len(self.bad)} of {len(self._source)} samples could not be read, more than the {self._bad_at_most} "
-                f"that are tolerated; the last one: {self._where(sample)} ({cause}). Check the data set."
-            )
+        self.bad[item] = cause
+        if len(self.bad) <= self._bad_at_most:
+            name = self._name(item)
+            logger.warning("%s is replaced by a substitute: %s", name[0].upper() + name[1:], cause)
+            return
+        listed = [f"{self.where(item)} ({cause})" for item, cause in list(self.bad.items())[-FILES_NAMED:]]
+        rest = f"; and {len(self.bad) - len(listed)} more" if len(self.bad) > len(listed) else ""
+        raise DataError(
+            f"{len(self.bad)} of {self._num_replaceable} {'files' if self._items else 'samples'} could not be read, "
+            f"more than the {self._bad_at_most} that are tolerated: {'; '.join(listed)}{rest}. Check the data set."
+        )
 
     def _watch(self) -> None:
         """Warn of a worker that has been at one place for long, and end one that hangs."""
@@ -243,8 +253,8 @@ class Foreman:
             age_s = (time.monotonic_ns() - claim.since_ns) / 1e9
             if age_s > self._watchdog_s:
                 self._end_hanging(worker, claim, task, age_s)
-            elif age_s > self._watchdog_s / 4 and (claim.ticket, claim.sample) not in self._warned:
-                self._warned.add((claim.ticket, claim.sample))
+            elif age_s > self._watchdog_s / 4 and (claim.ticket, claim.item) not in self._warned:
+                self._warned.add((claim.ticket, claim.item))
                 logger.warning(
                     "Worker %d has been at %s for %.0f s; the other workers go on. It is ended after %g s.",
                     worker,
@@ -263,18 +273,21 @@ class Foreman:
             self._crew.kill(worker)
 
     def _place_of(self, claim: Claim, task: Task) -> str:
-        """The sample or samples a worker is or was at, with files."""
-        if claim.sample != UNKNOWN:
-            return f"sample {claim.sample} ({self._where(claim.sample)})"
+        """The item or samples a worker is or was at, with files."""
+        if claim.item != UNKNOWN:
+            return self._name(claim.item)
         indices = self._samples_of(task)
-        return f"one of {len(indices)} samples from {indices[0]} ({self._where(indices[0])}) on"
+        return f"one of {len(indices)} samples from {indices[0]} ({self._where_sample(indices[0])}) on"
 
-    def _where(self, sample: int) -> str:
-        """The source's word for a sample; if it has none, that must not hide what is to be told about it."""
-        try:
-            return self._source.where(sample)
-        except Exception as error:
-            return f"where() raised {cause_of(error)}"
+    def _name(self, item: int) -> str:
+        return f"file {self.where(item)}" if self._items else f"sample {item} ({self.where(item)})"
+
+    def where(self, item: int) -> str:
+        """The source's word for an item."""
+        return self._where_sample(item) if self._items is None else _said(self._items.where_item, item)
+
+    def _where_sample(self, sample: int) -> str:
+        return _said(self._source.where, sample)
 
     def _samples_of(self, task: Task) -> list[int]:
         return list(map(int, self._ring.slots[task.slot].indices[task.begin : task.end]))
@@ -292,7 +305,8 @@ class Foreman:
         slot = self._ring.slots[slot_number]
         if failure.row < 0:
             raise DataError(f"A worker failed: {failure.cause}.") from RemoteError(failure.traceback)
-        where, position = self._where(failure.sample), int(slot.positions[failure.row])
+        where = self._where_sample(failure.sample) if failure.item == UNKNOWN else self.where(failure.item)
+        position = int(slot.positions[failure.row])
         raise SampleError(
             f"Sample {failure.sample} ({where}) could not be read, at position {position} of epoch "
             f"{int(slot.head['epoch'])}: {failure.cause}",
@@ -300,3 +314,11 @@ class Foreman:
             position=position,
             where=where,
         ) from RemoteError(failure.traceback)
+
+
+def _said(where: Callable[[int], str], number: int) -> str:
+    """What a source says of a sample or item; if it raises, that must not hide what is to be told about it."""
+    try:
+        return where(number)
+    except Exception as error:
+        return f"where() raised {cause_of(error)}"

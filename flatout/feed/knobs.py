@@ -42,10 +42,11 @@ class FeedConfig:
 
     on_error: Literal["raise", "substitute"] = "raise"
     """A sample that cannot be read (OSError, DecodeError) ends the epoch, or is replaced by another one
-    that follows from its place in the stream; anything else always raises."""
+    that follows from its place in the stream; anything else always raises. Of a sample made of several items
+    (see `ItemSource`) only those are replaced that cannot be read."""
 
     bad_share: float = 0.01
-    """Share of all samples that may be replaced before it counts as a broken data set."""
+    """Share of all samples, or items if they are fewer, that may be replaced before it counts as a broken data set."""
 
     watchdog_s: float = 60
     """A worker that is at one sample for longer is killed and replaced; 0 waits for ever."""

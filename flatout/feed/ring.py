@@ -1,7 +1,7 @@
 """The slots that batches are filled in, and the queue of work on them, in shared memory.
 
-    control   queue counters | task table | one cell per worker | stage times, last stages | quarantine list
-    slot 0    head | indices positions shapes row counts | field bytes ...
+    control   queue counters | task table | one cell per worker | stage times, last stages | state of items
+    slot 0    head | indices positions shown replaced shapes row counts | field bytes ...
     slot 1    ...
     scratch   one extent per slot for rows of ragged fields, enlarged when a batch has more
 
@@ -33,12 +33,13 @@ from flatout.profiler.clock import STAGE_DTYPE
 from flatout.profiler.shared_timeline import TIMELINE_DTYPE
 
 CACHE_LINE = 64
-QUARANTINE_CAPACITY = 4096
 IDLE = -1
 UNKNOWN = -1
+READABLE, UNREADABLE, DEADLY = 0, 1, 2
+"""States of an item: as far as is known; it cannot be read; workers died of it."""
 
 TASK_DTYPE = np.dtype([(name, np.int64) for name in ("slot", "begin", "end", "singly", "spill_offset", "spill_bytes")])
-CELL_DTYPE = np.dtype([("ticket", np.int64), ("since_ns", np.int64), ("sample", np.int64)])
+CELL_DTYPE = np.dtype([("ticket", np.int64), ("since_ns", np.int64), ("item", np.int64)])
 HEAD_DTYPE = np.dtype([(name, np.int64) for name in ("epoch", "num_rows", "scratch_offset", "scratch_bytes", "cursor")])
 
 
@@ -57,11 +58,11 @@ class Task(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A worker's cell: the task it is at, since when, and the sample it reads (UNKNOWN if not noted)."""
+    """A worker's cell: the task it is at, since when, and the item it reads (UNKNOWN if not noted)."""
 
     ticket: int
     since_ns: int
-    sample: int
+    item: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,8 @@ class RingSpec:
     micro_batch: int
     num_slots: int
     num_workers: int
+    num_items: int
+    """What can be unreadable: samples, or what they are made of. 0: nothing is ever replaced."""
 
     @property
     def tasks_per_slot(self) -> int:
@@ -143,7 +146,8 @@ def _control_layout(spec: RingSpec) -> Layout:
             ("cells", CELL_DTYPE, (spec.num_workers,)),
             ("stages", STAGE_DTYPE, (spec.num_workers, 64)),
             ("timelines", TIMELINE_DTYPE, (spec.num_workers,)),
-            ("quarantine", np.int64, (1 + QUARANTINE_CAPACITY,)),
+            ("any_bad", np.bool_, (1,)),
+            ("items", np.uint8, (spec.num_items,)),
         ]
     )
 
@@ -155,6 +159,8 @@ def _slot_layout(spec: RingSpec) -> Layout:
             ("head", HEAD_DTYPE, (1,)),
             ("indices", np.int64, (B,)),
             ("positions", np.int64, (B,)),
+            ("shown", np.int64, (B,)),
+            ("replaced", np.int32, (B,)),
             ("shapes", np.int64, (len(spec.fixed_fields), spec.max_dims)),
             ("rows_at", np.int64, (M, len(spec.rows_fields))),
             ("done", np.bool_, (M,)),
@@ -172,6 +178,10 @@ class Slot:
         self.head = views["head"][0]
         self.indices = views["indices"]
         self.positions = views["positions"]
+        self.shown = views["shown"]
+        """Which samples the rows show, where `indices` are those asked for."""
+        self.replaced = views["replaced"]
+        """Items of each row that are substitutes."""
         self.rows_at = views["rows_at"]
         self.done = views["done"]
         self.counts = {name: views[f"counts {name}"] for name in spec.rows_fields}
@@ -199,6 +209,8 @@ class Slot:
         self.done[:num_tasks] = False
         self.indices[: len(step.indices)] = step.indices
         self.positions[: len(step.positions)] = step.positions
+        self.shown[: len(step.indices)] = step.indices
+        self.replaced[:] = 0
         for row, (name, field) in enumerate(self._fixed.items()):
             shape = step.shapes.get(name, field.shape)
             _check_step_shape(name, shape, field.shape)
@@ -224,7 +236,8 @@ class Ring:
         views = control.views(memory)
         self._queue, self._tasks, self._cells = views["queue"], views["tasks"], views["cells"]
         self._tickets = self._cells["ticket"]
-        self.stages, self.timelines, self._quarantine = views["stages"], views["timelines"], views["quarantine"]
+        self.stages, self.timelines = views["stages"], views["timelines"]
+        self._any_bad, self._items = views["any_bad"], views["items"]
         starts = [control.nbytes + number * slot.nbytes for number in range(spec.num_slots)]
         self.slots = [Slot(spec, slot, memory[start : start + slot.nbytes]) for start in starts]
 
@@ -234,7 +247,6 @@ class Ring:
         arena = Arena.create(spec.fixed_bytes)
         ring = cls(spec, arena, KernelLock(arena.fd) if shared_by_processes else threading.Lock())
         ring._cells["ticket"] = IDLE
-        ring._quarantine[1:] = UNKNOWN
         try:
             for slot in range(spec.num_slots if spec.rows_fields else 0):
                 ring.enlarge_scratch(slot, spec.scratch_bytes)
@@ -287,14 +299,6 @@ class Ring:
             self.arena.discard(int(head["scratch_offset"]))
         head["scratch_offset"], head["scratch_bytes"] = offset, page_aligned(nbytes)
 
-    def quarantine(self, sample: int) -> None:
-        """Workers read substitutes for this sample from now on."""
-        count = int(self._quarantine[0])
-        if count == QUARANTINE_CAPACITY:
-            raise DataError(f"{count} samples are in quarantine: too many to go on. Check the data set.")
-        self._quarantine[1 + count] = sample
-        self._quarantine[0] = count + 1
-
     # The workers' side.
 
     def claim(self, worker: int) -> tuple[int, Task] | None:
@@ -310,10 +314,10 @@ class Ring:
             self._queue[1] = ticket + 1
         return ticket, task
 
-    def note_sample(self, worker: int, sample: int) -> None:
-        """This worker reads `sample` now; its watch starts anew."""
+    def note_item(self, worker: int, item: int) -> None:
+        """This worker reads `item` now; its watch starts anew."""
         cell = self._cells[worker]
-        cell["sample"] = sample
+        cell["item"] = item
         cell["since_ns"] = time.monotonic_ns()
 
     def finish(self, task: Task) -> bool:
@@ -346,9 +350,20 @@ class Ring:
         self.arena.extent(int(head["scratch_offset"]), int(head["scratch_bytes"]))
         return int(head["scratch_offset"]) + cursor
 
-    def quarantined(self) -> frozenset[int]:
-        count = int(self._quarantine[0])
-        return frozenset(self._quarantine[1 : 1 + count].tolist())
+    # Both sides.
+
+    def mark(self, item: int, state: int) -> None:
+        """Have every worker do without `item` from now on."""
+        # One byte each, which only grows: no lock is needed.
+        self._items[item] = max(int(self._items[item]), state)
+        self._any_bad[0] = True
+
+    def bad_items(self) -> np.ndarray | None:
+        """bool [N], a copy: the items to do without; None if there are none."""
+        return self._items != READABLE if self._any_bad[0] else None
+
+    def deadly_items(self) -> list[int]:
+        return list(map(int, np.flatnonzero(self._items == DEADLY)))
 
     def close(self) -> None:
         self.arena.close()

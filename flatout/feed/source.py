@@ -7,15 +7,20 @@ Dimension key:  M samples of a micro-batch   n rows of one sample   W row width
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from flatout.errors import ConfigError, DataError
 from flatout.feed.philox import keyed_bits, keyed_generator
+
+if TYPE_CHECKING:
+    from flatout.feed.substitutes import Unreadable
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -106,9 +111,11 @@ class Out(Mapping[str, Any]):
         reading: "ReadingNote | None" = None,
         *,
         first_row: int = 0,
+        fetch: "Fetch | None" = None,
     ) -> None:
         self._parts = parts
         self._reading = reading
+        self._fetch: Fetch = fetch or read_at_once
         self.first_row = first_row
         """Row of the batch that the first sample of this micro-batch is."""
 
@@ -130,9 +137,28 @@ class Out(Mapping[str, Any]):
         if self._reading is not None:
             self._reading(sample)
 
+    def fetch(self, item: int, read: Callable[[], Item]) -> Item | None:
+        """What `read` returns for an item; for an `ItemSource`, which reads all its items through this.
+
+        None if the item cannot be read and is to be replaced: write anything in its place and go on with the next
+        item. The micro-batch is then read again, without the items that failed.
+        """
+        return self._fetch(item, read)
+
 
 class ReadingNote(Protocol):
     def __call__(self, sample: int) -> None: ...
+
+
+class Fetch(Protocol):
+    """See `Out.fetch`."""
+
+    def __call__(self, item: int, read: Callable[[], Item], /) -> Item | None: ...
+
+
+def read_at_once(item: int, read: Callable[[], Item], /) -> Item | None:
+    """A `Fetch` without a feed: errors reach the caller."""
+    return read()
 
 
 class Source(Protocol):
@@ -153,6 +179,41 @@ class Source(Protocol):
 
     def where(self, index: int) -> str:
         """The file (or key) of a sample, for error texts."""
+
+
+class Substituted(NamedTuple):
+    """Samples that do without unreadable items."""
+
+    indices: np.ndarray
+    """int64 [M], which samples are shown; as before where a sample's own item is not the one that is replaced."""
+
+    draws: Mapping[str, np.ndarray]
+
+    num_replaced: np.ndarray
+    """int [M], substitutes that each sample shows."""
+
+
+@runtime_checkable
+class ItemSource(Source, Protocol):
+    """A source whose samples are made of items that several samples share: pictures of mosaics, files of clips.
+
+    Items are what can be unreadable. `read` gets each of them by `Out.fetch`, and knows from the draws which ones;
+    `indices` remain those of the plan. For any other source a sample is an item, and is replaced as a whole.
+    """
+
+    @property
+    def num_items(self) -> int: ...
+
+    def where_item(self, item: int) -> str:
+        """The file (or key) of an item, for error texts."""
+
+    def substitute(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], unreadable: "Unreadable") -> Substituted:
+        """The same samples, but for unreadable items; NumPy only.
+
+        Which items are replaced follows from the draws and from which items are unreadable, never from which of them
+        are known: replace an item where `read` would fetch it, and let `read` fetch every item that the choice of
+        substitutes depends on.
+        """
 
 
 class SampleSource(ABC):

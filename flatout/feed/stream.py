@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import numpy as np
-
 from flatout.feed.batch import Batch
 from flatout.feed.foreman import Foreman, SampleError
 from flatout.feed.meter import Meter
@@ -80,7 +78,7 @@ class Stream:
             self._flights.popleft()
             batch = self._batch(slot, step)
             self._leased.add(slot)
-            self.num_replaced += int(np.count_nonzero(batch.indices != step.indices))
+            self.num_replaced += int(self._ring.slots[slot].replaced[: len(batch)].sum())
             self._meter.count(samples=len(batch), nbytes=batch.nbytes, wait_s=wait_s, ready_slots=ready_slots)
             return Lease(slot, batch)
 
@@ -121,7 +119,7 @@ class Stream:
             epoch=step.epoch,
             step=step.step,
             num_valid=step.num_valid,
-            indices=slot.indices[: slot.num_rows],
+            indices=slot.shown[: slot.num_rows],
             positions=slot.positions[: slot.num_rows],
             fields={name: slot.field(name) for name in spec.fixed_fields} | rows,
             counts={name: slot.counts[name][: slot.num_rows] for name in spec.rows_fields},

@@ -5,34 +5,30 @@ Imports no torch: a worker that did would take seconds longer to start and hundr
 """
 
 import contextlib
-import itertools
 import os
 import pickle
 import socket
-import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from flatout.errors import DataError
-from flatout.feed.philox import Purpose, keyed_uniform
-from flatout.feed.ring import Ring, Slot, Task
+from flatout.feed.ring import IDLE, UNKNOWN, UNREADABLE, Ring, Slot, Task
 from flatout.feed.rows import hand_over
-from flatout.feed.source import DecodeError, Out, RowsOut, Source
+from flatout.feed.source import Item, ItemSource, Out, ReadingNote, RowsOut, Source
+from flatout.feed.substitutes import UNREADABLE_ERRORS, Unreadable, read_patiently
 from flatout.profiler import clock
 from flatout.profiler.shared_timeline import TracedTotals
 
 WORK, QUIT = b"\x01", b"\x00"
-READ_ATTEMPTS = 4
-SUBSTITUTES_AT_MOST = 100
 
 # A report must fit into one message, about 200 kB: more would not be cut off but refused.
 CAUSE_CHARACTERS = 400
 TRACEBACK_CHARACTERS = 40_000
-REPLACEMENTS_TOLD = 100
+REPLACEMENTS_AT_ONCE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +37,13 @@ class WorkOrders:
 
     seed: int
     substitute_errors: bool
-    """Unreadable samples (OSError, DecodeError) are replaced instead of reported as failures."""
+    """Unreadable items (OSError, DecodeError) are replaced instead of reported as failures."""
 
 
 class Replacement(NamedTuple):
-    """A sample that could not be read, and why. Of more than `REPLACEMENTS_TOLD` in a task some are not told."""
+    """An item that could not be read, and why."""
 
-    sample: int
+    item: int
     cause: str
 
 
@@ -58,10 +54,12 @@ class Failure(NamedTuple):
     sample: int
     cause: str
     traceback: str
+    item: int = UNKNOWN
+    """What could not be read, where that is known and is not the sample itself."""
 
 
 class Report(NamedTuple):
-    """How a task ended: to be done again if `overflow_bytes` is set, a failure if `failure` is."""
+    """How a task goes or has ended: to be done again if `overflow_bytes` is set, a failure if `failure` is."""
 
     ticket: int
     worker: int
@@ -92,6 +90,48 @@ def work(worker: int, ring: Ring, source: Source, orders: WorkOrders, tokens: in
             bench.do_next_task()
 
 
+class Chosen(NamedTuple):
+    """What is read for some rows of a batch: the samples of the plan, less what is known to be unreadable."""
+
+    indices: np.ndarray
+    draws: Mapping[str, np.ndarray]
+    shown: np.ndarray
+    """Which samples these are; differs from `indices` only where draws say what is shown instead."""
+    num_replaced: np.ndarray
+    """Per row."""
+    bad_N: np.ndarray | None
+    """The items that were left out."""
+
+
+class Piece(NamedTuple):
+    """Rows of a batch that have been read."""
+
+    out: Out
+    chosen: Chosen
+
+
+class Fetching:
+    """Gets the items of one reading; collects those that cannot be read, if they are to be replaced."""
+
+    def __init__(self, note: Callable[[int], None], *, substitute: bool) -> None:
+        self._note = note
+        self._substitute = substitute
+        self.unreadable: dict[int, str] = {}
+        """Item -> cause."""
+
+    def __call__(self, item: int, read: Callable[[], Item], /) -> Item | None:
+        if item in self.unreadable:
+            return None
+        self._note(item)
+        try:
+            return read_patiently(read)
+        except UNREADABLE_ERRORS as error:
+            if not self._substitute:
+                raise
+            self.unreadable[item] = cause_of(error)
+            return None
+
+
 class Bench:
     """One worker's place: its ring, its source, and the task on it."""
 
@@ -102,9 +142,11 @@ class Bench:
         self._send = send
         self._ring = ring
         self._source = source
+        self._items = source if isinstance(source, ItemSource) else None
         self._orders = orders
         self._totals = TracedTotals(ring.stages[worker], ring.timelines[worker : worker + 1])
-        self._num_samples = len(source)
+        self._ticket = IDLE
+        self._at = UNKNOWN  # the item that is being read, where that is noted
 
     def do_next_task(self) -> None:
         """Claim a task and fill its rows, unless nothing is left to claim.
@@ -116,98 +158,132 @@ class Bench:
         claimed = self._ring.claim(self._worker)
         if claimed is None:
             return
-        ticket, task = claimed
-        report = self._report_on(ticket, task)
+        self._ticket, task = claimed
+        report = self._report_on(task)
         if report.is_trouble:
             self._send(report)
         if not report.overflow_bytes and self._ring.finish(task):
-            self._send(Report(ticket, self._worker))
+            self._send(Report(self._ticket, self._worker))
         self._ring.put_down(self._worker)
 
-    def _report_on(self, ticket: int, task: Task) -> Report:
+    def _report_on(self, task: Task) -> Report:
         with clock.recording(self._totals):
             try:
-                replaced, overflow_bytes = self._fill(task)
-                return Report(ticket, self._worker, tuple(replaced[:REPLACEMENTS_TOLD]), overflow_bytes)
+                return Report(self._ticket, self._worker, overflow_bytes=self._fill(task))
             except WorkFailedError as failed:
-                return Report(ticket, self._worker, failure=failed.failure)
+                return Report(self._ticket, self._worker, failure=failed.failure)
             except (Exception, SystemExit) as error:
-                return Report(ticket, self._worker, failure=_describe(error, row=-1, sample=-1))
+                return Report(self._ticket, self._worker, failure=_describe(error, row=-1, sample=-1))
 
-    def _fill(self, task: Task) -> tuple[list[Replacement], int]:
+    def _fill(self, task: Task) -> int:
+        """Read a task's rows and hand them over; the bytes needed if their ragged rows do not fit, else 0."""
         slot = self._ring.slots[task.slot]
-        replaced: list[Replacement] = []
-        pieces = None if task.singly or self._any_quarantined(slot, task) else self._try_whole(slot, task)
-        shown: list[int] = []
+        pieces = None if task.singly else self._try_whole(slot, task)
         if pieces is None:
-            singles = [self._read_one(slot, row, replaced) for row in range(task.begin, task.end)]
-            shown, pieces = [index for index, _ in singles], [piece for _, piece in singles]
+            pieces = [self._read_one(slot, row) for row in range(task.begin, task.end)]
+        rows = slice(task.begin, task.end)
+        slot.shown[rows] = np.concatenate([piece.chosen.shown for piece in pieces])
+        slot.replaced[rows] = np.concatenate([piece.chosen.num_replaced for piece in pieces])
         with clock.stage("hand over"):
             fields = self._ring.spec.rows_fields
-            taken = {name: [rows for piece in pieces for rows in piece[name].taken] for name in fields}
-            overflow_bytes = hand_over(self._ring, task, taken) if taken else 0
-        if shown and not overflow_bytes:
-            # Last: whoever has to do this task again must find the samples that were asked for.
-            slot.indices[task.begin : task.end] = shown
-        return replaced, overflow_bytes
+            taken = {name: [rows for piece in pieces for rows in piece.out[name].taken] for name in fields}
+            return hand_over(self._ring, task, taken) if taken else 0
 
-    def _any_quarantined(self, slot: Slot, task: Task) -> bool:
-        return not self._ring.quarantined().isdisjoint(slot.indices[task.begin : task.end].tolist())
-
-    def _try_whole(self, slot: Slot, task: Task) -> list[Out] | None:
+    def _try_whole(self, slot: Slot, task: Task) -> list[Piece] | None:
         """Read all rows in one call; None if that raised, so that they are tried one by one."""
         try:
-            return [self._read(slot, task.begin, task.end, slot.indices[task.begin : task.end])]
+            return [self._read_without_unreadable(slot, task.begin, task.end)]
         except (Exception, SystemExit):
             # Not swallowed: read again one by one, the error comes back with the sample that caused it.
             return None
 
-    def _read_one(self, slot: Slot, row: int, replaced: list[Replacement]) -> tuple[int, Out]:
-        """Read one row: its own sample, or the first substitute that can be read; says which."""
-        quarantined = self._ring.quarantined()
-        for index in self._candidates(slot, row):
-            if index in quarantined:
-                continue
-            self._ring.note_sample(self._worker, index)
+    def _read_one(self, slot: Slot, row: int) -> Piece:
+        """Read one row. If it raises, it is replaced where a sample is an item; else nothing can be replaced."""
+        while True:
+            self._at = UNKNOWN
             try:
-                return index, self._read_with_retries(slot, row, index)
+                return self._read_without_unreadable(slot, row, row + 1, alone=True)
             except (Exception, SystemExit) as error:
-                if not (self._orders.substitute_errors and isinstance(error, OSError | DecodeError)):
-                    raise WorkFailedError(_describe(error, row=row, sample=index)) from error
-                replaced.append(Replacement(index, cause_of(error)))
-        raise DataError(f"{SUBSTITUTES_AT_MOST} substitutes in a row could not be read. Check the data set.")
+                is_unreadable = isinstance(error, UNREADABLE_ERRORS) and self._at != UNKNOWN
+                if self._items is None and is_unreadable and self._orders.substitute_errors:
+                    self._give_up({self._at: cause_of(error)})
+                    continue
+                sample = self._at if self._items is None and self._at != UNKNOWN else int(slot.indices[row])
+                item = self._at if is_unreadable else UNKNOWN
+                raise WorkFailedError(_describe(error, row=row, sample=sample, item=item)) from error
 
-    def _candidates(self, slot: Slot, row: int) -> Iterator[int]:
-        own = int(slot.indices[row])
-        epoch, position = int(slot.head["epoch"]), int(slot.positions[row])
-        return itertools.chain([own], substitutes(self._orders.seed, epoch, position, self._num_samples))
+    def _read_without_unreadable(self, slot: Slot, begin: int, end: int, *, alone: bool = False) -> Piece:
+        """Read rows, again and again without the items that turn out to be unreadable, until there is none."""
+        while True:
+            chosen = self._choose(slot, begin, end)
+            out, unreadable = self._read(slot, begin, end, chosen, alone=alone)
+            if not unreadable:
+                return Piece(out, chosen)
+            if again := [item for item in unreadable if chosen.bad_N is not None and chosen.bad_N[item]]:
+                raise DataError(f"{type(self._source).__name__} reads item {again[0]} again, which it was to replace")
+            self._give_up(unreadable)
 
-    def _read_with_retries(self, slot: Slot, row: int, index: int) -> Out:
-        # Network disks fail for a moment (EIO, ESTALE): three more tries, 0.7 s in all.
-        for attempt in range(1, READ_ATTEMPTS):
-            try:
-                return self._read(slot, row, row + 1, np.array([index]))
-            except (FileNotFoundError, PermissionError):
-                raise
-            except OSError:
-                time.sleep(0.05 * 2**attempt)
-        return self._read(slot, row, row + 1, np.array([index]))
+    def _give_up(self, unreadable: Mapping[int, str]) -> None:
+        """Have nobody read these items again. Reported first: one that is marked is never found out again."""
+        told = [Replacement(item, cause) for item, cause in unreadable.items()]
+        for begin in range(0, len(told), REPLACEMENTS_AT_ONCE):
+            some = tuple(told[begin : begin + REPLACEMENTS_AT_ONCE])
+            self._send(Report(self._ticket, self._worker, replaced=some))
+        for item in unreadable:
+            self._ring.mark(item, UNREADABLE)
 
-    def _read(self, slot: Slot, begin: int, end: int, indices: np.ndarray) -> Out:
-        epoch, positions = int(slot.head["epoch"]), slot.positions[begin:end]
+    def _choose(self, slot: Slot, begin: int, end: int) -> Chosen:
+        epoch, positions, indices = int(slot.head["epoch"]), slot.positions[begin:end], slot.indices[begin:end].copy()
+        none, bad_N = np.zeros(end - begin, bool), self._ring.bad_items()
+        if bad_N is None:
+            return Chosen(indices, self._draw(epoch, positions, indices), indices, none, None)
+        unreadable = Unreadable(bad_N, seed=self._orders.seed, epoch=epoch, positions_M=positions)
+        if self._items is not None:
+            draws = self._draw(epoch, positions, indices)
+            shown, draws, num_replaced = self._items.substitute(indices, draws, unreadable)
+            return Chosen(indices, draws, shown, num_replaced, bad_N)
+        is_bad = unreadable.among(indices)
+        if is_bad.any():
+            bad = np.flatnonzero(is_bad)
+            indices[bad] = unreadable.stand_ins(bad, indices[bad], bad_N)
+        return Chosen(indices, self._draw(epoch, positions, indices), indices, is_bad, bad_N)
+
+    def _draw(self, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         with clock.stage("draw"):
             draws = self._source.draw(self._orders.seed, epoch, positions, indices)
         if draws is None:
             raise DataError(f"{type(self._source).__name__}.draw() returned nothing: return a dict of arrays, or {{}}.")
-        spec = self._ring.spec
-        parts: dict[str, np.ndarray | RowsOut] = {name: slot.field(name)[begin:end] for name in spec.fixed_fields}
-        parts |= {name: RowsOut(name, rows, end - begin) for name, rows in spec.rows_fields.items()}
-        note = self._ring.note_sample
-        out = Out(parts, lambda sample: note(self._worker, int(indices[sample])), first_row=begin)
+        return draws
+
+    def _read(self, slot: Slot, begin: int, end: int, chosen: Chosen, *, alone: bool) -> tuple[Out, Mapping[int, str]]:
+        """One call of the source's `read`; the second are the items that could not be read, and why."""
+        spec, indices = self._ring.spec, chosen.indices
+        fetching = Fetching(self._note, substitute=self._orders.substitute_errors)
+
+        def read() -> Out:
+            parts: dict[str, np.ndarray | RowsOut] = {name: slot.field(name)[begin:end] for name in spec.fixed_fields}
+            parts |= {name: RowsOut(name, rows, end - begin) for name, rows in spec.rows_fields.items()}
+            out = Out(parts, self._noting(indices), first_row=begin, fetch=fetching)
+            self._source.read(indices, chosen.draws, out)
+            return out
+
+        # Items are noted and retried one by one as they are fetched; a sample that is one, when it is read alone.
+        is_item = alone and self._items is None
+        if is_item:
+            self._note(int(indices[0]))
         with clock.stage("read"):
-            self._source.read(indices, draws, out)
-        self._check_all_put(out, indices)
-        return out
+            out = read_patiently(read) if is_item else read()
+        if not fetching.unreadable:
+            self._check_all_put(out, indices)
+        return out, fetching.unreadable
+
+    def _note(self, item: int) -> None:
+        self._at = item
+        self._ring.note_item(self._worker, item)
+
+    def _noting(self, indices: np.ndarray) -> ReadingNote | None:
+        """Takes down which sample is read, where that says which item is."""
+        return None if self._items is not None else lambda sample: self._note(int(indices[sample]))
 
     def _check_all_put(self, out: Out, indices: np.ndarray) -> None:
         for name in self._ring.spec.rows_fields:
@@ -219,14 +295,8 @@ class Bench:
                     )
 
 
-def substitutes(seed: int, epoch: int, position: int, num_samples: int) -> Iterator[int]:
-    """Samples to show instead of an unreadable one: a pure function of where it would have been shown."""
-    numbers = keyed_uniform(seed, epoch, np.array([position]), SUBSTITUTES_AT_MOST, purpose=Purpose.SUBSTITUTE)[0]
-    return (int(number * num_samples) for number in numbers)
-
-
-def _describe(error: BaseException, *, row: int, sample: int) -> Failure:
-    return Failure(row, sample, cause_of(error), traceback_of(error))
+def _describe(error: BaseException, *, row: int, sample: int, item: int = UNKNOWN) -> Failure:
+    return Failure(row, sample, cause_of(error), traceback_of(error), item)
 
 
 def cause_of(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from flatout.feed.plan import Plan, choose_micro_batch, choose_slots
 from flatout.feed.preflight import check_descriptors, fit_slots
 from flatout.feed.processes import Processes
 from flatout.feed.ring import Ring, RingSpec
-from flatout.feed.source import Source
+from flatout.feed.source import ItemSource, Source
 from flatout.feed.stream import Stream
 from flatout.feed.worker import WorkOrders
 from flatout.profiler import crews, machine
@@ -67,4 +67,5 @@ def _ring_spec(source: Source, plan: Plan, config: FeedConfig, num_workers: int)
         micro_batch=min(plan.batch_size, config.micro_batch or choose_micro_batch(plan.batch_size, num_workers)),
         num_slots=config.slots or prefetched or choose_slots(plan.batch_size, num_workers),
         num_workers=max(1, num_workers),
+        num_items=source.num_items if isinstance(source, ItemSource) else len(source),
     )

@@ -55,6 +55,7 @@ class ClipFeed:
         self.close()
 
     def close(self) -> None:
+        self.feed.log_replaced()
         self.feed.close()
         self._stack.close()
 
@@ -158,7 +159,7 @@ def open_resident_feed(
         plan = _training_plan(clips, wishes, steps=steps, seed=seed, world=world)
         numbers = NumbersSource(clips, whole, shown, crop=config.CROP_SIZE)
         few = replace(wishes, workers=min(wishes.workers, DEVICE_WORKERS))
-        feed = Feed(numbers, plan, _feed_config(few, epochs=epochs))
+        feed = Feed(numbers, plan, _feed_config(few, epochs=epochs), unreadable=resident.unreadable)
         return ClipFeed(clips, DeviceFeed(feed, resident, render, render.outputs), store, stack.pop_all())
     raise AssertionError
 

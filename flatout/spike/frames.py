@@ -15,7 +15,7 @@ from flatout.errors import DataError
 from flatout.feed import DecodeError, Store
 from flatout.profiler import clock
 from flatout.spike.streams.decode import Box, decode, map_stream
-from flatout.spike.streams.layout import Layout
+from flatout.spike.streams.layout import Layout, StreamError
 from flatout.spike.voxels import centre_window, crop_counts, frames_per_bin, texture_from_playback, trimmed
 
 if TYPE_CHECKING:
@@ -73,6 +73,10 @@ class FrameItems:
     def where(self, index: int) -> str:
         return self.path(index)
 
+    def of_frames(self, frames: np.ndarray) -> np.ndarray:
+        """Numbers of the files of frames [..., L]: blurry, then sharp, then streams, [..., 3 L]."""
+        return np.concatenate([frames + part * len(self._clips.frames) for part in range(3)], axis=-1)
+
     def decode(self, index: int) -> np.ndarray:
         """A frame [H, W, 3], a stream [T, 1, F], or a precomputed voxel [C, H, W]."""
         part, frame = divmod(index, len(self._clips.frames))
@@ -80,7 +84,10 @@ class FrameItems:
             return read_image(self.path(index))
         if self._clips.precomputed:
             return storable(open_voxel(self.path(index)))
-        return np.array(map_stream(self.path(index), self._clips.layout_of(frame)))[:, None]
+        try:
+            return np.array(map_stream(self.path(index), self._clips.layout_of(frame)))[:, None]
+        except StreamError as error:
+            raise DecodeError(str(error)) from error
 
 
 class Frames:
@@ -132,6 +139,8 @@ class Frames:
                 "(SPIKE_DIR)",
                 each.spike,
             ) from error
+        except StreamError as error:
+            raise DecodeError(str(error)) from error
 
     def _path(self, frame: int, part: Part) -> str:
         each = self._clips.frames[frame]

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from flatout.feed import Field, Out
+from flatout.feed import Field, Out, Substituted, Unreadable
 from flatout.spike.data import ClipSet
-from flatout.spike.frames import Shown
+from flatout.spike.frames import FrameItems, Shown
 from flatout.spike.source import ClipSource, boxes_of
 from flatout.spike.voxels import bin_edges
 
@@ -19,6 +19,7 @@ class NumbersSource:
 
     def __init__(self, clips: ClipSet, whole: ClipSource, shown: Shown, *, crop: int) -> None:
         self._clips, self._whole, self._shown, self._crop = clips, whole, shown, crop
+        self._files = FrameItems(clips)
         length, channels = clips.clip_length, shown.channels
         self.fields = {
             "items": Field((3 * length,), np.int64),
@@ -39,13 +40,23 @@ class NumbersSource:
     def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         return self._whole.draw(seed, epoch, positions, indices)
 
+    @property
+    def num_items(self) -> int:
+        return self._whole.num_items
+
+    def where_item(self, item: int) -> str:
+        return self._whole.where_item(item)
+
+    def substitute(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], unreadable: Unreadable) -> Substituted:
+        return self._whole.substitute(indices, draws, unreadable)
+
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
-        for row, index in enumerate(indices.tolist()):
+        for row, index in enumerate(draws["clip"].tolist()):
             turn = draws["turn"][row]
             frames = self._clips.windows_NL[index][:: -1 if turn[0] else 1]
             facts = self._clips.sequence_of(index)
             rgb, spike = boxes_of(facts, draws["origin"][row].tolist(), self._crop)
-            out["items"][row] = np.concatenate([frames + part * len(self._clips.frames) for part in range(3)])
+            out["items"][row] = self._files.of_frames(frames)
             out["corner"][row] = rgb.top, rgb.left, spike.top, spike.left
             out["spike_hw"][row] = facts.spike_hw
             out["turn"][row] = turn

@@ -4,22 +4,23 @@
 
 Bytes travel, not floats: frames as uint8, spikes as counts. The device divides and normalises.
 
-Dimension key:  M clips of a micro-batch   L frames   C channels   h w crop (RGB)   y x crop (spikes)
+Dimension key:  N clips   M clips of a micro-batch   L frames   C channels   h w crop (RGB)   y x crop (spikes)
 """
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from flatout.errors import ConfigError
-from flatout.feed import Field, Out
+from flatout.feed import Field, Out, Substituted, Unreadable
 from flatout.feed.philox import keyed_uniform
 from flatout.spike.config import AugmentConfig, DataConfig
 from flatout.spike.crops import num_origins, spike_span
 from flatout.spike.data import ClipSet, SequenceFacts
-from flatout.spike.frames import PARTS, Frames, Shown
+from flatout.spike.frames import PARTS, FrameItems, Frames, Shown
 from flatout.spike.streams.decode import Box
 from flatout.spike.voxels import count_dtype
 
@@ -71,6 +72,7 @@ class ClipSource:
         self, clips: ClipSet, frames: Frames, shown: Shown, *, crop: int | None, augment: AugmentConfig | None = None
     ) -> None:
         self._clips, self._frames, self._shown = clips, frames, shown
+        self._files = FrameItems(clips)
         self._crop = crop
         self._dtype = spike_dtype(clips, shown)
         augment = augment or AugmentConfig(HFLIP=0, VFLIP=0, ROT90=0)
@@ -95,19 +97,34 @@ class ClipSource:
         return {name: self._fields(self._clips.sequence_of(clip))[name].shape for name in (*PARTS, "spikes")}
 
     def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
-        """`origin` int64 [M, 2] in RGB pixels, `turn` bool [M, 4]."""
+        """`clip` int64 [M], `origin` int64 [M, 2] in RGB pixels, `turn` bool [M, 4]."""
         uniform_M6 = keyed_uniform(seed, epoch, positions, NUM_DRAWS)
         turn_M4 = uniform_M6[:, 2:] < self._chances_4
         if self._crop is None:
-            return {"origin": np.zeros((len(indices), 2), np.int64), "turn": turn_M4}
+            return {"clip": indices, "origin": np.zeros((len(indices), 2), np.int64), "turn": turn_M4}
         sequences = self._sequence_N[indices]
         steps_S2 = np.array([each.steps for each in self._clips.sequences])
         origin_M2 = np.floor(uniform_M6[:, :2] * self._origins_S2[sequences]).astype(np.int64) * steps_S2[sequences]
-        return {"origin": origin_M2, "turn": turn_M4}
+        return {"clip": indices, "origin": origin_M2, "turn": turn_M4}
+
+    @property
+    def num_items(self) -> int:
+        """Files."""
+        return len(self._files)
+
+    def where_item(self, item: int) -> str:
+        return self._files.where(item)
+
+    def substitute(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], unreadable: Unreadable) -> Substituted:
+        """Other clips in place of those with an unreadable file: a clip is one scene, so that no frame can stand in."""
+        is_bad_N = unreadable.is_bad_N[self._files.of_frames(self._clips.windows_NL)].any(1)
+        is_bad_M, shown_M = is_bad_N[indices], indices.copy()
+        shown_M[is_bad_M] = unreadable.stand_ins(np.flatnonzero(is_bad_M), indices[is_bad_M], is_bad_N)
+        draws = self.draw(unreadable.seed, unreadable.epoch, unreadable.positions_M, shown_M)
+        return Substituted(shown_M, draws, is_bad_M)
 
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
-        for row, index in enumerate(indices.tolist()):
-            out.reading(row)
+        for row, index in enumerate(draws["clip"].tolist()):
             turn = Turn(*draws["turn"][row].tolist())
             self._read_clip(index, draws["origin"][row].tolist(), turn, out, row)
 
@@ -116,10 +133,16 @@ class ClipSource:
         frames = self._clips.windows_NL[index].tolist()
         rgb, spike = boxes_of(facts, origin, self._crop)
         for place, frame in enumerate(reversed(frames) if turn.reverse else frames):
-            for part in PARTS:
-                cut = self._frames.image(frame, part)[rgb.top : rgb.bottom, rgb.left : rgb.right]
-                out[part][row, place] = turned(cut, turn, rows=0)
-            channels = turned(self._frames.spikes(frame, spike, self._dtype), turn, rows=1)
+            *pictures, stream = self._files.of_frames(np.array([frame])).tolist()
+            for part, file in zip(PARTS, pictures, strict=True):
+                image = out.fetch(file, partial(self._frames.image, frame, part))
+                if image is not None:
+                    cut = image[rgb.top : rgb.bottom, rgb.left : rgb.right]
+                    out[part][row, place] = turned(cut, turn, rows=0)
+            spikes = out.fetch(stream, partial(self._frames.spikes, frame, spike, self._dtype))
+            if spikes is None:
+                continue
+            channels = turned(spikes, turn, rows=1)
             counts = self._shown.frames_of(self._clips.frames[frame].num_spike_frames)
             out["spikes"][row, place] = channels[::-1] if turn.reverse else channels
             out["spike_frames"][row, place] = counts[::-1] if turn.reverse else counts

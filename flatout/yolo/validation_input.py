@@ -80,6 +80,7 @@ class ValidationInput:
 
     def close(self) -> None:
         if self._batches is not None:
+            self._batches.feed.log_replaced()
             self._batches.feed.close()
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[ValidationBatch]:

@@ -206,7 +206,7 @@ def test_a_token_lost_with_a_dying_worker_strands_no_task_if_workers_are_reminde
 
 
 def test_a_claim_broken_off_by_death_belongs_to_whoever_claims_next():
-    spec = RingSpec(fields={"x": Field(())}, batch_size=4, micro_batch=2, num_slots=2, num_workers=2)
+    spec = RingSpec(fields={"x": Field(())}, batch_size=4, micro_batch=2, num_slots=2, num_workers=2, num_items=8)
     ring = Ring.create(spec, shared_by_processes=False)
     (ticket, _) = ring.publish([Task(0, 0, 2), Task(0, 2, 4)])
     ring._cells[0] = (ticket, time.monotonic_ns(), UNKNOWN)  # worker 0 dies here, before it moves the queue on

@@ -7,7 +7,7 @@ import pytest
 
 from flatout.errors import DataError
 from flatout.feed.plan import Step
-from flatout.feed.ring import QUARANTINE_CAPACITY, Ring, RingSpec, Task, pack
+from flatout.feed.ring import DEADLY, UNREADABLE, Ring, RingSpec, Task, pack
 from flatout.feed.rows import RowsBuffer, gather_rows, hand_over
 from flatout.feed.source import Field, Rows
 
@@ -21,7 +21,7 @@ FIELDS = {
 
 @pytest.fixture
 def ring():
-    spec = RingSpec(fields=FIELDS, batch_size=10, micro_batch=4, num_slots=3, num_workers=2)
+    spec = RingSpec(fields=FIELDS, batch_size=10, micro_batch=4, num_slots=3, num_workers=2, num_items=8)
     ring = Ring.create(spec, shared_by_processes=True)
     yield ring
     ring.close()
@@ -90,13 +90,13 @@ def test_what_was_withdrawn_is_not_claimed(ring):
     assert ring.claim(1) == (3, Task(1, 0, 4))
 
 
-def test_a_claim_tells_the_task_and_the_sample(ring):
+def test_a_claim_tells_the_task_and_the_item(ring):
     assert ring.claim_of(0) is None
     ring.publish([Task(0, 0, 4)])
     ring.claim(0)
-    assert ring.claim_of(0).sample == -1
-    ring.note_sample(0, 17)
-    assert (ring.claim_of(0).ticket, ring.claim_of(0).sample) == (0, 17)
+    assert ring.claim_of(0).item == -1
+    ring.note_item(0, 17)
+    assert (ring.claim_of(0).ticket, ring.claim_of(0).item) == (0, 17)
     ring.put_down(0)
     assert ring.claim_of(0) is None
 
@@ -155,12 +155,13 @@ def test_memory_given_back_is_really_given_back(ring):
     assert ring.arena.reserved_bytes == before
 
 
-def test_quarantine_has_an_end(ring):
-    for sample in range(QUARANTINE_CAPACITY):
-        ring.quarantine(sample)
-    assert len(ring.quarantined()) == QUARANTINE_CAPACITY
-    with pytest.raises(DataError, match="too many"):
-        ring.quarantine(0)
+def test_an_item_that_killed_workers_stays_deadly_whatever_else_is_found(ring):
+    assert ring.bad_items() is None
+    ring.mark(3, UNREADABLE)
+    ring.mark(5, DEADLY)
+    ring.mark(5, UNREADABLE)
+    assert np.flatnonzero(ring.bad_items()).tolist() == [3, 5]
+    assert ring.deadly_items() == [5]
 
 
 def test_the_task_that_completes_its_slot_says_so(ring):

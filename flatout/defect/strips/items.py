@@ -19,7 +19,7 @@ class Strips:
     parameters = VERSION
 
     def __init__(self, paths: Sequence[str | Path], *, shape_hw: tuple[int, int] | None = None) -> None:
-        """`shape_hw`: what every image must measure; None: as the first one, which is decoded now."""
+        """`shape_hw`: what every image must measure; None: as the first one that can be read, which is decoded now."""
         self._paths = [str(path) for path in paths]
         self.shape_hw = shape_hw or self._shape_of_first()
 
@@ -54,11 +54,15 @@ class Strips:
     def _shape_of_first(self) -> tuple[int, int]:
         if not self._paths:
             raise DataError("There are no images. Check the data path.")
-        try:
-            _, height, width = read_canonical(self._paths[0]).shape
-        except (OSError, DecodeError) as error:
-            raise DataError(f"{error} It is the first image, which says what size all have.") from None
-        return height, width
+        errors: list[Exception] = []
+        for path in self._paths:
+            try:
+                _, height, width = read_canonical(path).shape
+            except (OSError, DecodeError) as error:
+                errors.append(error)
+            else:
+                return height, width
+        raise DataError(f"None of {len(self._paths)} images can be read; the first: {errors[0]}")
 
 
 def read_canonical(path: str | Path) -> np.ndarray:

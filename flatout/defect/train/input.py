@@ -23,12 +23,11 @@ from flatout.defect.strips.items import Strips
 from flatout.defect.synth.pool import amplitudes_of, make_kernels
 from flatout.defect.train.grouped import GroupedOrder
 from flatout.engine.distributed import World
-from flatout.errors import ConfigError, DataError
+from flatout.errors import ConfigError
 from flatout.feed import Feed, FeedConfig, Plan, Store, StoreConfig
 from flatout.feed.device import DeviceBatches
 from flatout.feed.device_feed import DeviceFeed, Output
 from flatout.feed.device_store import DeviceStore, free_ram_bytes
-from flatout.feed.source import DecodeError
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +94,7 @@ class TrainingInput:
         self.close()
 
     def close(self) -> None:
+        self.batches.feed.log_replaced()
         self.batches.feed.close()
         self._stack.close()
 
@@ -179,12 +179,7 @@ def open_store(strips: Strips, options: TrainOptions, world: World) -> Store:
 
 
 def _on_device(store: Store, recipe: Recipe, options: TrainOptions, plan: Plan, device: torch.device) -> DeviceFeed:
-    try:
-        kept = DeviceStore(store, device, batch_items=plan.batch_size)
-    except (DecodeError, OSError) as error:
-        raise DataError(
-            f"{error} Find all such files with: flatout defect check {options.training_dataset_path}"
-        ) from None
+    kept = DeviceStore(store, device, batch_items=plan.batch_size)
     # Images are named in errors by the files, which stay where they are when the store is closed.
     return patches_of(kept, [store.where(index) for index in range(len(store))], recipe, options, plan)
 
@@ -194,7 +189,8 @@ def patches_of(
 ) -> DeviceFeed:  # fmt: skip
     """Batches cut and painted where the images are; they are only read, so several feeds may share them."""
     workers = DEVICE_WORKERS if isinstance(options.num_workers, str) else min(DEVICE_WORKERS, options.num_workers)
-    feed = Feed(ParameterSource(recipe, _Named(names)), plan, FeedConfig(workers=workers, epochs=options.epochs))
+    config = FeedConfig(workers=workers, epochs=options.epochs)
+    feed = Feed(ParameterSource(recipe, _Named(names)), plan, config, unreadable=kept.unreadable)
     patch_hw = recipe.grid.patch_hw
     outputs = {
         "images": Output((PLANES, *patch_hw), torch.float32, options.channels_last),

@@ -149,6 +149,7 @@ class _Training:
         except StoppedAfter as stopped:
             logger.info("%s", stopped)
             return TrainResult(folder, epoch_end.outcome, epoch_end.last_loss, finished=False, why=str(stopped))
+        source.batches.feed.log_replaced()  # while warnings are kept in the run folder
         if self._world.is_first:
             _draw_results(folder)
         logger.info("Results are in %s, the best network in %s.", folder, folder / WEIGHTS / BEST)

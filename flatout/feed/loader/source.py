@@ -161,13 +161,13 @@ class DatasetSource:
         for key in keys:
             self._at = key
             if type(key) is int:
-                self._ring.note_sample(self._worker, key)
+                self._ring.note_item(self._worker, key)
             samples.append(self.dataset[key])
         return samples
 
     def _note(self, keys: list[Any], order: Order, begin: int) -> None:
         if not keys or type(keys[0]) is not int:
-            self._ring.note_sample(self._worker, order.position + begin)
+            self._ring.note_item(self._worker, order.position + begin)
 
 
 PLACES_PER_SLOT = 2**32

@@ -43,6 +43,7 @@ class Slots:
             micro_batch=1,
             num_slots=num_slots,
             num_workers=num_workers,
+            num_items=0,
         )
         self.ring = Ring.create(spec, shared_by_processes=True)
         self.areas = Areas.create(self.ring.arena, num_slots)

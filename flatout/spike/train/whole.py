@@ -169,6 +169,7 @@ class _Training:
         except StoppedAfter as stopped:
             logger.info("%s", stopped)
             return TrainResult(folder, epoch_end.evaluation, finished=False, why=str(stopped))
+        source.feed.log_replaced()  # while warnings are kept in the run folder
         if self._world.is_first:
             logger.info("Results are in %s, the best weights in %s.", folder, folder / CKPTS / "best.pt")
         return TrainResult(folder, epoch_end.evaluation, finished=True)

@@ -70,7 +70,8 @@ class DeviceInput(DeviceFeed):
     def shape_of(self, name: str, batch: Batch) -> tuple[int, ...]:
         if self._out_wh_N2 is None:
             return super().shape_of(name, batch)
-        width, height = self._out_wh_N2[batch.indices[0]].tolist()
+        # Of the canvas: a picture that stands in for another one is from another batch.
+        width, height = batch["canvas"][0, 0].tolist()
         return 3, height, width
 
     def _finish(self, turn: int, batch: Batch, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from flatout.errors import ConfigError
-from flatout.feed.arrays import Arrays
+from flatout.feed.arrays import Arrays, ShapedArrays
 from flatout.feed.device_feed import Output
 from flatout.feed.device_store import DeviceStore, free_bytes, free_ram_bytes
 from flatout.feed.feed import Feed
@@ -28,7 +28,7 @@ from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.device_batches import DeviceInput
 from flatout.yolo.augment.device_source import ParameterSource, ValidationParameters, can_open
 from flatout.yolo.augment.labels_torch import DeviceLabels
-from flatout.yolo.augment.layout import resized_wh
+from flatout.yolo.augment.layout import as_scanned, resized_wh
 from flatout.yolo.augment.memory_plan import Room, plan_memory
 from flatout.yolo.augment.open_labels import TILES
 from flatout.yolo.data.image_set import ImageSet
@@ -102,7 +102,7 @@ def training_input(
     render = renderer_for(
         device, mixup=augment.mixup > 0, perspective=augment.perspective > 0, subsampled=config.subsampled
     )
-    feed = Feed(source, replace(plan, shapes=None), _feed_config(config, plan))
+    feed = Feed(source, replace(plan, shapes=None), _feed_config(config, plan), unreadable=store.unreadable)
     return DeviceInput(
         feed,
         store,
@@ -132,7 +132,7 @@ def validation_input(
     store = store or picture_store(image_set, pictures, size=size, device=device, plan=plan, config=config)
     source = ValidationParameters(image_set, size=size, out_wh_N2=out_wh_N2, bringing=store.bringing())
     render = renderer_for(device, mixup=False, recolor=False, subsampled=config.subsampled)
-    feed = Feed(source, replace(plan, shapes=None), _feed_config(config, plan))
+    feed = Feed(source, replace(plan, shapes=None), _feed_config(config, plan), unreadable=store.unreadable)
     images = _images(config, size, rect)
     return DeviceInput(feed, store, render, images, out_wh_N2=out_wh_N2, target_bucket=config.target_bucket)
 
@@ -156,11 +156,27 @@ def picture_store(
         image_set.size_wh_N2, size=size, room=room, batch_items=batch_items, subsampled=config.subsampled
     )
     logger.info("%s", planned)
+    wh_N2 = resized_wh(image_set.size_wh_N2, size)
     if config.subsampled:
-        pictures = Subsampled(pictures, resized_wh(image_set.size_wh_N2, size))
+        pictures = Subsampled(pictures, wh_N2)
+    elif not isinstance(pictures, ShapedArrays):
+        pictures = AsScanned(pictures, wh_N2)
     return DeviceStore(
         pictures, device, budget_bytes=room.device_bytes, batch_items=batch_items, pinned_bytes=room.pinned_bytes
     )
+
+
+class AsScanned:
+    """Pictures whose sizes follow from the scan; DecodeError for one that has changed since."""
+
+    def __init__(self, pictures: Arrays, wh_N2: np.ndarray) -> None:
+        self._pictures, self._wh_N2 = pictures, wh_N2
+
+    def __len__(self) -> int:
+        return len(self._pictures)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return as_scanned(self._pictures[index], self._wh_N2[index])
 
 
 def _label_finisher(
@@ -193,4 +209,4 @@ def _images(config: DeviceInputConfig, size: int, rect: RectBatches | None) -> O
 def _feed_config(config: DeviceInputConfig, plan: Plan) -> FeedConfig:
     workers = FeedConfig(workers=config.workers).num_workers
     per_task = max(min(LEAST_TASK, plan.batch_size), -(-plan.batch_size // (2 * max(1, workers))))
-    return FeedConfig(workers=config.workers, micro_batch=per_task, epochs=config.epochs)
+    return FeedConfig(workers=config.workers, micro_batch=per_task, epochs=config.epochs, on_error="substitute")

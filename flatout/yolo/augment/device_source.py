@@ -12,7 +12,8 @@ import numpy as np
 
 from flatout.errors import ConfigError
 from flatout.feed.brought import Bringing
-from flatout.feed.source import Field, Fields, Out, Rows
+from flatout.feed.source import Field, Fields, Out, Rows, Substituted
+from flatout.feed.substitutes import Unreadable
 from flatout.yolo.augment.canvas_labels import gather_labels
 from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
@@ -23,7 +24,7 @@ from flatout.yolo.augment.draw import NINE, pick, undrawn
 from flatout.yolo.augment.drawn_set import DrawnSet
 from flatout.yolo.augment.layout import Sheets, lay_out, resized_wh
 from flatout.yolo.augment.open_labels import TILES, open_fields, write_open
-from flatout.yolo.augment.seen_tiles import without_unseen
+from flatout.yolo.augment.seen_tiles import needs_all_tiles, without_unseen
 from flatout.yolo.augment.shown import write_shown
 from flatout.yolo.augment.targets import to_targets
 from flatout.yolo.augment.warp_labels import warp_labels
@@ -99,8 +100,7 @@ class ParameterSource(DrawnSet):
         out_wh = _shape(self._out_wh_N2, indices, self._size)
         perspective = self._config.perspective > 0
         sheets = lay_out(draws, self._wh_N2, size=self._size, out_wh=out_wh)
-        # A copy may land where its original is not seen, and must not cover labels that are not seen either.
-        seen_in = None if self._copies or perspective else out_wh
+        seen_in = None if needs_all_tiles(self._config, self._image_set.labels) else out_wh
         pasted = None
         if self._opens_labels:
             targets_T6, open_sheets = np.zeros((0, 6), np.float32), sheets
@@ -113,7 +113,7 @@ class ParameterSource(DrawnSet):
             targets_T6, pasted = self._finished(sheets, draws, out_wh, seen_in, out)
             sample_T = targets_T6[:, 0].astype(np.int64) - out.first_row
             out["targets"].put_all(targets_T6, np.bincount(sample_T, minlength=len(indices)))
-        shown = sheets if seen_in is None else without_unseen(sheets, out_wh)
+        shown = sheets if seen_in is None else without_unseen(sheets, out_wh, draws.get("in_full"))
         write_parameters(shown, draws, out, perspective=perspective)
         if self._bringing is not None:
             bring(self._bringing, shown, pasted, len(indices), out)
@@ -188,8 +188,21 @@ class ValidationParameters:
     def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         return undrawn(indices)
 
+    @property
+    def num_items(self) -> int:
+        return len(self)
+
+    def where_item(self, item: int) -> str:
+        return self.where(item)
+
+    def substitute(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], unreadable: Unreadable) -> Substituted:
+        is_bad_M, shown_M = unreadable.among(indices), indices.copy()
+        shown_M[is_bad_M] = unreadable.stand_ins(np.flatnonzero(is_bad_M), indices[is_bad_M], unreadable.is_bad_N)
+        return Substituted(shown_M, undrawn(shown_M), is_bad_M)
+
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
-        sheets = write_shown(self._image_set, self._wh_N2, indices, _shape(self._out_wh_N2, indices, self._size), out)
+        out_wh = _shape(self._out_wh_N2, indices, self._size)
+        sheets = write_shown(self._image_set, self._wh_N2, draws["tiles"][:, 0, 0], out_wh, out)
         write_parameters(sheets, draws, out, perspective=False)
         if self._bringing is not None:
             bring(self._bringing, sheets, None, len(indices), out)
@@ -198,13 +211,13 @@ class ValidationParameters:
 def bring(bringing: Bringing, sheets: Sheets, pasted: Pasted | None, num_samples: int, out: Out) -> None:
     """Write the pictures of M samples that the device store does not keep."""
     is_shown_Q9 = sheets.picture_Q9 >= 0
-    # Picture 0 stands where a sheet has no tile, so it must be there.
-    numbers = [np.zeros(1, np.int64), sheets.picture_Q9[is_shown_Q9]]
-    samples = [np.zeros(1, np.int64), np.repeat(sheets.sample_Q, is_shown_Q9.sum(1))]
+    numbers = [sheets.picture_Q9[is_shown_Q9]]
+    samples = [np.repeat(sheets.sample_Q, is_shown_Q9.sum(1))]
     if pasted is not None:
         numbers.append(pasted.object_KC[:, PICTURE_COLUMN])
         samples.append(np.repeat(np.arange(num_samples), pasted.num_objects_M))
-    bringing.write(np.concatenate(numbers), np.concatenate(samples), num_samples, out)
+    # Picture 0 stands where a sheet has no tile, so it must be there.
+    bringing.write(np.concatenate(numbers), np.concatenate(samples), num_samples, out, placeholder=0)
 
 
 def _shape(out_wh_N2: np.ndarray | None, indices: np.ndarray, size: int) -> tuple[int, int]:

@@ -85,6 +85,21 @@ def draw_training(
     }
 
 
+def redrawn_warps(
+    draws: Mapping[str, np.ndarray],
+    config: AugmentConfig,
+    *,
+    seed: int,
+    epoch: int,
+    positions_M: np.ndarray,
+    class_aware: ClassAware | None,
+) -> np.ndarray:
+    """`warp` of `draw_training` for samples whose `tiles` are others than were drawn."""
+    uniform = _uniform(keyed_bits(seed, epoch, positions_M, _WIDTH))
+    sheet_M2W = uniform[:, _SHEETS:].reshape(-1, 2, _SHEET_WIDTH)
+    return _warps(sheet_M2W, draws["kind"], draws["tiles"], config, class_aware)
+
+
 def undrawn(indices_M: np.ndarray) -> dict[str, np.ndarray]:
     """The draws of samples that are shown as they are: each its one picture, with nothing done to it."""
     num = len(indices_M)

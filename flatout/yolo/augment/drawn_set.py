@@ -1,14 +1,20 @@
-"""A data set whose training samples are drawn: what the sources of the CPU and of the device have in common."""
+"""A data set whose training samples are drawn: what the sources of the CPU and of the device have in common.
+
+Dimension key:  M samples   N pictures   K tiles that are replaced   R rounds of collecting objects to paste
+"""
 
 from collections.abc import Mapping
 
 import numpy as np
 
 from flatout.errors import ConfigError
+from flatout.feed.source import Substituted
+from flatout.feed.substitutes import Unreadable
 from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.draw import draw_training
-from flatout.yolo.augment.layout import resized_wh
+from flatout.yolo.augment.draw import draw_training, redrawn_warps
+from flatout.yolo.augment.layout import lay_out, resized_wh
+from flatout.yolo.augment.seen_tiles import are_seen, needs_all_tiles
 from flatout.yolo.data.image_set import ImageSet
 
 
@@ -25,6 +31,10 @@ class DrawnSet:
         self._class_aware = class_aware
         self._size = size
         self._wh_N2 = resized_wh(image_set.size_wh_N2, size)
+
+    @property
+    def num_items(self) -> int:
+        return len(self)
 
     @property
     def expected_targets(self) -> float:
@@ -48,3 +58,56 @@ class DrawnSet:
             indices_M=indices,
             class_aware=self._class_aware,
         )
+
+    def where_item(self, item: int) -> str:
+        return self.where(item)
+
+    def substitute(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], unreadable: Unreadable) -> Substituted:
+        """Draws with other pictures in place of unreadable ones, labels included; all other numbers stay.
+
+        A sample is changed if a tile that is read is unreadable. Then all its unreadable tiles are replaced, and
+        `in_full` has all of them read: whether a tile is read must not depend on what was known when it was drawn, and
+        another picture beside it may bring it into view. The same goes for a round of collecting objects to paste,
+        which is read if there is a polygon in it (`paste_in_full`).
+        """
+        tiles_M29, is_bad_M29 = draws["tiles"].copy(), unreadable.among(draws["tiles"])
+        is_changed_M = np.asarray(is_bad_M29.any((1, 2)))
+        if is_changed_M.any():
+            is_read_M29 = self._are_read(
+                {name: draws[name][is_changed_M] for name in ("kind", "tiles", "centre", "warp")}
+            )
+            is_changed_M[is_changed_M] = (is_bad_M29[is_changed_M] & is_read_M29).any((1, 2))
+        place_K = np.nonzero(is_bad_M29 & is_changed_M[:, None, None])
+        tiles_M29[place_K] = unreadable.stand_ins(place_K[0], tiles_M29[place_K], unreadable.is_bad_N)
+        draws = {**draws, "tiles": tiles_M29, "in_full": is_changed_M, **self._other_rounds(draws, unreadable)}
+        if self._class_aware is not None and is_changed_M.any():
+            draws["warp"] = redrawn_warps(
+                draws,
+                self._config,
+                seed=unreadable.seed,
+                epoch=unreadable.epoch,
+                positions_M=unreadable.positions_M,
+                class_aware=self._class_aware,
+            )
+        num_replaced_M = np.bincount(place_K[0], minlength=len(indices))
+        return Substituted(tiles_M29[:, 0, 0], draws, num_replaced_M)
+
+    def _are_read(self, draws: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Which tiles of samples the output shows, or has to know, bool [M, 2, 9]."""
+        if needs_all_tiles(self._config, self._image_set.labels):
+            return np.ones(draws["tiles"].shape, bool)
+        # A single picture is always seen, whatever shape its batch has.
+        sheets = lay_out(draws, self._wh_N2, size=self._size, out_wh=(self._size, self._size))
+        is_read_M29 = np.zeros(draws["tiles"].shape, bool)
+        is_read_M29[sheets.sample_Q, sheets.slot_Q] = are_seen(sheets, (self._size, self._size))
+        return is_read_M29
+
+    def _other_rounds(self, draws: Mapping[str, np.ndarray], unreadable: Unreadable) -> Mapping[str, np.ndarray]:
+        """`paste_tiles` without unreadable pictures, where objects are cut out, and `paste_in_full` bool [M, R]."""
+        tiles_MR4 = draws["paste_tiles"].copy()
+        is_bad_MR4 = unreadable.among(tiles_MR4) & draws["paste"][:, None, None]
+        if is_bad_MR4.any():
+            is_bad_MR4 &= self._image_set.labels.has_polygon_N[tiles_MR4].any(2, keepdims=True)
+        place_K = np.nonzero(is_bad_MR4)
+        tiles_MR4[place_K] = unreadable.stand_ins(place_K[0], tiles_MR4[place_K], unreadable.is_bad_N)
+        return {"paste_tiles": tiles_MR4, "paste_in_full": is_bad_MR4.any(2)}

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flatout.feed.source import DecodeError
 from flatout.yolo.augment.draw import FOUR, NINE, NONE, PLAIN
 
 
@@ -54,6 +55,16 @@ def resized_wh(size_wh_N2: np.ndarray, size: int) -> np.ndarray:
     """
     ratio_N1 = size / size_wh_N2.max(axis=1, keepdims=True).astype(np.float64)
     return np.asarray((size_wh_N2 * ratio_N1).astype(np.int64).clip(1))
+
+
+def as_scanned(image: np.ndarray, wh_2: np.ndarray) -> np.ndarray:
+    """The picture, if it has the size that follows from the scan: labels are placed by that."""
+    if image.shape != (wh_2[1], wh_2[0], 3):
+        raise DecodeError(
+            f"the picture is {image.shape[1]} x {image.shape[0]} and not {wh_2[0]} x {wh_2[1]}, as it should be by the "
+            "size recorded when the data set was scanned: it has changed since. Scan again."
+        )
+    return image
 
 
 def lay_out(

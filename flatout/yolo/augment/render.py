@@ -6,7 +6,7 @@
 Dimension key:  M samples   N pictures   T labels   C H W channels (RGB), height and width of the output
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Protocol
@@ -15,17 +15,17 @@ import cv2
 import numpy as np
 
 from flatout.errors import ConfigError
-from flatout.feed.source import DecodeError
+from flatout.feed.source import Fetch, read_at_once
 from flatout.profiler import clock
 from flatout.yolo.augment.canvas_labels import CanvasLabels, gather_labels
 from flatout.yolo.augment.color import Color, colors
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.copy_paste import Pick, copy_objects
 from flatout.yolo.augment.draw import FOUR, PLAIN, pick
-from flatout.yolo.augment.layout import Sheets, lay_out, resized_wh
+from flatout.yolo.augment.layout import Sheets, as_scanned, lay_out, resized_wh
 from flatout.yolo.augment.paint import Painter, Placed, compose
 from flatout.yolo.augment.paste_in import CutOut, collect, cut_out, paste_in
-from flatout.yolo.augment.seen_tiles import without_unseen
+from flatout.yolo.augment.seen_tiles import needs_all_tiles, without_unseen
 from flatout.yolo.augment.targets import to_targets
 from flatout.yolo.augment.warp_labels import warp_labels
 from flatout.yolo.data.image_set import Labels
@@ -55,13 +55,14 @@ class Renderer:
         self,
         draws: Mapping[str, np.ndarray],
         out_MCHW: np.ndarray,
-        reading: Callable[[int], None] = lambda sample: None,
+        fetch: Fetch = read_at_once,
         *,
         first_row: int = 0,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Paint M samples into `out_MCHW`, uint8; returns targets float32 [T, 6] and how many each has, int64 [M].
 
-        The samples are those from row `first_row` of their batch on.
+        The samples are those from row `first_row` of their batch on. `fetch` reads the pictures; what is painted where
+        it returns None is of no use.
         """
         out_wh = (out_MCHW.shape[3], out_MCHW.shape[2])
         if out_wh != (self.size, self.size) and (draws["kind"] > PLAIN).any():
@@ -71,8 +72,7 @@ class Renderer:
             )
         with clock.stage("labels"):
             sheets = lay_out(draws, self._wh_N2, size=self.size, out_wh=out_wh)
-            # A copy may land where its original is not seen, and must not cover labels that are not seen either.
-            needs_all = self.config.copy_paste or self.config.perspective
+            needs_all = needs_all_tiles(self.config, self.labels)
             labels = gather_labels(self.labels, sheets, seen_in=None if needs_all else out_wh)
             copied: list[list[np.ndarray]] = [[] for _ in sheets.kind_Q]
             if self.config.copy_paste:
@@ -81,18 +81,17 @@ class Renderer:
             label_T5 = np.concatenate((warped.class_T[:, None], warped.box_T4), axis=1)
             found = np.split(label_T5, np.searchsorted(warped.sample_T, np.arange(1, len(out_MCHW))))
             first_Q = np.searchsorted(sheets.sample_Q, np.arange(len(out_MCHW) + 1))
-            shown = sheets if needs_all else without_unseen(sheets, out_wh)
+            shown = sheets if needs_all else without_unseen(sheets, out_wh, draws.get("in_full"))
             changes = [Color(*one) for one in zip(*colors(draws["hsv"]), strict=True)]
         for m, out_CHW in enumerate(out_MCHW):
-            reading(m)
-            placed = [self._place(shown, copied[q], q, out_wh) for q in range(first_Q[m], first_Q[m + 1])]
+            placed = [self._place(shown, copied[q], q, out_wh, fetch) for q in range(first_Q[m], first_Q[m + 1])]
             image = self._picture(placed, float(draws["mix"][m]))
             if not draws["paste"][m]:
                 self.painter.finish(image, changes[m], draws["flip"][m], out_CHW)
                 continue
             with clock.stage("color"):
                 image = self.painter.recolor(image, changes[m])
-            found[m] = paste_in(image, found[m], collect(self._rounds(draws, m)), draws["paste_tries"][m])
+            found[m] = paste_in(image, found[m], collect(self._rounds(draws, m, fetch)), draws["paste_tries"][m])
             with clock.stage("deliver"):
                 self.painter.deliver(image, draws["flip"][m], out_CHW)
         count_M = np.array(list(map(len, found)))
@@ -104,9 +103,11 @@ class Renderer:
             image = self.painter.paint(placed[0])
             return self.painter.mix(image, self.painter.paint(placed[1], slot=1), share) if len(placed) > 1 else image
 
-    def _place(self, sheets: Sheets, copied: list[np.ndarray], q: int, out_wh: tuple[int, int]) -> Placed:
+    def _place(
+        self, sheets: Sheets, copied: list[np.ndarray], q: int, out_wh: tuple[int, int], fetch: Fetch = read_at_once
+    ) -> Placed:
         num_tiles = int(sheets.kind_Q[q])
-        tiles = [self._tile(sheets.picture_Q9[q, k], sheets.size_Q92[q, k]) for k in range(num_tiles)]
+        tiles = [self._tile(int(sheets.picture_Q9[q, k]), sheets.size_Q92[q, k], fetch) for k in range(num_tiles)]
         return Placed(
             tiles,
             sheets.origin_Q92[q, :num_tiles],
@@ -118,22 +119,24 @@ class Renderer:
             perspective=self.config.perspective > 0,
         )
 
-    def _tile(self, picture: int, size_2: np.ndarray) -> np.ndarray:
+    def _tile(self, picture: int, size_2: np.ndarray, fetch: Fetch) -> np.ndarray:
         """A picture in the size that its place has: mosaics show it as it is kept, a single one is fitted in.
 
         Where nothing of it is seen, any pixels will do, and no picture is read.
         """
-        if picture < 0:
-            return _grey(self.size)[: size_2[1], : size_2[0]]
-        image = as_scanned(self.pictures[int(picture)], self._wh_N2[picture])
         size_wh = (int(size_2[0]), int(size_2[1]))
+        image = None
+        if picture >= 0:
+            image = fetch(picture, lambda: as_scanned(self.pictures[picture], self._wh_N2[picture]))
+        if image is None:
+            return _grey(max(self.size, *size_wh))[: size_wh[1], : size_wh[0]]
         return image if image.shape[1::-1] == size_wh else np.asarray(cv2.resize(image, size_wh))
 
     @cached_property
     def _wh_N2(self) -> np.ndarray:
         return resized_wh(self.size_wh_N2, self.size)
 
-    def _rounds(self, draws: Mapping[str, np.ndarray], m: int) -> Iterator[list[CutOut]]:
+    def _rounds(self, draws: Mapping[str, np.ndarray], m: int, fetch: Fetch) -> Iterator[list[CutOut]]:
         """Objects cut out of one mosaic after the other, half of those each one has."""
         num_rounds = len(draws["paste_tiles"][m])
         tiles_R19 = np.full((num_rounds, 1, 9), -1)
@@ -149,14 +152,16 @@ class Renderer:
             one = {name: array[r : r + 1] for name, array in rounds.items()}
             sheets = lay_out(one, self._wh_N2, size=self.size, out_wh=(1, 1))
             labels = gather_labels(self.labels, sheets)
-            yield self._cut_half(labels, sheets, int(draws["paste_key"][m, r]))
+            in_full = "paste_in_full" in draws and bool(draws["paste_in_full"][m, r])
+            yield self._cut_half(labels, sheets, int(draws["paste_key"][m, r]), fetch, in_full=in_full)
 
-    def _cut_half(self, labels: CanvasLabels, sheets: Sheets, key: int) -> list[CutOut]:
+    def _cut_half(self, labels: CanvasLabels, sheets: Sheets, key: int, fetch: Fetch, *, in_full: bool) -> list[CutOut]:
+        """`in_full`: all pictures are read, also if there is nothing to cut out."""
         with_polygon = np.flatnonzero(labels.num_points_T)
-        if not len(with_polygon):
+        if not (len(with_polygon) or in_full):
             return []
         chosen = with_polygon[self.pick(key, len(with_polygon), round(0.5 * len(with_polygon)))]
-        placed = self._place(sheets, [], 0, (1, 1))
+        placed = self._place(sheets, [], 0, (1, 1), fetch)
         canvas = compose(placed.tiles, placed.origin_K2, placed.canvas_wh)
         polygons = [labels.polygon(label) for label in chosen]
         return cut_out(canvas, labels.class_T[chosen], labels.box_T4[chosen], polygons)
@@ -166,13 +171,3 @@ class Renderer:
 def _grey(side: int) -> np.ndarray:
     """As large as any tile."""
     return np.full((side, side, 3), PADDING, np.uint8)
-
-
-def as_scanned(image: np.ndarray, wh_2: np.ndarray) -> np.ndarray:
-    """The picture, if it has the size that follows from the scan: labels are placed by that."""
-    if image.shape != (wh_2[1], wh_2[0], 3):
-        raise DecodeError(
-            f"the picture is {image.shape[1]} x {image.shape[0]} and not {wh_2[0]} x {wh_2[1]}, as it should be by the "
-            "size recorded when the data set was scanned: it has changed since. Scan again."
-        )
-    return image

@@ -1,23 +1,38 @@
 """Which tiles of a mosaic its warp shows at all: about one in four need not be read, decoded or copied to a device.
 
-Dimension key:  Q sheets   9 tiles of a sheet at most
+Dimension key:  M samples   Q sheets   9 tiles of a sheet at most
 """
 
 import numpy as np
 
+from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.draw import PLAIN
 from flatout.yolo.augment.layout import Sheets
+from flatout.yolo.data.image_set import Labels
 
 MARGIN_PX = 2
 """On a canvas, around what the corners of the output see: a bilinear pixel reads its neighbours."""
 
 
-def without_unseen(sheets: Sheets, out_wh: tuple[int, int]) -> Sheets:
+def needs_all_tiles(config: AugmentConfig, labels: Labels) -> bool:
+    """Whether tiles are needed that no pixel is read from, and their labels.
+
+    A copy may land where its original is not seen, and must not cover labels that are not seen either; what a warp that
+    tilts shows is not worked out.
+    """
+    return config.perspective > 0 or (config.copy_paste > 0 and len(labels.point_P2) > 0)
+
+
+def without_unseen(sheets: Sheets, out_wh: tuple[int, int], in_full_M: np.ndarray | None = None) -> Sheets:
     """The sheets, less the pictures of tiles that no pixel of the output is read from; for affine warps.
 
-    Their places stay. Labels need all tiles: a box may reach beyond its picture.
+    Their places stay. Labels need all tiles: a box may reach beyond its picture. Samples where `in_full_M` is True keep
+    all pictures (see `DrawnSet.substitute`).
     """
-    return sheets._replace(picture_Q9=np.where(are_seen(sheets, out_wh), sheets.picture_Q9, -1))
+    is_kept_Q9 = are_seen(sheets, out_wh)
+    if in_full_M is not None:
+        is_kept_Q9 |= in_full_M[sheets.sample_Q, None]
+    return sheets._replace(picture_Q9=np.where(is_kept_Q9, sheets.picture_Q9, -1))
 
 
 def are_seen(sheets: Sheets, out_wh: tuple[int, int]) -> np.ndarray:

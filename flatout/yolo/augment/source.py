@@ -15,11 +15,11 @@ from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.draw import PLAIN
 from flatout.yolo.augment.drawn_set import DrawnSet
-from flatout.yolo.augment.layout import fit_all, resized_wh
+from flatout.yolo.augment.layout import as_scanned, fit_all, resized_wh
 from flatout.yolo.augment.paint import Classic, Painter
 from flatout.yolo.augment.paint_compiled import fastest_painter, library
 from flatout.yolo.augment.paint_fast import Fast
-from flatout.yolo.augment.render import Pictures, Renderer, as_scanned
+from flatout.yolo.augment.render import Pictures, Renderer
 from flatout.yolo.augment.shown import shape_rows, write_shown
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import PADDING
@@ -66,13 +66,14 @@ class TrainingSource(DrawnSet):
         if self._renderer is None:
             self._renderer = self._make_renderer()
         images_MCHW, shapes_M6 = out["images"], out["shapes"]
-        targets = self._renderer.render(draws, images_MCHW, out.reading, first_row=out.first_row)
+        targets = self._renderer.render(draws, images_MCHW, out.fetch, first_row=out.first_row)
         out["targets"].put_all(*targets)
         shapes_M6[:] = 0
         plain = draws["kind"][:, 0] == PLAIN
-        wh_M2 = self._wh_N2[indices[plain]]
+        shown = draws["tiles"][plain, 0, 0]
+        wh_M2 = self._wh_N2[shown]
         pad_M2 = fit_all(wh_M2, np.array(images_MCHW.shape[:1:-1]), enlarge=True)[2]
-        shapes_M6[plain] = shape_rows(self._image_set.size_wh_N2[indices[plain]], wh_M2, pad_M2)
+        shapes_M6[plain] = shape_rows(self._image_set.size_wh_N2[shown], wh_M2, pad_M2)
 
     def _make_renderer(self) -> Renderer:
         """In the process that reads: a painter's buffers are its own."""

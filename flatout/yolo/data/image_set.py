@@ -33,6 +33,12 @@ class Labels:
             outline_T4[has_points_T, 2:] = np.maximum.reduceat(self.point_P2, begin)
         return outline_T4
 
+    @cached_property
+    def has_polygon_N(self) -> np.ndarray:
+        """bool: whether any label of a picture has points."""
+        first_point_N = self.first_point_T[self.first_N]
+        return np.asarray(first_point_N[1:] > first_point_N[:-1])
+
     def of(self, picture: int) -> np.ndarray:
         """Class and box of one picture's labels, [n, 5]; a view."""
         return self.class_box_T5[self.first_N[picture] : self.first_N[picture + 1]]

@@ -89,6 +89,7 @@ class TrainingInput:
         self.close()
 
     def close(self) -> None:
+        self.feed.log_replaced()
         self.feed.close()
         self._stack.close()
 

@@ -212,6 +212,7 @@ class _Training:
         except StoppedAfter as stopped:
             logger.info("%s", stopped)
             return TrainResult(folder, epoch_end.outcome, epoch_end.best_fitness, finished=False, why=str(stopped))
+        source.feed.log_replaced()  # while warnings are kept in the run folder
         return TrainResult(folder, epoch_end.outcome, epoch_end.best_fitness, finished=True)
 
     def finish(self, run: Run) -> None:

@@ -45,7 +45,7 @@ def test_leaving_them_out_changes_no_pixel(warp, painter, monkeypatch):
     source = ParameterSource(image_set_of(images, labels), config, size=SIZE)
     draws = source.draw(3, 0, positions, positions % len(images))
     found, counts = [], []
-    for leave_out in (seen_tiles.without_unseen, lambda sheets, out_wh: sheets):
+    for leave_out in (seen_tiles.without_unseen, lambda sheets, *_: sheets):
         monkeypatch.setattr(render, "without_unseen", leave_out)
         pictures, out = Counted(renderer.pictures), np.empty((SAMPLES, 3, SIZE, SIZE), np.uint8)
         replace(renderer, pictures=pictures).render(draws, out)
