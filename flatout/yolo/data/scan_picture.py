@@ -4,8 +4,20 @@ import os
 from typing import NamedTuple
 
 from flatout.feed import DecodeError
-from flatout.yolo.data.decode import MOST_MISSING, decode, described, most_pixels
-from flatout.yolo.data.image_header import NO_PICTURES, NOT_OPENED, READABLE, Header
+from flatout.images import (
+    MOST_MISSING,
+    NO_PICTURES,
+    NOT_OPENED,
+    READABLE,
+    Facts,
+    Header,
+    decode,
+    described,
+    most_pixels,
+    open_regular,
+    read_bytes,
+    read_facts,
+)
 from flatout.yolo.data.label_text import (
     MOST_BYTES,
     NO_BOXES,
@@ -15,7 +27,6 @@ from flatout.yolo.data.label_text import (
     read_lines,
     read_strictly,
 )
-from flatout.yolo.data.picture_file import Facts, open_regular, read_bytes, read_facts
 from flatout.yolo.data.voc_xml import read_voc
 
 LEAST_SIDE = 10

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from flatout.__main__ import main
+from flatout.images import read_picture
 from flatout.yolo.data.check import deep
 from flatout.yolo.data.check.registry import CHECKS
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
-from flatout.yolo.data.decode import read_picture
 from flatout.yolo.data.scan_picture import scan_picture
 from flatout.yolo.pictures.palette import colour_of
 from tests.yolo.data.drawn_set import DrawnSet, chunk, drawn, encoded, flat_png, jpeg, png, turned_jpeg
@@ -298,8 +298,7 @@ NO_LINE = {"label-case", "label-unreadable", "label-encoding"}
 
 
 def deep_picture():
-    from flatout.yolo.data.decode import Picture
-    from flatout.yolo.data.image_header import Header
+    from flatout.images import Header, Picture
 
     return Picture(drawn(40, 40), Header("jpeg", 64, 48), 0.0)
 

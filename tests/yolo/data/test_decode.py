@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from flatout.feed import DecodeError
-from flatout.yolo.data.decode import decode, read_picture
-from flatout.yolo.data.image_header import header_of
+from flatout.images import decode, header_of, read_picture
 from flatout.yolo.data.letterbox import fit, fit_stretched, fit_tightly, letterbox
 from flatout.yolo.data.resize import kept_size_hw, resize_long_side
 from tests.yolo.data.drawn_set import chunk, drawn, encoded, exif, jpeg, png, turned_jpeg

@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike
 
 from flatout.feed import DecodeError, Feed, FeedConfig, Field, Plan, SampleSource
 from flatout.feed.progress import progress
-from flatout.yolo.data.decode import decode
-from flatout.yolo.data.picture_file import read_bytes
+from flatout.images import decode, read_bytes
 
 THUMB = 16
 BAND = 64

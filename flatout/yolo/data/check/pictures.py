@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from flatout.images import FORMATS
 from flatout.yolo.data.check.deep import DEADLY, DECODED, DEEP
 from flatout.yolo.data.check.facts import SetFacts, SplitFacts
 from flatout.yolo.data.check.look_alike import look_alikes
 from flatout.yolo.data.check.registry import Finding, looking_for
-from flatout.yolo.data.image_header import FORMATS
 
 LARGE = 4
 """Times the training size."""

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flatout.feed import DecodeError
-from flatout.yolo.data.image_header import READABLE, Header, header_of
-from flatout.yolo.data.picture_file import read_bytes
+from flatout.images.file import read_bytes
+from flatout.images.header import READABLE, Header, header_of
 
 MOST_PIXELS = 100_000_000
 """10,000 x 10,000; decoding that takes 300 MB. OpenCV itself stops at ten times as many."""

@@ -6,7 +6,7 @@ import zlib
 from typing import NamedTuple
 
 from flatout.feed import DecodeError
-from flatout.yolo.data.image_header import Header, read_header
+from flatout.images.header import Header, read_header
 
 WINDOW_BYTES = 4096
 """Read at once: enough for the header of most files, and one page of the disk cache."""

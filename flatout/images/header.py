@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from flatout.feed import DecodeError
-from flatout.yolo.data.tiff_tags import MOST_ENTRIES, TiffTags, orientation_in
+from flatout.images.tiff_tags import MOST_ENTRIES, TiffTags, orientation_in
 
 ReadAt = Callable[[int, int], bytes]
 """(offset, count) -> that part of a file; shorter, or empty, where the file ends."""
