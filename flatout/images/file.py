@@ -20,6 +20,8 @@ class Facts(NamedTuple):
     header: Header
     ending: str
     """"whole", "absent" (no end marker where there should be one) or "more" (bytes after the end)."""
+    num_bytes: int
+    """Of the file."""
 
 
 def read_facts(path: str, *, verify: bool = False) -> Facts:
@@ -32,10 +34,10 @@ def read_facts(path: str, *, verify: bool = False) -> Facts:
         size = os.fstat(fd).st_size
         if size == 0:
             raise DecodeError("an empty file")
-        header = read_header(_Window(fd))
+        header = read_header(_Window(fd), size)
         if verify and header.format == "png":
             _check_png(fd, size)
-        return Facts(header, _ending(fd, size, header.format))
+        return Facts(header, _ending(fd, size, header.format), size)
     finally:
         os.close(fd)
 

@@ -11,6 +11,7 @@ from flatout.images import (
     READABLE,
     Facts,
     Header,
+    check_promise,
     decode,
     described,
     most_pixels,
@@ -68,6 +69,7 @@ def scan_picture(image: str, label: str, *, strict: bool = False, names: tuple[s
         facts = _facts(image, strict)
         header = facts.header
         check_header(header)
+        _check_promise(facts)
         problems = [*_remarks(facts, image), *([] if strict else _incomplete(image, facts))]
     except RejectedPicture as rejected:
         return Scanned(rejected.reason, "", header, NOTHING, [rejected.problem])
@@ -86,6 +88,13 @@ def check_header(header: Header) -> None:
     if header.width * header.height > most_pixels(header):
         size = f"{header.width} x {header.height} px"
         raise RejectedPicture("unreadable_image", "image-huge", f"{size}; {most_pixels(header):,} pixels are the most")
+
+
+def _check_promise(facts: Facts) -> None:
+    try:
+        check_promise(facts.header, facts.num_bytes)
+    except DecodeError as error:
+        raise RejectedPicture("unreadable_image", "image-corrupt", str(error)) from None
 
 
 def read_labels(
