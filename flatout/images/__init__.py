@@ -12,8 +12,9 @@ from flatout.images.decoding import (
     read_picture,
     read_usable,
 )
-from flatout.images.file import Facts, open_regular, read_bytes, read_facts
+from flatout.images.file import Facts, check_png, open_regular, read_bytes, read_facts
 from flatout.images.header import FORMATS, NO_PICTURES, NOT_OPENED, READABLE, Header, header_of
+from flatout.images.messages import decoder_messages
 
 __all__ = [
     "FORMATS",
@@ -24,9 +25,11 @@ __all__ = [
     "Facts",
     "Header",
     "Picture",
+    "check_png",
     "check_promise",
     "check_size",
     "decode",
+    "decoder_messages",
     "described",
     "for_opencv",
     "header_of",

@@ -13,6 +13,7 @@ from flatout.images import (
     Header,
     check_promise,
     decode,
+    decoder_messages,
     described,
     most_pixels,
     open_regular,
@@ -155,7 +156,8 @@ def _incomplete(image: str, facts: Facts) -> list[Problem]:
     if facts.ending != "absent" or facts.header.format != "jpeg":
         return []
     try:
-        missing = decode(read_bytes(image)).missing
+        with decoder_messages():
+            missing = decode(read_bytes(image)).missing
     except (OSError, DecodeError) as error:
         raise RejectedPicture("unreadable_image", "image-corrupt", str(error)) from None
     if missing > MOST_MISSING:

@@ -65,6 +65,18 @@ def image_decode(facts: SetFacts) -> Iterable[Finding]:
 
 
 @looking_for(
+    "image-damaged",
+    "warning",
+    "pictures that decode, but not as they were saved: a strict decoder complains",
+    "copy them again; training uses them with the pixels that can be saved",
+)
+def image_damaged(facts: SetFacts) -> Iterable[Finding]:
+    for split, path, deep in _deep(facts):
+        if deep["state"] == DECODED and deep["why"]:
+            yield Finding("image-damaged", path, f"{split.name}: {bytes(deep['why']).decode(errors='replace')}")
+
+
+@looking_for(
     "image-header-lies",
     "error",
     "pictures that decode to another size than their header says",
