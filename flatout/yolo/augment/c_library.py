@@ -52,7 +52,7 @@ def _compiled(source: Path, wanted_folder: Path) -> Path:
         # Workers start together; one of them compiles.
         with FileLock(folder / f"{source.stem}-{key}.lock", timeout=2 * COMPILE_TIMEOUT_S):
             if not _is_whole(path):
-                if path.exists():
+                if path.exists() and _seal_path(path).exists():  # without: left by an earlier version
                     logger.warning("%s is damaged: it is compiled again.", path)
                 if why_not_wanted:
                     logger.warning("%s: compiled code is kept in %s instead.", why_not_wanted, folder)

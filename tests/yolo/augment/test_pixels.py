@@ -189,7 +189,9 @@ def test_a_damaged_library_is_compiled_again(damage, tmp_path, answer_c):
     damage(library)
     found = ask(answer_c, folder)
     assert (found.returncode, found.stdout) == (0, "42\n"), found.stderr
-    assert f"{library} is damaged: it is compiled again." in found.stderr
+    # One without a digest may be of an earlier version: nothing to worry about.
+    expected = "" if damage is without_its_digest else f"{library} is damaged: it is compiled again.\n"
+    assert found.stderr == expected
     assert library.read_bytes() == whole
     assert "damaged" not in ask(answer_c, folder).stderr
 
