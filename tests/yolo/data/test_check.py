@@ -17,7 +17,7 @@ import pytest
 import simplejpeg
 
 from flatout.__main__ import main
-from flatout.images import decoder_messages, read_picture
+from flatout.images import Header, Picture, decoder_messages, read_picture
 from flatout.yolo.data.check import deep
 from flatout.yolo.data.check.registry import CHECKS
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
@@ -303,8 +303,6 @@ NO_LINE = {"label-case", "label-unreadable", "label-encoding"}
 
 
 def deep_picture():
-    from flatout.images import Header, Picture
-
     return Picture(drawn(40, 40), Header("jpeg", 64, 48), 0.0)
 
 
@@ -393,6 +391,13 @@ def test_the_check_prints_nothing_but_its_report_on_damaged_pictures(workers, da
     # What the decoders had to say stands where it belongs.
     for words in ("extraneous bytes before marker", "libpng error", "wrong checksum"):
         assert words in done.stdout
+
+
+def test_what_libjpeg_prints_about_a_cmyk_picture_is_its_damage():
+    picture = deep_picture()._replace(header=Header("jpeg", 40, 40, channels=4))
+    warning = "Corrupt JPEG data: 7 extraneous bytes before marker 0xd9"
+    assert deep.damage_of(jpeg(), picture, [warning]) == warning
+    assert deep.damage_of(jpeg(), picture, []) == ""
 
 
 def test_only_what_is_printed_around_a_decoder_is_kept_back(capfd):

@@ -96,8 +96,10 @@ def damage_of(content: bytes, picture: Picture, messages: Sequence[str]) -> str:
     """
     kind = picture.header.format
     if kind in ("jpeg", "mpo"):
-        lacks_end = picture.complaint.startswith("Premature end") and b"\xff\xd9" not in content[-END_BYTES:]
-        return "" if lacks_end else picture.complaint
+        # CMYK is decoded by OpenCV, for which libjpeg prints its warnings.
+        complaint = picture.complaint or next(iter(messages), "")
+        lacks_end = complaint.startswith("Premature end") and b"\xff\xd9" not in content[-END_BYTES:]
+        return "" if lacks_end else complaint
     if kind == "png":
         try:
             check_png(lambda offset, count: content[offset : offset + count], len(content))
