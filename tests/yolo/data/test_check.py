@@ -393,6 +393,16 @@ def test_the_check_prints_nothing_but_its_report_on_damaged_pictures(workers, da
         assert words in done.stdout
 
 
+@pytest.mark.parametrize("level", ["", "SILENT"])
+def test_what_libtiff_reports_is_found_whatever_opencv_is_told_to_print(level, tmp_path):
+    case = next(case for case in damaged() if (case.format, case.kind) == ("tiff deflate", "a quarter zero"))
+    (tmp_path / "a.tif").write_bytes(case.content)
+    code = f"from flatout.yolo.data.check.deep import facts_of; print(facts_of({str(tmp_path / 'a.tif')!r})['why'])"
+    environment = os.environ | ({"OPENCV_LOG_LEVEL": level} if level else {})
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    assert "Decod" in done.stdout and done.stderr == ""
+
+
 def test_what_libjpeg_prints_about_a_cmyk_picture_is_its_damage():
     picture = deep_picture()._replace(header=Header("jpeg", 40, 40, channels=4))
     warning = "Corrupt JPEG data: 7 extraneous bytes before marker 0xd9"

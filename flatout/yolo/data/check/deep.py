@@ -2,7 +2,8 @@
 
 import hashlib
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,7 +73,7 @@ def facts_of(path: str) -> np.ndarray:
     try:
         content = read_bytes(path)
         facts["digest"] = np.void(hashlib.blake2b(content, digest_size=16).digest())
-        with decoder_messages() as messages:
+        with _opencv_speaking(), decoder_messages() as messages:
             picture = decode(content)
     except (OSError, DecodeError) as error:
         facts["state"] = UNREADABLE if isinstance(error, OSError) else UNDECODABLE
@@ -85,6 +86,18 @@ def facts_of(path: str) -> np.ndarray:
     facts["look"] = np.void(look_of(image))
     facts["why"] = _text(damage_of(content, picture, messages))
     return facts
+
+
+@contextmanager
+def _opencv_speaking() -> Iterator[None]:
+    """Let OpenCV report errors also where OPENCV_LOG_LEVEL says otherwise: libtiff's come by no other way."""
+    from cv2.utils import logging
+
+    before = logging.setLogLevel(logging.LOG_LEVEL_ERROR)
+    try:
+        yield
+    finally:
+        logging.setLogLevel(before)
 
 
 def damage_of(content: bytes, picture: Picture, messages: Sequence[str]) -> str:
