@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from bench.measure import arguments, facts_line, report
+from flatout.images import read_picture
 from flatout.yolo.augment.chroma import subsample
 from flatout.yolo.augment.chroma_torch import to_bgr
-from flatout.yolo.data.decode import read_picture
 from flatout.yolo.data.resize import resize_long_side
 
 NAMES = ("coco_mini", "bccd")

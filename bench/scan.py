@@ -21,7 +21,7 @@ import numpy as np
 from bench import noise
 from bench.items import draw_jpeg
 from bench.measure import arguments, facts_line, report
-from flatout.yolo.data.decode import decode
+from flatout.images import decode
 from flatout.yolo.data.find import Pair, find_images, pair_up
 from flatout.yolo.data.label_cache import scan_cached
 from flatout.yolo.data.scan import ScanConfig, scan

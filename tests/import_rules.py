@@ -19,6 +19,7 @@ HEIGHT = {
     "config": 3,
     "doctor": 4,
     "feed": 4,
+    "images": 5,
     "engine": 5,
     "export": 6,
     "yolo": 7,
@@ -107,7 +108,7 @@ def _foreign_problem(path: str, part: str, found: Import) -> str | None:
         return None
     if package not in THIRD_PARTY.get(part, {package}):
         return f"{part} must not import {package}"
-    if package == "torch" and path.startswith("flatout/yolo/data/"):
+    if package == "torch" and path.startswith(("flatout/images/", "flatout/yolo/data/")):
         return "data sets are read without torch: by workers, and by `flatout yolo check`"
     if package == "torch" and part in ("feed", "profiler"):
         if found.at_the_top and path not in TORCH_AT_THE_TOP:

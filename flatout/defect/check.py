@@ -19,6 +19,7 @@ from flatout.defect.strips.find import HARD_NEGATIVES, ImgFormat, list_images, l
 from flatout.defect.strips.items import read_mask
 from flatout.errors import ConfigError, DataError
 from flatout.feed.source import DecodeError
+from flatout.images import decoder_messages
 
 Severity = Literal["error", "warning", "note"]
 FLAT_BELOW = 1.0
@@ -100,11 +101,13 @@ class _Checker:
         self.shape_hw: tuple[int, int] | None = None
 
     def image(self, path: Path) -> Iterator[Finding]:
+        messages: list[str] = []
         try:
-            stored = read_stored(path)
+            with decoder_messages() as messages:
+                stored = read_stored(path)
             planes_CHW = canonical(stored)
         except (OSError, DecodeError) as error:
-            yield Finding("error", "cannot be used", str(path), str(error))
+            yield Finding("error", "cannot be used", str(path), " ".join([str(error), *messages[:1]]))
             return
         yield from self._size(path, (planes_CHW.shape[1], planes_CHW.shape[2]))
         yield from _values(path, stored, planes_CHW)
@@ -125,10 +128,12 @@ class _Checker:
         if mask is None:
             yield Finding("warning", "mask missing", str(image), f"no {image.stem}_mask.* in the ground truth")
             return
+        messages: list[str] = []
         try:
-            mask_HW = read_mask(mask)
+            with decoder_messages() as messages:
+                mask_HW = read_mask(mask)
         except (OSError, DecodeError) as error:
-            yield Finding("error", "cannot be used", str(mask), str(error))
+            yield Finding("error", "cannot be used", str(mask), " ".join([str(error), *messages[:1]]))
             return
         if self.shape_hw is not None and mask_HW.shape != self.shape_hw:
             yield Finding("error", "size", str(mask), f"the mask measures {mask_HW.shape[0]} x {mask_HW.shape[1]}")

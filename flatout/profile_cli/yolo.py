@@ -63,8 +63,8 @@ class YoloTraining(EngineTraining):
         return Switch(" ".join(map(_flag, switch.items())), switch)
 
     def decoding(self) -> Decoding:
+        from flatout.images import read_picture
         from flatout.yolo.data.data_yaml import open_data_yaml
-        from flatout.yolo.data.decode import read_picture
         from flatout.yolo.data.find import find_images
 
         return Decoding(read_picture, find_images(open_data_yaml(self.options.data).entries["train"]).paths[:FILES])

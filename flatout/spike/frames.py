@@ -13,6 +13,7 @@ import numpy as np
 
 from flatout.errors import DataError
 from flatout.feed import DecodeError, Store
+from flatout.images import read_picture
 from flatout.profiler import clock
 from flatout.spike.streams.decode import Box, decode, map_stream
 from flatout.spike.streams.layout import Layout, StreamError
@@ -148,13 +149,13 @@ class Frames:
 
 
 def read_image(path: str) -> np.ndarray:
-    """uint8 RGB [H, W, 3]; DecodeError if it is no picture."""
+    """uint8 RGB [H, W, 3]; DecodeError if it is no picture, or one that lacks rows."""
     import cv2
 
-    image = cv2.imread(path, cv2.IMREAD_COLOR)
-    if image is None:
-        with open(path, "rb"):  # OSError tells more than "no picture", where it can
-            raise DecodeError(f"{path} cannot be decoded.")
+    try:
+        image = read_picture(path)
+    except DecodeError as error:
+        raise DecodeError(f"{path} cannot be decoded: {error}.") from None
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB))
 
 

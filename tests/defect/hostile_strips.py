@@ -1,6 +1,7 @@
 """Files that a data set of strips may hold: good ones of every kind, and ones that must be refused by name."""
 
 import io
+import struct
 from collections.abc import Iterator
 
 import cv2
@@ -55,6 +56,29 @@ def good_files() -> Iterator[tuple[str, bytes, np.ndarray]]:
     yield "12 bit", tiff(raw, planarconfig="separate"), (raw - low) / np.float32(high - low) * 255
 
 
+def packed_tiff(values: np.ndarray, bits: int, *, order: str = "<", rows_per_strip: int = 5, **tags: int) -> bytes:
+    """Integers of so many bits without gaps between them, as microscopes and cameras store them; by hand.
+
+    values [H, W] or [H, W, 3], in more than one strip. Tags by number, as `t262=0`.
+    """
+    rows = values.reshape(len(values), -1)
+    bit_RVb = rows[..., None] >> np.arange(bits)[::-1] & 1
+    packed = np.packbits(bit_RVb.reshape(len(rows), -1).astype(np.uint8), axis=1)
+    strips = [packed[top : top + rows_per_strip].tobytes() for top in range(0, len(rows), rows_per_strip)]
+    samples = values.shape[2] if values.ndim == 3 else 1
+    entries = {256: values.shape[1], 257: len(values), 258: bits, 259: 1, 262: 2 if samples == 3 else 1}
+    entries |= {277: samples, 278: rows_per_strip} | {int(name[1:]): value for name, value in tags.items()}
+    mark, data_at = {"<": b"II", ">": b"MM"}[order], 8 + 2 + 12 * (len(entries) + 2) + 4
+    starts = np.cumsum([data_at, *map(len, strips)])[:-1] + 8 * len(strips)
+    tables = struct.pack(f"{order}{2 * len(strips)}I", *starts.tolist(), *map(len, strips))
+    pointed = {273: data_at, 279: data_at + 4 * len(strips)}
+    table = [(tag, 1, value) for tag, value in entries.items()]
+    table += [(tag, len(strips), value) for tag, value in pointed.items()]
+    listed = b"".join(struct.pack(f"{order}HHII", tag, 4, count, value) for tag, count, value in sorted(table))
+    head = mark + struct.pack(f"{order}HIH", 42, 8, len(table))
+    return head + listed + bytes(4) + tables + b"".join(strips)
+
+
 def bad_files() -> Iterator[tuple[str, bytes]]:
     eight, floats = planes(), planes("float32")
     yield "empty", b""
@@ -70,6 +94,13 @@ def bad_files() -> Iterator[tuple[str, bytes]]:
     yield "complex", tiff(floats.astype(np.complex64))
     yield "cut off", tiff(eight, planarconfig="separate")[:700]
     yield "only a header", b"II*\0\x08\0\0\0"
+    packed = planes("uint16", top=4096).transpose(1, 2, 0)
+    yield "12 bits, cut off", packed_tiff(packed, 12)[:-200]
+    yield "12 bits, no rows", packed_tiff(packed, 12, t257=0)
+    yield "12 bits, no columns", packed_tiff(packed, 12, t256=0)
+    yield "12 bits, no values in a pixel", packed_tiff(packed, 12, t277=0)
+    yield "more rows than there is data", packed_tiff(packed, 12, t257=9999)
+    yield "no rows", packed_tiff(eight.transpose(1, 2, 0), 8, t257=0)
     yield "PNG cut off", cv2.imencode(".png", eight.transpose(1, 2, 0))[1].tobytes()[:60]
 
 

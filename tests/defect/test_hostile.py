@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flatout.defect.check import check_data_set
 from flatout.defect.strips.items import read_canonical
 from flatout.feed.source import DecodeError
 from tests.defect.hostile_strips import bad_files, good_files, mutations
@@ -23,6 +24,17 @@ def test_what_is_no_strip_is_refused_by_name(name, content, tmp_path: Path):
     (tmp_path / "strip_17").write_bytes(content)
     with pytest.raises(DecodeError, match="strip_17"):
         read_canonical(tmp_path / "strip_17")
+
+
+def test_the_check_keeps_decoders_quiet_and_says_what_they_said(tmp_path: Path, capfd):
+    folder = tmp_path / "train" / "good"
+    folder.mkdir(parents=True)
+    contents = [*(content for _, content in bad_files()), *mutations(40)]
+    for number, content in enumerate(contents):
+        (folder / f"{number:03}.tiff").write_bytes(content)
+    report = check_data_set(str(tmp_path), "tiff")
+    assert len({finding.where for finding in report.findings if finding.kind == "cannot be used"}) > 20
+    assert capfd.readouterr().err == ""
 
 
 def test_damaged_files_are_refused_or_give_planes_but_never_anything_else(tmp_path: Path):

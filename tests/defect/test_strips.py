@@ -1,6 +1,8 @@
 """Files of any layout and range become the same canonical planes."""
 
+import importlib.util
 import io
+import struct
 from pathlib import Path
 
 import cv2
@@ -15,6 +17,7 @@ from flatout.defect.strips.items import Strips, read_canonical, read_mask
 from flatout.errors import DataError
 from flatout.feed.source import DecodeError
 from tests.defect.golden_files import records
+from tests.defect.hostile_strips import packed_tiff
 from tests.defect.lzw_files import LZW_FILES, planes
 from tests.golden_cases import golden_cases
 
@@ -47,6 +50,73 @@ def test_lzw_written_by_opencv_keeps_its_stored_plane_order(kind, planes):
 def test_lzw_with_planes_one_after_another_or_of_grey_gives_what_is_stored(name):
     kind, num = name.split(", ")[0], int(name.split()[1])
     np.testing.assert_array_equal(canonical(decode(LZW_FILES[name])), planes(kind, num)[:3].astype(np.float32))
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("bits", [2, 4, 6, 10, 12, 14, 24])
+@pytest.mark.parametrize("shape", [(13, 21), (13, 21, 3), (6, 1)])
+def test_packed_integers_are_the_values_that_are_stored(bits, shape, order):
+    """tifffile unpacks them only with an extra package, OpenCV scales them to 16 bits: 4080 where 255 is stored."""
+    stored = np.random.default_rng(bits).integers(0, 1 << bits, shape)
+    stored.flat[0] = min(255, (1 << bits) - 1)
+    content = packed_tiff(stored, bits, order=order)
+    np.testing.assert_array_equal(decode(content).reshape(shape), stored)
+    # Interpreted by nobody: neither white as 0 nor an orientation changes what is stored.
+    for tags in ({"t262": 0}, {"t274": 6}, {"t274": 3}):
+        if len(shape) == 2:
+            np.testing.assert_array_equal(decode(packed_tiff(stored, bits, order=order, **tags)).reshape(shape), stored)
+
+
+def test_imagecodecs_changes_nothing():
+    pytest.importorskip("imagecodecs", reason="the other way of reading, if it is there")
+    stored = np.random.default_rng(0).integers(0, 4096, (13, 21, 3)).astype(np.uint16)
+    for content in (packed_tiff(stored, 12), *LZW_FILES.values()):
+        np.testing.assert_array_equal(decode(content), tifffile.imread(io.BytesIO(content)))
+
+
+@pytest.mark.parametrize("name", LZW_FILES)
+@pytest.mark.parametrize(("tag", "value"), [(262, 0), (274, 6), (274, 3)])
+def test_lzw_is_what_is_stored_whatever_else_the_file_says(name, tag, value):
+    content, order = bytearray(LZW_FILES[name]), "<" if LZW_FILES[name][:2] == b"II" else ">"
+    expected = decode(bytes(content))
+    # The resolution's unit is of no use to anybody: its entry becomes another.
+    with tifffile.TiffFile(io.BytesIO(content)) as file:
+        unit = file.pages.first.tags[296]
+    struct.pack_into(f"{order}HHIHxx", content, unit.offset, tag, 3, 1, value)
+    np.testing.assert_array_equal(decode(bytes(content)), expected)
+
+
+@pytest.mark.parametrize("name", LZW_FILES)
+def test_lzw_data_that_ends_early_is_refused_not_filled_with_black(name):
+    content = LZW_FILES[name]
+    with tifffile.TiffFile(io.BytesIO(content)) as file:
+        page = file.pages.first
+        start, count = page.dataoffsets[-1], page.databytecounts[-1]
+    damaged = content[: start + count // 2] + b"\xff" * (count - count // 2) + content[start + count :]
+    with pytest.raises(DecodeError, match=r"cannot be uncompressed \(LZW\)"):
+        decode(damaged)
+
+
+@pytest.mark.parametrize("code", [34712, 34933, 50000, 50001])
+def test_a_codec_that_is_not_there_is_named_and_never_black(code):
+    if importlib.util.find_spec("imagecodecs") is not None:
+        pytest.skip("imagecodecs is there")
+    content = packed_tiff(np.zeros((8, 9), int), 8, t259=code)
+    with pytest.raises(DecodeError, match=r"needs the package imagecodecs .* save it uncompressed"):
+        decode(content)
+
+
+def test_jpeg_inside_tiff_is_opencvs_or_refused():
+    image = cv2.resize(np.random.default_rng(0).integers(0, 256, (4, 5, 3), np.uint8), (40, 32))
+    content = cv2.imencode(".tiff", image, [cv2.IMWRITE_TIFF_COMPRESSION, 7])[1].tobytes()
+    found = decode(content)
+    assert np.abs(found.astype(int) - image[..., ::-1]).mean() < 20
+    with tifffile.TiffFile(io.BytesIO(content)) as file:
+        photometric = file.pages.first.tags[262]
+    turned = bytearray(content)
+    struct.pack_into("<HHIHxx", turned, photometric.offset, 262, 3, 1, 0)
+    with pytest.raises(DecodeError, match="JPEG data of a kind that is not read"):
+        decode(bytes(turned))
 
 
 def test_pages_of_a_tiff_are_planes():

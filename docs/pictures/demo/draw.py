@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import torch
 
-from flatout.yolo.data.decode import read_picture
+from flatout.images import read_picture
 from flatout.yolo.data.letterbox import fit, letterbox
 from flatout.yolo.loading import load_network
 from flatout.yolo.nms import NmsConfig, non_max_suppression

@@ -1,7 +1,8 @@
 """A C file of ours, compiled once for this CPU and kept in the cache folder.
 
 There is nothing to install: whoever has a C compiler (`cc`) has it; anybody else gets the same results by NumPy and
-OpenCV, later. A library is only ever loaded from a folder of one's own.
+OpenCV, later. A library is only ever loaded from a folder that nobody else can change, and only if it is whole: its
+size and digest stand beside it. A damaged one is compiled again.
 """
 
 import ctypes
@@ -41,20 +42,84 @@ def load_library(source: Path, folder: Path | None = None) -> ctypes.CDLL:
         raise error if isinstance(error, NotCompiled) else NotCompiled(str(error)) from error
 
 
-def _compiled(source: Path, folder: Path) -> Path:
+def _compiled(source: Path, wanted_folder: Path) -> Path:
     """Path of the library for this source, these flags and this CPU."""
     # -march=native: a library must not be met on another CPU, in a home folder that several machines share.
     key = hashlib.sha256("\0".join((source.read_text(), *FLAGS, _cpu())).encode()).hexdigest()[:20]
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _must_be_own(folder)
+    folder, why_not_wanted = _private_folder(wanted_folder)
     path = folder / f"{source.stem}-{key}.so"
-    if not path.exists():
+    if not _is_whole(path):
         # Workers start together; one of them compiles.
         with FileLock(folder / f"{source.stem}-{key}.lock", timeout=2 * COMPILE_TIMEOUT_S):
-            if not path.exists():
+            if not _is_whole(path):
+                if path.exists() and _seal_path(path).exists():  # without: left by an earlier version
+                    logger.warning("%s is damaged: it is compiled again.", path)
+                if why_not_wanted:
+                    logger.warning("%s: compiled code is kept in %s instead.", why_not_wanted, folder)
                 _compile(source, path)
-    _must_be_own(path)
+    if why := _changed_by_others(path):
+        raise NotCompiled(why)
     return path
+
+
+def _private_folder(wanted: Path) -> tuple[Path, str]:
+    """`wanted`, or one in the folder for temporary files and why, where others could put a library into `wanted`."""
+    reasons = []
+    for folder in (wanted, Path(tempfile.gettempdir(), f"flatout-compiled-{os.geteuid()}")):
+        try:
+            # Step by step: parents=True would let the group write into those that are new, where the umask does.
+            for above in reversed(folder.parents):
+                above.mkdir(exist_ok=True, mode=0o755)
+            folder.mkdir(exist_ok=True, mode=0o700)
+            # Without links, which somebody might turn elsewhere afterwards.
+            folder = folder.resolve(strict=True)
+        except OSError as error:
+            reasons.append(f"{folder} cannot be made ({error.strerror})")
+            continue
+        whys = (_changed_by_others(folder), *(_renamed_by_others(above) for above in folder.parents))
+        if not (why := next(filter(None, whys), "")):
+            return folder, "; ".join(reasons)
+        reasons.append(why)
+    raise NotCompiled("; ".join(reasons))
+
+
+def _changed_by_others(path: Path) -> str:
+    """Why somebody else could change what is in a file or folder; "" if nobody can."""
+    status = path.stat()
+    if status.st_uid != os.geteuid():
+        return f"{path} belongs to another user"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{path} may be written by others (chmod go-w helps)"
+    return ""
+
+
+def _renamed_by_others(folder: Path) -> str:
+    """Why somebody else could put another folder in the place of one in `folder`; "" if nobody can.
+
+    In a sticky one, such as /tmp, only the owner of what is in it can.
+    """
+    status = folder.stat()
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"{folder} belongs to another user"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
+        return f"{folder} may be written by others (chmod go-w helps)"
+    return ""
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a library is as its compiler left it: mapping a shorter one would end the process."""
+    try:
+        return _seal_path(path).read_text() == _seal(path.read_bytes())
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _seal(library: bytes) -> str:
+    return f"{len(library)} {hashlib.sha256(library).hexdigest()}\n"
+
+
+def _seal_path(path: Path) -> Path:
+    return path.with_suffix(".sha256")
 
 
 def _compile(source: Path, path: Path) -> None:
@@ -71,14 +136,23 @@ def _compile(source: Path, path: Path) -> None:
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or [f"exit code {done.returncode}"]
             raise NotCompiled(f"{compiler}: {lines[0]}")
-        part.rename(path)
+        seal = Path(folder, _seal_path(path).name)
+        seal.write_text(_seal(part.read_bytes()))
+        # On the disk before they can be met under their names: a crash must not leave names without content.
+        for made, name in ((part, path), (seal, _seal_path(path))):
+            made.chmod(0o600)  # whatever the umask
+            _sync(made)
+            made.rename(name)
+        _sync(path.parent)
     logger.info("Compiled %s for this CPU: %s", source.name, path)
 
 
-def _must_be_own(path: Path) -> None:
-    status = path.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise NotCompiled(f"{path} may be written by others")
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _cpu() -> str:

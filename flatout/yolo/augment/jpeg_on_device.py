@@ -22,13 +22,11 @@ from torch import Tensor
 from flatout.feed import DecodeError
 from flatout.feed.device_store import free_bytes, free_ram_bytes
 from flatout.feed.progress import progress
+from flatout.images import check_size, header_of, read_bytes
 from flatout.profiler import machine
 from flatout.yolo.augment.layout import resized_wh
 from flatout.yolo.augment.pictures import ResizedPictures
-from flatout.yolo.data.decode import check_size
-from flatout.yolo.data.image_header import header_of
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.data.picture_file import read_bytes
 
 logger = logging.getLogger(__name__)
 

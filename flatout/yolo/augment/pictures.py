@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from flatout.images import read_usable
 from flatout.profiler import clock
-from flatout.yolo.data.decode import read_usable
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.resize import resize_long_side, resize_part
 

@@ -52,11 +52,14 @@ def main(argv: list[str]) -> int:
     plain = as_plain(report, most=PLACES_IN_JSON if args.json or args.all else PLACES_SHOWN)
     plain["exit_code"] = DataError.exit_code if exit_is_bad(report.findings) else 0
     if args.preview:
+        from flatout.images import decoder_messages
         from flatout.yolo.pictures.preview import sheet
 
         pictures = next((split.images for split in report.facts.splits.values() if len(split.images)), None)
         if pictures is not None:
-            write_png(args.preview, sheet(pictures))
+            with decoder_messages():  # the report has them
+                drawn = sheet(pictures)
+            write_png(args.preview, drawn)
             plain["preview"] = str(args.preview)
     print(json.dumps(plain, indent=2) if args.json else as_text(plain))
     return int(plain["exit_code"])

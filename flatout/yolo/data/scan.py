@@ -8,8 +8,8 @@ from numpy.typing import ArrayLike
 
 from flatout.feed import Feed, FeedConfig, Plan, Rows, SampleSource
 from flatout.feed.progress import Advance, progress
+from flatout.images import Header
 from flatout.yolo.data.find import Pair
-from flatout.yolo.data.image_header import Header
 from flatout.yolo.data.label_text import Problem
 from flatout.yolo.data.scan_picture import NOTHING, Scanned, scan_picture
 from flatout.yolo.data.scan_table import ScanTable, join, table_of, unpack

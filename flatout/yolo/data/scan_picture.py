@@ -4,8 +4,22 @@ import os
 from typing import NamedTuple
 
 from flatout.feed import DecodeError
-from flatout.yolo.data.decode import MOST_MISSING, decode, described, most_pixels
-from flatout.yolo.data.image_header import NO_PICTURES, NOT_OPENED, READABLE, Header
+from flatout.images import (
+    MOST_MISSING,
+    NO_PICTURES,
+    NOT_OPENED,
+    READABLE,
+    Facts,
+    Header,
+    check_promise,
+    decode,
+    decoder_messages,
+    described,
+    most_pixels,
+    open_regular,
+    read_bytes,
+    read_facts,
+)
 from flatout.yolo.data.label_text import (
     MOST_BYTES,
     NO_BOXES,
@@ -15,7 +29,6 @@ from flatout.yolo.data.label_text import (
     read_lines,
     read_strictly,
 )
-from flatout.yolo.data.picture_file import Facts, open_regular, read_bytes, read_facts
 from flatout.yolo.data.voc_xml import read_voc
 
 LEAST_SIDE = 10
@@ -57,6 +70,7 @@ def scan_picture(image: str, label: str, *, strict: bool = False, names: tuple[s
         facts = _facts(image, strict)
         header = facts.header
         check_header(header)
+        _check_promise(facts)
         problems = [*_remarks(facts, image), *([] if strict else _incomplete(image, facts))]
     except RejectedPicture as rejected:
         return Scanned(rejected.reason, "", header, NOTHING, [rejected.problem])
@@ -75,6 +89,13 @@ def check_header(header: Header) -> None:
     if header.width * header.height > most_pixels(header):
         size = f"{header.width} x {header.height} px"
         raise RejectedPicture("unreadable_image", "image-huge", f"{size}; {most_pixels(header):,} pixels are the most")
+
+
+def _check_promise(facts: Facts) -> None:
+    try:
+        check_promise(facts.header, facts.num_bytes)
+    except DecodeError as error:
+        raise RejectedPicture("unreadable_image", "image-corrupt", str(error)) from None
 
 
 def read_labels(
@@ -135,7 +156,8 @@ def _incomplete(image: str, facts: Facts) -> list[Problem]:
     if facts.ending != "absent" or facts.header.format != "jpeg":
         return []
     try:
-        missing = decode(read_bytes(image)).missing
+        with decoder_messages():
+            missing = decode(read_bytes(image)).missing
     except (OSError, DecodeError) as error:
         raise RejectedPicture("unreadable_image", "image-corrupt", str(error)) from None
     if missing > MOST_MISSING:

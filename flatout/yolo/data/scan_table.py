@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flatout.yolo.data.image_header import FORMATS
+from flatout.images import FORMATS
 from flatout.yolo.data.image_set import ImageSet, Labels
 from flatout.yolo.data.label_text import NO_BOXES, NO_POINTS, PictureLabels, Problem
 from flatout.yolo.data.scan_picture import Scanned

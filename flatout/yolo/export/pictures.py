@@ -15,8 +15,8 @@ import numpy as np
 
 from flatout.errors import DataError
 from flatout.feed import DecodeError
+from flatout.images import read_picture
 from flatout.yolo.data.data_yaml import read_data_yaml
-from flatout.yolo.data.decode import read_picture
 from flatout.yolo.data.find import find_images
 from flatout.yolo.data.letterbox import fit, letterbox
 from flatout.yolo.export.options import ExportOptions

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 
 from flatout.feed import DecodeError
-from flatout.yolo.data.decode import read_picture
+from flatout.images import read_picture
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import fit, letterbox
 from flatout.yolo.pictures.boxes import draw_boxes

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from flatout.feed import DecodeError
-from flatout.yolo.data.decode import read_picture
+from flatout.images import read_picture
 from flatout.yolo.predict.frames import Frame, Origin, ReadFrame, Unreadable, given
 from flatout.yolo.predict.sources import Files
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from flatout.doctor.finding import in_units
 from flatout.engine.preflight.disk import DiskNeed, check_disk
 from flatout.feed import DecodeError
+from flatout.images import read_picture
 from flatout.profiler import machine
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.layout import resized_wh
-from flatout.yolo.data.decode import read_picture
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train.input import num_workers

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from flatout.feed import DecodeError
+from flatout.images import header_of
 from flatout.yolo.augment.jpeg_on_device import DeviceDecoded, decoded_on_device, nvjpeg, resize_bgr
 from flatout.yolo.augment.pictures import ResizedPictures
-from flatout.yolo.data.image_header import header_of
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.resize import resize_long_side
 from tests.feed.test_device import needs_gpu

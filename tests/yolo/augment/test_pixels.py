@@ -5,6 +5,8 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 
 from flatout.yolo.augment import c_library, paint_compiled, pixels
-from flatout.yolo.augment.c_library import NotCompiled
+from flatout.yolo.augment.c_library import NotCompiled, load_library
 from flatout.yolo.augment.color import Color, colors
 from flatout.yolo.augment.paint import Classic, Painter, Placed
 from flatout.yolo.augment.paint_compiled import Compiled, agrees, fastest_painter
@@ -124,6 +126,126 @@ def test_a_library_that_others_may_write_is_not_loaded(tmp_path, compiled):
     next(tmp_path.glob("*.so")).chmod(0o666)
     with pytest.raises(NotCompiled, match="may be written by others"):
         load_pixels(tmp_path)
+
+
+ANSWER = "int answer(void) { return 42; }\n" + "".join(
+    f"int padding_{n}(int x) {{ return x * {n}; }}\n" for n in range(200)
+)
+ASK = """
+import logging, sys
+from pathlib import Path
+from flatout.yolo.augment.c_library import load_library
+logging.basicConfig(format="%(message)s")
+print(load_library(Path(sys.argv[1]), Path(sys.argv[2])).answer())
+"""
+
+
+@pytest.fixture
+def answer_c(tmp_path, compiled) -> Path:
+    """A C file that takes no time to compile."""
+    (tmp_path / "answer.c").write_text(ANSWER)
+    return tmp_path / "answer.c"
+
+
+def ask(source: Path, folder: Path) -> subprocess.CompletedProcess:
+    """In a process of its own: a library that is mapped beyond its end kills."""
+    command = [sys.executable, "-c", ASK, str(source), str(folder)]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+
+
+def truncated(library: Path) -> None:
+    os.truncate(library, library.stat().st_size // 2)
+
+
+def emptied(library: Path) -> None:
+    os.truncate(library, 0)
+
+
+def one_bit_flipped(library: Path) -> None:
+    content = bytearray(library.read_bytes())
+    content[len(content) // 2] ^= 1
+    library.write_bytes(content)
+
+
+def without_its_digest(library: Path) -> None:
+    library.with_suffix(".sha256").unlink()
+
+
+def with_another_digest(library: Path) -> None:
+    library.with_suffix(".sha256").write_bytes(b"\xff\xfe nonsense")
+
+
+@pytest.mark.parametrize(
+    "damage", [truncated, emptied, one_bit_flipped, without_its_digest, with_another_digest], ids=lambda f: f.__name__
+)
+def test_a_damaged_library_is_compiled_again(damage, tmp_path, answer_c):
+    folder = tmp_path / "compiled"
+    load_library(answer_c, folder)
+    (library,) = folder.glob("*.so")
+    whole = library.read_bytes()
+    # Another file, as the one before stays mapped into this process.
+    shutil.copy(library, tmp_path / "copy")
+    (tmp_path / "copy").replace(library)
+    damage(library)
+    found = ask(answer_c, folder)
+    assert (found.returncode, found.stdout) == (0, "42\n"), found.stderr
+    # One without a digest may be of an earlier version: nothing to worry about.
+    expected = "" if damage is without_its_digest else f"{library} is damaged: it is compiled again.\n"
+    assert found.stderr == expected
+    assert library.read_bytes() == whole
+    assert "damaged" not in ask(answer_c, folder).stderr
+
+
+def test_library_and_digest_are_synced_before_they_get_their_names(tmp_path, answer_c, monkeypatch):
+    events = []
+    monkeypatch.setattr(os, "fsync", lambda fd: events.append(("sync", Path(os.readlink(f"/proc/self/fd/{fd}")).name)))
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", lambda self, to: (events.append(("name", to.name)), rename(self, to))[1])
+    load_library(answer_c, tmp_path / "compiled")
+    (library,), (seal,) = ((tmp_path / "compiled").glob(f"*{suffix}") for suffix in (".so", ".sha256"))
+    for name in (library.name, seal.name):
+        assert events.index(("sync", name)) < events.index(("name", name))
+    assert events[-1] == ("sync", "compiled")
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_no_library_is_kept_below_a_folder_that_others_may_write(mode, depth, tmp_path, answer_c, monkeypatch, caplog):
+    folder = tmp_path / "home" / "cache" / "compiled"
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    folder.mkdir(parents=True, mode=0o700)
+    weak = (folder, *folder.parents)[depth]
+    weak.chmod(mode)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert load_library(answer_c, folder).answer() == 42
+    assert not list(folder.iterdir())
+    instead = tmp_path / "temporary" / f"flatout-compiled-{os.geteuid()}"
+    assert len(list(instead.glob("*.so"))) == 1 and instead.stat().st_mode & 0o777 == 0o700
+    expected = f"{weak} may be written by others (chmod go-w helps): compiled code is kept in {instead} instead."
+    assert [record.getMessage() for record in caplog.records] == [expected], "said once"
+    # Where the other place is no better there is no library, and the slower way is taken.
+    instead.chmod(0o777)
+    with pytest.raises(NotCompiled, match=r"home.* may be written by others.*; .*temporary.* may be written by others"):
+        load_library(answer_c, folder)
+
+
+def test_folders_that_are_made_on_the_way_are_private_whatever_the_umask(tmp_path, answer_c, caplog):
+    before = os.umask(0o002)
+    try:
+        load_library(answer_c, tmp_path / "cache" / "flatout" / "compiled")
+    finally:
+        os.umask(before)
+    assert len(list((tmp_path / "cache").rglob("*.so"))) == 1 and not caplog.records
+
+
+def test_a_sticky_folder_on_the_way_is_no_danger(tmp_path, answer_c, caplog):
+    folder = tmp_path / "sticky" / "compiled"
+    folder.mkdir(parents=True, mode=0o700)
+    folder.parent.chmod(0o1777)
+    load_library(answer_c, folder)
+    assert len(list(folder.glob("*.so"))) == 1 and not caplog.records
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import torch
 from flatout.feed import Feed, FeedConfig, Plan
 from flatout.feed.device_feed import DeviceFeed
 from flatout.feed.device_store import DeviceStore
+from flatout.images import read_picture
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.device_source import ParameterSource
 from flatout.yolo.augment.draw import draw_training
@@ -20,7 +21,6 @@ from flatout.yolo.augment.hsv_torch import bgr_to_hsv, recolor
 from flatout.yolo.augment.paint import Classic
 from flatout.yolo.augment.render_torch import TorchRender
 from flatout.yolo.augment.source import TrainingSource
-from flatout.yolo.data.decode import read_picture
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.resize import kept_size_hw, resize_long_side
 from tests.golden_cases import golden_cases

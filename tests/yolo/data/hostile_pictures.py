@@ -75,6 +75,164 @@ def flipped(content: bytes, seed: int, count: int = 20) -> bytes:
     return bytes(damaged)
 
 
+def segments(content: bytes) -> list[bytes]:
+    """Those of a JPEG after its start marker; the last holds the pixels too."""
+    found, offset = [], 2
+    while content[offset + 1] != 0xDA:
+        end = offset + 2 + int.from_bytes(content[offset + 2 : offset + 4], "big")
+        found.append(content[offset:end])
+        offset = end
+    return [*found, content[offset:]]
+
+
+def segment(marker: int, content: bytes, length: int | None = None) -> bytes:
+    """One segment of a JPEG; its length may be wrong."""
+    return bytes((0xFF, marker)) + struct.pack(">H", len(content) + 2 if length is None else length) + content
+
+
+def exif_segment(orientation: int) -> bytes:
+    return segment(0xE1, b"Exif\0\0" + exif(orientation))
+
+
+def odd_jpegs() -> dict[str, bytes]:
+    """JPEG files with something odd in their header, of which OpenCV reads some and others not."""
+    plain = jpeg()
+    parts = segments(plain)
+    frame = next(part for part in parts if part[1] == 0xC0)
+
+    def with_before(number: int, odd: bytes) -> bytes:
+        return plain[:2] + b"".join(parts[:number]) + odd + b"".join(parts[number:])
+
+    found = {}
+    for number in range(len(parts)):
+        for name, odd in {"text": b"stray!!", "fill": b"\xff" * 5, "zeros": bytes(3), "ff00": b"\xff\0" * 3}.items():
+            found[f"{name} before segment {number}"] = with_before(number, odd)
+    found |= {f"APP0 of length {length}": plain[:4] + struct.pack(">H", length) + plain[6:] for length in (0, 1, 2, 15)}
+    found |= {f"APP0 of length {length}": plain[:4] + struct.pack(">H", length) + plain[6:] for length in (17, 25)}
+    return found | {
+        "70,000 stray bytes": with_before(1, b"s" * 70_000),
+        "70,000 fill bytes": with_before(1, b"\xff" * 70_000),
+        "stray bytes everywhere": plain[:2] + parts[0] + b"".join(b"xy" + part for part in parts[1:]),
+        "3,000 segments": with_before(0, segment(0xE5, b"") * 3000),
+        "restart marker": with_before(1, b"\xff\xd0"),
+        "end marker": with_before(1, b"\xff\xd9"),
+        "two start markers": plain[:2] + plain,
+        "garbage before it": b"abc" + plain,
+        "APP5 beyond its end": with_before(0, segment(0xE5, b"abc", 300)),
+        "APP5 of odd length": with_before(0, segment(0xE5, b"a")),
+        "APP5 too short": with_before(0, segment(0xE5, b"abcdefgh", 4)),
+        "unknown marker": with_before(0, segment(0xF0, b"ab")),
+        "two frames": plain.replace(frame, frame + frame),
+        "no frame": plain.replace(frame, b""),
+        "no quantisation table": plain[:2] + b"".join(part for part in parts if part[1] != 0xDB),
+        "no Huffman table": plain[:2] + b"".join(part for part in parts if part[1] != 0xC4),
+        "12 bits": plain.replace(frame, frame[:4] + b"\x0c" + frame[5:]),
+        "cut after the frame": plain[:2] + b"".join(parts[:5]),
+        "cut in the last segment": plain[:2] + b"".join(parts[:-1]) + parts[-1][:6],
+        "no end marker": plain[:-2],
+        "half an end marker": plain[:-1],
+        "bytes after the end": plain + b"abc" * 9,
+        "stray bytes, then EXIF": with_before(1, b"junk" + exif_segment(6)),
+        "stray bytes, and cut": with_before(1, b"junk")[:-300],
+        "EXIF after the frame": with_before(len(parts) - 1, exif_segment(6)),
+        "EXIF 1, then EXIF 8": with_before(0, exif_segment(1) + exif_segment(8)),
+        "EXIF of no sense, then EXIF 6": with_before(0, segment(0xE1, b"Exif\0\0garbage!") + exif_segment(6)),
+        "XMP, then EXIF 6": with_before(0, segment(0xE1, b"http://ns.adobe.com/xap/1.0/\0<x/>") + exif_segment(6)),
+    }
+
+
+def odd_exif(order: str) -> dict[str, bytes]:
+    """Blocks of EXIF that say 6, or not quite; `order` "<" or ">"."""
+
+    def block(*entries: tuple[int, int, int, bytes], magic: int = 42, count: int | None = None) -> bytes:
+        table = b"".join(struct.pack(f"{order}HHI", *entry[:3]) + entry[3] for entry in entries)
+        count = len(entries) if count is None else count
+        return {"<": b"II", ">": b"MM"}[order] + struct.pack(f"{order}HIH", magic, 8, count) + table + bytes(4)
+
+    six, far = struct.pack(f"{order}Hxx", 6), struct.pack(f"{order}I", 90_000)
+    found = {f"of type {kind}": block((274, kind, 1, six)) for kind in (0, 1, 2, 3, 4, 7, 8, 99)}
+    found |= {f"{count} of them": block((274, 3, count, six)) for count in (0, 2, 3)}
+    return found | {
+        "a long": block((274, 4, 1, struct.pack(f"{order}I", 6))),
+        "6, then 8": block((274, 3, 1, six), (274, 3, 1, struct.pack(f"{order}Hxx", 8))),
+        "another magic": block((274, 3, 1, six), magic=43),
+        "more entries than there are": block((274, 3, 1, six), count=9),
+        "cut": block((274, 3, 1, six))[:-6],
+        "after a text far away": block((271, 2, 90, far), (274, 3, 1, six)),
+        "before a text far away": block((274, 3, 1, six), (305, 2, 90, far)),
+        "after a fraction far away": block((282, 5, 1, far), (274, 3, 1, six)),
+        "after 600 others": block(*[(40_000, 3, 1, six)] * 600, (274, 3, 1, six)),
+    }
+
+
+def webp_with_exif(block: bytes, flags: int = 0x08) -> bytes:
+    plain = encoded(".webp", drawn(), cv2.IMWRITE_WEBP_QUALITY, 101)
+    canvas = struct.pack("<B3x", flags) + (63).to_bytes(3, "little") + (47).to_bytes(3, "little")
+    body = b"WEBPVP8X" + struct.pack("<I", 10) + canvas + plain[12:]
+    body += b"EXIF" + struct.pack("<I", len(block)) + block + bytes(len(block) % 2)
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def animated_png(
+    colour: int, *, is_default_apart: bool, is_moved: bool, dispose: int = 0, blend: int = 0
+) -> tuple[bytes, np.ndarray]:
+    """Two frames of noise, 64 x 48, and the picture that every viewer of still pictures shows: BGR.
+
+    With `is_default_apart` that one is no part of the animation; with `is_moved` frames are smaller and elsewhere.
+    """
+    samples = {0: 1, 2: 3, 4: 2, 6: 4}[colour]
+    rng = np.random.default_rng(colour)
+
+    def frame(width: int = 64, height: int = 48) -> np.ndarray:
+        return rng.integers(0, 256, (height, width, samples), np.uint8)
+
+    def rows(image: np.ndarray) -> bytes:
+        return zlib.compress(b"".join(b"\0" + row.tobytes() for row in image))
+
+    def control(number: int, image: np.ndarray, x: int, y: int) -> bytes:
+        place = struct.pack(">IIIII", number, image.shape[1], image.shape[0], x, y)
+        return chunk(b"fcTL", place + struct.pack(">HHBB", 1, 10, dispose, blend))
+
+    still, first = frame(), frame(20, 10) if is_moved else frame()
+    second, x, y = (frame(20, 16), 7, 9) if is_moved else (frame(), 0, 0)
+    content = PNG + chunk(b"IHDR", struct.pack(">IIBBBBB", 64, 48, 8, colour, 0, 0, 0))
+    content += chunk(b"acTL", struct.pack(">II", 2, 0))
+    if is_default_apart:
+        content += chunk(b"IDAT", rows(still)) + control(0, first, 5 if is_moved else 0, 6 if is_moved else 0)
+        content += chunk(b"fdAT", struct.pack(">I", 1) + rows(first))
+    else:
+        content += control(0, still, 0, 0) + chunk(b"IDAT", rows(still))
+    content += control(2, second, x, y) + chunk(b"fdAT", struct.pack(">I", 3) + rows(second)) + chunk(b"IEND", b"")
+    return content, still[..., 2::-1] if samples > 2 else np.repeat(still[..., :1], 3, 2)
+
+
+def tiff_of_size(width: int, height: int, compression: int, bits: int = 8) -> bytes:
+    """A TIFF of a few bytes that says it holds a strip of this size."""
+    values = {256: width, 257: height, 258: bits, 259: compression, 262: 1, 273: 200, 277: 1, 278: height, 279: 60}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in values.items())
+    head = b"II*\0" + struct.pack("<IH", 8, len(values)) + entries + bytes(4)
+    return head.ljust(200, b"\0") + zlib.compress(bytes(200)).ljust(60, b"\0")
+
+
+def promises() -> dict[str, bytes]:
+    """Files of hardly any bytes whose headers promise a hundred million pixels."""
+    idat = chunk(b"IDAT", zlib.compress(bytes(20)))
+    head = {kind: chunk(b"IHDR", struct.pack(">IIBBBBB", 10_000, 10_000, 8, kind, 0, 0, 0)) for kind in (2, 6)}
+    runs = struct.pack("<IHHI", 1154, 0, 0, 54) + struct.pack("<IiiHHIIiiII", 40, 10_000, 10_000, 1, 8, 1, *[0] * 5)
+    return {
+        "png": PNG + head[2] + idat + chunk(b"IEND", b""),
+        "png with alpha": PNG + head[6] + idat + chunk(b"IEND", b""),
+        "animated png": PNG + head[6] + chunk(b"acTL", bytes(8)) + idat + chunk(b"IEND", b""),
+        "bmp": bmp_of_size(10_000, 10_000),
+        "bmp of runs": b"BM" + runs + bytes(1100),
+        "webp": webp_of_size(10_000, 10_000),
+        "jpeg": jpeg_of_size(10_000, 10_000),
+        "ppm": b"P6 10000 10000 255\n",
+        **{f"tiff {code}": tiff_of_size(10_000, 10_000, code) for code in (1, 4, 5, 7, 8, 32773, 34712)},
+        **{f"tiff {code}, 12 bits": tiff_of_size(18_000, 18_000, code, 12) for code in (1, 5, 8)},
+    }
+
+
 FIXED: dict[str, bytes] = {
     "good.jpg": jpeg(),
     "half.jpg": jpeg()[:700],

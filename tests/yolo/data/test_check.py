@@ -1,5 +1,6 @@
 """Every check finds the fault it was made for, and a faultless data set has none of them."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -8,18 +9,21 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+import simplejpeg
 
 from flatout.__main__ import main
+from flatout.images import Header, Picture, decoder_messages, read_picture
 from flatout.yolo.data.check import deep
 from flatout.yolo.data.check.registry import CHECKS
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
-from flatout.yolo.data.decode import read_picture
 from flatout.yolo.data.scan_picture import scan_picture
 from flatout.yolo.pictures.palette import colour_of
+from tests.yolo.data.damaged_pictures import Damaged, damaged, originals
 from tests.yolo.data.drawn_set import DrawnSet, chunk, drawn, encoded, flat_png, jpeg, png, turned_jpeg
 
 CONFIG = CheckConfig(workers=0, progress=False, img_size=64, anchors_px=(16, 16, 32, 32, 8, 12))
@@ -165,6 +169,7 @@ FAULTS: dict[str, Spoil] = {
     "image-alpha": picture(encoded(".png", np.dstack((drawn(seed=4), drawn(seed=5)[..., 0]))), "png"),
     "image-pages": picture(two_pages(), "tif"),
     "image-decode": picture(wrong_header(), "png"),
+    "image-damaged": picture(jpeg(seed=4)[:700] + bytes(40) + jpeg(seed=4)[740:]),
     "image-header-lies": lying_sizes,
     "image-blank": picture(encoded(".jpg", np.full((48, 64, 3), 40, np.uint8))),
     "image-grey": picture(encoded(".jpg", drawn(seed=4)[..., 0])),
@@ -298,9 +303,6 @@ NO_LINE = {"label-case", "label-unreadable", "label-encoding"}
 
 
 def deep_picture():
-    from flatout.yolo.data.decode import Picture
-    from flatout.yolo.data.image_header import Header
-
     return Picture(drawn(40, 40), Header("jpeg", 64, 48), 0.0)
 
 
@@ -322,6 +324,104 @@ def test_a_picture_that_ends_its_process_is_one_finding(others, tmp_path, monkey
     places = found_in(made, CheckConfig(workers=1, progress=False, img_size=64))
     (place,) = places["image-decode"]
     assert place == f"{made.folder}/images/train/1.jpg: train: decoding it ended the process"
+
+
+NOT_DAMAGE = {"image-extension", "image-bytes-after-end", "image-copy", "leak-content", "leak-pixels"}
+
+
+@pytest.fixture(scope="module")
+def damaged_set(tmp_path_factory) -> tuple[DrawnSet, dict[str, Damaged]]:
+    """Every kind of damage in every format, and each picture as it was."""
+    made = DrawnSet(tmp_path_factory.mktemp("damaged"), num_train=0, num_val=0)
+    cases = {f"{number:04}": case for number, case in enumerate(damaged())}
+    for stem, case in cases.items():
+        made.put("train", stem, case.content, GOOD_LINE, "jpg" if case.suffix == "gif" else case.suffix)
+    for number, (suffix, content) in enumerate(originals().values()):
+        if suffix != "gif":
+            made.put("val", f"whole{number}", content, GOOD_LINE, suffix)
+    return made, cases
+
+
+def complaints_of_strict_decoders(case: Damaged, folder: Path) -> list[str]:
+    """Who says that a file is damaged: OpenCV, simplejpeg, and Pillow where it is installed."""
+    path = folder / f"witness.{case.suffix}"
+    path.write_bytes(case.content)
+    who = [] if cv2.imread(str(path)) is not None else ["OpenCV"]
+    if case.suffix == "jpg":
+        try:
+            simplejpeg.decode_jpeg(case.content)
+        except ValueError as error:
+            who.append(f"simplejpeg: {error}")
+    if importlib.util.find_spec("PIL") is not None:
+        from PIL import Image
+
+        try:
+            Image.open(path).verify()
+            Image.open(path).load()
+        except Exception as error:
+            who.append(f"Pillow: {error}")
+    return who
+
+
+def test_every_picture_of_which_a_strict_decoder_complains_is_named(damaged_set, tmp_path):
+    made, cases = damaged_set
+    assert len({case.kind for case in cases.values()}) >= 20
+    named = {
+        Path(finding.where).stem
+        for finding in check_data_set(made.yaml(), CONFIG).findings
+        if (finding.check not in NOT_DAMAGE and CHECKS[finding.check].severity != "note")
+        or finding.check == "image-no-end"
+    }
+    told = {stem: complaints_of_strict_decoders(case, tmp_path) for stem, case in cases.items()}
+    missed = {stem: who for stem, who in told.items() if who and stem not in named}
+    assert not missed, [(cases[stem].format, cases[stem].kind, who) for stem, who in missed.items()]
+    assert sum(map(bool, told.values())) > 200
+    assert not {stem for stem in named if stem.startswith("whole")}, "pictures that are whole"
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_the_check_prints_nothing_but_its_report_on_damaged_pictures(workers, damaged_set, tmp_path):
+    made, _ = damaged_set
+    command = [sys.executable, "-m", "flatout", "yolo", "check", str(made.yaml()), "--workers", workers, "--all"]
+    command += ["--preview", str(tmp_path / "sheet.png")]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=110, env=environment)
+    assert done.returncode == 3
+    assert done.stderr == ""
+    # What the decoders had to say stands where it belongs.
+    for words in ("extraneous bytes before marker", "libpng error", "wrong checksum"):
+        assert words in done.stdout
+
+
+@pytest.mark.parametrize("level", ["", "SILENT"])
+def test_what_libtiff_reports_is_found_whatever_opencv_is_told_to_print(level, tmp_path):
+    case = next(case for case in damaged() if (case.format, case.kind) == ("tiff deflate", "a quarter zero"))
+    (tmp_path / "a.tif").write_bytes(case.content)
+    code = f"from flatout.yolo.data.check.deep import facts_of; print(facts_of({str(tmp_path / 'a.tif')!r})['why'])"
+    environment = os.environ | ({"OPENCV_LOG_LEVEL": level} if level else {})
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    assert "Decod" in done.stdout and done.stderr == ""
+
+
+def test_what_libjpeg_prints_about_a_cmyk_picture_is_its_damage():
+    picture = deep_picture()._replace(header=Header("jpeg", 40, 40, channels=4))
+    warning = "Corrupt JPEG data: 7 extraneous bytes before marker 0xd9"
+    assert deep.damage_of(jpeg(), picture, [warning]) == warning
+    assert deep.damage_of(jpeg(), picture, []) == ""
+
+
+def test_only_what_is_printed_around_a_decoder_is_kept_back(capfd):
+    os.write(2, b"before\n")
+    with decoder_messages() as messages:
+        os.write(2, b"libpng warning: iCCP: known incorrect sRGB profile\n[ERROR:0@0.123] global a.cpp:7 Why not\n")
+        os.write(2, b"\x1b[2K a bar\n\n")
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "before\nafter\n"
+    assert messages == ["libpng warning: iCCP: known incorrect sRGB profile", "Why not"]
+    with pytest.raises(ValueError, match="no"), decoder_messages():
+        raise ValueError("no")
+    os.write(2, b"still\n")
+    assert capfd.readouterr().err == "still\n"
 
 
 def test_a_quick_check_decodes_nothing(tmp_path, monkeypatch):

@@ -1,7 +1,11 @@
 """Pictures decode to the pixels that cv2.imread gives, whichever way they take."""
 
 import builtins
+import io
+import itertools
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import cv2
@@ -9,11 +13,11 @@ import numpy as np
 import pytest
 
 from flatout.feed import DecodeError
-from flatout.yolo.data.decode import decode, read_picture
-from flatout.yolo.data.image_header import header_of
+from flatout.images import Picture, decode, header_of, read_picture
 from flatout.yolo.data.letterbox import fit, fit_stretched, fit_tightly, letterbox
 from flatout.yolo.data.resize import kept_size_hw, resize_long_side
-from tests.yolo.data.drawn_set import chunk, drawn, encoded, exif, jpeg, png, turned_jpeg
+from tests.yolo.data.drawn_set import chunk, drawn, encoded, exif, flat_png, jpeg, png, turned_jpeg
+from tests.yolo.data.hostile_pictures import animated_png, odd_exif, odd_jpegs, promises, segment, webp_with_exif
 
 ORIENTATIONS = range(1, 9)
 SUBSAMPLINGS = {"444": 0x111111, "422": 0x211111, "420": 0x221111, "440": 0x121111, "411": 0x411111}
@@ -59,6 +63,146 @@ def test_the_orientation_of_a_png_is_obeyed_too(orientation, tmp_path):
     found = decode(content)
     np.testing.assert_array_equal(found.image, as_imread(content, tmp_path, ".png"))
     assert found.header.size_wh == found.image.shape[1::-1]
+
+
+@pytest.mark.parametrize("name", odd_jpegs())
+def test_a_jpeg_with_an_odd_header_is_read_as_imread_reads_it_or_refused_where_it_does_not(name, tmp_path):
+    content = odd_jpegs()[name]
+    (tmp_path / "odd.jpg").write_bytes(content)
+    expected = cv2.imread(str(tmp_path / "odd.jpg"))
+    if expected is None:
+        with pytest.raises(DecodeError) as refused:
+            decode(content)
+        assert "first pixel" not in str(refused.value) and "subsampling" not in str(refused.value)
+        return
+    found = decode(content)
+    np.testing.assert_array_equal(found.image, expected)
+    assert found.header.size_wh == expected.shape[1::-1]
+    assert bool(found.complaint) == any(
+        word in name for word in ("text", "zeros", "ff00", "stray", "APP0", "too short", "end marker")
+    ), found.complaint
+    # The last part of a cut one is grey, also where the header is odd.
+    assert (found.missing > 0.1) == ("and cut" in name)
+
+
+@pytest.mark.parametrize("name", odd_jpegs())
+def test_an_odd_jpeg_gives_the_same_without_simplejpeg(name, monkeypatch):
+    found = outcome(odd_jpegs()[name])
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    again = outcome(odd_jpegs()[name])
+    assert type(again) is type(found)
+    if isinstance(found, Picture):
+        np.testing.assert_array_equal(again.image, found.image)
+        assert again.missing == found.missing
+
+
+def outcome(content: bytes) -> Picture | type[DecodeError]:
+    try:
+        return decode(content)
+    except DecodeError:
+        return DecodeError
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("name", odd_exif("<"))
+def test_an_odd_block_of_exif_turns_a_picture_as_imread_does(name, order, tmp_path):
+    block, plain = odd_exif(order)[name], png(seed=4)
+    for suffix, content in {
+        ".jpg": jpeg()[:2] + segment(0xE1, b"Exif\0\0" + block) + jpeg()[2:],
+        ".png": plain[:33] + chunk(b"eXIf", block) + plain[33:],
+        ".webp": webp_with_exif(block),
+    }.items():
+        found, expected = decode(content), as_imread(content, tmp_path, suffix)
+        np.testing.assert_array_equal(found.image, expected)
+        assert found.header.size_wh == expected.shape[1::-1], f"{suffix}: {found.header.orientation}"
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("flags", [0x08, 0])
+@pytest.mark.parametrize("prefix", [b"", b"Exif\0\0"])
+def test_the_orientation_of_a_webp_is_the_one_that_imread_obeys(orientation, flags, prefix, tmp_path):
+    content = webp_with_exif(prefix + exif(orientation), flags)
+    found, expected = decode(content), as_imread(content, tmp_path, ".webp")
+    np.testing.assert_array_equal(found.image, expected)
+    assert found.header.size_wh == expected.shape[1::-1]
+    assert found.header.orientation == (orientation if flags and not prefix else 1)
+
+
+def test_the_orientation_of_a_png_counts_wherever_it_stands_and_only_with_a_right_checksum(tmp_path):
+    plain, block = png(seed=4), chunk(b"eXIf", exif(6))
+    for content, turned in (
+        (plain[:-12] + block + plain[-12:], True),
+        (plain[:33] + block[:-1] + b"?" + plain[33:], False),
+    ):
+        assert (header_of(content).orientation == 6) == turned
+        assert header_of(content).size_wh == as_imread(content, tmp_path, ".png").shape[1::-1]
+
+
+@pytest.mark.parametrize("colour", [0, 2, 4, 6])
+@pytest.mark.parametrize("is_default_apart", [False, True])
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_an_animated_png_is_its_default_image(colour, is_default_apart, is_moved, tmp_path):
+    for dispose, blend in itertools.product(range(3), range(2)):
+        content, still = animated_png(
+            colour, is_default_apart=is_default_apart, is_moved=is_moved, dispose=dispose, blend=blend
+        )
+        found = decode(content)
+        np.testing.assert_array_equal(found.image, still)
+        np.testing.assert_array_equal(as_imread(content, tmp_path, ".png"), still)
+        assert found.header.pages == 2
+
+
+def test_pillow_shows_the_same_of_an_animated_png():
+    Image = pytest.importorskip("PIL.Image", reason="Pillow is only a second witness")
+    for colour, is_default_apart, is_moved in itertools.product((0, 2), (False, True), (False, True)):
+        content, still = animated_png(colour, is_default_apart=is_default_apart, is_moved=is_moved)
+        shown = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+        np.testing.assert_array_equal(shown[..., ::-1], still)
+
+
+READ_ALL = """
+import os, sys
+import cv2
+from flatout.defect.strips.decode import read_stored
+from flatout.feed import DecodeError
+from flatout.images import read_picture
+from flatout.spike.frames import read_image
+import tifffile
+
+def peak_mib():
+    return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) / 1024
+
+read_picture(sys.argv[2])  # the decoders are loaded
+before = peak_mib()
+for name in sorted(os.listdir(sys.argv[1])):
+    for read in (read_picture, read_stored, read_image):
+        try:
+            read(os.path.join(sys.argv[1], name))
+            sys.exit(f"{read.__name__} reads {name}")
+        except DecodeError:
+            pass
+        if peak_mib() - before > 50:
+            sys.exit(f"{read.__name__} took {peak_mib() - before:.0f} MiB for {name}")
+"""
+
+
+def test_files_that_promise_more_than_they_hold_are_refused_below_50_mb_by_every_reader(tmp_path):
+    (tmp_path / "promises").mkdir()
+    for name, content in promises().items():
+        assert len(content) < 2000
+        (tmp_path / "promises" / name).write_bytes(content)
+    (tmp_path / "good.jpg").write_bytes(jpeg())
+    command = [sys.executable, "-c", READ_ALL, str(tmp_path / "promises"), str(tmp_path / "good.jpg")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_large_and_flat_but_whole_is_read():
+    # 1032 to 1 is what deflate can do, and this comes close to it.
+    assert decode(flat_png(6000, 6000)).image.shape == (6000, 6000, 3)
+    blank = np.zeros((2400, 2400, 3), np.uint8)
+    for suffix in (".jpg", ".png", ".webp", ".tif"):
+        assert decode(encoded(suffix, blank)).image.shape == blank.shape, suffix
 
 
 FORMATS = {

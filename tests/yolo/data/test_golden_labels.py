@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flatout.yolo.data.decode import decode
+from flatout.images import decode
 from flatout.yolo.data.scan_picture import scan_picture
 from tests.golden_cases import golden_cases
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from flatout.images import FORMATS
 from flatout.yolo.data.check.deep import DEADLY, DECODED, DEEP
 from flatout.yolo.data.check.facts import SetFacts, SplitFacts
 from flatout.yolo.data.check.look_alike import look_alikes
 from flatout.yolo.data.check.registry import Finding, looking_for
-from flatout.yolo.data.image_header import FORMATS
 
 LARGE = 4
 """Times the training size."""
@@ -62,6 +62,18 @@ def image_decode(facts: SetFacts) -> Iterable[Finding]:
                 else bytes(deep["why"]).decode(errors="replace")
             )
             yield Finding("image-decode", path, f"{split.name}: {why}")
+
+
+@looking_for(
+    "image-damaged",
+    "warning",
+    "pictures that decode, but not as they were saved: a strict decoder complains",
+    "copy them again; training uses them with the pixels that can be saved",
+)
+def image_damaged(facts: SetFacts) -> Iterable[Finding]:
+    for split, path, deep in _deep(facts):
+        if deep["state"] == DECODED and deep["why"]:
+            yield Finding("image-damaged", path, f"{split.name}: {bytes(deep['why']).decode(errors='replace')}")
 
 
 @looking_for(

@@ -4,12 +4,14 @@ The name of a file says nothing that counts. Nothing in the file is trusted eith
 does not add up is a DecodeError.
 """
 
+import re
 import struct
+import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
 from flatout.feed import DecodeError
-from flatout.yolo.data.tiff_tags import MOST_ENTRIES, TiffTags, orientation_in
+from flatout.images.tiff_tags import MOST_ENTRIES, TiffTags, orientation_in
 
 ReadAt = Callable[[int, int], bytes]
 """(offset, count) -> that part of a file; shorter, or empty, where the file ends."""
@@ -20,12 +22,26 @@ NOT_OPENED = (*NO_PICTURES, "heic", "svg")
 """What Pillow does not know, by which YOLOv7 judges; the others it opens, and YOLOv7 then refuses their format."""
 FORMATS = ("unknown", *READABLE, "gif", "jpeg2000", "avif", "heic", "psd", "ico", "pdf", "svg", "html", "zip", "ppm")
 """Everything that is recognised; what is not in READABLE only gets a better error text."""
-MOST_SEGMENTS = 2000
+MOST_SEGMENTS = 1 << 16
+MOST_STRAY_BYTES = 1 << 26
+"""Between two segments of a JPEG."""
+MOST_EXIF_BYTES = 1 << 16
+TAIL_BYTES = 4096
+"""At the end of a PNG, in which EXIF is looked for."""
+DEFLATE_FACTOR = 1032
+"""No stream of deflate, as in a PNG, becomes larger than this many times its size."""
+JPEG_PIXELS_PER_BYTE = 4_000
+"""A block of 8 x 8 takes at least a bit, and most of a picture is more than one colour: beyond, a header lies."""
 
 _STANDALONE = {0x01, *range(0xD0, 0xD9)}
 _FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = {0xC2, 0xC6, 0xCA, 0xCE}
+_JPEG_ENDS = {0xDA: "its pixels begin without one", 0xD9: "it ends before one"}
+_MARKER = re.compile(rb"\xff[^\x00\xff]")
+_STRAY_BLOCK = 1 << 16
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
+_PNG_SAMPLES = {**_PNG_CHANNELS, 3: 1}
+"""As stored: an index into a palette is one."""
 
 
 class Header(NamedTuple):
@@ -43,6 +59,8 @@ class Header(NamedTuple):
     pages: int = 1
     """2 stands for several."""
     progressive: bool = False
+    least_bytes: int = 0
+    """A file of fewer cannot hold the pixels; 0 where the format has no such limit."""
 
     @property
     def size_wh(self) -> tuple[int, int]:
@@ -52,17 +70,17 @@ class Header(NamedTuple):
 
 def header_of(content: bytes | memoryview) -> Header:
     """Of a file that is in memory."""
-    return read_header(lambda offset, count: bytes(content[offset : offset + count]))
+    return read_header(lambda offset, count: bytes(content[offset : offset + count]), len(content))
 
 
-def read_header(read_at: ReadAt) -> Header:
-    """DecodeError if the file begins like a picture but does not go on like one."""
+def read_header(read_at: ReadAt, num_bytes: int) -> Header:
+    """Of a file of so many bytes; DecodeError if it begins like a picture but does not go on like one."""
     start = read_at(0, 32)
     kind = sniff(start)
     if kind not in _READERS:
         return Header(kind)
     try:
-        header = _READERS[kind](read_at)
+        header = _READERS[kind](read_at, num_bytes)
     except DecodeError:
         raise
     except (struct.error, IndexError, ValueError) as error:
@@ -108,42 +126,58 @@ _MAGIC = (
 )
 
 
-def _jpeg(read_at: ReadAt) -> Header:
-    offset, orientation, is_mpo, frame = 2, 1, False, None
+def _jpeg(read_at: ReadAt, num_bytes: int) -> Header:
+    """Segment by segment as libjpeg goes, which skips fill bytes and whatever else stands between segments."""
+    offset, is_mpo, frame, end = 2, False, None, ""
+    orientation: int | None = None
     for _ in range(MOST_SEGMENTS):
-        prefix, marker = read_at(offset, 2)
-        if prefix != 0xFF:
-            break
-        if marker == 0xFF or marker in _STANDALONE:  # fill bytes, restart markers
-            offset += 1 if marker == 0xFF else 2
+        offset, marker = _next_marker(read_at, offset)
+        if marker in _STANDALONE:
             continue
-        if marker in (0xDA, 0xD9):  # pixels, or the end
+        if marker in _JPEG_ENDS:
+            end = _JPEG_ENDS[marker]
             break
-        (length,) = struct.unpack(">H", read_at(offset + 2, 2))
-        body = offset + 4
-        if marker == 0xE1 and orientation == 1 and read_at(body, 6) == b"Exif\0\0":
+        (length,) = struct.unpack(">H", read_at(offset, 2))
+        body = offset + 2
+        # The first block of EXIF that can be read counts, also where it says nothing of the orientation.
+        if marker == 0xE1 and orientation is None and read_at(body, 6) == b"Exif\0\0":
             orientation = orientation_in(read_at(body + 6, length - 8))
         elif marker == 0xE2 and read_at(body, 4) == b"MPF\0":
             is_mpo = True
         elif marker in _FRAMES and frame is None:
             frame = (*struct.unpack(">BHHB", read_at(body, 6)), marker in _PROGRESSIVE)
-        offset += 2 + length
+        offset += max(length, 2)
     if frame is None:
-        raise DecodeError("a JPEG without a frame: it was cut off before the first pixel")
+        raise DecodeError(f"a JPEG without a frame header: {end or f'none in {MOST_SEGMENTS:,} segments'}")
     bits, height, width, channels, progressive = frame
     kind = "mpo" if is_mpo else "jpeg"
-    return Header(kind, width, height, orientation, bits, channels, 2 if is_mpo else 1, progressive)
+    least = width * height // JPEG_PIXELS_PER_BYTE
+    return Header(kind, width, height, orientation or 1, bits, channels, 2 if is_mpo else 1, progressive, least)
 
 
-def _png(read_at: ReadAt) -> Header:
+def _next_marker(read_at: ReadAt, offset: int) -> tuple[int, int]:
+    """Offset after the next marker, and its code: 0xFF and a byte that is neither 0 nor 0xFF, however far away."""
+    head = read_at(offset, 2)
+    if _MARKER.match(head):
+        return offset + 2, head[1]
+    for begin in range(offset, offset + MOST_STRAY_BYTES, _STRAY_BLOCK):
+        block = read_at(begin, _STRAY_BLOCK + 1)  # one more, so that no marker is cut in two
+        if found := _MARKER.search(block):
+            return begin + found.end(), block[found.end() - 1]
+        if len(block) <= _STRAY_BLOCK:
+            break
+    raise DecodeError("the JPEG header is cut off or damaged: after its last segment no other begins")
+
+
+def _png(read_at: ReadAt, num_bytes: int) -> Header:
     width, height, bits, colour = struct.unpack(">IIBB", read_at(16, 10))
     if read_at(12, 4) != b"IHDR" or colour not in _PNG_CHANNELS:
         raise DecodeError("a PNG without a proper first chunk")
-    offset, orientation, pages, alpha = 33, 1, 1, False
+    offset, exif, pages, alpha = 33, b"", 1, False
     for _ in range(MOST_SEGMENTS):
         length, kind = struct.unpack(">I4s", read_at(offset, 8))
-        if kind == b"eXIf":
-            orientation = orientation_in(read_at(offset + 8, min(length, 1 << 16)))
+        if kind == b"eXIf" and not exif:
+            exif = _png_exif(read_at(offset, length + 12) if length <= MOST_EXIF_BYTES else b"")
         elif kind == b"acTL":
             pages = 2
         elif kind == b"tRNS":
@@ -151,22 +185,40 @@ def _png(read_at: ReadAt) -> Header:
         elif kind in (b"IDAT", b"IEND"):
             break
         offset += 12 + length
+    if not exif:  # it may also stand after the pixels
+        tail = read_at(max(offset, num_bytes - TAIL_BYTES), TAIL_BYTES)
+        at = tail.rfind(b"eXIf") - 4
+        exif = _png_exif(tail[at:]) if at >= 0 else b""
     channels = _PNG_CHANNELS[colour] + (alpha and colour in (0, 2, 3))
-    return Header("png", width, height, orientation, bits, channels, pages)
+    row_bytes = 1 + (width * _PNG_SAMPLES[colour] * bits + 7) // 8
+    least = row_bytes * height // DEFLATE_FACTOR
+    return Header("png", width, height, orientation_in(exif) or 1, bits, channels, pages, least_bytes=least)
 
 
-def _bmp(read_at: ReadAt) -> Header:
+def _png_exif(chunk: bytes) -> bytes:
+    """What a chunk holds; nothing where its checksum is wrong, as libpng has it."""
+    length = int.from_bytes(chunk[:4], "big")
+    content, checksum = chunk[8 : 8 + length], chunk[8 + length : 12 + length]
+    is_whole = len(checksum) == 4 and zlib.crc32(b"eXIf" + content) == int.from_bytes(checksum, "big")
+    return content if is_whole else b""
+
+
+def _bmp(read_at: ReadAt, num_bytes: int) -> Header:
     (size,) = struct.unpack("<I", read_at(14, 4))
+    compression = 0
     if size == 12:
         width, height, _, bits = struct.unpack("<HHHH", read_at(18, 8))
     elif size >= 40:
-        width, height, _, bits = struct.unpack("<iiHH", read_at(18, 12))
+        width, height, _, bits, compression = struct.unpack("<iiHHI", read_at(18, 16))
     else:
         raise DecodeError(f"a BMP with a header of {size} bytes")
-    return Header("bmp", width, abs(height), channels=4 if bits == 32 else 3)  # bottom-up or top-down
+    height = abs(height)  # bottom-up or top-down
+    # Compressed is what holds runs of equal pixels (1, 2); the others have bit fields. The last row may lack its end.
+    least = 0 if compression in (1, 2) else (width * bits + 31) // 32 * 4 * (height - 1)
+    return Header("bmp", width, height, channels=4 if bits == 32 else 3, least_bytes=least)
 
 
-def _webp(read_at: ReadAt) -> Header:
+def _webp(read_at: ReadAt, num_bytes: int) -> Header:
     kind = read_at(12, 4)
     if kind == b"VP8 ":
         if read_at(23, 3) != b"\x9d\x01\x2a":
@@ -192,32 +244,36 @@ def _webp_orientation(read_at: ReadAt) -> int:
             return 1
         kind, length = struct.unpack("<4sI", head)
         if kind == b"EXIF":
-            return orientation_in(read_at(offset + 8, min(length, 1 << 16)).removeprefix(b"Exif\0\0"))
+            # Some programs write JPEG's "Exif\0\0" before the block: no EXIF then, for OpenCV and so for us.
+            return orientation_in(read_at(offset + 8, min(length, MOST_EXIF_BYTES))) or 1
         offset += 8 + length + (length & 1)
     return 1
 
 
-def _tiff(read_at: ReadAt) -> Header:
+def _tiff(read_at: ReadAt, num_bytes: int) -> Header:
     tags = TiffTags(read_at)
     width, height = tags.first("width"), tags.first("height")
     if width is None or height is None:
         raise DecodeError("a TIFF without a size")
+    bits, samples = tags.first("bits") or 1, min(tags.first("samples") or 1, MOST_ENTRIES)
+    is_plain = tags.first("compression") in (None, 1)
     return Header(
         "dng" if tags.first("dng_version") is not None else "tiff",
         width,
         height,
         tags.orientation,
-        tags.first("bits") or 1,
-        min(tags.first("samples") or 1, MOST_ENTRIES),
+        bits,
+        samples,
         2 if tags.next_page else 1,
+        least_bytes=(height - 1) * ((width * bits * samples + 7) // 8) if is_plain else 0,
     )
 
 
-def _gif(read_at: ReadAt) -> Header:
+def _gif(read_at: ReadAt, num_bytes: int) -> Header:
     return Header("gif", *struct.unpack("<HH", read_at(6, 4)))
 
 
-_READERS: dict[str, Callable[[ReadAt], Header]] = {
+_READERS: dict[str, Callable[[ReadAt, int], Header]] = {
     "jpeg": _jpeg,
     "png": _png,
     "bmp": _bmp,

@@ -1,11 +1,22 @@
-"""The few tags of a TIFF directory that matter here; EXIF is such a directory too."""
+"""The few tags of a TIFF directory that matter here; EXIF is such a directory too, read as OpenCV reads it."""
 
 import struct
 from collections.abc import Callable
 
 MOST_ENTRIES = 512
 
-_TAGS = {256: "width", 257: "height", 258: "bits", 274: "orientation", 277: "samples", 50706: "dng_version"}
+_TAGS = {
+    256: "width",
+    257: "height",
+    258: "bits",
+    259: "compression",
+    274: "orientation",
+    277: "samples",
+    50706: "dng_version",
+}
+_ORIENTATION = 274
+_EXIF_TEXTS = {270, 271, 272, 305, 306, 33432}
+_EXIF_FRACTIONS = {282: 1, 283: 1, 318: 2, 319: 6, 529: 3, 532: 6}
 _SIZES = {1: 1, 3: 2, 4: 4, 16: 8}
 _LETTERS = {1: "B", 3: "H", 4: "I", 16: "Q"}
 
@@ -59,9 +70,37 @@ class TiffTags:
         return int(number)
 
 
-def orientation_in(exif: bytes) -> int:
-    """EXIF's orientation, 1 where there is none or the block is damaged."""
+def orientation_in(exif: bytes) -> int | None:
+    """EXIF's orientation as OpenCV reads it: 1 where it has none, None where no entry can be read.
+
+    The first such entry counts, whatever kind of number it says it is. What stands after an entry that points beyond
+    the block is not read, what stands before it is.
+    """
+    order = {b"II": "<", b"MM": ">"}.get(exif[:2], "")
+    found: int | None = None
     try:
-        return TiffTags(lambda offset, count: exif[offset : offset + count]).orientation
+        magic, directory = struct.unpack_from(f"{order}HI", exif, 2)
+        if not order or magic != 42:
+            return None
+        (num_entries,) = struct.unpack_from(f"{order}H", exif, directory)
+        for at in range(directory + 2, directory + 2 + 12 * num_entries, 12):
+            (tag,) = struct.unpack_from(f"{order}H", exif, at)
+            if tag == _ORIENTATION:
+                (value,) = struct.unpack_from(f"{order}H", exif, at + 8)
+                return value if 1 <= value <= 8 else 1
+            _check_entry(exif, order, tag, at)
+            found = 1
     except struct.error:
-        return 1
+        pass
+    return found
+
+
+def _check_entry(exif: bytes, order: str, tag: int, at: int) -> None:
+    """struct.error where an entry of a kind that OpenCV reads points beyond the block."""
+    if tag in _EXIF_TEXTS:
+        length, offset = struct.unpack_from(f"{order}II", exif, at + 4)
+        if length > 4:
+            struct.unpack_from(f"{length}x", exif, offset)
+    elif tag in _EXIF_FRACTIONS:
+        (offset,) = struct.unpack_from(f"{order}I", exif, at + 8)
+        struct.unpack_from(f"{8 * _EXIF_FRACTIONS[tag]}x", exif, offset)

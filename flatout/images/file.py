@@ -6,7 +6,7 @@ import zlib
 from typing import NamedTuple
 
 from flatout.feed import DecodeError
-from flatout.yolo.data.image_header import Header, read_header
+from flatout.images.header import Header, ReadAt, read_header
 
 WINDOW_BYTES = 4096
 """Read at once: enough for the header of most files, and one page of the disk cache."""
@@ -20,6 +20,8 @@ class Facts(NamedTuple):
     header: Header
     ending: str
     """"whole", "absent" (no end marker where there should be one) or "more" (bytes after the end)."""
+    num_bytes: int
+    """Of the file."""
 
 
 def read_facts(path: str, *, verify: bool = False) -> Facts:
@@ -32,10 +34,10 @@ def read_facts(path: str, *, verify: bool = False) -> Facts:
         size = os.fstat(fd).st_size
         if size == 0:
             raise DecodeError("an empty file")
-        header = read_header(_Window(fd))
+        header = read_header(_Window(fd), size)
         if verify and header.format == "png":
-            _check_png(fd, size)
-        return Facts(header, _ending(fd, size, header.format))
+            check_png(lambda offset, count: os.pread(fd, count, offset), size)
+        return Facts(header, _ending(fd, size, header.format), size)
     finally:
         os.close(fd)
 
@@ -87,15 +89,15 @@ def _ending(fd: int, size: int, kind: str) -> str:
     return "more" if mark in tail else "absent"
 
 
-def _check_png(fd: int, size: int) -> None:
-    """Every chunk whole and with the right checksum, as far as IEND."""
+def check_png(read_at: ReadAt, size: int) -> None:
+    """DecodeError unless every chunk is whole and has the right checksum, as far as IEND."""
     offset = 8
     while offset < size:
-        head = os.pread(fd, 8, offset)
+        head = read_at(offset, 8)
         length, kind = int.from_bytes(head[:4], "big"), head[4:]
         if len(head) < 8 or offset + 12 + length > size:
             raise DecodeError("a PNG that is cut off")
-        content = os.pread(fd, length + 4, offset + 8)
+        content = read_at(offset + 8, length + 4)
         if zlib.crc32(kind + content[:length]) != int.from_bytes(content[length:], "big"):
             raise DecodeError(f"a PNG whose chunk {kind!r} has a wrong checksum")
         if kind == b"IEND":

@@ -1,25 +1,31 @@
 """Bytes of a picture file -> pixels as `cv2.imread` gives them: uint8 [H, W, 3], BGR, orientation obeyed.
 
 JPEG goes through simplejpeg where its header says that nothing can go wrong: the same library and the same pixels as
-OpenCV's, in less time (bench/scan.py), but it knows no orientation and believes headers that lie.
+OpenCV's, in less time (bench/scan.py), but it knows no orientation and believes headers that lie. What it refuses,
+such as stray bytes between the segments of a header, goes to OpenCV; only what neither decodes is refused.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from flatout.feed import DecodeError
-from flatout.yolo.data.image_header import READABLE, Header, header_of
-from flatout.yolo.data.picture_file import read_bytes
+from flatout.images.file import read_bytes
+from flatout.images.header import READABLE, Header, header_of
 
 MOST_PIXELS = 100_000_000
 """10,000 x 10,000; decoding that takes 300 MB. OpenCV itself stops at ten times as many."""
-MOST_PIXELS_PER_BYTE = 4_000
-"""A JPEG block of 8 x 8 takes at least a bit, and most of a picture is more than one colour: beyond, a header lies."""
+MOST_PIXELS_PER_BYTE = 16_384
+"""Of a file. Some formats can hold any number of equal pixels in a few bytes; so much emptiness is no photograph."""
+HARMLESS_PIXELS = 6_000_000
+"""Decoded however few bytes they are: below 50 MB, whatever the decoder needs in between."""
 MOST_MISSING = 0.01
 """Share of rows that may be missing at the end of a JPEG; more, and the picture is not used."""
 GREY = 128
 """What libjpeg puts where data is missing."""
+
+_END = b"\xff\xd9"
+_ANIMATION = (b"acTL", b"fcTL", b"fdAT")
 
 
 class Picture(NamedTuple):
@@ -30,6 +36,8 @@ class Picture(NamedTuple):
     header: Header
     missing: float
     """Share of the rows that the file does not hold: 0 but for a JPEG that was cut off."""
+    complaint: str = ""
+    """What a strict decoder says against the file, "" if nothing: some pixels may not be those that were saved."""
 
 
 def read_picture(path: str) -> np.ndarray:
@@ -57,12 +65,28 @@ def decode(content: bytes, *, at_least_px: int = 0) -> Picture:
     check_size(header, len(content))
     if header.format in ("jpeg", "mpo") and header.bits == 8 and header.channels in (1, 3):
         return _decode_jpeg(content, header, at_least_px)
-    import cv2
-
-    image = _by_opencv(content, cv2)
+    image = _by_opencv(for_opencv(content, header))
     if image is None:
-        raise DecodeError(f"OpenCV cannot decode this {header.format.upper()}: it is damaged or of a rare kind")
+        kind = header.format.upper() + (f" of {header.bits} bits" if header.bits != 8 else "")
+        raise DecodeError(f"OpenCV cannot decode this {kind}: it is damaged or of a rare kind")
     return Picture(image, header, 0.0)
+
+
+def for_opencv(content: bytes, header: Header) -> bytes:
+    """What to hand to OpenCV's decoder: an animated PNG as its default image alone, anything else as it is.
+
+    From memory, OpenCV 4.14 gives the first frame where the default image is not part of the animation, while
+    `imread` and Pillow give the default image; and with some grey frames it writes beyond its own memory.
+    """
+    if header.format != "png" or not any(kind in content for kind in _ANIMATION):
+        return content
+    kept, offset = [content[:8]], 8
+    while offset < len(content):
+        end = offset + 12 + int.from_bytes(content[offset : offset + 4], "big")
+        if content[offset + 4 : offset + 8] not in _ANIMATION:
+            kept.append(content[offset:end])
+        offset = end
+    return b"".join(kept)
 
 
 def check_size(header: Header, num_bytes: int) -> None:
@@ -73,8 +97,18 @@ def check_size(header: Header, num_bytes: int) -> None:
         raise DecodeError(
             f"{header.width} x {header.height} pixels; {most_pixels(header):,} is the most. Cut it into tiles first"
         )
-    if header.format in ("jpeg", "mpo") and header.width * header.height > num_bytes * MOST_PIXELS_PER_BYTE:
+    check_promise(header, num_bytes)
+
+
+def check_promise(header: Header, num_bytes: int) -> None:
+    """Refuse a header that promises more pixels than a file of so many bytes can hold."""
+    if num_bytes < header.least_bytes:
         raise DecodeError(f"its header says {header.width} x {header.height}, which {num_bytes} bytes cannot hold")
+    if header.width * header.height > max(num_bytes * MOST_PIXELS_PER_BYTE, HARMLESS_PIXELS):
+        raise DecodeError(
+            f"{header.width} x {header.height} pixels in {num_bytes} bytes; {MOST_PIXELS_PER_BYTE:,} pixels per byte "
+            "are the most. It is blank, or made to fill the memory"
+        )
 
 
 def most_pixels(header: Header) -> int:
@@ -111,35 +145,43 @@ def _decode_jpeg(content: bytes, header: Header, at_least_px: int) -> Picture:
     except ImportError:
         return _decode_jpeg_by_opencv(content, header)
     least = _least_size(header, at_least_px)
-    missing = 0.0
     try:
-        image = simplejpeg.decode_jpeg(content, "BGR", **least)
+        return _upright(simplejpeg.decode_jpeg(content, "BGR", **least), header, b"")
+    except ValueError as error:
+        complaint = " ".join(str(error).split())
+    # Damaged. What can be saved is what cv2.imread gives.
+    try:
+        image = simplejpeg.decode_jpeg(content, "BGR", strict=False, **least)
     except ValueError:
-        # Damaged. What can be saved is what cv2.imread gives.
-        try:
-            image = simplejpeg.decode_jpeg(content, "BGR", strict=False, **least)
-        except ValueError as error:
-            raise DecodeError(f"a damaged JPEG: {error}") from None
-        missing = missing_rows(image) if b"\xff\xd9" not in content[-4096:] else 0.0
-    return Picture(turn_upright(image, header.orientation), header, missing)
+        return _decode_jpeg_by_opencv(content, header, complaint)
+    return _upright(image, header, content, complaint)
 
 
-def _decode_jpeg_by_opencv(content: bytes, header: Header) -> Picture:
+def _decode_jpeg_by_opencv(content: bytes, header: Header, complaint: str = "") -> Picture:
+    image = _by_opencv(content, is_upright=False)
+    if image is not None:
+        return _upright(image, header, content if complaint else b"", complaint)
+    # imdecode gives nothing for a file without its end marker, where imread gives what is there.
+    image = _by_opencv(content + _END, is_upright=False)
+    if image is None:
+        # simplejpeg says this of every header that it cannot make sense of.
+        why = "its header makes no sense" if "subsampling" in complaint else complaint or "OpenCV cannot decode it"
+        raise DecodeError(f"a damaged JPEG: {why}")
+    return _upright(image, header, content, complaint or "Premature end of JPEG file")
+
+
+def _upright(image: np.ndarray, header: Header, content: bytes, complaint: str = "") -> Picture:
+    """The picture of pixels as stored; `content` of a file that may be cut off."""
+    missing = missing_rows(image) if content and _END not in content[-4096:] else 0.0
+    return Picture(turn_upright(image, header.orientation), header, missing, complaint)
+
+
+def _by_opencv(content: bytes, *, is_upright: bool = True) -> np.ndarray | None:
     import cv2
 
-    image = _by_opencv(content, cv2)
-    if image is None:
-        # imdecode gives nothing for a file without its end marker, where imread gives what is there.
-        image = _by_opencv(content + b"\xff\xd9", cv2)
-        if image is None:
-            raise DecodeError("a damaged JPEG")
-        return Picture(image, header, missing_rows(image) if header.orientation == 1 else 0.0)
-    return Picture(image, header, 0.0)
-
-
-def _by_opencv(content: bytes, cv2: Any) -> np.ndarray | None:
+    flags = cv2.IMREAD_COLOR | (0 if is_upright else cv2.IMREAD_IGNORE_ORIENTATION)
     try:
-        image: np.ndarray | None = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)
+        image: np.ndarray | None = cv2.imdecode(np.frombuffer(content, np.uint8), flags)
     except cv2.error as error:
         raise DecodeError(f"OpenCV refuses it: {str(error).splitlines()[0][:120]}") from None
     return image
