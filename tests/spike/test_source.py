@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flatout.errors import ConfigError
-from flatout.feed import Feed, FeedConfig, Plan
+from flatout.feed import Feed, FeedConfig, Out, Plan
 from flatout.spike.clip_feed import open_store, training_source
 from flatout.spike.config import AugmentConfig, DataConfig
 from flatout.spike.data import ClipSet, Frame, SequenceFacts, open_clips
@@ -56,7 +56,7 @@ def test_samples_match_the_golden_arrays(case, tmp_path):
     source = ClipSource(clips, Frames(clips, shown), shown, crop=size)
     out = {name: np.zeros((1, *field.shape), field.dtype) for name, field in source.fields.items()}
     *turn, name = key.split("/")
-    source._read_clip(0, [top, left], TURNS[turn[0]] if turn else Turn(), out, 0)
+    source._read_clip(0, [top, left], TURNS[turn[0]] if turn else Turn(), Out(out), 0)
     if name == "spike_vox":
         assert np.array_equal(out["spikes"][0], arrays[key])
     else:
