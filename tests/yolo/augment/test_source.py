@@ -216,33 +216,27 @@ def damaged_source(*, nine: bool = False, heads: bool = False, damaged: set[int]
     )
 
 
-def damaged_digests(source: TrainingSource, *, stop_at: int = 0, **knobs: Any) -> tuple[list[str], dict[int, str]]:
-    """Of two epochs; with `stop_at` another feed goes on from that step of the second epoch."""
-    plan = Plan(num_samples=len(source), seed=3, batch_size=6, last="short")
-    config = FeedConfig(**{"workers": 0, "on_error": "substitute", "bad_share": 0.2, "start_method": "fork"} | knobs)
-    with Feed(source, plan, config) as feed:
-        seen = digests(feed.epoch(0))
-        for batch in feed.epoch(1):
-            seen.append(digest(batch))
-            if batch.step + 1 == stop_at:
-                break
-        state, bad = feed.state_dict(), feed.bad_samples
-    if stop_at:
-        with Feed(source, plan, config) as feed:
-            feed.load_state_dict(state)
-            seen += digests(feed)
-    return seen, bad
-
-
 @pytest.mark.parametrize("use", USES)
 def test_damaged_pictures_are_replaced_the_same_way_by_any_number_of_workers_and_after_a_resume(use, monkeypatch):
     if USES[use].get("nine"):
         monkeypatch.setattr(draw, "FOUR_SHARE", 0.0)
     source = damaged_source(**USES[use])
-    expected, bad = damaged_digests(source)
-    assert bad == dict.fromkeys(DAMAGED, "DecodeError: a damaged picture")
-    assert damaged_digests(source, workers=2)[0] == expected
-    assert damaged_digests(source, workers=1, slots=2, stop_at=2)[0] == expected
+    plan = Plan(num_samples=len(source), seed=3, batch_size=5)
+    alone, two, one = (
+        FeedConfig(workers=workers, on_error="substitute", bad_share=0.2, start_method="fork", slots=2)
+        for workers in (0, 2, 1)
+    )
+    with Feed(source, plan, alone) as feed:
+        expected = digests(feed.epoch(0))
+        assert feed.bad_samples == dict.fromkeys(DAMAGED, "DecodeError: a damaged picture")
+    with Feed(source, plan, two) as feed:
+        batches = iter(feed)
+        seen = [digest(next(batches)) for _ in range(2)]
+        state = feed.state_dict()
+    with Feed(source, plan, one) as feed:
+        feed.load_state_dict(state)
+        seen += digests(feed)
+    assert seen == expected
 
 
 def sample_of(source: TrainingSource, position: int, index: int, known: set[int]) -> tuple[dict[str, Any], set[int]]:
@@ -274,14 +268,14 @@ def test_what_stands_in_for_damaged_pictures_depends_on_nothing_that_was_known(u
     source = damaged_source(**USES[use], damaged=MANY)
     num_found = 0
     # In the last ones a tile that is not seen comes into view when another one is replaced.
-    for position in (*range(24), 129, 367, 463, 592):
+    for position in (*range(10), 129, 367, 463, 592):
         expected, found = sample_of(source, position, position % 20, set(MANY))
         for known in (set(), {3}, {8}, {12, 15}):
             sample, found = sample_of(source, position, position % 20, known)
             num_found += len(found - known)
             for name in sample:
                 np.testing.assert_array_equal(sample[name], expected[name], err_msg=f"{name} {position} {known}")
-    assert num_found > 20
+    assert num_found > 10
 
 
 @pytest.mark.parametrize("use", USES)
