@@ -234,6 +234,17 @@ def test_a_damaged_picture_is_replaced_as_on_the_host(device, polygons, damaged,
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("change", [{"paste_in": 0.8}, {"copy_paste": 0.6}, {"perspective": 0.001}], ids=str)
+def test_labels_of_samples_without_a_damaged_picture_are_those_of_the_host(device, change):
+    image_set, whole = pictures_of(4, augment=True, polygons="some", num=20)
+    pictures, plan, config = Damaged(whole, {4}), plan_of(image_set), replace(AUGMENT, **change)
+    expected = substituting(TrainingSource(image_set, pictures, config, size=SIZE), plan)
+    with training_input(image_set, pictures, config, plan, size=SIZE, device=device, config=AS_BYTES) as batches:
+        for mine, theirs in zip(batches, expected, strict=True):
+            assert_same_targets(mine, theirs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_damaged_picture_of_a_rectangular_batch_is_replaced_as_on_the_host(device):
     image_set, whole = pictures_of(5, augment=True, largest=60)
     rect = rect_batches(image_set.size_wh_N2, batch_size=5, img_size=SIZE)
