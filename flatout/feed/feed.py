@@ -90,10 +90,9 @@ class Feed:
         if self._works is None:
             self._works = Works(self.source, self.plan, self.config, self._num_workers)
         try:
-            for item, cause in self._unreadable.items() if fresh else ():
-                self._works.foreman.give_up(item, cause, deadly=False)
-            for item, cause in self._quarantine.items() if fresh else ():
-                self._works.foreman.give_up(item, cause, deadly=True)
+            if fresh:
+                self._works.foreman.give_up(self._unreadable, deadly=False)
+                self._works.foreman.give_up(self._quarantine, deadly=True)
             self._works.crew.call_up()
         except BaseException:
             self.close()

@@ -8,7 +8,7 @@ stream, the batch comes out the same. An item that keeps killing workers is put 
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from flatout.errors import ChildLostError, DataError
 from flatout.feed.crew import Crew, RemoteError, describe_exit
@@ -125,10 +125,11 @@ class Foreman:
         for slot in list(self._spills):
             self.settle(slot)
 
-    def give_up(self, item: int, cause: str, *, deadly: bool) -> None:
-        """Never have `item` read again; substitutes are shown. DataError if that is true of too many."""
-        self._note_bad(item, cause)
-        self._ring.mark(item, DEADLY if deadly else UNREADABLE)
+    def give_up(self, causes: Mapping[int, str], *, deadly: bool) -> None:
+        """Never have these items read again; substitutes are shown. DataError if that is true of too many."""
+        self._note_bad(causes)
+        for item in causes:
+            self._ring.mark(item, DEADLY if deadly else UNREADABLE)
 
     def _is_complete(self, slot: int) -> bool:
         if slot in self._complete:
@@ -159,8 +160,7 @@ class Foreman:
             self._watch()
 
     def _take_in(self, report: Report) -> None:
-        for item, cause in report.replaced:
-            self._note_bad(item, cause)
+        self._note_bad(dict(report.replaced))
         task = self._open.get(report.ticket)
         if task is None:
             return  # of a slot that has been taken since
@@ -222,22 +222,22 @@ class Foreman:
         self._struck[slot].add(item)
         if self._strikes[item] == STRIKES:
             self._deaths_in_a_row = 0  # not for nothing
-            self.give_up(item, f"{STRIKES} workers died while reading it", deadly=True)
+            self.give_up({item: f"{STRIKES} workers died while reading it"}, deadly=True)
 
-    def _note_bad(self, item: int, cause: str) -> None:
-        if item in self.bad:
-            return
-        self.bad[item] = cause
-        if len(self.bad) <= self._bad_at_most:
+    def _note_bad(self, causes: Mapping[int, str]) -> None:
+        new = {item: cause for item, cause in causes.items() if item not in self.bad}
+        self.bad |= new
+        if new and len(self.bad) > self._bad_at_most:
+            listed = [f"{self.where(item)} ({cause})" for item, cause in list(self.bad.items())[-FILES_NAMED:]]
+            rest = f"; and {len(self.bad) - len(listed)} more" if len(self.bad) > len(listed) else ""
+            raise DataError(
+                f"{len(self.bad)} of {self._num_replaceable} {'files' if self._items else 'samples'} could not be "
+                f"read, more than the {self._bad_at_most} that are tolerated: {'; '.join(listed)}{rest}. Check the "
+                "data set."
+            )
+        for item, cause in new.items():
             name = self._name(item)
             logger.warning("%s is replaced by a substitute: %s", name[0].upper() + name[1:], cause)
-            return
-        listed = [f"{self.where(item)} ({cause})" for item, cause in list(self.bad.items())[-FILES_NAMED:]]
-        rest = f"; and {len(self.bad) - len(listed)} more" if len(self.bad) > len(listed) else ""
-        raise DataError(
-            f"{len(self.bad)} of {self._num_replaceable} {'files' if self._items else 'samples'} could not be read, "
-            f"more than the {self._bad_at_most} that are tolerated: {'; '.join(listed)}{rest}. Check the data set."
-        )
 
     def _watch(self) -> None:
         """Warn of a worker that has been at one place for long, and end one that hangs."""

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flatout.errors import DataError
+from flatout.feed import DecodeError
 from flatout.spike.clips import scored_windows, training_windows
 from flatout.spike.config import DataConfig
 from flatout.spike.crops import step_of
@@ -211,8 +212,7 @@ def _frames(
     frames: list[Frame] = []
     numbers: dict[tuple[str, str], int] = {}
     for files, stems in chosen:
-        height, width, _ = read_image(str(files.blur[stems[0]])).shape
-        facts.append(SequenceFacts(files.name, (height, width), layouts[files.spike[stems[0]]]))
+        facts.append(SequenceFacts(files.name, _size_hw(files, stems), layouts[files.spike[stems[0]]]))
         for stem in stems:
             layout = layouts[files.spike[stem]]
             _check_geometry(facts[-1], layout, files.spike[stem])
@@ -220,6 +220,19 @@ def _frames(
             blur, sharp, spike = (str(part[stem]) for part in (files.blur, files.sharp, files.spike))
             frames.append(Frame(len(facts) - 1, stem, blur, sharp, spike, layout.frames))
     return facts, frames, numbers
+
+
+def _size_hw(files: SequenceFiles, stems: Sequence[str]) -> tuple[int, int]:
+    """Of the frames of a sequence, by the first that can be read."""
+    errors: list[Exception] = []
+    for stem in stems:
+        try:
+            height, width, _ = read_image(str(files.blur[stem])).shape
+        except (OSError, DecodeError) as error:
+            errors.append(error)
+        else:
+            return height, width
+    raise DataError(f"{files.folder}: none of {len(stems)} blurry frames can be read; the first: {errors[0]}")
 
 
 def _check_geometry(facts: SequenceFacts, layout: Layout, path: Path) -> None:

@@ -15,7 +15,7 @@ from flatout.defect.source import ParameterSource, PatchSource
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.draw import DEFECTS, LINES
 from flatout.defect.synth.kernels import Kernels, gaussian_kernel
-from flatout.feed import Plan
+from flatout.feed import DecodeError, Feed, FeedConfig, Plan
 from tests.defect.golden_files import records
 from tests.defect.synthetic import Textures, recipe_for
 from tests.defect.test_synth import sample_of
@@ -163,3 +163,49 @@ def test_lines_have_an_empty_label_and_more_of_them_in_target():
     change = np.abs(batch["images"] - before).sum((2, 3))
     assert (change[:, 0] > 1.3 * change[:, 1]).mean() > 0.9
     np.testing.assert_allclose(change[:, 1], change[:, 2], rtol=1e-3)
+
+
+class DamagedTextures(Textures):
+    def __init__(self, num: int, damaged: set[int]) -> None:
+        super().__init__(num)
+        self.damaged = damaged
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        if index in self.damaged:
+            raise DecodeError("a damaged image")
+        return super().__getitem__(index)
+
+
+def whole_epoch(source: Any, *, unreadable: dict[int, str] | None = None, **knobs: Any) -> tuple[list[Any], set[int]]:
+    plan = Plan(num_samples=len(source), batch_size=8, seed=5, last="short")
+    config = FeedConfig(**{"workers": 0, "on_error": "substitute", "bad_share": 0.5} | knobs)
+    with Feed(source, plan, config, unreadable=unreadable) as feed:
+        return [batch.copy() for batch in feed], set(feed.bad_samples)
+
+
+@pytest.mark.parametrize("damaged", [{1}, {6}, {1, 6}, {6, 7}], ids=str)
+def test_patches_of_a_damaged_image_are_cut_at_the_same_place_of_another_one(damaged):
+    images = DamagedTextures(8, damaged)
+    recipe = recipe_for(Textures(8), hard=2, hard_negative_ratio=0.5)
+    wanted, _ = whole_epoch(ParameterSource(recipe, Textures(8)))
+    known = dict.fromkeys(damaged, "found by the device")
+    params, _ = whole_epoch(ParameterSource(recipe, Textures(8)), unreadable=known)
+    patches, bad = whole_epoch(PatchSource(recipe, images))
+    assert bad == damaged
+    for other in ({"workers": 2, "start_method": "fork"}, {"unreadable": {min(damaged): "known"}}):
+        for mine, theirs in zip(whole_epoch(PatchSource(recipe, images), **other)[0], patches, strict=True):
+            np.testing.assert_array_equal(mine["images"], theirs["images"])
+            np.testing.assert_array_equal(mine["masks"], theirs["masks"])
+    num_replaced = 0
+    renderer = renderer_for(recipe.grid, recipe.config, recipe.kernels, torch.device("cpu"))
+    for before, numbers, finished in zip(wanted, params, patches, strict=True):
+        is_bad = np.isin(before["items"], list(damaged))
+        num_replaced += is_bad.sum()
+        np.testing.assert_array_equal(numbers["items"] != before["items"], is_bad)
+        np.testing.assert_array_equal(numbers["corner"], before["corner"])
+        was_hard = before["items"] >= 6
+        np.testing.assert_array_equal(numbers["items"] >= 6, was_hard & (damaged != {6, 7}))
+        np.testing.assert_array_equal(numbers.indices, finished.indices)
+        found = render(renderer, np.stack(Textures(8).images), dict(numbers.fields), "cpu")
+        np.testing.assert_allclose(found["images"], finished["images"], rtol=0, atol=2e-4)
+    assert num_replaced > 2

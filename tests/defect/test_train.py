@@ -264,3 +264,30 @@ def mean_probability(heat_BHW, draws, group: int) -> float:
     sample, place = np.nonzero(chosen)
     x, y = draws["center"][sample, place].T
     return float(heat_BHW[sample, y, x].mean())
+
+
+@pytest.mark.parametrize("device_strips", ["off", "on"])
+@pytest.mark.parametrize("number", [0, 2])
+def test_one_damaged_image_does_not_end_a_training_and_is_named(tmp_path, caplog, device_strips, number):
+    images = damaged_strips(tmp_path, number)
+    options = small_options(tmp_path / "data", tmp_path / "runs", epochs=1, device_strips=device_strips)
+    assert train(options).finished
+    assert sum(f"File {images[number]} is replaced by a substitute" in text for text in caplog.messages) == 1
+    assert any(text.startswith("1 file could not be read") and str(images[number]) in text for text in caplog.messages)
+
+
+@pytest.mark.parametrize("device_strips", ["off", "on"])
+def test_more_damaged_images_than_tolerated_end_a_training_with_their_names(tmp_path, device_strips):
+    images = damaged_strips(tmp_path, 1, 2)
+    options = small_options(tmp_path / "data", tmp_path / "runs", epochs=1, device_strips=device_strips)
+    with pytest.raises(DataError, match="2 of 4 files") as caught:
+        train(options)
+    assert str(images[1]) in str(caught.value) and str(images[2]) in str(caught.value)
+
+
+def damaged_strips(folder: Path, *numbers: int) -> list[Path]:
+    """The training images of new data, those of these numbers damaged."""
+    images = sorted(path for path in small_data(folder / "data").glob("train/good/*") if path.is_file())
+    for number in numbers:
+        images[number].write_bytes(b"nothing")
+    return images

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from flatout.feed import Field, Out, Rows, SampleSource
+from flatout.feed import Field, Out, Rows, SampleSource, Substituted, Unreadable
+from flatout.feed.philox import keyed_uniform
 
 Trouble = Callable[[], object]
 
@@ -50,6 +51,49 @@ class SilentPictures(Pictures):
 
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
         super().read(indices, draws, Out(out))
+
+
+class Mosaics:
+    """Samples of four items, their own and three others; item i runs trouble[i] first.
+
+    An `ItemSource` as small as one can be.
+    """
+
+    fields = {"items": Field((4,), np.int64), "bytes": Field((4,))}
+
+    def __init__(self, count: int, trouble: Mapping[int, Trouble] | None = None) -> None:
+        self.num_items = count
+        self.trouble = dict(trouble or {})
+
+    def __len__(self) -> int:
+        return self.num_items
+
+    def where(self, index: int) -> str:
+        return f"mosaic {index}"
+
+    def where_item(self, item: int) -> str:
+        return f"pictures/{item:04}.png"
+
+    def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
+        others = (keyed_uniform(seed, epoch, positions, 3) * self.num_items).astype(np.int64)
+        return {"items": np.concatenate((np.asarray(indices)[:, None], others), 1)}
+
+    def substitute(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], unreadable: Unreadable) -> Substituted:
+        items, is_bad = draws["items"].copy(), unreadable.among(draws["items"])
+        items[is_bad] = unreadable.stand_ins(np.nonzero(is_bad)[0], items[is_bad], unreadable.is_bad_N)
+        return Substituted(items[:, 0], {"items": items}, is_bad.sum(1))
+
+    def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
+        out["items"][:] = draws["items"]
+        for row, items in enumerate(draws["items"].tolist()):
+            for place, item in enumerate(items):
+                value = out.fetch(item, partial(self._value, item))
+                out["bytes"][row, place] = 0 if value is None else value
+
+    def _value(self, item: int) -> int:
+        if item in self.trouble:
+            self.trouble[item]()
+        return item % 256
 
 
 class Files(SampleSource):

@@ -5,6 +5,7 @@ import functools
 import os
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,13 @@ import numpy as np
 import pytest
 
 from flatout.errors import ChildLostError, DataError
-from flatout.feed import DecodeError, Feed, FeedConfig, Plan, SampleError, foreman
+from flatout.feed import DecodeError, Feed, FeedConfig, Plan, SampleError, Unreadable, foreman
 from tests.feed.comparing import digest, digests
 from tests.feed.injections import wait_until
 from tests.feed.sources import (
     Crowds,
     Files,
+    Mosaics,
     Pictures,
     SilentPictures,
     Trouble,
@@ -322,3 +324,145 @@ def die_every_other_time(log: Path) -> None:
 def digests_of_epoch(epoch: int) -> list[str]:
     with troubled({}, workers=0) as feed:
         return digests(feed.epoch(epoch))
+
+
+# Items that several samples share.
+
+
+def mosaics(trouble: Mapping[int, Trouble], *, unreadable: Mapping[int, str] | None = None, **knobs: Any) -> Feed:
+    return Feed(Mosaics(COUNT, trouble), PLAN, FeedConfig(**USUAL | knobs), unreadable=unreadable)
+
+
+BROKEN: dict[int, Trouble] = {21: partial(fail, DecodeError, "broken"), 50: partial(fail, FileNotFoundError, "gone")}
+
+
+def test_an_unreadable_item_is_replaced_wherever_samples_use_it_and_nothing_else_is():
+    with mosaics({}, workers=0) as feed:
+        whole = [batch["items"].copy() for batch in feed]
+    with mosaics(BROKEN, workers=0, on_error="substitute", bad_share=0.05) as feed:
+        batches = [batch.copy() for batch in feed]
+        num_replaced = feed.num_replaced
+        assert feed.bad_samples == {21: "DecodeError: broken", 50: "FileNotFoundError: gone"}
+    expected, found = np.concatenate(whole), np.concatenate([batch["items"] for batch in batches])
+    is_bad = np.isin(expected, [21, 50])
+    assert is_bad[:, 1:].any(), "a partner, not only a sample's own item"
+    assert not np.isin(found, [21, 50]).any()
+    assert np.array_equal(found != expected, is_bad)
+    assert num_replaced == is_bad.sum()
+    assert np.array_equal(np.concatenate([batch.indices for batch in batches]), found[:, 0])
+    assert all((batch["bytes"] == batch["items"]).all() for batch in batches)
+
+
+def test_what_stands_in_for_an_item_does_not_depend_on_workers_or_on_what_was_known():
+    seen = []
+    known = [None, {21: "known"}, {21: "known", 50: "known"}]
+    for workers, unreadable in ((0, None), (1, None), (3, None), *((0, each) for each in known)):
+        knobs = {"workers": workers, "on_error": "substitute", "bad_share": 0.05}
+        with mosaics(BROKEN, unreadable=unreadable, **knobs) as feed:
+            seen.append(digests(feed))
+            assert feed.bad_samples.keys() == {21, 50}
+    with mosaics(BROKEN, slots=2, workers=1, on_error="substitute", bad_share=0.05) as feed:
+        batches = iter(feed)
+        resumed = [digest(next(batches)) for _ in range(4)]
+        state = feed.state_dict()
+    with mosaics(BROKEN, workers=2, on_error="substitute", bad_share=0.05) as feed:
+        feed.load_state_dict(state)
+        resumed += digests(feed)
+    assert all(each == seen[0] for each in [*seen, resumed])
+
+
+def test_two_substitutes_of_one_sample_differ_and_the_last_readable_item_is_found():
+    unreadable = Unreadable(np.isin(np.arange(80), [3, 4]), seed=1, epoch=2, positions_M=np.arange(9))
+    samples = np.arange(9)
+    three, four = (unreadable.stand_ins(samples, np.full(9, bad), unreadable.is_bad_N) for bad in (3, 4))
+    assert (three != four).all()
+    assert len(set(three.tolist())) > 3, "one for each place in the stream"
+    all_but_one = np.arange(100_000) != 70_000
+    assert (unreadable.stand_ins(samples, np.arange(9), all_but_one) == 70_000).all()
+    with pytest.raises(DataError, match="none of 5 files can be read"):
+        unreadable.stand_ins(samples[:1], np.array([2]), np.ones(5, bool))
+
+
+@pytest.mark.parametrize(("num_failures", "bad"), [(2, set()), (99, {21})], ids=["passes", "stays"])
+def test_a_failing_item_is_tried_four_times(tmp_path: Path, num_failures: int, bad: set[int]):
+    log = tmp_path / "log"
+    with mosaics({21: partial(fail_the_first, num_failures, log)}, workers=1, on_error="substitute") as feed:
+        digests(feed)
+        assert feed.bad_samples.keys() == bad
+    assert len(lines_of(log)) == (4 if bad else 2)
+
+
+def test_too_many_unreadable_items_end_the_run_with_their_names(caplog):
+    trouble = {item: partial(fail, DecodeError, "broken") for item in (21, 40, 60)}
+    with (
+        mosaics(trouble, workers=2, on_error="substitute", bad_share=0.03) as feed,
+        pytest.raises(DataError, match=r"3 of 80 files .* more than the 2") as caught,
+    ):
+        digests(feed)
+    assert all(f"pictures/{item:04}.png (DecodeError: broken)" in str(caught.value) for item in trouble)
+    assert sum("is replaced by a substitute" in text for text in caplog.messages) == 2
+
+
+def test_each_item_is_named_once_when_it_is_found_and_once_at_the_end(caplog):
+    with mosaics(BROKEN, workers=2, on_error="substitute", bad_share=0.05) as feed:
+        digests(feed)
+        feed.log_replaced()
+    feed.log_replaced()
+    assert sorted(text for text in caplog.messages if "replaced by" in text) == [
+        "File pictures/0021.png is replaced by a substitute: DecodeError: broken",
+        "File pictures/0050.png is replaced by a substitute: FileNotFoundError: gone",
+    ]
+    (summary,) = (text for text in caplog.messages if text.startswith("2 files could not be read"))
+    assert "pictures/0021.png (DecodeError: broken)" in summary
+    assert "pictures/0050.png (FileNotFoundError: gone)" in summary
+
+
+def test_an_item_that_may_not_be_replaced_is_named_by_the_error():
+    with (
+        mosaics({21: partial(fail, DecodeError, "broken")}) as feed,
+        pytest.raises(SampleError, match=r"\(pictures/0021.png\) could not be read") as caught,
+    ):
+        digests(feed)
+    assert caught.value.where == "pictures/0021.png"
+
+
+def test_a_bug_while_an_item_is_read_is_never_replaced():
+    with (
+        mosaics({21: partial(fail, KeyError, "a bug")}, on_error="substitute") as feed,
+        pytest.raises(SampleError, match=r"KeyError: 'a bug'"),
+    ):
+        digests(feed)
+
+
+def test_a_deadly_item_is_quarantined_wherever_samples_use_it(tmp_path: Path):
+    seen = []
+    for workers in (1, 3):
+        with mosaics({21: partial(logged, tmp_path / f"log{workers}", die)}, workers=workers) as feed:
+            seen.append(digests(feed))
+            assert feed.bad_samples == {21: "3 workers died while reading it"}
+            state = feed.state_dict()
+    assert seen[0] == seen[1]
+    assert len(lines_of(tmp_path / "log1")) == 3
+    with mosaics({21: die}, workers=0) as feed:  # it would be this process that dies
+        feed.load_state_dict(state)
+        assert digests(feed.epoch(0)) == seen[0]
+
+
+def test_a_quarantine_of_otherwise_numbered_things_is_not_taken_over():
+    with mosaics({}, workers=0) as feed:
+        state = feed.state_dict()
+    del state["num_items"]  # as written before items were numbered
+    state["quarantine"] = {"21": "3 workers died while reading it"}
+    with mosaics({}, workers=0) as feed:
+        feed.load_state_dict(state)
+        assert feed.bad_samples.keys() == {21}
+    with mosaics({}, workers=0) as feed:
+        feed.load_state_dict(state | {"num_items": 7})
+        assert feed.bad_samples == {}
+
+
+def test_a_file_that_hangs_as_a_part_of_samples_is_named(caplog):
+    with mosaics({21: partial(time.sleep, 60)}, workers=1, watchdog_s=0.2) as feed:
+        digests(feed)
+        assert feed.bad_samples.keys() == {21}
+    assert any("at file pictures/0021.png for" in text for text in caplog.messages)

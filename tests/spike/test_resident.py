@@ -13,6 +13,7 @@ from flatout.spike.config import AugmentConfig, DataConfig
 from flatout.spike.data import open_clips
 from flatout.spike.schedule import plan_steps
 from flatout.spike.streams.decode import decode, map_stream
+from tests.spike.test_source import damaged_tree
 
 FIELDS = ("blur", "sharp", "spikes", "spike_frames", "score")
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
@@ -60,6 +61,13 @@ def test_trims_stored_bytes_and_unflipped_uint8_streams_agree_too(demo: Path, tm
         content = decode(map_stream(frame.spike, layout), layout).tobytes()
         (tmp_path / "tree" / Path(frame.spike).relative_to(demo.parent)).write_bytes(content)
     check_equal(replace(config, ROOT=str(tmp_path / "tree"), SPIKE_FORMAT="uint8"), "cpu")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_damaged_file_is_replaced_as_by_workers(demo: Path, tmp_path: Path, device: str, cached: bool):
+    tree, _ = damaged_tree(demo, tmp_path, "scene_00/sharp/000003")
+    check_equal(DataConfig(ROOT=str(tree), CROP_SIZE=16, CLIP_LEN=2, NUM_VOXEL_BINS=4), device, cached=cached)
 
 
 def test_what_the_device_cannot_make_is_refused(demo: Path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flatout.errors import ConfigError
-from flatout.feed import Feed, FeedConfig, Plan
+from flatout.feed import Feed, FeedConfig, Out, Plan
 from flatout.spike.clip_feed import open_store, training_source
 from flatout.spike.config import AugmentConfig, DataConfig
 from flatout.spike.data import ClipSet, Frame, SequenceFacts, open_clips
@@ -56,7 +56,7 @@ def test_samples_match_the_golden_arrays(case, tmp_path):
     source = ClipSource(clips, Frames(clips, shown), shown, crop=size)
     out = {name: np.zeros((1, *field.shape), field.dtype) for name, field in source.fields.items()}
     *turn, name = key.split("/")
-    source._read_clip(0, [top, left], TURNS[turn[0]] if turn else Turn(), out, 0)
+    source._read_clip(0, [top, left], TURNS[turn[0]] if turn else Turn(), Out(out), 0)
     if name == "spike_vox":
         assert np.array_equal(out["spikes"][0], arrays[key])
     else:
@@ -127,7 +127,56 @@ def test_a_spike_file_that_goes_missing_is_named(demo, tmp_path):
         path.unlink()
     out = {name: np.zeros((1, *field.shape), field.dtype) for name, field in source.fields.items()}
     with pytest.raises(FileNotFoundError, match=r"sequence scene_00, frame 000001: its spike file is gone"):
-        source._read_clip(0, [0, 0], Turn(), out, 0)
+        source._read_clip(0, [0, 0], Turn(), Out(out), 0)
+
+
+def damaged_tree(demo: Path, folder: Path, *names: str) -> tuple[Path, list[Path]]:
+    """A copy of the data whose files of these names, like scene_00/blur/000003, are damaged; and the files."""
+    shutil.copytree(demo.parent, folder / "tree")
+    paths = [next((folder / "tree/train").glob(f"{name}.*")) for name in names]
+    for path in paths:
+        path.write_bytes(b"nothing")
+    return folder / "tree", paths
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("name", ["scene_00/blur/000003", "scene_01/sharp/000002", "scene_00/blur/000001"])
+def test_clips_with_a_damaged_file_are_replaced_by_whole_ones(demo, tmp_path, name, cached, caplog):
+    tree, (path,) = damaged_tree(demo, tmp_path, name)
+    config = replace(config_of(demo), ROOT=str(tree), USE_RAM_CACHE=cached)
+    clips = open_clips(config, "train", scored=False)
+    frame = next(n for n, each in enumerate(clips.frames) if str(path) in (each.blur, each.sharp))
+    with_it = np.flatnonzero((clips.windows_NL == frame).any(1))
+    seen = []
+    for workers in (0, 2):
+        store = open_store(clips, config, budget_bytes=10**8, workers=0) if cached else None
+        source = training_source(clips, config, store)
+        plan = Plan(num_samples=len(source), batch_size=2, seed=3)
+        with Feed(source, plan, FeedConfig(workers=workers, backend="thread", on_error="substitute")) as feed:
+            batches = [batch.copy() for epoch in range(2) for batch in feed.epoch(epoch)]
+            assert list(feed.bad_samples) == [frame if "blur" in name else len(clips.frames) + frame]
+            assert feed.num_replaced == 2 * len(with_it)
+        shown = np.concatenate([batch.indices for batch in batches])
+        assert not np.isin(shown, with_it).any()
+        for batch in batches:
+            assert np.array_equal(batch["score"], clips.score_NL[batch.indices])
+        seen.append([batch[field].tobytes() for batch in batches for field in sorted(batch.fields)])
+    assert seen[0] == seen[1]
+    assert sum(f"File {path} is replaced by a substitute" in text for text in caplog.messages) == 2, "once by each feed"
+
+
+def test_a_stream_that_is_cut_while_training_is_replaced_too(demo, tmp_path):
+    shutil.copytree(demo.parent, tmp_path / "tree")
+    config = replace(config_of(demo), ROOT=str(tmp_path / "tree"))
+    source = training_source(open_clips(config, "train", scored=False), config)
+    path = tmp_path / "tree/train/scene_00/spike/000003.dat"
+    path.write_bytes(path.read_bytes()[:-5])
+    with Feed(
+        source, Plan(num_samples=len(source), batch_size=2), FeedConfig(workers=0, on_error="substitute")
+    ) as feed:
+        list(feed)
+        ((item, cause),) = feed.bad_samples.items()
+        assert source.where_item(item) == str(path) and "were found when the data set was opened" in cause
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "one byte more", "wrong geometry"])
@@ -153,7 +202,7 @@ def test_strange_but_whole_streams_are_read_and_told(demo, tmp_path, caplog):
         victim.write_bytes(content)
         source = training_source(open_clips(config, "train", scored=False), config)
         out = {name: np.zeros((1, *field.shape), field.dtype) for name, field in source.fields.items()}
-        source._read_clip(0, [0, 0], Turn(), out, 0)
+        source._read_clip(0, [0, 0], Turn(), Out(out), 0)
         rate = out["spikes"][0, 1].sum(axis=0) / out["spike_frames"][0, 1].sum()
         assert rate.mean() == {0: 0.0, 255: 1.0, 85: 0.5}[content[0]]
     assert "leave some of the 4 voxel bins empty" in caplog.text

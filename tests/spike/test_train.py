@@ -18,6 +18,7 @@ from flatout.spike.config import ModelConfig, SpikeConfig, load_config
 from flatout.spike.model import Clip, DeblurNet
 from flatout.spike.predict import ready
 from flatout.spike.train import TrainOptions, train
+from tests.spike.test_source import damaged_tree
 
 TINY = (
     "DATA.CROP_SIZE=16", "DATA.NUM_VOXEL_BINS=4", "DATA.CLIP_LEN=2", "DATA.USE_RAM_CACHE=false", "TRAIN.EPOCHS=8",
@@ -110,6 +111,15 @@ def test_changed_data_is_refused_unless_allowed(demo, tmp_path):
         next((tmp_path / "tree/train/scene_00" / part).glob("000006.*")).unlink()
     with pytest.raises(DataError, match="--allow-data-change"):
         train(config, on_cpu())
+
+
+@pytest.mark.parametrize("resident", ["false", "true"])
+def test_one_damaged_frame_does_not_end_a_training_and_is_named(demo, tmp_path, caplog, resident):
+    tree, (path,) = damaged_tree(demo, tmp_path, "scene_00/blur/000001")
+    more = (f"DATA.ROOT={tree}", "TRAIN.EPOCHS=1", f"TRAIN.DEVICE_RESIDENT={resident}")
+    assert train(config_for(demo, tmp_path / "run", *more), on_cpu()).finished
+    assert sum(f"File {path} is replaced by a substitute" in text for text in caplog.messages) == 1
+    assert any(text.startswith("1 file could not be read") and str(path) in text for text in caplog.messages)
 
 
 def test_weights_score_and_deblur_through_the_commands(demo, trained, tmp_path, capsys):

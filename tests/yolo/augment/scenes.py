@@ -1,11 +1,11 @@
 """What the tests of augmentation are about: data sets in memory, and draws that are given instead of drawn."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flatout.feed.source import Out, Rows, RowsOut, Source
+from flatout.feed.source import DecodeError, Fetch, Out, Rows, RowsOut, Source
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.draw import FOUR, NINE, NONE, PASTE_ATTEMPTS, PLAIN
 from flatout.yolo.data.image_set import ImageSet, Labels
@@ -61,6 +61,22 @@ def renderer_of(
     )
 
 
+class Damaged:
+    """Pictures of which some cannot be decoded."""
+
+    def __init__(self, pictures: Sequence[np.ndarray], damaged: Iterable[int]) -> None:
+        self.pictures = pictures
+        self.damaged = set(damaged)
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        if index in self.damaged:
+            raise DecodeError("a damaged picture")
+        return self.pictures[index]
+
+
 def image_set_of(images: Sequence[np.ndarray], labels: Labels) -> ImageSet:
     return ImageSet(
         tuple(f"picture {number}" for number in range(len(images))),
@@ -77,7 +93,12 @@ def parameters_of(source: Source, positions: np.ndarray, *, seed: int = 1, epoch
 
 
 def written(
-    source: Source, indices: np.ndarray, draws: Mapping[str, np.ndarray], *, first_row: int = 0
+    source: Source,
+    indices: np.ndarray,
+    draws: Mapping[str, np.ndarray],
+    *,
+    first_row: int = 0,
+    fetch: Fetch | None = None,
 ) -> dict[str, np.ndarray]:
     """What a source writes for samples that are drawn, from row `first_row` of their batch on."""
     num = len(indices)
@@ -85,7 +106,7 @@ def written(
         name: RowsOut(name, field, num) if isinstance(field, Rows) else np.empty((num, *field.shape), field.dtype)
         for name, field in source.fields.items()
     }
-    source.read(indices, draws, Out(parts, first_row=first_row))
+    source.read(indices, draws, Out(parts, first_row=first_row, fetch=fetch))
     return {
         name: np.concatenate([rows for rows in part.taken if rows is not None]) if isinstance(part, RowsOut) else part
         for name, part in parts.items()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, DataError
 from flatout.feed import Batch, Feed, FeedConfig, Plan, Source
 from flatout.feed.device import DeviceBatch
 from flatout.feed.device_store import CHUNK_BYTES, chunks_of
@@ -19,7 +19,7 @@ from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.rect import RectBatches, rect_batches
 from flatout.yolo.data.resize import resize_long_side
 from tests.feed.test_device import DEVICES, needs_gpu
-from tests.yolo.augment.scenes import busy_set, image_set_of
+from tests.yolo.augment.scenes import Damaged, busy_set, image_set_of
 
 cv2 = pytest.importorskip("cv2", reason="the host's side needs OpenCV")
 
@@ -210,6 +210,96 @@ def test_objects_are_pasted_on_the_device_where_they_are_on_the_host(device):
                 assert changed.mean() > 0.02
                 assert (np.abs(found - wanted)[changed] > 8).mean() < 0.03
                 assert (found != wanted)[~changed].mean() < 0.002
+
+
+def substituting(source: Source, plan: Plan) -> list[Batch]:
+    with Feed(source, plan, FeedConfig(workers=0, on_error="substitute")) as feed:
+        return [batch.copy() for batch in feed]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("polygons", ["none", "some"])
+@pytest.mark.parametrize("damaged", [0, 5])
+def test_a_damaged_picture_is_replaced_as_on_the_host(device, polygons, damaged, caplog):
+    image_set, whole = pictures_of(1, augment=True, polygons=polygons)
+    pictures, plan = Damaged(whole, {damaged}), plan_of(image_set)
+    expected = substituting(TrainingSource(image_set, pictures, AUGMENT, size=SIZE), plan)
+    caplog.clear()
+    with training_input(
+        image_set, pictures, AUGMENT, plan, size=SIZE, device=device, config=replace(AS_BYTES, workers=1)
+    ) as batches:
+        assert_same(batches, expected)
+        assert batches.feed.bad_samples == {damaged: "DecodeError: a damaged picture"}
+    assert any(f"File picture {damaged} is replaced by a substitute" in text for text in caplog.messages)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("change", [{"paste_in": 0.8}, {"copy_paste": 0.6}, {"perspective": 0.001}], ids=str)
+def test_labels_of_samples_without_a_damaged_picture_are_those_of_the_host(device, change):
+    image_set, whole = pictures_of(4, augment=True, polygons="some", num=20)
+    pictures, plan, config = Damaged(whole, {4}), plan_of(image_set), replace(AUGMENT, **change)
+    expected = substituting(TrainingSource(image_set, pictures, config, size=SIZE), plan)
+    with training_input(image_set, pictures, config, plan, size=SIZE, device=device, config=AS_BYTES) as batches:
+        for mine, theirs in zip(batches, expected, strict=True):
+            assert_same_targets(mine, theirs)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_damaged_picture_of_a_rectangular_batch_is_replaced_as_on_the_host(device):
+    image_set, whole = pictures_of(5, augment=True, largest=60)
+    rect = rect_batches(image_set.size_wh_N2, batch_size=5, img_size=SIZE)
+    plan, host_plan = rect_plan(rect, image_set)
+    # The first of a batch: the shape of the batch must not become that of the substitute.
+    pictures = Damaged(whole, {int(rect.order_N[5])})
+    expected = substituting(TrainingSource(image_set, pictures, CALM, size=SIZE), host_plan)
+    with training_input(
+        image_set, pictures, CALM, plan, size=SIZE, device=device, config=AS_BYTES, rect=rect
+    ) as batches:
+        assert_same(batches, expected, differing=0.05)
+    largest_hw = tuple(rect.shape_hw_S2.max(0).tolist())
+    expected = substituting(ValidationSource(image_set, pictures, size=SIZE, largest_hw=largest_hw), host_plan)
+    with validation_input(image_set, pictures, plan, size=SIZE, device=device, config=AS_BYTES, rect=rect) as batches:
+        assert_same(batches, expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("late", [False, True], ids=["from the start", "after the start"])
+def test_a_damaged_picture_that_comes_with_batches_is_replaced_as_one_that_is_kept(device, late):
+    image_set, whole = pictures_of(1, augment=True, num=40)
+    plan = plan_of(image_set, batch_size=2)
+    room = chunks_of(np.array([picture.nbytes for picture in whole])).sum() * CHUNK_BYTES
+    tight = replace(AS_BYTES, budget_bytes=int(0.95 * room), pinned_bytes=0)
+    settings = {"image_set": image_set, "augment": AUGMENT, "plan": plan, "size": SIZE, "device": device}
+    with training_input(pictures=Damaged(whole, {39}), config=AS_BYTES, **settings) as batches:
+        expected = [{name: tensor.clone() for name, tensor in batch.fields.items()} for batch in batches]
+    pictures = Damaged(whole, () if late else {39})
+    with training_input(pictures=pictures, config=tight, **settings) as batches:
+        assert batches._store.num_away > 15 and batches._store.unreadable.keys() == (set() if late else {39})
+        pictures.damaged = {39}
+        for mine, theirs in zip(batches, expected, strict=True):
+            assert torch.equal(mine["images"], theirs["images"])
+            assert torch.equal(mine["targets"], theirs["targets"])
+        assert batches.feed.bad_samples.keys() == {39}
+
+
+def test_a_picture_that_has_changed_since_the_scan_is_replaced_on_the_device_too():
+    image_set, pictures = pictures_of(1, augment=True)
+    pictures[5] = pictures[5][:-3]
+    with training_input(
+        image_set, pictures, AUGMENT, plan_of(image_set), size=SIZE, device="cpu", config=AS_BYTES
+    ) as batches:
+        list(batches)
+        assert "it has changed since" in batches.feed.bad_samples[5]
+
+
+def test_more_damaged_pictures_than_tolerated_end_a_training_on_the_device_with_their_names():
+    image_set, whole = pictures_of(1, augment=True)
+    settings = {"size": SIZE, "device": "cpu", "config": AS_BYTES}
+    with (
+        pytest.raises(DataError, match=r"3 of 14 files .*picture 3 \(.*picture 5 \(.*picture 9 \("),
+        training_input(image_set, Damaged(whole, {3, 5, 9}), AUGMENT, plan_of(image_set), **settings) as batches,
+    ):
+        next(iter(batches))
 
 
 def test_weights_and_heads_work_as_on_the_host():

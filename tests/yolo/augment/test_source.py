@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 
 from flatout.errors import ConfigError
-from flatout.feed import Batch, DecodeError, Feed, FeedConfig, Plan, Store, StoreConfig
+from flatout.feed import Batch, DecodeError, Feed, FeedConfig, Plan, Store, StoreConfig, Unreadable
+from flatout.yolo.augment import draw
+from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.layout import resized_wh
 from flatout.yolo.augment.pictures import ResizedPictures
 from flatout.yolo.augment.source import TrainingSource, ValidationSource
 from flatout.yolo.data.rect import rect_batches
 from flatout.yolo.data.resize import kept_size_hw, resize_long_side
-from tests.yolo.augment.scenes import busy_set, image_set_of, labels_of
+from tests.feed.comparing import digest, digests
+from tests.yolo.augment.scenes import Damaged, busy_set, image_set_of, labels_of, written
 from tests.yolo.pattern import pattern
 
 SIZE = 64
@@ -188,6 +191,132 @@ def test_a_source_that_cannot_be_is_refused(wrong, text):
     images, labels = busy_set(2, seed=0)
     with pytest.raises(ConfigError, match=text):
         TrainingSource(image_set_of(images, labels), images, AugmentConfig(), **{"size": 64} | wrong)
+
+
+DAMAGED = {3, 7, 8}
+MANY = {*DAMAGED, 12, 15}
+CALM = {"mosaic": 0.0, "mixup": 0.0, "paste_in": 0.0, "scale": 0.6}
+USES: dict[str, dict[str, Any]] = {
+    "single pictures": CALM,
+    "mosaics": {**CALM, "mosaic": 1.0},
+    "mosaics of nine": {**CALM, "mosaic": 1.0, "nine": True},
+    "mixup": {**CALM, "mosaic": 1.0, "mixup": 1.0},
+    "paste-in": {**CALM, "mosaic": 1.0, "paste_in": 1.0},
+    "copy-paste": {**CALM, "mosaic": 1.0, "copy_paste": 0.5},
+    "tilted": {**CALM, "mosaic": 1.0, "perspective": 0.001},
+    "turned by heads": {**CALM, "mosaic": 1.0, "heads": True},
+}
+
+
+def damaged_source(*, nine: bool = False, heads: bool = False, damaged: set[int] = DAMAGED, **use: Any):
+    """Labels of damaged pictures, and only those, are of class 1."""
+    images, labels = busy_set(20, seed=5, polygons="some")
+    picture_T = np.repeat(np.arange(20), np.diff(labels.first_N))
+    class_box_T5 = labels.class_box_T5.copy()
+    class_box_T5[:, 0] = np.isin(picture_T, list(DAMAGED))
+    labels = replace(labels, class_box_T5=class_box_T5)
+    by_heads = ClassAware.of(labels, np.array([0, 1]), np.array([0.0, 40.0]), np.array([0.0, 10.0]))
+    pictures = Damaged([resize_long_side(image, SIZE, augment=True).image for image in images], damaged)
+    config = AugmentConfig(**use)
+    return TrainingSource(
+        image_set_of(images, labels), pictures, config, size=SIZE, class_aware=by_heads if heads else None
+    )
+
+
+@pytest.mark.parametrize("use", USES)
+def test_damaged_pictures_are_replaced_the_same_way_by_any_number_of_workers_and_after_a_resume(use, monkeypatch):
+    if USES[use].get("nine"):
+        monkeypatch.setattr(draw, "FOUR_SHARE", 0.0)
+    source = damaged_source(**USES[use])
+    plan = Plan(num_samples=len(source), seed=3, batch_size=5)
+    alone, two, one = (
+        FeedConfig(workers=workers, on_error="substitute", bad_share=0.2, start_method="fork", slots=2)
+        for workers in (0, 2, 1)
+    )
+    with Feed(source, plan, alone) as feed:
+        expected = digests(feed.epoch(0))
+        assert feed.bad_samples == dict.fromkeys(DAMAGED, "DecodeError: a damaged picture")
+    with Feed(source, plan, two) as feed:
+        batches = iter(feed)
+        seen = [digest(next(batches)) for _ in range(2)]
+        state = feed.state_dict()
+    with Feed(source, plan, one) as feed:
+        feed.load_state_dict(state)
+        seen += digests(feed)
+    assert seen == expected
+
+
+def sample_of(source: TrainingSource, position: int, index: int, known: set[int]) -> tuple[dict[str, Any], set[int]]:
+    """One sample of a reader that knows of some damaged pictures and finds out about others; and all it knows then."""
+    while True:
+        is_bad_N = np.isin(np.arange(len(source)), list(known))
+        indices, positions = np.array([index]), np.array([position])
+        unreadable = Unreadable(is_bad_N, seed=3, epoch=0, positions_M=positions)
+        draws = source.substitute(indices, source.draw(3, 0, positions, indices), unreadable).draws
+        found: set[int] = set()
+
+        def fetch(item, read, found=found):
+            try:
+                return read()
+            except DecodeError:
+                found.add(item)
+
+        sample = written(source, indices, draws, fetch=fetch)
+        if not found:
+            return sample, known
+        assert not found & known
+        known = known | found
+
+
+@pytest.mark.parametrize("use", USES)
+def test_what_stands_in_for_damaged_pictures_depends_on_nothing_that_was_known(use, monkeypatch):
+    if USES[use].get("nine"):
+        monkeypatch.setattr(draw, "FOUR_SHARE", 0.0)
+    source = damaged_source(**USES[use], damaged=MANY)
+    num_found = 0
+    # In the last ones a tile that is not seen comes into view when another one is replaced.
+    for position in (*range(10), 129, 367, 463, 592):
+        expected, found = sample_of(source, position, position % 20, set(MANY))
+        for known in (set(), {3}, {8}, {12, 15}):
+            sample, found = sample_of(source, position, position % 20, known)
+            num_found += len(found - known)
+            for name in sample:
+                np.testing.assert_array_equal(sample[name], expected[name], err_msg=f"{name} {position} {known}")
+    assert num_found > 10
+
+
+@pytest.mark.parametrize("use", USES)
+def test_no_label_of_a_damaged_picture_is_shown_and_other_samples_are_untouched(use, monkeypatch):
+    if USES[use].get("nine"):
+        monkeypatch.setattr(draw, "FOUR_SHARE", 0.0)
+    plan = Plan(num_samples=20, seed=3, batch_size=20)
+    found = []
+    for damaged in (set(), DAMAGED):
+        config = FeedConfig(workers=0, on_error="substitute", bad_share=0.2)
+        with Feed(damaged_source(damaged=damaged, **USES[use]), plan, config) as feed:
+            batches = [batch.copy() for epoch in range(2) for batch in feed.epoch(epoch)]
+            found.append((batches, feed.num_replaced))
+    (healthy, _), (mended, num_replaced) = found
+    assert any((batch["targets"][:, 1] == 1).any() for batch in healthy)
+    assert not any((batch["targets"][:, 1] == 1).any() for batch in mended)
+    assert not any(np.isin(batch.indices, list(DAMAGED)).any() for batch in mended if use == "single pictures")
+    same = [
+        np.array_equal(mine["images"][row], theirs["images"][row])
+        for mine, theirs in zip(mended, healthy, strict=True)
+        for row in range(20)
+    ]
+    assert 0 < sum(same) < 40
+    assert num_replaced == 40 - sum(same) or use != "single pictures"
+
+
+def test_one_damaged_picture_of_many_does_not_end_an_epoch_of_mosaics():
+    images, labels = busy_set(110, seed=1)
+    pictures = Damaged([resize_long_side(image, SIZE, augment=True).image for image in images], {37})
+    source = TrainingSource(image_set_of(images, labels), pictures, AugmentConfig(), size=SIZE)
+    plan = Plan(num_samples=110, seed=3, batch_size=16)
+    with Feed(source, plan, FeedConfig(workers=0, on_error="substitute")) as feed:
+        assert sum(len(batch) for batch in feed) == 96
+        assert feed.bad_samples.keys() == {37}
 
 
 def test_a_source_is_pickled_without_its_buffers():

@@ -2,13 +2,19 @@
 
 import json
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import pytest
 import torch
+import yaml
 
+from flatout.__main__ import main
+from flatout.engine.callbacks import Callback, RunStart
 from flatout.errors import CheckpointError, ConfigError, DataError
 from flatout.yolo.loading import load_network
 from flatout.yolo.options import TrainOptions
@@ -237,3 +243,82 @@ def test_diagnose_compile_explains_and_trains_nothing(
     assert "DYNAMO EXPLANATION REPORT" in caplog.text
     assert "graph breaks: 0" in caplog.text
     assert not (tmp_path / "runs").exists()
+
+
+MANY, DAMAGED = 110, 37
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """110 PNG files of noise."""
+    folder = tmp_path_factory.mktemp("noise")
+    (folder / "images").mkdir()
+    (folder / "labels").mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(MANY):
+        height, width = rng.integers(40, 64, 2)
+        cv2.imwrite(str(folder / f"images/{number:03}.png"), rng.integers(0, 256, (height, width, 3), np.uint8))
+        (folder / f"labels/{number:03}.txt").write_text(f"{number % 6} 0.5 0.5 0.4 0.4\n")
+    (folder / "val.txt").write_text(f"{folder}/images/000.png\n{folder}/images/001.png\n")
+    data = {"train": str(folder / "images"), "val": str(folder / "val.txt"), "nc": 6, "names": [*"abcdef"]}
+    (folder / "noise.yaml").write_text(yaml.safe_dump(data))
+    return folder
+
+
+@pytest.fixture
+def damaged(noise: Path) -> Iterator[Path]:
+    """One of them, while its pixels are damaged and its header is not: only whoever decodes it finds out."""
+    path = noise / f"images/{DAMAGED:03}.png"
+    content = path.read_bytes()
+    at = content.index(b"IDAT") + 40
+    path.write_bytes(content[:at] + bytes(byte ^ 0xFF for byte in content[at : at + 40]) + content[at + 40 :])
+    yield path
+    path.write_bytes(content)
+
+
+def on_noise(options: TrainOptions, noise: Path, **changes: Any) -> TrainOptions:
+    return replace(options, data=str(noise / "noise.yaml"), epochs=1, notest=True, **changes)
+
+
+def test_one_damaged_png_of_110_does_not_end_a_default_training(noise, damaged, files, tmp_path, capsys):
+    words = ["--data", str(noise / "noise.yaml"), "--cfg", "cfg/training/yolov7-tiny.yaml", "--weights", ""]
+    words += ["--hyp", str(files / "hyp.yaml"), "--img-size", "64", "--batch-size", "32", "--epochs", "1"]
+    words += ["--device", "cpu", "--workers", "2", "--notest", "--noautoanchor", "--project", str(tmp_path / "runs")]
+    code = main(["yolo", "train", *words])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    kept = (tmp_path / "runs/exp/run.log").read_text()
+    assert kept.count(f"File {damaged} is replaced by a substitute") == 1
+    assert f"1 file could not be read, and others were shown instead. Repair or remove: {damaged} (" in kept
+
+
+@pytest.mark.parametrize("way", ["fast_dataloader", "device_augment"])
+def test_one_damaged_png_ends_no_other_kind_of_input_either(noise, damaged, options, caplog, way):
+    assert trained(on_noise(options, noise, **{way: True})).finished
+    assert sum(f"File {damaged} is replaced by a substitute" in text for text in caplog.messages) >= 1
+    assert any(text.startswith("1 file could not be read") and str(damaged) in text for text in caplog.messages)
+
+
+def test_a_picture_that_is_deleted_after_the_scan_does_not_end_a_training(noise, damaged, options, caplog):
+    class Deletes(Callback):
+        def start(self, run: RunStart) -> None:
+            damaged.unlink()
+
+    result = train(on_noise(options, noise), [Deletes()])
+    assert result is not None and result.finished
+    assert (
+        sum(f"File {damaged} is replaced by a substitute: FileNotFoundError" in text for text in caplog.messages) == 1
+    )
+
+
+def test_more_damaged_pictures_than_tolerated_end_a_training_with_exit_3_and_their_names(noise, damaged, options):
+    other = noise / "images/070.png"
+    content = other.read_bytes()
+    try:
+        other.write_bytes(damaged.read_bytes())
+        with pytest.raises(DataError, match=r"2 of 110 files .* more than the 1 ") as caught:
+            train(on_noise(options, noise))
+    finally:
+        other.write_bytes(content)
+    assert caught.value.exit_code == 3
+    assert str(damaged) in str(caught.value) and str(other) in str(caught.value)
