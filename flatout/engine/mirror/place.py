@@ -125,6 +125,6 @@ def _open(url: str) -> tuple[Any, str]:
     try:
         fs, root = fsspec.url_to_fs(url)
     except (ImportError, ValueError) as error:
-        advice = "Install what speaks to it: pip install 'flatout[cloud]'" if scheme in OBJECT_STORES else str(error)
+        advice = "Install what speaks to it: pip install obstore" if scheme in OBJECT_STORES else str(error)
         raise ConfigError(f"--mirror {url}: {scheme}:// is not understood here. {advice}") from error
     return fs, str(root)
