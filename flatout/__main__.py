@@ -19,7 +19,7 @@ from pathlib import Path
 
 from flatout import __version__
 from flatout.door import Command, answer, listing
-from flatout.errors import FlatoutError, ResourceError
+from flatout.errors import FlatoutError, ResourceError, one_line
 
 COMMANDS = {
     "bootstrap": Command("print a script that makes a rented machine train and go on", "flatout.bootstrap"),
@@ -156,10 +156,6 @@ def reader_left() -> bool:
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
     return True
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def write_report(words: Sequence[str]) -> str:

@@ -86,7 +86,8 @@ def train(
     if world.is_first and not options.no_preflight:
         check_gpus(options.device)
     device = choose_device_of(options.device, world)
-    loggers = choose_loggers(options.log_to or (() if config.LOG.TENSORBOARD else ("none",)), board_within="logs")
+    log_to = options.log_to or (() if config.LOG.TENSORBOARD else ("none",))
+    loggers = choose_loggers(log_to, board_within="logs") if world.is_first else []
     hearers = Callbacks([spending, *loggers, *callbacks] if world.is_first else ())
     seed_all(config.SEED)
     with distributed.together(world, device), ExitStack() as stack:
