@@ -82,7 +82,7 @@ def test_an_alias_is_a_copy_not_a_shared_object():
         ("- [\n\t\n b,\tc\t]", [["b", "c"]]),
         ("\t[\n\t]", []),
         ("---\ta", "a"),
-        ("%YAML 1.2\t\n\t\n---\na: 1", {"a": 1}),
+        ("%YAML 1.2\n\t\n---\na: 1", {"a": 1}),
         ("a: &x\t1\nb:\t*x", {"a": 1, "b": 1}),
     ],
 )
