@@ -4,6 +4,8 @@ A command is a module with `main(argv) -> exit code`, imported only once it has 
 help and mistyped commands answer at once, without torch, numpy or OpenCV.
 """
 
+from __future__ import annotations  # a Python that is too old must get as far as the sentence that says so
+
 import argparse
 import os
 import platform
@@ -13,10 +15,11 @@ import tempfile
 import traceback
 from collections.abc import Sequence
 from importlib import metadata
+from pathlib import Path
 
 from flatout import __version__
 from flatout.door import Command, answer, listing
-from flatout.errors import FlatoutError
+from flatout.errors import FlatoutError, ResourceError, one_line
 
 COMMANDS = {
     "bootstrap": Command("print a script that makes a rented machine train and go on", "flatout.bootstrap"),
@@ -34,6 +37,23 @@ INTERRUPTED = 130
 READER_LEFT = 141
 """What a shell reports for a command whose output nobody reads any more (SIGPIPE)."""
 
+OLDEST_PYTHON = (3, 11)
+PACKAGES = {
+    "cv2": "opencv-python-headless",
+    "filelock": "filelock",
+    "numpy": "numpy",
+    "psutil": "psutil",
+    "pydantic": "pydantic",
+    "pynvml": "nvidia-ml-py",
+    "rich": "rich",
+    "safetensors": "safetensors",
+    "simplejpeg": "simplejpeg",
+    "tifffile": "tifffile",
+    "torch": "torch",
+    "yaml": "PyYAML",
+}
+"""What no command can do without (`dependencies` in pyproject.toml): the name to import, and the name to install."""
+
 _REPORTED_VERSIONS = ("torch", "numpy", "opencv-python-headless", "pydantic", "PyYAML")
 
 
@@ -42,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words, debug = take_debug(sys.argv[1:] if argv is None else argv)
     debug = debug or os.environ.get("FLATOUT_DEBUG", "0") not in ("", "0")
     try:
+        if sys.version_info < OLDEST_PYTHON:
+            raise ResourceError(wrong_python(f"is {platform.python_version()}, and flatout needs 3.11 or newer", ""))
         code = run(words)
         # Here, because at interpreter exit a reader who left would be reported as an error.
         sys.stdout.flush()
@@ -59,8 +81,31 @@ def main(argv: Sequence[str] | None = None) -> int:
             return READER_LEFT
         if debug:
             traceback.print_exc()
+        if isinstance(error, ModuleNotFoundError) and (package := PACKAGES.get((error.name or "").partition(".")[0])):
+            print(f"flatout: {wrong_python(f'lacks {package}, which flatout needs', package)}", file=sys.stderr)
+            return ResourceError.exit_code
         print(f"flatout: internal error: {one_line(error)} ({write_report(words)})", file=sys.stderr)
         return INTERNAL_ERROR
+
+
+def wrong_python(fault: str, package: str) -> str:
+    """What is wrong with the Python that runs this, and which one to use: that of the checkout, if this is one."""
+    checkout = Path(__file__).absolute().parent.parent
+    environment = checkout / ".venv"
+    python = f"{environment}/bin/python {program()} ..."
+    if (environment / "bin/python").exists() and Path(sys.prefix) != environment:
+        advice = f"Use the one that ./run has set up: {python}, or first: . {environment}/bin/activate"
+    elif (checkout / "run").exists():
+        advice = f"Set one up with {checkout}/run demo, then: {python}"
+    else:
+        advice = f"{sys.executable} -m pip install {package}" if package else "Install a newer one."
+    return f"this Python ({sys.executable}) {fault}. {advice}"
+
+
+def program() -> str:
+    """What was started, as it is typed after `python`."""
+    name = Path(sys.argv[0]).name
+    return "-m flatout" if name in ("__main__.py", "flatout") else name
 
 
 def run(words: Sequence[str]) -> int:
@@ -111,10 +156,6 @@ def reader_left() -> bool:
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
     return True
-
-
-def one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def write_report(words: Sequence[str]) -> str:

@@ -4,6 +4,13 @@ Every message is written for a tired person with a log file: what, where, what t
 The exit codes are documented in docs/exit-codes.md; scripts may rely on them.
 """
 
+import textwrap
+
+
+def one_line(error: BaseException, most_letters: int = 10_000) -> str:
+    """Kind and text of an error of any library in one line, cut between words if it is too long."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", most_letters, placeholder=" ...")
+
 
 class FlatoutError(Exception):
     """Base of every error a user can cause or mend; its text is the whole story."""

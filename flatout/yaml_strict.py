@@ -27,6 +27,10 @@ MAX_DIGITS = 64
 """Of one number; Python refuses to print integers far beyond this."""
 
 _TAG = "tag:yaml.org,2002:"
+_BREAKS = "\r\n\x85\u2028\u2029"
+_TAB = "a tab cannot indent in YAML. Use spaces."
+_NOT_ALLOWED = ("mapping values are not allowed here", "sequence entries are not allowed here")
+"""PyYAML's words for a block that begins where none can, which is the fault of a tab where one stands before it."""
 
 
 def load_yaml(path: str | Path) -> Yaml:
@@ -77,16 +81,24 @@ class _Refusal(yaml.MarkedYAMLError):
 def _one_sentence(error: yaml.MarkedYAMLError) -> str:
     if isinstance(error, _Refusal):
         return str(error.problem)
-    if "'\\t'" in str(error.problem):
-        return "a tab cannot indent in YAML. Use spaces."
+    if error.problem in _NOT_ALLOWED and error.problem_mark and "\t" in _line_until(error.problem_mark):
+        return _TAB
     if isinstance(error, yaml.composer.ComposerError):
         # Its problem is half a sentence; the context holds the other half.
         return f"not valid YAML: {', '.join(filter(None, (error.context, error.problem)))}. Correct it."
     return f"not valid YAML: {error.problem}. Check the indentation and the quotes here."
 
 
+def _line_until(mark: yaml.Mark) -> str:
+    return str(mark.buffer or "")[mark.pointer - mark.column : mark.pointer]
+
+
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader with the YAML 1.2 core schema and bounded nesting; used up to `get_single_node`."""
+    """SafeLoader with the YAML 1.2 core schema and bounded nesting; used up to `get_single_node`.
+
+    PyYAML's scanner refuses every tab outside of quotes and ends the names of anchors at a colon, both of which the
+    specification does not: what separates may be a tab (6.2), and a name goes on to the next blank or bracket (6.9.2).
+    """
 
     _depth = 0
     _num_nodes = 0
@@ -99,6 +111,60 @@ class _StrictLoader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
+
+    def scan_to_next_token(self) -> None:
+        super().scan_to_next_token()
+        while self.peek() == "\t":
+            self.forward(len(self._white()))
+            # What follows a tab can begin no block: it is no key, and no entry of a list.
+            self.allow_simple_key = self.allow_simple_key and bool(self.flow_level)
+            super().scan_to_next_token()
+        before = self.buffer[self.pointer - self.column : self.pointer]
+        if not before.strip(" \t") and "\t" in before[: self.indent + 1] and self.peek() != "\0":
+            raise _Refusal(_TAB, self.get_mark())
+
+    def scan_plain_spaces(self, indent: int, start_mark: yaml.Mark) -> list[str]:
+        white = self._white()
+        self.forward(len(white))
+        if self.peek() not in _BREAKS:
+            return [white] if white else []
+        breaks = []
+        while self.peek() in _BREAKS:
+            breaks.append(self.scan_line_break())
+            self.allow_simple_key = True
+            if self.prefix(3) in ("---", "...") and self.peek(3) in f"\0 \t{_BREAKS}":
+                return []
+            white = self._white()
+            if "\t" in white[:indent] and self.peek(len(white)) not in _BREAKS:
+                # It would indent: left to scan_to_next_token, which refuses it.
+                white = white[: white.index("\t")]
+            self.forward(len(white))
+        first, *more = breaks
+        folded = [] if more else [" "]
+        return [*(folded if first == "\n" else [first]), *more]
+
+    def scan_block_scalar_ignored_line(self, start_mark: yaml.Mark) -> None:
+        self.forward(len(self._white()))
+        super().scan_block_scalar_ignored_line(start_mark)
+
+    def scan_anchor(self, token_class: Callable[[str, yaml.Mark, yaml.Mark], yaml.Token]) -> yaml.Token:
+        start_mark = self.get_mark()
+        self.forward()
+        length = 0
+        while self.peek(length) not in f"\0 \t,[]{{}}{_BREAKS}":
+            length += 1
+        if not length:
+            raise _Refusal("an anchor (&) or alias (*) without a name. Quote the value, or name it.", start_mark)
+        name = self.prefix(length)
+        self.forward(length)
+        return token_class(name, start_mark, self.get_mark())
+
+    def _white(self) -> str:
+        """Blanks and tabs from here on; nothing is taken."""
+        length = 0
+        while self.peek(length) in (" ", "\t"):
+            length += 1
+        return str(self.prefix(length))
 
     def scan_flow_scalar_non_spaces(self, double: bool, start_mark: yaml.Mark) -> list[str]:
         try:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flatout.__main__ import main
 from flatout.bootstrap.script import MOST_CHARACTERS, Job, script_of, train_line
@@ -19,6 +21,7 @@ from flatout.yolo.model.configs import load_config
 from tests.feed.injections import wait_until
 
 ROOT = Path(__file__).parent.parent
+PACKAGE = "git+https://host.example/me/flatout@0123456789abcdef0123456789abcdef01234567"
 TRAIN = ("yolo", "train", "--data", "it's a path/bolts.yaml", "--cfg", "yolov7-tiny", "--fast")
 
 # Obeys what the script asks of a Python and of flatout, and notes what it was asked.
@@ -60,13 +63,10 @@ class Machine:
         self.calls_file.touch()
         self.environ = {"PATH": str(tools), "CALLS": str(self.calls_file), "HOME": str(folder)}
         self.script = folder / "on-start.sh"
-        job = Job(
-            command=TRAIN,
-            work=str(self.work),
-            fetch='echo fetched >>"$CALLS"',
-            at_end='echo "end $FLATOUT_EXIT" >>"$CALLS"',
-        )
-        self.script.write_text(script_of(job))
+        self.write(fetch='echo fetched >>"$CALLS"', at_end='echo "end $FLATOUT_EXIT" >>"$CALLS"')
+
+    def write(self, **job: str) -> None:
+        self.script.write_text(script_of(Job(command=TRAIN, package=PACKAGE, work=str(self.work), **job)))
 
     def start(self, *codes: int, **stub: str) -> subprocess.Popen[str]:
         """Training will end with these codes, one after the other."""
@@ -100,6 +100,7 @@ def test_the_first_start_installs_fetches_trains_and_ends_and_the_next_does_noth
     code, said = machine.run(0, STUB_TORCH="2.7.1+cu128")
     assert code == 0, said
     assert "torch==2.7.1+cu128" in machine.calls, "the image's torch is kept"
+    assert f"python -m pip install -q --no-input {PACKAGE}" in machine.calls
     assert machine.calls[-3:] == [
         "fetched",
         "flatout yolo train --data it's a path/bolts.yaml --cfg yolov7-tiny --fast",
@@ -152,7 +153,12 @@ def test_an_image_without_a_new_enough_python_is_told_so(machine: Machine) -> No
 def test_the_script_is_short_and_valid(gpus: str, tmp_path: Path) -> None:
     text = script_of(
         Job(
-            command=TRAIN, gpus=gpus, mirror="s3://bucket/bolts", fetch="aws s3 sync s3://bucket/d d", at_end="shutdown"
+            command=TRAIN,
+            package=PACKAGE,
+            gpus=gpus,
+            mirror="s3://bucket/bolts",
+            fetch="aws s3 sync s3://bucket/d d",
+            at_end="shutdown",
         )
     )
     assert len(text) < MOST_CHARACTERS
@@ -164,47 +170,156 @@ def test_the_script_is_short_and_valid(gpus: str, tmp_path: Path) -> None:
 
 
 def test_several_gpus_train_together() -> None:
-    assert train_line(Job(command=("yolo", "train"), gpus="3", mirror="gs://b/r")) == (
+    assert train_line(Job(command=("yolo", "train"), package=PACKAGE, gpus="3", mirror="gs://b/r")) == (
         "flatout yolo train --mirror gs://b/r --device 0,1,2"
     )
-    assert train_line(Job(command=("defect", "train"), gpus="all")) == (
+    assert train_line(Job(command=("defect", "train"), package=PACKAGE, gpus="all")) == (
         "python -m torch.distributed.run --standalone --nproc_per_node gpu -m flatout defect train"
     )
 
 
+SECRETS = [
+    "AWS_SECRET_ACCESS_KEY=abc123 aws s3 sync a b",
+    "aws configure set aws_secret_access_key abc123 && aws s3 sync a b",
+    "aws configure set aws_access_key_id abc123",
+    "rclone config create r s3 provider AWS secret_access_key abc123",
+    "vastai set api-key abc123",
+    "export MY_TOKEN=abc123",
+    "HF_TOKEN='abc123' hf download me/data",
+    "hf auth login --token abc123",
+    'curl -H "Authorization: Bearer abc123" https://host/d.zip -o d.zip',
+    "curl -H 'Authorization: abc123' https://host/d.zip -o d.zip",
+    "curl -H 'token: abc123' https://host/data.zip -o d.zip",
+    "curl -u me:abc123 https://host/data.zip -o d.zip",
+    "curl 'https://host/d.zip?X-Amz-Signature=abc123' -o d.zip",
+    "wget --user me --password abc123 https://host/d.zip",
+    "wget ftp://me:abc123@host/d.zip",
+    "git clone https://abc1230123456789abcdef@host/data",
+    "wandb login abc1230123456789abcdef0123456789abcdef01",
+    "wandb login --relogin abc1230123456789abcdef0123456789abcdef01",
+    "echo abc123 | docker login -u me --password-stdin",
+    "docker login -u me -p abc123 host",
+    "MYSQL_PWD=abc123 mysqldump d",
+    "mysqldump -u me -pabc123 d",
+    "sshpass -p abc123 scp me@host:d d",
+    "hf download --local-dir hf_abc123abc123abc123abc123 d",
+]
+"""Each holds abc123, which nobody may read."""
+
+
+@pytest.mark.parametrize("command", SECRETS)
+def test_a_key_is_refused_wherever_it_stands_and_is_not_repeated(command: str) -> None:
+    fields: list[dict[str, Any]] = [{"fetch": command}, {"at_end": command}, {"command": (*TRAIN, *command.split())}]
+    for change in fields:
+        with pytest.raises(ConfigError, match="a key or password") as refused:
+            script_of(Job(**({"command": TRAIN, "package": PACKAGE} | change)))
+        assert "abc123" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
-    ("change", "told"),
+    "command",
     [
-        ({"fetch": "AWS_SECRET_ACCESS_KEY=abc123 aws s3 sync a b"}, "a key or password"),
-        ({"fetch": "curl -H 'token: 123' https://host/data.zip -o d.zip"}, "a key or password"),
+        "aws s3 sync s3://bucket/data data",
+        'aws configure set aws_secret_access_key "$SECRET" && aws s3 sync a b',
+        'curl -H "Authorization: Bearer $TOKEN" https://host:8080/d.zip -o d.zip',
+        'curl -u "me:$PASS" https://host/d.zip -o d.zip',
+        'stop --api-key="$API_KEY" --token "$(cat token)"',
+        'wandb login "$WANDB_API_KEY"',
+        "wandb login --host https://wandb.example.com",
+        'echo "$TOKEN" | docker login -u me --password-stdin registry.example.com',
+        "rsync -u me@host:data data",
+        "git clone ssh://git@host/me/data && git -C data checkout 0123456789abcdef0123456789abcdef01234567",
+        "cd $PWD; PWD=/data ls; AWS_WEB_IDENTITY_TOKEN_FILE=/run/token aws s3 sync a b",
+        "train --max-tokens=5 --bypass=1",
+    ],
+)
+def test_commands_without_a_key_and_variables_of_the_machine_are_welcome(command: str) -> None:
+    assert script_of(Job(command=TRAIN, package=PACKAGE, fetch=command, at_end=command))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
         ({"at_end": "stop-machine AKIAABCDEFGHIJKLMNOP"}, "a key or password"),
         ({"mirror": "s3://me:abc123@bucket/bolts"}, "a key or password"),
+        ({"package": "git+https://me:abc123@host/flatout"}, "a key or password"),
         ({"command": (*TRAIN, "--name", "x" * 4000)}, "characters"),
         ({"command": ("doctor",)}, "say what to train"),
         ({"gpus": "many"}, "write a number, or all"),
-        ({"fetch": "a\nb"}, "one line of shell"),
+        ({"gpus": "0"}, "write a number, or all"),
+        ({"fetch": "echo 'open"}, "--fetch: the shell cannot read this: .*[Uu]nterminated|unexpected EOF"),
+        ({"at_end": "if true"}, "--at-end: the shell cannot read this"),
+        ({"package": ""}, "say what pip installs: --package .* There is no default"),
     ],
 )
-def test_what_cannot_be_printed_is_refused(change: dict[str, str], told: str) -> None:
-    with pytest.raises(ConfigError, match=told) as refused:
-        script_of(Job(**({"command": TRAIN} | change)))  # type: ignore[arg-type]
+def test_what_cannot_be_printed_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as refused:
+        script_of(Job(**({"command": TRAIN, "package": PACKAGE} | change)))
     assert "abc123" not in str(refused.value) and "AKIA" not in str(refused.value)
 
 
-def test_variables_of_the_machine_may_be_named() -> None:
-    assert '--api-key="$API_KEY"' in script_of(Job(command=TRAIN, at_end='stop --api-key="$API_KEY"'))
+NASTY = [
+    "echo hi # comment",
+    "(echo hi) &",
+    "sleep 0 & wait; echo hi;",
+    "cat <<END\nhi there\nEND",
+    "cat <<'END'\n$HOME `id` }\nEND\n",
+    "echo hi \\",
+    'echo "a\nb" \'c"d\'; echo }',
+    "case x in x) echo '}' ;; esac",
+    "echo } && exit 0",
+    "f() { echo hi; }; f",
+    "cd / && pwd",
+    "echo 'it'\\''s'",
+    "",
+    "# nothing",
+    "echo a;\n\n  echo b;",
+]
+
+
+@pytest.mark.parametrize("command", NASTY)
+def test_any_command_of_the_user_runs_as_it_would_alone(command: str, machine: Machine) -> None:
+    alone = subprocess.run(["sh", "-c", command], capture_output=True, text=True, env=machine.environ, check=True)
+    machine.write(fetch=command, at_end=command)
+    (machine.work).mkdir()
+    (machine.work / "codes").write_text("0\n")
+    inside = subprocess.run(["sh", str(machine.script)], capture_output=True, text=True, env=machine.environ)
+    assert (inside.returncode, inside.stdout) == (0, alone.stdout * 2), inside.stderr
+    assert machine.num_trainings() == 1 and (machine.work / "over").exists()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(alphabet=st.sampled_from("ab \n\t\\'\"`$#&;|(){}<>!*?~-=%"), max_size=30))
+def test_every_command_is_refused_or_gives_a_script_that_parses(command: str) -> None:
+    if subprocess.run(["sh", "-n"], input=command, capture_output=True, text=True).returncode:
+        with pytest.raises(ConfigError, match="the shell cannot read this"):
+            script_of(Job(command=TRAIN, package=PACKAGE, fetch=command))
+        return
+    text = script_of(Job(command=TRAIN, package=PACKAGE, fetch=command, at_end=command))
+    parsed = subprocess.run(["sh", "-n"], input=text, capture_output=True, text=True)
+    assert parsed.returncode == 0, parsed.stderr
+
+
+def test_a_mirror_in_the_cloud_brings_its_client(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    machine.write(mirror="s3://bucket/bolts")
+    machine.run(0)
+    assert f"python -m pip install -q --no-input {PACKAGE} obstore" in machine.calls
 
 
 def test_the_command_prints_the_script(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bootstrap", "--gpus", "2", "--", *TRAIN]) == 0
-    assert capsys.readouterr().out == script_of(Job(command=TRAIN, gpus="2"))
-    assert main(["bootstrap"]) == 2
+    assert main(["bootstrap", "--package", PACKAGE, "--gpus", "2", "--", *TRAIN]) == 0
+    assert capsys.readouterr().out == script_of(Job(command=TRAIN, package=PACKAGE, gpus="2"))
+    assert main(["bootstrap", "--package", PACKAGE]) == 2
     assert "say what to train" in capsys.readouterr().err
+    assert main(["bootstrap", "--", *TRAIN]) == 2
+    said = capsys.readouterr()
+    assert "--package" in said.err and said.out == ""
 
 
 def test_a_mistyped_flag_is_told_here_and_not_by_a_machine_that_costs_money(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["bootstrap", "--", *TRAIN, "--epoks", "3"])
+        main(["bootstrap", "--package", PACKAGE, "--", *TRAIN, "--epoks", "3"])
     told = capsys.readouterr()
     assert ended.value.code == 2 and told.out == ""
     assert "--epoks is no flag. Did you mean --epochs?" in told.err

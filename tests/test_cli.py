@@ -4,15 +4,17 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import flatout
-from flatout.__main__ import COMMANDS, main, split_at_command, take_debug
+from flatout.__main__ import COMMANDS, PACKAGES, main, split_at_command, take_debug
 from flatout.errors import ChildLostError, ConfigError, DataError, ResourceError
 
+ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "numpy", "cv2", "pydantic", "yaml", "rich")
 
 
@@ -185,3 +187,54 @@ def test_public_names_are_listed_and_others_are_refused():
 def test_every_public_name_can_be_imported():
     for name in flatout.__all__:
         assert getattr(flatout, name) is not None
+
+
+@pytest.mark.parametrize("script", ["train.py", "train_aux.py", "test.py", "detect.py", "export.py", "-m flatout"])
+def test_a_python_without_our_packages_is_told_which_one_to_use(script):
+    words = script.split() + (["yolo", "train"] if script.startswith("-m") else [])
+    done = subprocess.run(
+        [sys.executable, "-S", *words, "--weights", "none.pt"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (5, "")
+    assert re.fullmatch(r"flatout: this Python \(.*\) lacks \S+, which flatout needs\. .+\n", done.stderr), done.stderr
+
+
+def test_the_python_to_use_is_the_one_that_run_has_set_up(monkeypatch, tmp_path, capsys, command):
+    monkeypatch.setattr("flatout.__main__.__file__", str(tmp_path / "flatout/__main__.py"))
+    monkeypatch.setattr(sys, "argv", ["/some/where/train.py"])
+    command(raising(ModuleNotFoundError("No module named 'yaml.nodes'", name="yaml.nodes")))
+    assert main(["doctor"]) == 5
+    assert capsys.readouterr().err.endswith(
+        f"lacks PyYAML, which flatout needs. {sys.executable} -m pip install PyYAML\n"
+    )
+    (tmp_path / "run").touch()
+    main(["doctor"])
+    assert (
+        f"Set one up with {tmp_path}/run demo, then: {tmp_path}/.venv/bin/python train.py ..."
+        in capsys.readouterr().err
+    )
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").touch()
+    main(["doctor"])
+    assert f"set up: {tmp_path}/.venv/bin/python train.py ..., or first: . {tmp_path}/.venv/bin/activate" in (
+        capsys.readouterr().err
+    )
+    command(raising(ModuleNotFoundError("No module named 'mine'", name="mine")))
+    assert main(["doctor"]) == 70, "a package that is none of our dependencies"
+    monkeypatch.setattr("flatout.__main__.OLDEST_PYTHON", (9, 0))
+    assert main(["doctor"]) == 5
+    assert "and flatout needs 3.11 or newer. Use the one that ./run has set up" in capsys.readouterr().err
+
+
+def test_the_packages_to_ask_for_are_those_that_are_declared():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert {requirement.partition(">=")[0] for requirement in declared} == set(PACKAGES.values())
+
+
+def test_the_old_check_of_the_parser_prints_what_its_document_says():
+    """Command S1-d: it runs the text of train.py up to where flags are parsed, and must not start a training."""
+    commands = json.loads((ROOT / "tests/golden/yolov7-data/commands.json").read_text())["seed_commands"]
+    check = next(each for each in commands if each["id"] == "S1-d")
+    program = check["cmd"].removeprefix('python -c "').removesuffix('"')
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("True False False\n", "")

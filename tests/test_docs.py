@@ -35,3 +35,11 @@ def test_every_link_between_pages_leads_somewhere():
         if not (page.parent / target).exists()
     ]
     assert not broken
+
+
+def test_nothing_advises_to_install_our_name_from_the_package_index():
+    """It is not ours there: whoever registers it would be installed."""
+    root = DOCS.parent
+    files = [*root.glob("*.md"), *DOCS.glob("*.md"), *root.glob("flatout/**/*.py"), root / "flatout/bootstrap/body.sh"]
+    advice = re.compile(r"pip install [^\n|]*?[\"' ]flatout(?:\[|[\"'`\s]|$)")
+    assert not [f"{file.name}: {found[0]}" for file in files for found in advice.finditer(file.read_text())]

@@ -1,7 +1,9 @@
 """The import graph follows the folder map, and the test that says so can fail."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -70,8 +72,17 @@ def test_an_allowed_import_is_not_reported(path, source):
 def test_what_a_worker_imports_does_not_load_torch():
     program = """
 import sys
+import tomllib
 import flatout.config, flatout.errors, flatout.feed, flatout.profiler.clock, flatout.yaml_strict
 assert "torch" not in sys.modules
 assert "pydantic" in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def test_every_package_of_an_extra_is_used():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for_users = [extras[name] for name in extras.keys() - {"test", "dev", "all"}]
+    packages = {requirement.partition(">=")[0].removesuffix("-skinny") for extra in for_users for requirement in extra}
+    code = "".join(file.read_text() for file in ROOT.glob("flatout/**/*.py"))
+    assert {package for package in packages if not re.search(rf"(import |\"){package}\b", code)} == set()

@@ -105,7 +105,7 @@ def test_the_first_call_sets_up_and_the_second_starts_at_once(checkout, tmp_path
     assert first.returncode == 0, first.stderr
     assert checkout.calls == [
         f"-m venv {checkout.root}/.venv",
-        "-m pip install --no-input --disable-pip-version-check -e .[test,dev,eval,export]",
+        "-m pip install --no-input --disable-pip-version-check -e .[test,dev,eval,export,tb]",
         "-m pytest -q -k two words",
     ]
     assert "making .venv from python3" in first.stderr

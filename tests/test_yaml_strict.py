@@ -5,11 +5,12 @@ import os
 import time
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.errors import ConfigError
-from flatout.yaml_strict import MAX_BYTES, MAX_DEPTH, MAX_NODES, load_yaml, parse_yaml
+from flatout.yaml_strict import MAX_BYTES, MAX_DEPTH, MAX_NODES, _StrictLoader, load_yaml, parse_yaml
 
 
 def complaint(text: str) -> str:
@@ -57,6 +58,84 @@ def test_an_alias_is_a_copy_not_a_shared_object():
     assert value["a"] == value["c"] == [1, {"b": 2}]
     assert value["a"] is not value["c"]
     assert value["a"][1] is not value["c"][1]
+
+
+# YAML: where tabs and the names of anchors end (sections 6.2, 6.9.2)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a:\tb", {"a": "b"}),
+        ("a: b\t# c", {"a": "b"}),
+        ("a: b\t\nc:\t'd'\t\n", {"a": "b", "c": "d"}),
+        ("a: b\tc", {"a": "b\tc"}),
+        ("a\t: b", {"a": "b"}),
+        ("a: b\n \tc", {"a": "b c"}),
+        ("a: b\n\t\n c", {"a": "b\nc"}),
+        ("a:\n \tb", {"a": "b"}),
+        ("a: 1\n\t\nb: 2", {"a": 1, "b": 2}),
+        ("a: 1\n\t# c\nb: 2\n\t", {"a": 1, "b": 2}),
+        ("a: | \t# c\n  \tx\n", {"a": "\tx\n"}),
+        ("-\t-1\n-\tb", [-1, "b"]),
+        ("? a\n: -\tb\n  -  -\tc\n     - d", {"a": ["b", ["c", "d"]]}),
+        ("- [\n\t\n b,\tc\t]", [["b", "c"]]),
+        ("\t[\n\t]", []),
+        ("---\ta", "a"),
+        ("%YAML 1.2\n\t\n---\na: 1", {"a": 1}),
+        ("a: &x\t1\nb:\t*x", {"a": 1, "b": 1}),
+    ],
+)
+def test_a_tab_separates_where_it_does_not_indent(text, value):
+    assert parse_yaml(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a:\n\tb",
+        "a:\n\tb: 1",
+        "a: b\n\tc",
+        "a:\n  b: 1\n  \tc: 2",
+        "a:\n  - b\n\t- c",
+        "a:\n \tb: 1",
+        "\ta: 1",
+        "-\t- a",
+        "-\ta: 1",
+        "- [\n\ta]",
+    ],
+)
+def test_a_tab_that_indents_is_refused_as_such(text):
+    assert "a tab cannot indent in YAML. Use spaces." in complaint(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a: &an:chor value\nb: *an:chor", {"a": "value", "b": "value"}),
+        ("a: &a: value\nb: *a:", {"a": "value", "b": "value"}),
+        ("a: [&x:y 1, *x:y]", {"a": [1, 1]}),
+        ("a: {b: &ü/1 c, d: *ü/1}", {"a": {"b": "c", "d": "c"}}),
+        ("a: &x b\n*x : 1", {"a": "b", "b": 1}),
+    ],
+)
+def test_the_name_of_an_anchor_ends_at_a_blank_or_a_bracket(text, value):
+    assert parse_yaml(text) == value
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet=st.sampled_from("ab:-#?,[]{}'\" \n"), max_size=40))
+def test_without_tabs_and_anchors_text_is_split_as_pyyaml_does(text):
+    """What was changed in its scanner concerns these alone."""
+
+    def scalars(loader: type[yaml.SafeLoader]) -> list[tuple[str, str]] | None:
+        try:
+            tokens = list(yaml.scan(text, Loader=loader))
+        except yaml.YAMLError:
+            return None
+        return [(type(token).__name__, getattr(token, "value", "")) for token in tokens]
+
+    assert scalars(_StrictLoader) == scalars(yaml.SafeLoader)
 
 
 def test_an_empty_document_is_nothing():

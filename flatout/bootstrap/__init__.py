@@ -5,9 +5,11 @@ from collections.abc import Sequence
 
 _EXAMPLES = """\
 examples:
-  flatout bootstrap --mirror s3://my-bucket/bolts --fetch 'aws s3 sync s3://my-bucket/data data' \\
-      --at-end 'shutdown -h now' -- yolo train --data data/bolts.yaml --cfg yolov7-tiny --img 320 --batch 64 --fast
-  flatout bootstrap --gpus all -- yolo train --data /data/coco.yaml --cfg yolov7 --batch 256 > on-start.sh
+  flatout bootstrap --package git+https://HOST/OWNER/flatout@COMMIT --mirror s3://my-bucket/bolts \\
+      --fetch 'aws s3 sync s3://my-bucket/data data' --at-end 'shutdown -h now' \\
+      -- yolo train --data data/bolts.yaml --cfg yolov7-tiny --img 320 --batch 64 --fast
+  flatout bootstrap --package /data/flatout-0.1.0-py3-none-any.whl --gpus all \\
+      -- yolo train --data /data/coco.yaml --cfg yolov7 --batch 256 > on-start.sh
 
 The script is POSIX sh below 4,000 characters, made for the on-start field of a rented machine. It keeps a torch that
 the image brings, ends with the training's exit code (0 done, 75 interrupted: run it again), and does nothing once the
@@ -46,10 +48,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     flags = {
         "mirror": ("URL", "copy saved states to s3://bucket/folder; a fresh machine goes on from there"),
-        "fetch": ("SHELL", "one line that brings the data, run once after the installation"),
-        "at-end": ("SHELL", "one line for when all is over, such as stopping the machine; $FLATOUT_EXIT is the code"),
+        "fetch": ("SHELL", "commands that bring the data, run once after the installation"),
+        "at-end": ("SHELL", "commands for when all is over, such as stopping the machine; $FLATOUT_EXIT is the code"),
         "work": ("FOLDER", "where everything is kept (default: /workspace/flatout, else ~/flatout)"),
-        "package": ("SPEC", "what pip installs: a name, a wheel, git+https://... (default: flatout)"),
+        "package": (
+            "SPEC",
+            "what pip installs, has no default: git+https://..., a wheel, its URL, a requirement",
+        ),
     }
     for name, (metavar, help_text) in flags.items():
         parser.add_argument(f"--{name}", default="", metavar=metavar, help=help_text)

@@ -16,7 +16,7 @@ if tuple(map(int, t.__version__.split(".")[:2])) >= (2, 6): print(t.__version__,
 
 # Once per machine and package; a stamp that is written last says it is done.
 install() {
-    [ "$(cat .venv/installed 2>/dev/null)" != "$package" ] || return 0
+    [ "$(cat .venv/installed 2>/dev/null)" != "$package $needs" ] || return 0
     find_python
     say "installing $package on $base, torch: ${torch:-none, it is installed too}"
     rm -rf .venv
@@ -27,8 +27,9 @@ install() {
         for site in .venv/lib/python*/site-packages; do echo "${torch#* }" >"$site/kept_torch.pth"; done
     fi
     for wait in 10 60 0; do
-        PIP_CONSTRAINT=.venv/constraints.txt .venv/bin/python -m pip install -q --no-input "$package" &&
-            echo "$package" >.venv/installed && return
+        # shellcheck disable=SC2086  # words
+        PIP_CONSTRAINT=.venv/constraints.txt .venv/bin/python -m pip install -q --no-input "$package" $needs &&
+            printf '%s\n' "$package $needs" >.venv/installed && return
         sleep "$wait"
     done
     die 5 "$package could not be installed."
@@ -55,7 +56,7 @@ if [ -z "$work" ]; then work=$HOME/flatout; [ ! -d /workspace ] || work=/workspa
 work=$PWD PATH=$PWD/.venv/bin:$PATH
 [ ! -e over ] || { say "this training is over, results: $work/runs. To train again: rm $work/over"; exit 0; }
 install
-[ -e fetched ] || { say "fetching data" && fetch_data && : >fetched; } || die 3 "the data could not be fetched."
+[ -e fetched ] || { say "fetching data" && sh -c "$fetch" && : >fetched; } || die 3 "the data could not be fetched."
 for wait in 10 60 0; do
     run
     case $code in 0 | 2 | 3 | 4 | 6 | 75) break ;; esac
@@ -68,5 +69,5 @@ done
 newest=$(ls -t runs/*/*/run.json 2>/dev/null | head -n 1)
 [ "$code" != 0 ] || grep -qs '"finished": false' "$newest" || : >over
 say "ended with code $code"
-FLATOUT_EXIT=$code at_end
+FLATOUT_EXIT=$code sh -c "$at_end"
 exit "$code"

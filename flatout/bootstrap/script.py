@@ -5,6 +5,7 @@ Job --what to install, fetch, train, do at the end--> head + body.sh --> one POS
 
 import re
 import shlex
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -13,9 +14,29 @@ from flatout.errors import ConfigError
 
 MOST_CHARACTERS = 4000
 """What the forms of those who rent out machines take."""
+_NAME = r"""(?:secret|token|passw(?:or)?d|passphrase|(?<![a-z])pass|sshpass|[-_]pwd
+    |(?:api|access|account|private|auth)[-_]?key)(?:[-_]?id)?"""
+_VALUE = r"""["']?[^\s$`"'<>|&;()-]"""
+"""The first character of a literal value: `$NAME` and `$(command)` are no secrets."""
 _SECRET = re.compile(
-    r"://[^/@\s$]+:[^/@\s$]+@|AKIA[0-9A-Z]{12,}|gh[pousr]_\w{20,}|hf_\w{20,}|\bsk-\w{20,}"
-    r"|(?i:(secret|token|passw(or)?d|api[-_]?key|access[-_]?key(_id)?)\s*[=:]\s*[^\s$\"']+)"
+    rf"""
+      ://[^/@\s$:]*:[^/@\s$]+@ | ://[^/@\s$:]{{20,}}@  # user:password@host, token@host
+    | \bA[KS]IA[0-9A-Z]{{12,}} | \bgh[pousr]_\w{{20,}} | \bgithub_pat_\w{{20,}} | \bglpat-[\w-]{{20,}}
+    | \bhf_\w{{20,}} | \bsk-[\w-]{{20,}} | \bxox[a-z]-[\w-]{{10,}} | \bAIza[\w-]{{30,}} | \beyJ[\w-]{{10,}}\.[\w-]+
+    | -----BEGIN[ A-Z]*PRIVATE
+    | (?i:
+        {_NAME}["']?\s*[=:]\s*{_VALUE}  # X_TOKEN=..., --password=..., "api-key: ..."
+      | (?<!\S)--?[\w-]*{_NAME}\s+{_VALUE}  # --password ...
+      | \b(?:config\w*|set)\b[^|;&\n]*?{_NAME}\s+{_VALUE}  # aws configure set aws_secret_access_key ...
+      | \bauthorization["']?\s*[:=]\s*["']?(?:(?:bearer|basic|token|key)\b\s*)?+{_VALUE}
+      | \bbearer\s+{_VALUE}
+      | \b(?:login|authtoken)\b[^|;&\n]*?\s["']?(?=[\w-]*\d)[a-z0-9][\w-]{{19,}}(?![^\s"'])  # wandb login ...
+      | \blogin\b[^|;&\n]*?\s-p\s*{_VALUE} | \bsshpass\s+-p\s*{_VALUE} | \bmysql\w*\b[^|;&\n]*?\s-p{_VALUE}
+      | \bcurl\b[^|;&\n]*?\s(?:-u|--user|--proxy-user)[\s=]*["']?[^\s:$"']+:{_VALUE}
+      | \b(?:echo|printf)\b[^|$`]*\|[^|]*(?:-stdin|--with-token|\blogin\b)  # echo ... | docker login --password-stdin
+      | [?&](?:x-amz-signature|x-goog-signature|sig)=  # a URL that was signed is a key for whoever reads it
+    )""",
+    re.VERBOSE,
 )
 _ALL_GPUS = '"$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd, -)"'
 _HEAD = """\
@@ -23,10 +44,11 @@ _HEAD = """\
 # From `flatout bootstrap`. Installs, trains, and continues when it is run again after a preemption.
 # Keys belong into the machine's environment variables, not into this file.
 package={package}
+needs={needs}
 work={work}
-fetch_data() {{ {fetch}; }}
+fetch={fetch}
+at_end={at_end}
 train() {{ exec {train}; }}
-at_end() {{ {at_end}; }}
 
 """
 
@@ -37,35 +59,41 @@ class Job:
 
     command: Sequence[str]
     """Of flatout: `yolo train --data ...`."""
-    package: str = ""
-    """What pip installs; empty: flatout, with what the command needs."""
+    package: str
+    """What pip installs as flatout: a wheel, an address, a requirement."""
     work: str = ""
     """Folder for everything; empty: /workspace/flatout, or ~/flatout."""
     fetch: str = ""
-    """A line of shell that brings the data, run once."""
+    """Shell commands that bring the data, run once."""
     mirror: str = ""
     at_end: str = ""
-    """A line of shell for when all is over; $FLATOUT_EXIT is the exit code."""
+    """Shell commands for when all is over; $FLATOUT_EXIT is the exit code."""
     gpus: str = "1"
     """How many take part: a number, or "all"."""
 
     def __post_init__(self) -> None:
         if "train" not in self.command:
             raise ConfigError("say what to train: flatout bootstrap [FLAG ...] -- yolo train --data my.yaml ...")
-        if self.gpus != "all" and not self.gpus.isdecimal():
+        if not self.package or self.package.startswith("-"):
+            raise ConfigError(
+                "say what pip installs: --package git+https://HOST/OWNER/flatout@COMMIT, or the URL of a wheel, or a "
+                "wheel or folder on that machine. There is no default: the name on the package index is not ours."
+            )
+        if self.gpus != "all" and not (self.gpus.isdecimal() and int(self.gpus)):
             raise ConfigError(f"--gpus {self.gpus}: write a number, or all.")
-        for text in (*self.command, self.package, self.fetch, self.mirror, self.at_end):
+        for text in (" ".join(self.command), self.package, self.fetch, self.mirror, self.at_end):
             _refuse_secrets(text)
 
 
 def script_of(job: Job) -> str:
     """The whole script; ConfigError if it is too long, or would hold a key."""
     text = _HEAD.format(
-        package=shlex.quote(job.package or ("flatout[cloud]" if job.mirror else "flatout")),
+        package=shlex.quote(job.package),
+        needs="obstore" if job.mirror else "",
         work=shlex.quote(job.work),
-        fetch=_line(job.fetch),
+        fetch=_quoted_shell("--fetch", job.fetch),
+        at_end=_quoted_shell("--at-end", job.at_end),
         train=train_line(job),
-        at_end=_line(job.at_end),
     )
     text += resources.files("flatout.bootstrap").joinpath("body.sh").read_text()
     if len(text) >= MOST_CHARACTERS:
@@ -88,11 +116,13 @@ def train_line(job: Job) -> str:
     return f"python -m torch.distributed.run --standalone --nproc_per_node {count} -m flatout {line}"
 
 
-def _line(shell: str) -> str:
-    """One line of the user's own shell; nothing is a line that does nothing."""
-    if "\n" in shell.strip():
-        raise ConfigError("--fetch and --at-end take one line of shell each: put more of it into a file.")
-    return shell.strip().rstrip(";") or ":"
+def _quoted_shell(flag: str, commands: str) -> str:
+    """The user's commands as one word for `sh -c`: comments, `&` and here-documents in them end where they end."""
+    # Only parsed: a mistake is cheaper here than on a machine that costs money.
+    parsed = subprocess.run(["sh", "-n"], input=commands, capture_output=True, text=True)
+    if parsed.returncode:
+        raise ConfigError(f"{flag}: the shell cannot read this: {' '.join(parsed.stderr.split())}")
+    return shlex.quote(commands)
 
 
 def _refuse_secrets(text: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from flatout.engine.job import Tick
+from flatout.errors import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +142,6 @@ class Callbacks(Callback):
 
 def _warn(where: str, error: Exception, errors: int) -> None:
     what_now = "It is not called again" if errors >= MOST_ERRORS else f"Error {errors} of {MOST_ERRORS}"
-    told = " ".join(f"{type(error).__name__}: {error}".split())[:MOST_LETTERS]
-    logger.warning("%s failed: %s. %s; training goes on.", where, told.rstrip("."), what_now)
+    reason = one_line(error, MOST_LETTERS).removesuffix(".")
+    logger.warning("%s failed: %s. %s; training goes on.", where, reason, what_now)
     logger.debug("%s failed here:", where, exc_info=error)

@@ -4,6 +4,7 @@ A saved state remembers it. When it is continued elsewhere that is said in a lin
 and the schedule stay the same, the last bits of sums do not.
 """
 
+import logging
 import os
 import platform
 from collections.abc import Mapping
@@ -11,6 +12,11 @@ from importlib import metadata
 
 import numpy as np
 import torch
+
+from flatout.profiler import machine
+from flatout.profiler.others import busy_cores, fitting_threads
+
+logger = logging.getLogger(__name__)
 
 _OPENCV = ("opencv-python-headless", "opencv-python", "opencv-contrib-python-headless", "opencv-contrib-python")
 
@@ -42,6 +48,26 @@ def environment() -> dict[str, str | int | bool | None]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "world_size": int(os.environ.get("WORLD_SIZE", "1")),
     }
+
+
+def warn_of_waiting_threads(device: torch.device) -> None:
+    """One warning if torch is about to compute on the CPU with more threads than there are free cores.
+
+    Their number is not changed: the last bits of a result depend on it, and a choice by the load of the moment could be
+    neither repeated nor continued. Whoever has set it, knows.
+    """
+    if device.type != "cpu" or os.environ.keys() & {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}:
+        return
+    cores, num_threads = machine.cores(), torch.get_num_threads()
+    # Programs on cores that we may not use take nothing away.
+    free = min(cores.usable, cores.machine - busy_cores())
+    if (fitting := fitting_threads(num_threads, free)) is not None:
+        logger.warning(
+            "Torch computes with %d threads, and for %d of them a core is free: those that run wait for those that do "
+            "not, and a step may take several times as long. If that lasts, start with OMP_NUM_THREADS=%d in front of "
+            "the command.",
+            num_threads, fitting, fitting,
+        )  # fmt: skip
 
 
 def differences(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from flatout.engine.pulses import LEFT, PERIOD_S, Pulses
 from flatout.engine.rank_store import Store
 from flatout.engine.siblings import born_ticks, kill_sibling
-from flatout.errors import ChildLostError, FlatoutError
+from flatout.errors import ChildLostError, FlatoutError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -146,9 +146,9 @@ class RankWatch:
             if waited_s > 4 * PERIOD_S and (silent := self._silent(3 * PERIOD_S)):
                 return self._lost(silent)
             time.sleep(PERIOD_S / 5)
-        line = " ".join(str(error).split())[:200]
         return ChildLostError(
-            f"the connection between ranks broke: {line}. What was saved is untouched. Run the same command again."
+            f"the connection between ranks broke: {one_line(error, 200)}. What was saved is untouched. "
+            "Run the same command again."
         )
 
     # Threads

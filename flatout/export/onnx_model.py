@@ -9,7 +9,8 @@ its result is compared with the network anyway; so it is the one used here, and 
 
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -26,6 +27,19 @@ Axes = Mapping[str, Mapping[int, str]]
 """Of inputs and outputs: number of an axis -> its name, where its length is not fixed."""
 
 
+@contextmanager
+def quiet_tracing() -> Iterator[None]:
+    """Without torch's warnings that tracing is deprecated, that constants are constants, and that not all of them are
+    computed: all known, and the result is compared with the network."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        # The same words as a FutureWarning, which Python shows: torch 2.15.
+        warnings.filterwarnings("ignore", message=r"`torch\.jit\.\w+` is (deprecated|not supported)")
+        warnings.filterwarnings("ignore", message=".*might cause the trace to be incorrect")
+        warnings.filterwarnings("ignore", message="Constant folding")
+        yield
+
+
 @torch.no_grad()
 def traced(
     module: nn.Module,
@@ -38,11 +52,7 @@ def traced(
 ) -> Model:
     """The model that computes what the module computes; the module is in evaluation mode, on the CPU."""
     onnx = need("onnx")
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        # That this exporter is deprecated, that constants are constants, that not all of them are computed: all known.
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message=".*might cause the trace to be incorrect")
-        warnings.filterwarnings("ignore", message="Constant folding")
+    with tempfile.TemporaryDirectory() as folder, quiet_tracing():
         path = str(Path(folder, "traced.onnx"))
         try:
             torch.onnx.export(

@@ -30,4 +30,4 @@ def is_there(name: str) -> bool:
 
 
 def _missing(name: str) -> str:
-    return f"Exporting needs the package {name.partition('.')[0]}: pip install flatout[export]"
+    return f"Exporting needs the package {name.partition('.')[0]}: pip install onnx onnxruntime onnxslim"

@@ -1,6 +1,5 @@
 """Callbacks and budgets in a training of the defect job."""
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -37,5 +36,4 @@ def test_a_training_is_heard_stops_at_its_budget_and_goes_on_with_a_larger_one(t
     assert finished.finished and finished.folder == stopped.folder
     assert heard.moments == ["start defect 0", "stopped 0", "start defect 0", "epoch 0", "finished 1"]
     assert json.loads((finished.folder / "spent.json").read_text())["cost"] > 0
-    events = list(finished.folder.glob("events.out.tfevents.*"))
-    assert bool(events) == (importlib.util.find_spec("tensorboard") is not None)
+    assert list(finished.folder.glob("events.out.tfevents.*"))

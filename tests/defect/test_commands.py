@@ -250,5 +250,5 @@ def test_smaller_files_are_close_to_the_whole_one(precision, data, weights, tmp_
 
 def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(ConfigError, match=r"pip install flatout\[export\]"):
+    with pytest.raises(ConfigError, match=r"pip install onnx onnxruntime onnxslim"):
         export_onnx(DefectNet("v1", 8), Grid.over((80, 64), 32), tmp_path / "x.onnx")

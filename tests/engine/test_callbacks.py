@@ -1,10 +1,14 @@
 """Callbacks: five moments in order, and one that fails does no harm (F34)."""
 
 import logging
+import re
 import socket
+import sys
 import urllib.request
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cv2
@@ -166,11 +170,31 @@ def test_a_logger_that_is_not_installed_is_refused_with_a_command(monkeypatch: p
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="wandb is not installed: python -m pip install wandb"):
         choose_loggers(("wandb",))
-    assert choose_loggers(()) == [] and choose_loggers(("none",)) == []
+    assert choose_loggers(("none",)) == []
+
+
+def test_a_training_without_tensorboard_says_once_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    caplog.set_level("INFO")
+    assert choose_loggers(("none",)) == [] and caplog.messages == []
+    assert choose_loggers(()) == []
+    (line,) = caplog.messages
+    assert line.startswith("TensorBoard is not installed") and line.endswith("python -m pip install tensorboard")
+
+
+def test_a_long_warning_is_cut_between_words(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Talkative(Callback):
+        def start(self, run: RunStart) -> None:
+            raise RuntimeError("first\nline " + "word " * 100)
+
+    Callbacks([Talkative()]).start(start_of(tmp_path))
+    (warning,) = warnings_in(caplog)
+    assert re.fullmatch(r"Talkative.start failed: RuntimeError: first line( word)+ \.\.\. Error 1 of 3; .*", warning)
 
 
 def test_tensorboard_gets_scalars_by_epoch_and_the_histogram_once(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     cv2.imwrite(str(tmp_path / "examples.png"), np.full((6, 9, 3), 200, np.uint8))
@@ -212,7 +236,7 @@ def test_wandb_works_offline_and_continues_under_its_id(
 def test_mlflow_keeps_metrics_in_files_and_continues_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracking = pytest.importorskip("mlflow.tracking")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
     folder = tmp_path / "exp"
     folder.mkdir()
     for epoch, continues in ((0, False), (1, True)):
@@ -224,6 +248,23 @@ def test_mlflow_keeps_metrics_in_files_and_continues_its_run(tmp_path: Path, mon
     run = client.get_run((folder / "mlflow_id.txt").read_text())
     assert (run.info.status, run.data.params["lr"]) == ("FINISHED", "0.1")
     assert [metric.step for metric in client.get_metric_history(run.info.run_id, "train/box_loss")] == [0, 1]
+
+
+def test_a_store_that_mlflow_cannot_open_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MLflow does where only its small package is installed: databases are missing from it."""
+
+    class Refusing:
+        def __init__(self) -> None:
+            raise ValueError("got unsupported URI 'sqlite:///mlflow.db'.")
+
+    for name in ("mlflow", "mlflow.tracking"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        sys.modules[name].__spec__ = ModuleSpec(name, None)
+    monkeypatch.setattr(sys.modules["mlflow.tracking"], "MlflowClient", Refusing, raising=False)
+    with pytest.raises(
+        ConfigError, match=r"cannot open its store: .*sqlite:///mlflow\.db'\. Name a folder or a server"
+    ):
+        choose_loggers(("mlflow",))
 
 
 def test_mlflow_without_its_server_costs_a_warning(

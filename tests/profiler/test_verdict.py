@@ -425,6 +425,13 @@ def test_threads_that_find_no_core_are_told_where_nothing_else_is(threads, other
     assert ("OMP_NUM_THREADS=1" in " ".join(verdict.evidence)) == (cause != "nothing")
 
 
+def test_one_thread_is_never_too_many():
+    """Beside programs that leave it a third of a core there is nothing to advise: OMP_NUM_THREADS=1 is set already."""
+    host = {"forward": 1914, "backward": 1863, "optimizer": 694}
+    verdict = judge(measured(4482, host, cores=2, num_threads=1, others_cores=1.8, main_cpu=0.3))
+    assert verdict.cause != "too many threads" and "OMP_NUM_THREADS" not in " ".join(verdict.evidence)
+
+
 def test_threads_that_find_no_core_are_no_cause_where_another_is_found_but_are_told():
     found = measured(100, {"forward": 30, "backward": 30, "gc": 30}, cores=2, num_threads=2, others_cores=1.0)
     verdict = judge(found)

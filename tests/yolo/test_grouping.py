@@ -133,6 +133,14 @@ def test_shapes_of_tiny_boxes_do_not_count():
 # k-means and balancing
 
 
+@pytest.mark.parametrize("drawn", range(5))
+def test_no_other_starts_find_clusters_that_are_tighter(drawn):
+    point_N2 = np.random.default_rng(drawn).random((40, 2))
+    found = sum_of_squares(point_N2, k_means(point_N2, 6, seed=42))
+    best = min(sum_of_squares(point_N2, k_means(point_N2, 6, seed=seed, restarts=100)) for seed in range(3))
+    assert found <= best * 1.0005
+
+
 def test_clusters_are_numbered_as_they_occur():
     assert in_order_of_occurrence(np.array([7, 3, 7, 0, 3])).tolist() == [0, 1, 0, 2, 1]
 

@@ -149,5 +149,5 @@ def test_a_missing_evaluator_is_one_clear_sentence(monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(coco_api.importlib, "import_module", absent)
-    with pytest.raises(ConfigError, match=r'COCO AP needs an evaluator.*pip install "flatout\[eval\]"'):
+    with pytest.raises(ConfigError, match=r"COCO AP needs an evaluator.*pip install hotcoco"):
         coco_scores(TRUTH, export().table())

@@ -26,7 +26,7 @@ from flatout.engine.determinism import set_determinism
 from flatout.engine.device_choice import choose_devices
 from flatout.engine.distributed import World
 from flatout.engine.ending import telling_end
-from flatout.engine.environment import differences, environment
+from flatout.engine.environment import differences, environment, warn_of_waiting_threads
 from flatout.engine.generations import Generation, Generations
 from flatout.engine.interrupts import Interrupts
 from flatout.engine.job import Tick
@@ -77,6 +77,8 @@ def train(
         check_gpus(options.device)
     device = device_for(options.device, world)
     hearers = Callbacks([spending, *choose_loggers(options.log_to), *callbacks] if world.is_first else ())
+    if world.is_first:
+        warn_of_waiting_threads(device)
     # Before the folder is made: data that cannot be used leaves nothing behind.
     images = find_images(options)
     recipe = make_recipe(options, images)

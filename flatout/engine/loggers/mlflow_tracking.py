@@ -8,11 +8,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from flatout.engine.callbacks import Callback, End, RunStart, Scores
+from flatout.errors import ConfigError, one_line
 
 ID_FILE = "mlflow_id.txt"
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "interrupted": "KILLED", "failed": "FAILED"}
-PATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
-"""A server that is gone must not hold up a training for minutes, as MLflow's own defaults would."""
+DEFAULTS = {
+    # A server that is gone must not hold up a training for minutes, as MLflow's own defaults would.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    # Since 3.17 MLflow refuses a folder unless this is set; whoever names one (file:///...) means it.
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+}
+"""Environment variables of MLflow that are set unless they are already."""
 MOST_PARAMETER_LETTERS = 500
 
 
@@ -25,11 +32,7 @@ class MLflow(Callback):
         self._id = ""
 
     def start(self, run: RunStart) -> None:
-        for name, value in PATIENT.items():
-            os.environ.setdefault(name, value)
-        from mlflow.tracking import MlflowClient
-
-        client = MlflowClient()
+        client = _open_client()
         file = run.folder / ID_FILE
         if run.continues and file.is_file():
             self._id = file.read_text().strip()
@@ -59,6 +62,26 @@ class MLflow(Callback):
     def _experiment_id(self, client: Any) -> str:
         known = client.get_experiment_by_name(self._experiment)
         return str(known.experiment_id if known is not None else client.create_experiment(self._experiment))
+
+
+def check_store() -> None:
+    """ConfigError if MLflow cannot open the store that it would write to. A server is not asked yet."""
+    try:
+        _open_client()
+    except Exception as error:  # each store has errors of its own, and after any of them nothing would be logged
+        raise ConfigError(
+            f"MLflow cannot open its store: {one_line(error, 200).removesuffix('.')}. Name a folder or a server, "
+            "MLFLOW_TRACKING_URI=file:///folder or http://host:5000; a database such as sqlite:///mlflow.db needs "
+            "more of MLflow: python -m pip install mlflow."
+        ) from error
+
+
+def _open_client() -> Any:
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient()
 
 
 def _allowed(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Scalars and pictures for TensorBoard, where it is installed: pip install flatout[tb]."""
+"""Scalars and pictures for TensorBoard, where it is installed: pip install tensorboard."""
 
 from pathlib import Path
 from typing import Any

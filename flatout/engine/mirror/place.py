@@ -13,10 +13,11 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, one_line
 
 OBJECT_STORES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "abfs", "abfss": "abfs"}
 """Schemes that obstore serves, and its own name for each."""
@@ -93,8 +94,8 @@ class Place:
             raise _Missing(f"{self.url}: cannot {what} {key}: there is no such object.") from error
         except Exception as error:
             # Anything at all: each store has errors of its own, and none of them may end a training.
-            told = " ".join(f"{type(error).__name__}: {error}".split()).partition(" Debug source")[0][:300].rstrip(".")
-            raise PlaceError(f"{self.url}: cannot {what} {key}: {told}.") from error
+            reason = shorten(one_line(error).partition(" Debug source")[0], 300, placeholder=" ...").removesuffix(".")
+            raise PlaceError(f"{self.url}: cannot {what} {key}: {reason}.") from error
 
 
 class _Missing(PlaceError):
@@ -125,6 +126,6 @@ def _open(url: str) -> tuple[Any, str]:
     try:
         fs, root = fsspec.url_to_fs(url)
     except (ImportError, ValueError) as error:
-        advice = "Install what speaks to it: pip install 'flatout[cloud]'" if scheme in OBJECT_STORES else str(error)
+        advice = "Install what speaks to it: pip install obstore" if scheme in OBJECT_STORES else str(error)
         raise ConfigError(f"--mirror {url}: {scheme}:// is not understood here. {advice}") from error
     return fs, str(root)

@@ -13,7 +13,7 @@ from flatout.doctor.finding import Finding
 from flatout.doctor.gpu import DriverFacts, TorchFacts, TorchGpu, driver_facts
 from flatout.doctor.gpu_verdict import has_code_for, judge
 from flatout.engine.device_choice import choose_devices
-from flatout.errors import ResourceError
+from flatout.errors import ResourceError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def _why_not() -> str:
     try:
         torch.cuda.init()
     except Exception as error:  # the reason is the finding, whatever its type
-        return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        return one_line(error, 200)
     return "torch found no device"
 
 

@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from flatout.profiler.measurement import HotLine, Measurement
+from flatout.profiler.others import fitting_threads
 from flatout.profiler.pauses import PAUSES
 from flatout.profiler.stages import kind_of
 
@@ -132,9 +133,7 @@ class Numbers:
     def threads_that_fit(self) -> int | None:
         """For how many threads of torch cores are free, where it computes on the CPU with more; None: they all fit."""
         threads = self.m.num_threads
-        if self.m.has_device or not threads or threads <= self.free_cores + 0.5:
-            return None
-        return max(1, int(self.free_cores + 0.25))
+        return fitting_threads(threads, self.free_cores) if threads and not self.m.has_device else None
 
     @property
     def main_cpu_percent(self) -> float:

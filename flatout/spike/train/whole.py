@@ -17,7 +17,7 @@ from flatout.engine.determinism import set_determinism
 from flatout.engine.distributed import World
 from flatout.engine.ema import MovingAverage
 from flatout.engine.ending import telling_end
-from flatout.engine.environment import differences, environment
+from flatout.engine.environment import differences, environment, warn_of_waiting_threads
 from flatout.engine.generations import Generation, Generations
 from flatout.engine.interrupts import Interrupts
 from flatout.engine.loggers.choose import choose_loggers
@@ -86,8 +86,11 @@ def train(
     if world.is_first and not options.no_preflight:
         check_gpus(options.device)
     device = choose_device_of(options.device, world)
-    loggers = choose_loggers(options.log_to or (() if config.LOG.TENSORBOARD else ("none",)), board_within="logs")
+    log_to = options.log_to or (() if config.LOG.TENSORBOARD else ("none",))
+    loggers = choose_loggers(log_to, board_within="logs") if world.is_first else []
     hearers = Callbacks([spending, *loggers, *callbacks] if world.is_first else ())
+    if world.is_first:
+        warn_of_waiting_threads(device)
     seed_all(config.SEED)
     with distributed.together(world, device), ExitStack() as stack:
         # Before the folder is made: a data set that cannot be used leaves nothing behind.

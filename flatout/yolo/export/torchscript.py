@@ -2,9 +2,7 @@
 
 import io
 import json
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engine.checkpoint.atomic import replacing
+from flatout.export.onnx_model import quiet_tracing
 from flatout.yolo.export.forms import DecodedBoxes, Judged, RawLevels
 from flatout.yolo.export.parity import Difference, largest, of_decoded, of_raw
 from flatout.yolo.model.network import Network
@@ -24,7 +23,7 @@ FACTS_FILE = "config.txt"
 def scripted(network: Network, example: Tensor, facts: Mapping[str, str], *, grid: bool) -> bytes:
     """The content of a TorchScript file; the network is folded, in evaluation mode and on the CPU."""
     form: nn.Module = DecodedBoxes(network) if grid else RawLevels(network)
-    with _no_words_about_deprecation():
+    with quiet_tracing():
         # Frozen: what only training needs would else stay in the file, with an auxiliary head a tenth of it.
         # Not checked by torch itself: `compared` does it on other inputs.
         frozen = torch.jit.freeze(torch.jit.trace(form.eval(), example, strict=False, check_trace=False))
@@ -35,7 +34,7 @@ def scripted(network: Network, example: Tensor, facts: Mapping[str, str], *, gri
 
 def loaded(content: bytes) -> Any:
     """The module that a TorchScript file holds, on the CPU."""
-    with _no_words_about_deprecation():
+    with quiet_tracing():
         return torch.jit.load(io.BytesIO(content), map_location="cpu")
 
 
@@ -58,12 +57,3 @@ def _difference(module: Any, judged: Judged, *, grid: bool) -> Difference:
     if grid:
         return of_decoded(found.numpy(), judged.decoded)
     return largest(of_raw(level.numpy(), expected) for level, expected in zip(found, judged.raw, strict=True))
-
-
-@contextmanager
-def _no_words_about_deprecation() -> Iterator[None]:
-    """TorchScript is deprecated in favour of torch.export; those who ask for the file know what they run."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        warnings.filterwarnings("ignore", message=".*might cause the trace to be incorrect")
-        yield

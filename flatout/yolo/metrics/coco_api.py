@@ -69,7 +69,7 @@ def _evaluator() -> tuple[Any, Any]:
         with contextlib.suppress(ModuleNotFoundError):
             coco, evaluation = importlib.import_module(coco_module), importlib.import_module(eval_module)
             return getattr(coco, coco_name), getattr(evaluation, eval_name)
-    raise ConfigError('COCO AP needs an evaluator, and none is installed: pip install "flatout[eval]".')
+    raise ConfigError("COCO AP needs an evaluator, and none is installed: pip install hotcoco.")
 
 
 def _open(coco_class: Any, annotations: Path | Mapping[str, Any]) -> Any:

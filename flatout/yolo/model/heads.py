@@ -107,8 +107,9 @@ class Detect(nn.Module):
     def decode(self, raw: list[Tensor]) -> Tensor:
         """Raw lead predictions -> boxes and scores, [B, K, O]."""
         levels = [
-            decode_level(raw_BAYXO, anchor_px, stride)
-            for raw_BAYXO, anchor_px, stride in zip(raw, self.anchor_grid, self.strides, strict=True)
+            # By index: iterating would put a Split of constants into an exported graph, which OpenCV cannot read.
+            decode_level(raw_BAYXO, self.anchor_grid[level], stride)
+            for level, (raw_BAYXO, stride) in enumerate(zip(raw, self.strides, strict=True))
         ]
         return torch.cat(levels, 1)
 

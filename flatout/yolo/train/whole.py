@@ -15,7 +15,7 @@ from flatout.engine.callbacks import Callback, Callbacks, RunStart, Scores
 from flatout.engine.determinism import set_determinism
 from flatout.engine.ema import MovingAverage
 from flatout.engine.ending import telling_end
-from flatout.engine.environment import differences, environment
+from flatout.engine.environment import differences, environment, warn_of_waiting_threads
 from flatout.engine.generations import Generation, Generations
 from flatout.engine.interrupts import Interrupts
 from flatout.engine.loop import Loop, StoppedAfter
@@ -91,6 +91,8 @@ def train(
     mirror = open_mirror(setting)
     callbacks = [*callbacks, *([mirror] if mirror else [])]
     hearers = audience(setting.options, callbacks, spending) if setting.world.is_first else Callbacks()
+    if setting.world.is_first:
+        warn_of_waiting_threads(setting.device)
     seed_all(setting.seed)
     if setting.options.diagnose_compile:
         logger.info("%s", explained(setting))

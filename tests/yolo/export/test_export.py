@@ -244,7 +244,7 @@ def test_ensembles_and_missing_weights_are_refused(network, tmp_path):
 
 def test_a_missing_package_is_named_before_anything_is_loaded(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ConfigError, match=r"package onnxruntime: pip install flatout\[export\]"):
+    with pytest.raises(ConfigError, match=r"package onnxruntime: pip install onnx onnxruntime onnxslim"):
         export(tmp_path / "not even there.pt")
 
 

@@ -1,8 +1,12 @@
 """ONNX files give what the network gives, in every form, and say how they want to be fed."""
 
 import json
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -13,7 +17,7 @@ from flatout.yolo.export import ExportOptions
 from flatout.yolo.model.configs import shipped_folder
 from flatout.yolo.model.network import Network
 from flatout.yolo.nms import NmsConfig, non_max_suppression
-from tests.yolo.export.networks import SIDE, exported, pixels, sure
+from tests.yolo.export.networks import FEW_ROWS, SIDE, exported, pixels, sure
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -220,3 +224,36 @@ def test_an_operator_that_an_opset_lacks_is_a_sentence(tmp_path):
 
     with pytest.raises(ConfigError, match=r"^Opset 12 is too old for this network: .*unflatten"):
         traced(Unflattened(), torch.zeros(1, 3, 4, 4), input_name="x", output_names=["y"], free_axes={}, opset=12)
+
+
+# -- other readers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "simplify"), [(FEW_ROWS, False), (FEW_ROWS, True), ("yolov7-tiny-1b4h", False)])
+def test_opencv_gives_the_boxes_of_the_network(name, simplify, tmp_path):
+    net = sure(name)
+    exported(net, tmp_path, grid=True, simplify=simplify)
+    images = pixels()
+    reader = cv2.dnn.readNetFromONNX(str(tmp_path / "x.onnx"))
+    reader.setInput(images)
+    np.testing.assert_allclose(reader.forward(), decoded_by(net, images), rtol=1e-3, atol=0.05)
+
+
+def test_the_words_of_a_newer_torch_about_tracing_are_not_repeated(network, tmp_path, monkeypatch):
+    """torch 2.15 says them as FutureWarning, which Python shows; it hides the DeprecationWarning of older ones."""
+
+    def telling(name: str) -> Callable[..., Any]:
+        function = getattr(torch.jit, name)
+
+        def told(*args: Any, **settings: Any) -> Any:
+            warnings.warn(f"`torch.jit.{name}` is deprecated. Please switch.", FutureWarning, stacklevel=2)
+            return function(*args, **settings)
+
+        return told
+
+    for name in ("trace", "freeze", "save", "load"):
+        monkeypatch.setattr(torch.jit, name, telling(name))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        exported(network, tmp_path, formats=("onnx", "torchscript"))
+    assert [str(each.message) for each in heard if each.category is FutureWarning] == []

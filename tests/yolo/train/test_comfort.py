@@ -1,7 +1,6 @@
 """Callbacks, budgets, patience and preflight in real trainings."""
 
 import copy
-import importlib.util
 import json
 import os
 import re
@@ -101,11 +100,10 @@ def test_a_training_goes_on_whatever_a_callback_does_and_the_others_hear_all_of_
     assert counted["log"] >= 2 and counted["checkpoint"] >= 2
     assert heard.end_told is not None and (heard.end_told.how, heard.end_told.epoch) == ("finished", 2)
     assert {"train/box_loss", "metrics/mAP_0.5", "val/cls_loss", "x/lr2"} <= heard.scalars.keys()
-    if importlib.util.find_spec("tensorboard"):
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        tags = EventAccumulator(str(result.folder)).Reload().Tags()
-        assert set(tags["scalars"]) == heard.scalars.keys() and tags["histograms"] == ["classes"]
+    tags = EventAccumulator(str(result.folder)).Reload().Tags()
+    assert set(tags["scalars"]) == heard.scalars.keys() and tags["histograms"] == ["classes"]
 
 
 def test_a_budget_that_is_used_up_stops_saved_and_a_larger_one_continues(
