@@ -57,11 +57,13 @@ def resize(
     files or was made in another way, DataError if more than 1 % of the pictures cannot be read, ResourceError if the
     disk is too small, Interrupted after a signal.
     """
-    from flatout.yolo.data.resized_tree import ResizeConfig, write_resized
     from flatout.yolo.find_file import find_file
 
-    config = ResizeConfig(size=size, stretch=stretch, enlarge=enlarge, quality=quality)
     found = data if Path(data).exists() else find_file(str(data))
+    # Now, because a mistyped name is answered without NumPy.
+    from flatout.yolo.data.resized_tree import ResizeConfig, write_resized
+
+    config = ResizeConfig(size=size, stretch=stretch, enlarge=enlarge, quality=quality)
     return write_resized(found, out, config, workers=workers, show_progress=progress)
 
 

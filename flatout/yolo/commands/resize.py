@@ -16,14 +16,14 @@ Boxes and masks of COCO annotation files are scaled. The source is only read.
 EPILOG = """\
 examples:
   flatout yolo resize coco.yaml --size 320 --out coco320           COCO at 320 px; coco/ is in this folder
-  flatout yolo train --data coco320/coco.yaml --img 320 ...        train on it (or --data coco320.yaml from here)
+  flatout yolo train --data coco320/coco320.yaml --img 320 ...     train on it
   flatout yolo resize bolts.yaml --size 640 --out /fast/bolts640 --quality 90
   flatout yolo resize bolts.yaml --size 256 --out bolts256 --stretch    squares; test and detect with --img 256 too
 
 what is written into OUT:
   images and labels    under the names they have; PNG stays PNG, JPEG stays JPEG, upright where EXIF turns them
   annotations, lists   COCO files beside the pictures, scaled; .txt lists with the pictures of the copy
-  the data YAML        under its own name, last; it works from anywhere, also after the folder was moved
+  the data YAML        named like the folder, last; it works from anywhere, also after the folder was moved
   resize.json          how the copy was made, and the pictures that could not be read
 
 Stopped, by Ctrl-C or a full disk? The same command does what is missing. So it does after pictures or labels were added

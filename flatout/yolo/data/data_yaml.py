@@ -6,7 +6,6 @@ Nothing is downloaded here: a `download` command is kept as text and refused by 
 """
 
 import os
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Literal, NamedTuple
 from flatout.config import build_config
 from flatout.errors import ConfigError, DataError
 from flatout.yaml_strict import Yaml, load_yaml
+from flatout.yolo.data.find import how_to_resize
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -133,14 +133,6 @@ def refuse_missing(data: DataSet, missing: str) -> DataError:
         shown = data.written.download.strip().splitlines()[0][:120]
         advice += f" The file names a download ({shown!r}), which is not run: fetch the data yourself."
     return DataError(f"{data.file}: {missing} does not exist. {advice}{how_to_resize(missing)}")
-
-
-def how_to_resize(path: str) -> str:
-    """The command that makes a missing copy of COCO, such as ./coco320/images/train2017; "" for other paths."""
-    found = re.match(r"(.*/|)(coco[-_]?([1-9]\d{2}|1[0-5]\d{2}))(?=[/.]|$)", path)
-    if found is None:
-        return ""
-    return f" Make it from COCO with: flatout yolo resize coco.yaml --size {found[3]} --out {found[1]}{found[2]}"
 
 
 def _listed(data: DataYaml, split: Split | str) -> list[str]:

@@ -7,7 +7,7 @@
     OUT/images/..., OUT/labels/...     folders and names as in the source
     OUT/train2017.txt                  lists of the source, with the pictures of the tree
     OUT/annotations/*.json             COCO annotations, scaled to the new sizes
-    OUT/coco.yaml                      the data YAML, under the name of the source's; only a complete tree has it
+    OUT/OUT.yaml                       the data YAML, named like the folder; only a complete tree has it
 
 Every file appears complete, under its name, with the time of its source: what has the same time is not done again.
 The source is only read. No torch, and OpenCV only where pixels are worked on.
@@ -389,8 +389,8 @@ class Tree:
         self._source = source
         self._out = out
         self._config = config
-        file = source.data.file
-        self._data = out / (file.name if file.suffix in (".yaml", ".yml") else f"{file.stem}.yaml")
+        # Not under the source's name: `--data coco.yaml` is looked for below the working directory too.
+        self._data = out / f"{out.name}.yaml"
         self._tasks = self._all_tasks()
 
     def note(self, settings: Mapping[str, Any], *, complete: bool, outcome: ResizedSet | None = None) -> None:
