@@ -10,6 +10,7 @@ import sys
 import time
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -22,7 +23,7 @@ from flatout.errors import ConfigError, DataError, ResourceError
 from flatout.yolo.data import resized_tree
 from flatout.yolo.data.coco_json import annotation_file
 from flatout.yolo.data.coco_resize import resized_annotations, resized_mask
-from flatout.yolo.data.data_yaml import read_data_yaml
+from flatout.yolo.data.data_yaml import Split, read_data_yaml
 from flatout.yolo.data.decode import read_picture
 from flatout.yolo.data.find import how_to_resize
 from flatout.yolo.data.image_header import header_of
@@ -46,7 +47,7 @@ def states_below(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_mtime_ns, path.stat().st_ino) for path in sorted(folder.rglob("*"))}
 
 
-def opened(data: Path, split: str = "train"):
+def opened(data: Path, split: Split = "train"):
     return open_split(open_data_set(data), split, CONFIG).images
 
 
@@ -453,7 +454,8 @@ def coco(tmp_path: Path) -> Path:
     """COCO's own layout, small: lists, folders, labels, annotations of val2017; one picture is in no list."""
     folder = tmp_path / "coco"
     rng = np.random.default_rng(0)
-    images, annotations = [], []
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
     for split, numbers in (("train2017", (1, 2)), ("val2017", (7, 9, 11))):
         for path in (folder / "images" / split, folder / "labels" / split):
             path.mkdir(parents=True)
