@@ -61,6 +61,8 @@ WORTH_WORKERS = 64
 SAMPLED = 16
 """Pictures that are resized beforehand, to learn how much room all of them take."""
 BLOCK_BYTES = 4096
+BATCH_BYTES = 8_000_000
+"""Of picture files between two looks at signals: some tenths of a second of work."""
 SAME_TIME_NS = 2_000_000_000
 """Some file systems keep times to 2 s."""
 _COMPARED = ("source", "root", "size", "stretch", "enlarge", "quality")
@@ -131,10 +133,10 @@ def write_resized(
     try:
         with _claimed(out):
             tree = Tree(source, out, config)
-            tree.note(settings, complete=False)
+            tree.write_settings(settings, complete=False)
             outcome = tree.fill(workers, show_progress)
             tree.finish(outcome)
-            tree.note(settings, complete=True, outcome=outcome)
+            tree.write_settings(settings, complete=True, outcome=outcome)
     except KeyboardInterrupt:
         raise Interrupted.by("SIGINT") from None
     except FlatoutError:
@@ -393,7 +395,7 @@ class Tree:
         self._data = out / f"{out.name}.yaml"
         self._tasks = self._all_tasks()
 
-    def note(self, settings: Mapping[str, Any], *, complete: bool, outcome: ResizedSet | None = None) -> None:
+    def write_settings(self, settings: Mapping[str, Any], *, complete: bool, outcome: ResizedSet | None = None) -> None:
         """Write down how the tree is made, and at the end what is in it."""
         note = {"made_by": "flatout yolo resize", "flatout": __version__, **settings, "complete": complete}
         if outcome is not None:
@@ -412,7 +414,7 @@ class Tree:
             self._data.unlink(missing_ok=True)
         self._make_folders(missing)
         self._check_room(missing)
-        results, num_bytes = work_off(missing, self._config, workers, show_progress)
+        results, num_bytes = process_all(missing, self._config, workers, show_progress)
         states = [result.state for result in results]
         skipped = {
             task.image: result.why for task, result in zip(missing, results, strict=True) if result.state == SKIPPED
@@ -432,9 +434,9 @@ class Tree:
             for split, entries in self._source.splits.items()
         }
         write_whole(str(self._data), self._yaml_text(splits).encode())
-        self._name_strangers()
+        self._warn_of_leftovers()
 
-    def _name_strangers(self) -> None:
+    def _warn_of_leftovers(self) -> None:
         """Warn of pictures of an earlier call that the source no longer has: training would use them."""
         folders = [
             self.place(entry.path)
@@ -443,10 +445,10 @@ class Tree:
             if os.path.isdir(entry.path)
         ]
         known = {task.image_out for task in self._tasks}
-        if strangers := [path for path in find_images(folders).paths if path not in known]:
+        if leftovers := [path for path in find_images(folders).paths if path not in known]:
             logger.warning(
                 "%d pictures of the tree are not in the source any more, such as %s: training would use them. "
-                "Delete them.", len(strangers), strangers[0],
+                "Delete them.", len(leftovers), leftovers[0],
             )  # fmt: skip
 
     def place(self, path: str) -> str:
@@ -621,18 +623,18 @@ class Pictures(SampleSource):
     def sample(self, index: int, rng: np.random.Generator) -> Mapping[str, ArrayLike]:
         result = np.zeros((), RESULT)
         if index < len(self._tasks):
-            result[()] = work_on(self._tasks[index], self._config)
+            result[()] = process_one(self._tasks[index], self._config)
         return {"result": result}
 
 
-def work_off(
+def process_all(
     tasks: Sequence[Task], config: ResizeConfig, workers: int | str, show_progress: bool
 ) -> tuple[list[Result], int]:
     """The result of each task, and the bytes written. Interrupted after a signal, ResourceError where no file fits."""
     if not tasks:
         return [], 0
     pictures = Pictures(tasks, config)
-    plan = Plan(num_samples=len(pictures), batch_size=min(8, len(pictures)), shuffle=False, last="short")
+    plan = Plan(num_samples=len(pictures), batch_size=_num_at_once(tasks), shuffle=False, last="short")
     feed_config = FeedConfig(workers=workers if len(tasks) >= WORTH_WORKERS else 0, epochs=1, bad_share=1.0)
     results: list[Result] = []
     num_bytes = 0
@@ -660,7 +662,13 @@ def work_off(
     return results[: len(tasks)], num_bytes
 
 
-def work_on(task: Task, config: ResizeConfig) -> tuple[int, int, bytes]:
+def _num_at_once(tasks: Sequence[Task]) -> int:
+    """Pictures between two looks at the clock and at signals: many small ones, or few large ones."""
+    most = int(BATCH_BYTES * len(tasks) / max(1, _source_bytes(tasks)))
+    return min(max(4, min(most, 32)), len(tasks))
+
+
+def process_one(task: Task, config: ResizeConfig) -> tuple[int, int, bytes]:
     """Resize or copy one picture, its labels first: a picture that is there has them. Returns a RESULT."""
     try:
         time_ns = os.stat(task.image).st_mtime_ns
@@ -699,9 +707,14 @@ def _read_label(path: str) -> _Label | None:
 
 
 def is_done(task: Task) -> bool:
-    """Whether the picture and its labels are in the tree, made from the files that are there now."""
+    """Whether the picture and its labels are in the tree, made from the files that are there now.
+
+    What was made of a file that is gone is kept.
+    """
     source, label = _state(task.image), _state(task.label) if task.label else None
-    if source is None or not _is_of(task.image_out, source.st_mtime_ns):
+    if source is None:
+        return (made := _state(task.image_out)) is not None and made.st_size > 0
+    if not _is_of(task.image_out, source.st_mtime_ns):
         return False
     if label is None:
         return not task.label_out or not os.path.exists(task.label_out)
@@ -739,7 +752,6 @@ def write_whole(path: str, content: bytes, *, time_ns: int | None = None) -> Non
 
 def bytes_needed(tasks: Sequence[Task], config: ResizeConfig) -> int:
     """Room for the files of some tasks: a few are resized to see how much smaller they become."""
-    sizes = [(state.st_size if (state := _state(task.image)) else 0) for task in tasks]
     before = after = 0
     for row in np.linspace(0, len(tasks) - 1, min(SAMPLED, len(tasks))).astype(int).tolist():
         with contextlib.suppress(OSError, DecodeError):
@@ -747,7 +759,11 @@ def bytes_needed(tasks: Sequence[Task], config: ResizeConfig) -> int:
             before += len(content)
             after += len(resized_file(content, config))
     # A picture and a label file fill half a block more than they hold, on average; small files a whole one.
-    return round(sum(sizes) * (after / before if before else 1)) + len(tasks) * 2 * BLOCK_BYTES
+    return round(_source_bytes(tasks) * (after / before if before else 1)) + len(tasks) * 2 * BLOCK_BYTES
+
+
+def _source_bytes(tasks: Sequence[Task]) -> int:
+    return sum(state.st_size if (state := _state(task.image)) else 0 for task in tasks)
 
 
 def _examples(skipped: Mapping[str, str]) -> str:

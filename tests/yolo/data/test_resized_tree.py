@@ -19,6 +19,7 @@ import yaml
 
 import flatout.yolo
 from flatout.__main__ import main
+from flatout.engine.lock import RunLock
 from flatout.errors import ConfigError, DataError, ResourceError
 from flatout.yolo.data import resized_tree
 from flatout.yolo.data.coco_json import annotation_file
@@ -308,6 +309,23 @@ def test_a_tree_that_was_interrupted_becomes_the_unbroken_one(tmp_path):
     assert main([*command, str(out)]) == 0
     assert _without_own_name(out) == _without_own_name(tmp_path / "unbroken")
     assert not list(out.rglob(".*"))
+
+
+def test_copies_of_listed_pictures_that_are_gone_are_kept(source, tmp_path):
+    (source.folder / "train.txt").write_text("./images/train/landscape.jpg\n./images/train/portrait.png\n")
+    source.values["train"] = str(source.folder / "train.txt")
+    flatout.yolo.resize(source.yaml(), tmp_path / "out", size=64)
+    before = files_below(tmp_path / "out")
+    (source.folder / "images/train/landscape.jpg").unlink()
+    assert flatout.yolo.resize(source.yaml(), tmp_path / "out", size=64).num_kept == 5
+    assert files_below(tmp_path / "out") == before
+
+
+def test_two_at_a_time_are_refused(data, tmp_path):
+    (tmp_path / "out").mkdir()
+    with RunLock(tmp_path / "out"), pytest.raises(ConfigError, match="another `flatout yolo resize` is at work in it"):
+        flatout.yolo.resize(data, tmp_path / "out", size=64)
+    assert flatout.yolo.resize(data, tmp_path / "out", size=64).num_images == 12
 
 
 def test_pictures_that_the_source_no_longer_has_are_named(source, tmp_path, caplog):
