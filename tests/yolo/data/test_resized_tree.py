@@ -221,6 +221,8 @@ def test_every_layout_is_kept(layout, tmp_path):
     for split in ("train", "val"):
         assert_same_labels(opened(done.data, split), opened(data, split))
         assert len(opened(done.data, split).labels.class_box_T5) == 2
+    # The top has files of its own, which no picture or label may replace.
+    assert {path.name for path in (tmp_path / "out").iterdir() if path.is_file()} == {"out.yaml", "resize.json"}
 
 
 def test_lists_name_the_pictures_of_the_tree(source, tmp_path):
@@ -265,6 +267,10 @@ def test_what_is_missing_empty_or_changed_is_done_again(source, tmp_path):
     (out / "images/train/landscape.jpg").unlink()
     (out / "images/train/portrait.png").write_bytes(b"")  # as after a power cut
     (out / "labels/val/large.txt").unlink()
+    cut_off = out / "labels/train/small.txt"
+    time_ns = cut_off.stat().st_mtime_ns
+    cut_off.write_text("")
+    os.utime(cut_off, ns=(time_ns, time_ns))
     (out / "images/train/.4711.part").write_bytes(b"left by a process that was killed")
     later = time.time() + 10
     for split, stem, image, label in (
@@ -275,7 +281,7 @@ def test_what_is_missing_empty_or_changed_is_done_again(source, tmp_path):
             os.utime(path, (later, later))
     (source.folder / "labels/train/webp.txt").unlink()
     done = flatout.yolo.resize(data, out, size=64)
-    assert (done.num_resized, done.num_kept) == (6, 6)
+    assert (done.num_resized, done.num_copied, done.num_kept) == (6, 1, 5)
     flatout.yolo.resize(data, tmp_path / "unbroken", size=64)
     assert _without_own_name(out) == _without_own_name(tmp_path / "unbroken")
 
@@ -319,6 +325,18 @@ def test_copies_of_listed_pictures_that_are_gone_are_kept(source, tmp_path):
     (source.folder / "images/train/landscape.jpg").unlink()
     assert flatout.yolo.resize(source.yaml(), tmp_path / "out", size=64).num_kept == 5
     assert files_below(tmp_path / "out") == before
+
+
+def test_only_a_complete_tree_has_its_data_yaml(source, tmp_path, monkeypatch):
+    data, out = source.yaml(), tmp_path / "out"
+    assert flatout.yolo.resize(data, out, size=64).data.is_file()
+    source.put("train", "new", jpeg(100, 80))
+    with monkeypatch.context() as patched:
+        patched.setattr(resized_tree.shutil, "disk_usage", lambda path: namedtuple("usage", "free")(0))
+        with pytest.raises(ResourceError):
+            flatout.yolo.resize(data, out, size=64)
+    assert not (out / "out.yaml").exists()
+    assert flatout.yolo.resize(data, out, size=64).data.is_file()
 
 
 def test_two_at_a_time_are_refused(data, tmp_path):
