@@ -131,7 +131,7 @@ def write_resized(
     settings = {"source": os.path.abspath(data_file), "root": source.root, **asdict(config)}
     check_settings(out, settings)
     try:
-        with _claimed(out):
+        with _locked(out):
             tree = Tree(source, out, config)
             tree.write_settings(settings, complete=False)
             outcome = tree.fill(workers, show_progress)
@@ -143,7 +143,7 @@ def write_resized(
         raise
     except OSError as error:
         raise ResourceError(
-            f"{out}: cannot be written: {error.strerror or error}. Run the same command again when that is mended."
+            f"{out}: cannot be written: {error.strerror or error}. Fix that, and run the same command again."
         ) from None
     if len(outcome.skipped) > BAD_SHARE * (outcome.num_images + len(outcome.skipped)):
         raise DataError(
@@ -365,7 +365,7 @@ def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _claimed(out: Path) -> Iterator[None]:
+def _locked(out: Path) -> Iterator[None]:
     """The folder, made if need be, and for one process at a time."""
     out.mkdir(parents=True, exist_ok=True)
     try:
@@ -529,14 +529,14 @@ class Tree:
         order: tuple[Split, ...] = ("val", "test", "train")
         for split in order:
             entries = self._source.splits.get(split, [])
-            found = [(Path(entry.path), self._entry_place(split, entry)) for entry in entries if entry.is_coco]
+            found = [(entry.path, self._entry_place(split, entry)) for entry in entries if entry.is_coco]
             if entries and not entries[0].is_coco and (file := annotation_file(self._source.data, split)).is_file():
-                found.append((file, annotation_folder(self._entry_place(split, entries[0])) / file.name))
-            for file, place in found:
+                found.append((str(file), annotation_folder(self._entry_place(split, entries[0])) / file.name))
+            for path, place in found:
                 if not place.is_relative_to(self._out):
-                    logger.warning("%s: not copied, as it would lie outside of %s.", file, self._out)
-                elif place not in done and (is_new or not _is_of(str(place), file.stat().st_mtime_ns)):
-                    self._write_json(str(file), str(place), entries)
+                    logger.warning("%s: not copied, as it would lie outside of %s.", path, self._out)
+                elif place not in done and (is_new or not _is_of(str(place), os.stat(path).st_mtime_ns)):
+                    self._write_json(path, str(place), entries)
                 done.add(place)
 
     def _write_json(self, path: str, place: str, entries: Sequence[Entry]) -> None:
@@ -648,7 +648,7 @@ def process_all(
                 why = bytes(result["why"]).decode(errors="replace")
                 if result["state"] == UNWRITABLE:
                     raise ResourceError(
-                        f"{tasks[position].image_out}: cannot be written: {why}. Mend that, and run the same command "
+                        f"{tasks[position].image_out}: cannot be written: {why}. Fix that, and run the same command "
                         "again: what is there is kept."
                     )
                 is_lost = index != position
