@@ -51,7 +51,13 @@ def run(codes: list[str], names: dict[str, object]) -> dict[str, object]:
 
 
 def test_every_block_is_run_below():
-    headings = ("Detect", "Results for other tools", "Train, evaluate, export", "Defects and spikes")
+    headings = (
+        "Detect",
+        "Results for other tools",
+        "Train, evaluate, export",
+        "Smaller copies of a data set",
+        "Defects and spikes",
+    )
     assert sum(len(blocks(heading)) for heading in headings) == PAGE.count("```python")
 
 
@@ -75,6 +81,14 @@ def test_training_judging_and_exporting(tmp_path, capsys):
     run(["import flatout.yolo", train, export], {})
     assert "runs/train/bolts" in capsys.readouterr().out
     assert list((tmp_path / "runs/train/bolts/weights").glob("best*torchscript*"))
+
+
+def test_smaller_copies(tmp_path, capsys):
+    label_files_of(files_of(tmp_path / "images/val", 4), tmp_path / "labels/val")
+    text = yaml.safe_dump({"train": "images/val", "val": "images/val", "names": NAMES})
+    (tmp_path / "bolts.yaml").write_text(text)
+    run(["import flatout.yolo", *blocks("Smaller copies of a data set")], {})
+    assert "bolts64/bolts64.yaml" in capsys.readouterr().out
 
 
 def test_defects(tmp_path, capsys):

@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from flatout.yolo.data.resized_tree import ResizedSet
     from flatout.yolo.detector import Detector
     from flatout.yolo.predict.result import Result
 
-__all__ = ["Detector", "Result", "load"]
+__all__ = ["Detector", "ResizedSet", "Result", "load", "resize"]
 
-_HOME = {"Detector": "flatout.yolo.detector", "Result": "flatout.yolo.predict.result"}
+_HOME = {
+    "Detector": "flatout.yolo.detector",
+    "ResizedSet": "flatout.yolo.data.resized_tree",
+    "Result": "flatout.yolo.predict.result",
+}
 
 
 def load(path_or_cfg: str | Path, *, device: str = "") -> "Detector":
@@ -32,6 +37,34 @@ def load(path_or_cfg: str | Path, *, device: str = "") -> "Detector":
     from flatout.yolo.detector import Detector
 
     return Detector(path_or_cfg, device=device)
+
+
+def resize(
+    data: str | Path,
+    out: str | Path,
+    *,
+    size: int,
+    stretch: bool = False,
+    enlarge: bool = False,
+    quality: int = 95,
+    workers: int | str = "cpu*1.0",
+    progress: bool = False,
+) -> "ResizedSet":
+    """A copy of a data set with smaller pictures, in the folder `out`: what `flatout yolo resize` does.
+
+    The longer side becomes `size`; smaller pictures are copied unless `enlarge` is given. `stretch` makes squares.
+    Labels are copied, COCO annotations scaled. Called again, it does what is missing. ConfigError if `out` holds other
+    files or was made in another way, DataError if more than 1 % of the pictures cannot be read, ResourceError if the
+    disk is too small, Interrupted after a signal.
+    """
+    from flatout.yolo.find_file import find_file
+
+    found = data if Path(data).exists() else find_file(str(data))
+    # Now, because a mistyped name is answered without NumPy.
+    from flatout.yolo.data.resized_tree import ResizeConfig, write_resized
+
+    config = ResizeConfig(size=size, stretch=stretch, enlarge=enlarge, quality=quality)
+    return write_resized(found, out, config, workers=workers, show_progress=progress)
 
 
 def __getattr__(name: str) -> object:

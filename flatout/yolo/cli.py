@@ -11,6 +11,7 @@ COMMANDS = {
     "info": Command("layers, size and cost of a network; what a file of weights holds", "flatout.yolo.commands.info"),
     "convert": Command("weights to safetensors, to a file of ours, to deploy form", "flatout.yolo.commands.convert"),
     "check": Command("what would spoil a training, in every file of a data set", "flatout.yolo.commands.check"),
+    "resize": Command("a copy of a data set with smaller pictures: coco320 from COCO", "flatout.yolo.commands.resize"),
     "stages": Command("several trainings as one job: gradual unfreezing", "flatout.yolo.commands.stages"),
     "group": Command("share classes out to several heads (1B4H)", "flatout.yolo.commands.group"),
     "demo-data": Command("draw a small data set to try things on", "flatout.yolo.commands.demo_data"),

@@ -11,6 +11,7 @@ import logging
 from pathlib import Path, PurePath
 
 from flatout.errors import CheckpointError, ConfigError
+from flatout.yolo.data.find import how_to_resize
 from flatout.yolo.model.configs import shipped_folder as cfg_folder
 from flatout.yolo.options import NEVER_RELEASED
 
@@ -49,7 +50,8 @@ def find_file(given: str, *, flag: str = "--data") -> Path:
     shipped = "cfg" if flag == "--cfg" else "data"
     found = found or _that_ship(path, shipped)
     if not found:
-        raise ConfigError(f"{flag} {given}: no such file, nor one below this folder; {_nearest(path, shipped, flag)}")
+        advice = f"{_nearest(path, shipped, flag)}{how_to_resize(path.name)}"
+        raise ConfigError(f"{flag} {given}: no such file, nor one below this folder; {advice}")
     logger.info("%s %s: taking %s", flag, given, found[0])
     return found[0]
 

@@ -37,7 +37,8 @@ from flatout.__main__ import main
 for words in (
     [], ["--help"], ["info", "--help"], ["convert", "--help"], ["--nope"], ["info"], ["info", "x", "--jsn"],
     ["convert", "x"], ["convert", "x", "y.pt", "--dep"], ["convert", "x", "y.onnx"], ["inof", "x"],
-    ["info", "yolov7-tyni"], ["info", "x.yaml"],
+    ["info", "yolov7-tyni"], ["info", "x.yaml"], ["resize", "--help"], ["resize", "x.yaml"],
+    ["resize", "x.yaml", "--size", "320", "--out", "y"],
 ):
     with contextlib.suppress(SystemExit):
         assert main(["yolo", *words]) in (0, 2)

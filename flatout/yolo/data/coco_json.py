@@ -3,15 +3,19 @@
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flatout.errors import DataError
+from flatout.yolo.data.data_yaml import DataSet, Split
 from flatout.yolo.data.label_text import MOST_PROBLEMS, NO_BOXES, NO_POINTS, PictureLabels, Problem
 
 MOST_BYTES = 2 << 30
+USUAL = "instances_val2017.json"
+"""The annotation file of COCO's own validation split."""
 
 
 class CocoSet(NamedTuple):
@@ -41,11 +45,11 @@ def read_coco(path: str, names: Sequence[str]) -> CocoSet:
     content = load_json(path)
     class_of = _class_numbers(content, names, path)
     by_picture: dict[Any, list[dict[str, Any]]] = defaultdict(list)
-    for annotation in _listed(content, "annotations"):
+    for annotation in listed(content, "annotations"):
         if not annotation.get("iscrowd"):
             by_picture[annotation.get("image_id")].append(annotation)
-    images = _listed(content, "images")
-    folder = _picture_folder(path, images)
+    images = listed(content, "images")
+    folder = picture_folder(path, images)
     rows = sorted(
         (os.path.join(folder, str(image.get("file_name"))), _size(image, path), image.get("id")) for image in images
     )
@@ -53,6 +57,21 @@ def read_coco(path: str, names: Sequence[str]) -> CocoSet:
     labels = [_labels(by_picture[number], class_of, size) for _, size, number in present]
     absent = [name for name, _, _ in rows if not os.path.lexists(name)]
     return CocoSet([name for name, _, _ in present], labels, absent)
+
+
+def annotation_file(data: DataSet, split: Split) -> Path:
+    """The annotations of a split: beside its pictures, else where YOLOv7 has them; the first that exists."""
+    candidates = [Path("coco/annotations") / USUAL]
+    for entry in map(Path, data.entries[split][:1]):
+        if entry.suffix == ".json":
+            return entry
+        candidates[:0] = [annotation_folder(entry) / name for name in (f"instances_{entry.stem}.json", USUAL)]
+    return next((path for path in candidates if path.is_file()), candidates[0])
+
+
+def annotation_folder(entry: Path) -> Path:
+    """Where the annotations of an entry of a split are expected: images/val2017 or val2017.txt -> annotations."""
+    return (entry.parent if entry.suffix == ".txt" else entry.parent.parent) / "annotations"
 
 
 def load_json(path: str) -> dict[str, Any]:
@@ -71,7 +90,8 @@ def load_json(path: str) -> dict[str, Any]:
     return content
 
 
-def _listed(content: dict[str, Any], key: str) -> Iterator[dict[str, Any]] | list[dict[str, Any]]:
+def listed(content: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """The records of a list of the file; DataError if it is none."""
     value = content[key]
     if not isinstance(value, list):
         raise DataError(f"COCO file: {key} is no list. Export it again.")
@@ -79,7 +99,7 @@ def _listed(content: dict[str, Any], key: str) -> Iterator[dict[str, Any]] | lis
 
 
 def _categories(content: dict[str, Any]) -> list[dict[str, Any]]:
-    found = [each for each in _listed(content, "categories") if isinstance(each.get("id"), int) and "name" in each]
+    found = [each for each in listed(content, "categories") if isinstance(each.get("id"), int) and "name" in each]
     if not found:
         raise DataError("COCO file: no categories with id and name. Export it again.")
     return found
@@ -96,7 +116,7 @@ def _class_numbers(content: dict[str, Any], names: Sequence[str], path: str) -> 
     return numbers
 
 
-def _picture_folder(path: str, images: Any) -> str:
+def picture_folder(path: str, images: Iterable[dict[str, Any]]) -> str:
     """Where the pictures are: tried in the places where COCO-like data sets have them."""
     above, stem = os.path.dirname(os.path.dirname(os.path.abspath(path))), os.path.splitext(os.path.basename(path))[0]
     split = stem.rpartition("_")[2]

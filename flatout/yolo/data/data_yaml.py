@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from flatout.config import build_config
 from flatout.errors import ConfigError, DataError
 from flatout.yaml_strict import Yaml, load_yaml
+from flatout.yolo.data.find import how_to_resize
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -131,7 +132,7 @@ def refuse_missing(data: DataSet, missing: str) -> DataError:
     if data.written.download:
         shown = data.written.download.strip().splitlines()[0][:120]
         advice += f" The file names a download ({shown!r}), which is not run: fetch the data yourself."
-    return DataError(f"{data.file}: {missing} does not exist. {advice}")
+    return DataError(f"{data.file}: {missing} does not exist. {advice}{how_to_resize(missing)}")
 
 
 def _listed(data: DataYaml, split: Split | str) -> list[str]:

@@ -1,6 +1,7 @@
 """Which files are the pictures of a split, and where are their labels?"""
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
@@ -98,6 +99,14 @@ def pair_up(images: Iterable[str]) -> list[Pair]:
 def is_image_name(path: str) -> bool:
     """By the ending, in any case. What the file really is shows only when it is opened."""
     return path.rpartition(".")[2].lower() in SUFFIXES
+
+
+def how_to_resize(path: str) -> str:
+    """The command that makes a missing copy of COCO, such as ./coco320/images/train2017; "" for other paths."""
+    found = re.match(r"(.*/|)(coco[-_]?([2-9]\d{2}|1[0-5]\d{2}))(?=[/.]|$)", path)
+    if found is None:
+        return ""
+    return f" Make it from COCO with: flatout yolo resize coco.yaml --size {found[3]} --out {found[1]}{found[2]}"
 
 
 def _search(folder: str, found: Found) -> None:

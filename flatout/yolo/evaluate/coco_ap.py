@@ -2,16 +2,14 @@
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 
 from flatout.errors import FlatoutError
+from flatout.yolo.data.coco_json import annotation_file
 from flatout.yolo.data.data_yaml import DataSet, Split
 from flatout.yolo.metrics.coco import CocoExport
 from flatout.yolo.metrics.coco_api import CocoScores, coco_scores
 
 logger = logging.getLogger(__name__)
-
-USUAL = "instances_val2017.json"
 
 _LINES = (
     ("AP", "0.50:0.95", "all", 100),
@@ -27,18 +25,6 @@ _LINES = (
     ("AR", "0.50:0.95", "medium", 100),
     ("AR", "0.50:0.95", "large", 100),
 )
-
-
-def annotation_file(data: DataSet, split: Split) -> Path:
-    """The annotations of a split: beside its pictures, else where YOLOv7 has them; the first that exists."""
-    candidates = [Path("coco/annotations") / USUAL]
-    for entry in map(Path, data.entries[split][:1]):
-        if entry.suffix == ".json":
-            return entry
-        # images/val2017 -> annotations, or val2017.txt -> annotations
-        folder = entry.parent if entry.suffix == ".txt" else entry.parent.parent
-        candidates[:0] = [folder / "annotations" / name for name in (f"instances_{entry.stem}.json", USUAL)]
-    return next((path for path in candidates if path.is_file()), candidates[0])
 
 
 def judge(export: CocoExport, data: DataSet, split: Split, *, only_shown: bool) -> CocoScores | str:

@@ -6,6 +6,7 @@ from pathlib import PurePath
 
 from flatout.yolo.data.check.facts import SetFacts
 from flatout.yolo.data.check.registry import Finding, looking_for
+from flatout.yolo.data.find import how_to_resize
 
 LIKELY_OTHER = {".txt", ".xml", ".json", ".md", ".csv", ".yaml", ".yml", ".cache"}
 
@@ -71,7 +72,8 @@ def download_refused(facts: SetFacts) -> Iterable[Finding]:
 def path_missing(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         for entry in split.found.absent:
-            yield Finding("path-missing", entry, f"{split.name}: does not exist")
+            advice = f".{command}" if (command := how_to_resize(entry)) else ""
+            yield Finding("path-missing", entry, f"{split.name}: does not exist{advice}")
 
 
 @looking_for(

@@ -23,7 +23,7 @@ NUM_LOOK_BYTES = DEEP["look"].itemsize
     "image-large",
     "note",
     "pictures more than 4 times as large as the training size",
-    "shrink them once; decoding them takes most of the time",
+    "shrink them once with `flatout yolo resize`; decoding them takes most of the time",
 )
 def image_large(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
