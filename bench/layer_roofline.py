@@ -102,7 +102,9 @@ class Operation:
     """Does anybody need the gradient of its input?"""
 
     def text(self) -> str:
-        return f"{self.kind} {self.what} {_shape_text(self.inputs[0])}>{_shape_text(self.output[1:])}".strip()
+        sliced = f" dz of {self.gradient_channels}" if self.gradient_channels else ""
+        what = f"{self.kind} {self.what}".strip()
+        return f"{what} {_shape_text(self.inputs[0])}>{_shape_text(self.output[1:])}{sliced}"
 
 
 class ConvSettings(NamedTuple):
@@ -202,7 +204,12 @@ def with_gradients(calls: Sequence[Recorded]) -> Iterator[Operation]:
         yield replace(call.operation, gradient_channels=widths[0] if len(widths) == 1 else 0)
         if len(widths) > 1:
             shape = call.operation.output
-            yield Operation("gradient sum", f"of {len(widths)}", (shape,) * len(widths), shape, tuple(sorted(widths)))
+            yield Operation("gradient sum", _sum_text(widths), (shape,) * len(widths), shape, tuple(sorted(widths)))
+
+
+def _sum_text(widths: Sequence[int]) -> str:
+    num_slices = sum(map(bool, widths))
+    return f"of {len(widths)}" + (f" ({num_slices} sliced)" if num_slices else "")
 
 
 def _gradient_width(reader: Operation) -> int:
@@ -232,7 +239,8 @@ def _conv2d(
 def _conv_operation(x: Shape, y: Shape, settings: ConvSettings) -> Operation:
     high, wide = settings.weight[2:]
     strided = f"/{settings.stride[0]}" if settings.stride[0] > 1 else ""
-    return Operation("convolution", f"{high}x{wide}{strided}", (x,), y, settings)
+    bias = " + bias" if settings.has_bias else ""
+    return Operation("convolution", f"{high}x{wide}{strided}{bias}", (x,), y, settings)
 
 
 def _pair(value: Any) -> Shape:
@@ -414,13 +422,13 @@ def max_pool_passes(operation: Operation, device: str) -> list[Pass]:
     k, is_same = operation.settings
     pool = max_pool_same if is_same else max_pool
     forward, backward = differentiated(lambda x: pool(x, k), operation, device)
+    both = (("forward", forward), ("backward", backward))
     x_bytes, z_bytes = BYTES * prod(operation.inputs[0]), BYTES * prod(operation.output)
-    # Windows of 5 one after another; each stores which pixel was the largest, a byte.
-    now = (k // 4) * (x_bytes + z_bytes + z_bytes // BYTES) if is_same else 0
-    return [
-        Pass("forward", x_bytes + z_bytes, forward, bytes_now=now),
-        Pass("backward", 2 * x_bytes + z_bytes, backward, bytes_now=now),
-    ]
+    if not is_same:
+        return [Pass("forward", x_bytes + z_bytes, forward), Pass("backward", 2 * x_bytes + z_bytes, backward)]
+    # With a byte that says which pixel was the largest. Today wide windows are windows of 5 one after another.
+    once = x_bytes + z_bytes + z_bytes // BYTES
+    return [Pass(name, once, prepare, bytes_now=(k // 4) * once) for name, prepare in both]
 
 
 def upsample_passes(operation: Operation, device: str) -> list[Pass]:
@@ -897,11 +905,13 @@ def row_of(operation: Operation, count: int, work: Pass, timing: Timing, ceiling
 
 
 def worst_convolutions(operations: Counter[Operation], rows: list[Row]) -> list[Operation]:
+    """Those that lose most, and the first of the network in any case."""
     gap_ms: dict[str, float] = defaultdict(float)
     for row in rows:
         gap_ms[row.operation] += row.gap_ms
     timed = [each for each in operations if each.kind == "convolution" and each.text() in gap_ms]
-    return sorted(timed, key=lambda each: gap_ms[each.text()], reverse=True)[:TOP_CONVOLUTIONS]
+    ordered = sorted(timed, key=lambda each: gap_ms[each.text()], reverse=True)
+    return [each for rank, each in enumerate(ordered) if rank < TOP_CONVOLUTIONS or not each.learns_input]
 
 
 def try_alternatives(
@@ -974,13 +984,13 @@ def row_lines(result: CaseAnswer) -> list[str]:
     ordered = sorted(result.rows, key=lambda row: row.gap_ms, reverse=True)
     lines = [
         f"{'operation':52}{'pass':>9}{'n':>3}{'ms':>8}{'p10':>8}{'p90':>8}{'GB':>7}{'GFLOP':>8}{'roofline':>9}"
-        f"{'ratio':>7}{'n x gap':>9}{'of step':>8}"
+        f"{'ratio':>6}{'n x gap':>9}{'of step':>8}"
     ]
     for row in ordered[:TABLE_ROWS]:
         ratio = row.ms / row.floor_ms
         lines.append(
             f"{row.operation:52}{row.direction:>9}{row.count:3}{row.ms:8.3f}{row.p10_ms:8.3f}{row.p90_ms:8.3f}"
-            f"{row.gigabytes:7.3f}{row.gigaflops:8.1f}{row.floor_ms:9.3f}{ratio:6.1f}x{row.gap_ms:9.3f}"
+            f"{row.gigabytes:7.3f}{row.gigaflops:8.1f}{row.floor_ms:9.3f}{ratio:6.1f}{row.gap_ms:9.3f}"
             f"{_share(row.total_ms, result)}"
         )
     left = ordered[TABLE_ROWS:]
@@ -990,17 +1000,26 @@ def row_lines(result: CaseAnswer) -> list[str]:
 
 
 def trial_lines(result: CaseAnswer) -> list[str]:
-    """Alternatives, in the order of the convolutions; a gain is what all occurrences together would save."""
+    """A line per convolution and way; a gain is what all occurrences together would save in the passes shown."""
     if not result.trials:
         return []
-    lines = [f"{'alternative for':52}{'pass':>9}{'n':>3}  {'way':20}{'ms':>8}{'now':>8}{'roofline':>9}{'n x gain':>10}"]
-    for trial in result.trials:
-        gain_ms = trial.count * (trial.baseline_ms - trial.ms)
-        lines.append(
-            f"{trial.operation:52}{trial.direction:>9}{trial.count:3}  {trial.alternative:20}{trial.ms:8.3f}"
-            f"{trial.baseline_ms:8.3f}{trial.floor_ms:9.3f}{gain_ms:10.3f}"
-        )
+    names = ("forward", "dgrad", "wgrad")
+    lines = [f"{'alternatives, ms per call':24}" + "".join(f"{name:>10}" for name in names) + f"{'n x gain':>10}"]
+    for operation in dict.fromkeys(trial.operation for trial in result.trials):
+        rows = {row.direction: row for row in result.rows if row.operation == operation}
+        lines.append(f"{next(iter(rows.values())).count} x {operation}")
+        lines.append(_trial_line("now", {name: row.ms for name, row in rows.items()}, names))
+        lines.append(_trial_line("roofline", {name: row.floor_ms for name, row in rows.items()}, names))
+        trials = [trial for trial in result.trials if trial.operation == operation]
+        for way in dict.fromkeys(trial.alternative for trial in trials):
+            of_way = [trial for trial in trials if trial.alternative == way]
+            gain_ms = sum(trial.count * (trial.baseline_ms - trial.ms) for trial in of_way)
+            lines.append(_trial_line(way, {trial.direction: trial.ms for trial in of_way}, names) + f"{gain_ms:10.3f}")
     return [*lines, ""]
+
+
+def _trial_line(way: str, ms: dict[str, float], names: Sequence[str]) -> str:
+    return f"  {way:22}" + "".join(f"{ms[name]:10.3f}" if name in ms else f"{'-':>10}" for name in names)
 
 
 def _shape_text(shape: Shape) -> str:
