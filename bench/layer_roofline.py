@@ -102,7 +102,9 @@ class Operation:
     """Does anybody need the gradient of its input?"""
 
     def text(self) -> str:
-        return f"{self.kind} {self.what} {_shape_text(self.inputs[0])}>{_shape_text(self.output[1:])}".strip()
+        sliced = f" dz of {self.gradient_channels}" if self.gradient_channels else ""
+        what = f"{self.kind} {self.what}".strip()
+        return f"{what} {_shape_text(self.inputs[0])}>{_shape_text(self.output[1:])}{sliced}"
 
 
 class ConvSettings(NamedTuple):
@@ -202,7 +204,12 @@ def with_gradients(calls: Sequence[Recorded]) -> Iterator[Operation]:
         yield replace(call.operation, gradient_channels=widths[0] if len(widths) == 1 else 0)
         if len(widths) > 1:
             shape = call.operation.output
-            yield Operation("gradient sum", f"of {len(widths)}", (shape,) * len(widths), shape, tuple(sorted(widths)))
+            yield Operation("gradient sum", _sum_text(widths), (shape,) * len(widths), shape, tuple(sorted(widths)))
+
+
+def _sum_text(widths: Sequence[int]) -> str:
+    num_slices = sum(map(bool, widths))
+    return f"of {len(widths)}" + (f" ({num_slices} sliced)" if num_slices else "")
 
 
 def _gradient_width(reader: Operation) -> int:
@@ -232,7 +239,8 @@ def _conv2d(
 def _conv_operation(x: Shape, y: Shape, settings: ConvSettings) -> Operation:
     high, wide = settings.weight[2:]
     strided = f"/{settings.stride[0]}" if settings.stride[0] > 1 else ""
-    return Operation("convolution", f"{high}x{wide}{strided}", (x,), y, settings)
+    bias = " + bias" if settings.has_bias else ""
+    return Operation("convolution", f"{high}x{wide}{strided}{bias}", (x,), y, settings)
 
 
 def _pair(value: Any) -> Shape:
@@ -414,13 +422,13 @@ def max_pool_passes(operation: Operation, device: str) -> list[Pass]:
     k, is_same = operation.settings
     pool = max_pool_same if is_same else max_pool
     forward, backward = differentiated(lambda x: pool(x, k), operation, device)
+    both = (("forward", forward), ("backward", backward))
     x_bytes, z_bytes = BYTES * prod(operation.inputs[0]), BYTES * prod(operation.output)
-    # Windows of 5 one after another; each stores which pixel was the largest, a byte.
-    now = (k // 4) * (x_bytes + z_bytes + z_bytes // BYTES) if is_same else 0
-    return [
-        Pass("forward", x_bytes + z_bytes, forward, bytes_now=now),
-        Pass("backward", 2 * x_bytes + z_bytes, backward, bytes_now=now),
-    ]
+    if not is_same:
+        return [Pass("forward", x_bytes + z_bytes, forward), Pass("backward", 2 * x_bytes + z_bytes, backward)]
+    # With a byte that says which pixel was the largest. Today wide windows are windows of 5 one after another.
+    once = x_bytes + z_bytes + z_bytes // BYTES
+    return [Pass(name, once, prepare, bytes_now=(k // 4) * once) for name, prepare in both]
 
 
 def upsample_passes(operation: Operation, device: str) -> list[Pass]:
@@ -554,7 +562,10 @@ class Alternative(NamedTuple):
     """Key of CUDNN, if only a setting differs."""
 
 
-def alternatives_of(operation: Operation, device: str) -> Iterator[Alternative]:
+Ways = Callable[[Operation, str], Iterator[Alternative]]
+
+
+def common_alternatives(operation: Operation, device: str) -> Iterator[Alternative]:
     """From cheap to try to expensive."""
     settings = ConvSettings(*operation.settings)
     one = (1, 1)
@@ -566,6 +577,9 @@ def alternatives_of(operation: Operation, device: str) -> Iterator[Alternative]:
         yield Alternative(f"output channels {padded.output[1]}", conv_passes(padded, device))
     yield Alternative("benchmark off", conv_passes(operation, device), "benchmark off")
     yield Alternative("NCHW", conv_passes(operation, device, channels_last=False))
+
+
+def rare_alternatives(operation: Operation, device: str) -> Iterator[Alternative]:
     yield Alternative("every engine", conv_passes(operation, device), "every engine")
 
 
@@ -615,12 +629,16 @@ CUDNN = {"benchmark off": benchmark_off, "every engine": every_engine}
 # Timing.
 
 
+def l2_bytes(device: str) -> int:
+    return getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 2**26) if device == "cuda" else 2**20
+
+
 class Timer:
     """Times calls on the device."""
 
     def __init__(self, device: str, repeats: int) -> None:
         self.device, self.repeats = device, repeats
-        self._l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size if device == "cuda" else 2**20
+        self._l2_bytes = l2_bytes(device)
         # torch remembers per thread which of cuDNN's kernels a shape gets, whatever the settings are later: each
         # setting has a thread of its own. They live on: nothing of cuDNN's is torn down in the middle of the run.
         self._threads = {name: ThreadPoolExecutor(1) for name in CUDNN}
@@ -810,12 +828,13 @@ def measure_case(case: Case, timer: Timer, answer: Answer, end_s: float) -> None
         time_operation(operation, operations[operation], timer, answer.ceilings, result)
         answer.save()
     worst = worst_convolutions(operations, result.rows)
-    for operation in worst:
-        if time.monotonic() > end_s:
-            result.num_convolutions_not_tried += 1
-            continue
-        try_alternatives(operation, operations[operation], timer, answer.ceilings, result, end_s)
-        answer.save()
+    # First the common ways for all of them: trying every engine takes longest, and nobody vouches for all engines.
+    for ways in (common_alternatives, rare_alternatives):
+        for operation in worst:
+            try_alternatives(operation, operations[operation], ways, timer, answer.ceilings, result, end_s)
+            answer.save()
+    tried = {trial.operation for trial in result.trials}
+    result.num_convolutions_not_tried = sum(each.text() not in tried for each in worst)
     result.seconds = time.monotonic() - begin
     answer.save()
     operations.clear()
@@ -897,19 +916,27 @@ def row_of(operation: Operation, count: int, work: Pass, timing: Timing, ceiling
 
 
 def worst_convolutions(operations: Counter[Operation], rows: list[Row]) -> list[Operation]:
+    """Those that lose most, and the first of the network in any case."""
     gap_ms: dict[str, float] = defaultdict(float)
     for row in rows:
         gap_ms[row.operation] += row.gap_ms
     timed = [each for each in operations if each.kind == "convolution" and each.text() in gap_ms]
-    return sorted(timed, key=lambda each: gap_ms[each.text()], reverse=True)[:TOP_CONVOLUTIONS]
+    ordered = sorted(timed, key=lambda each: gap_ms[each.text()], reverse=True)
+    return [each for rank, each in enumerate(ordered) if rank < TOP_CONVOLUTIONS or not each.learns_input]
 
 
 def try_alternatives(
-    operation: Operation, count: int, timer: Timer, ceilings: Ceilings, result: CaseAnswer, end_s: float
+    operation: Operation,
+    count: int,
+    ways: Ways,
+    timer: Timer,
+    ceilings: Ceilings,
+    result: CaseAnswer,
+    end_s: float,
 ) -> None:
     name = operation.text()
     baseline_ms = {row.direction: row.ms for row in result.rows if row.operation == name}
-    for alternative in alternatives_of(operation, timer.device):
+    for alternative in ways(operation, timer.device):
         said = []
         for work in alternative.passes:
             if time.monotonic() > end_s or work.name not in baseline_ms:
@@ -974,13 +1001,13 @@ def row_lines(result: CaseAnswer) -> list[str]:
     ordered = sorted(result.rows, key=lambda row: row.gap_ms, reverse=True)
     lines = [
         f"{'operation':52}{'pass':>9}{'n':>3}{'ms':>8}{'p10':>8}{'p90':>8}{'GB':>7}{'GFLOP':>8}{'roofline':>9}"
-        f"{'ratio':>7}{'n x gap':>9}{'of step':>8}"
+        f"{'ratio':>6}{'n x gap':>9}{'of step':>8}"
     ]
     for row in ordered[:TABLE_ROWS]:
         ratio = row.ms / row.floor_ms
         lines.append(
             f"{row.operation:52}{row.direction:>9}{row.count:3}{row.ms:8.3f}{row.p10_ms:8.3f}{row.p90_ms:8.3f}"
-            f"{row.gigabytes:7.3f}{row.gigaflops:8.1f}{row.floor_ms:9.3f}{ratio:6.1f}x{row.gap_ms:9.3f}"
+            f"{row.gigabytes:7.3f}{row.gigaflops:8.1f}{row.floor_ms:9.3f}{ratio:6.1f}{row.gap_ms:9.3f}"
             f"{_share(row.total_ms, result)}"
         )
     left = ordered[TABLE_ROWS:]
@@ -990,17 +1017,26 @@ def row_lines(result: CaseAnswer) -> list[str]:
 
 
 def trial_lines(result: CaseAnswer) -> list[str]:
-    """Alternatives, in the order of the convolutions; a gain is what all occurrences together would save."""
+    """A line per convolution and way; a gain is what all occurrences together would save in the passes shown."""
     if not result.trials:
         return []
-    lines = [f"{'alternative for':52}{'pass':>9}{'n':>3}  {'way':20}{'ms':>8}{'now':>8}{'roofline':>9}{'n x gain':>10}"]
-    for trial in result.trials:
-        gain_ms = trial.count * (trial.baseline_ms - trial.ms)
-        lines.append(
-            f"{trial.operation:52}{trial.direction:>9}{trial.count:3}  {trial.alternative:20}{trial.ms:8.3f}"
-            f"{trial.baseline_ms:8.3f}{trial.floor_ms:9.3f}{gain_ms:10.3f}"
-        )
+    names = ("forward", "dgrad", "wgrad")
+    lines = [f"{'alternatives, ms per call':24}" + "".join(f"{name:>10}" for name in names) + f"{'n x gain':>10}"]
+    for operation in dict.fromkeys(trial.operation for trial in result.trials):
+        rows = {row.direction: row for row in result.rows if row.operation == operation}
+        lines.append(f"{next(iter(rows.values())).count} x {operation}")
+        lines.append(_trial_line("now", {name: row.ms for name, row in rows.items()}, names))
+        lines.append(_trial_line("roofline", {name: row.floor_ms for name, row in rows.items()}, names))
+        trials = [trial for trial in result.trials if trial.operation == operation]
+        for way in dict.fromkeys(trial.alternative for trial in trials):
+            of_way = [trial for trial in trials if trial.alternative == way]
+            gain_ms = sum(trial.count * (trial.baseline_ms - trial.ms) for trial in of_way)
+            lines.append(_trial_line(way, {trial.direction: trial.ms for trial in of_way}, names) + f"{gain_ms:10.3f}")
     return [*lines, ""]
+
+
+def _trial_line(way: str, ms: dict[str, float], names: Sequence[str]) -> str:
+    return f"  {way:22}" + "".join(f"{ms[name]:10.3f}" if name in ms else f"{'-':>10}" for name in names)
 
 
 def _shape_text(shape: Shape) -> str:
