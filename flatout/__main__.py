@@ -6,16 +6,13 @@ help and mistyped commands answer at once, without torch, numpy or OpenCV.
 
 import argparse
 import os
-import platform
-import select
 import sys
-import tempfile
-import traceback
 from collections.abc import Sequence
-from importlib import metadata
+from contextlib import nullcontext
 
 from flatout import __version__
 from flatout.door import Command, answer, listing
+from flatout.engine.interrupts import watched
 from flatout.errors import FlatoutError
 
 COMMANDS = {
@@ -28,6 +25,17 @@ COMMANDS = {
     "spike": Command("video deblurring with a spike camera: prepare, check, train, test, predict", "flatout.spike.cli"),
     "yolo": Command("detection: train, test and detect with YOLOv7's networks and commands", "flatout.yolo.cli"),
 }
+
+TRAININGS = {
+    ("demo",),
+    ("yolo", "train"),
+    ("yolo", "stages"),
+    ("defect", "train"),
+    ("defect", "demo"),
+    ("spike", "train"),
+    ("spike", "demo"),
+}
+"""Commands that answer signals from their first moment on, before anything heavy is imported."""
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
@@ -42,13 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     words, debug = take_debug(sys.argv[1:] if argv is None else argv)
     debug = debug or os.environ.get("FLATOUT_DEBUG", "0") not in ("", "0")
     try:
-        code = run(words)
+        with watched() if trains(words) else nullcontext():
+            code = run(words)
         # Here, because at interpreter exit a reader who left would be reported as an error.
         sys.stdout.flush()
         return code
     except FlatoutError as error:
         if debug:
-            traceback.print_exc()
+            print_traceback()
         print(f"flatout: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
@@ -58,9 +67,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) and reader_left():
             return READER_LEFT
         if debug:
-            traceback.print_exc()
+            print_traceback()
         print(f"flatout: internal error: {one_line(error)} ({write_report(words)})", file=sys.stderr)
         return INTERNAL_ERROR
+
+
+def trains(words: Sequence[str]) -> bool:
+    """Whether the words name a command that trains."""
+    _, command = split_at_command(words)
+    return any(tuple(command[: len(training)]) == training for training in TRAININGS)
 
 
 def run(words: Sequence[str]) -> int:
@@ -102,8 +117,16 @@ def split_at_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(words[:first]), list(words[first:])
 
 
+def print_traceback() -> None:
+    import traceback  # seldom wanted, and a training should hear signals early
+
+    traceback.print_exc()
+
+
 def reader_left() -> bool:
     """Is stdout a pipe that nobody reads any more? If so, what is still buffered goes nowhere."""
+    import select
+
     stdout = 1
     poll = select.poll()
     poll.register(stdout, select.POLLERR)
@@ -119,6 +142,10 @@ def one_line(error: Exception) -> str:
 
 def write_report(words: Sequence[str]) -> str:
     """Put the current exception and all versions into a temporary file; says where it is."""
+    import platform
+    import tempfile
+    import traceback
+
     lines = [
         f"flatout {__version__}, Python {platform.python_version()}, {platform.platform()}",
         *(f"{name} {installed_version(name)}" for name in _REPORTED_VERSIONS),
@@ -137,6 +164,8 @@ def write_report(words: Sequence[str]) -> str:
 
 
 def installed_version(name: str) -> str:
+    from importlib import metadata
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

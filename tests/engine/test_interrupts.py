@@ -7,13 +7,11 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
 
 import pytest
 
-from flatout.engine.heard_between import HeardBetween
-from flatout.engine.interrupts import ENDING, Interrupts
-from flatout.engine.job import Tick
+from flatout.engine.interrupts import ENDING, Interrupts, StopSignals
+from flatout.errors import Interrupted
 
 ROOT = Path(__file__).parents[2]
 TWICE = """
@@ -118,11 +116,66 @@ def test_sigterm_after_ctrl_c_does_not(tmp_path: Path):
 def test_a_ctrl_c_between_two_trainings_is_passed_on_once(monkeypatch: pytest.MonkeyPatch):
     """Twice, and the loop would end before it has saved."""
     monkeypatch.setattr("flatout.engine.interrupts.stop_at_once", lambda: pytest.fail("the second Ctrl-C"))
-    with HeardBetween() as between:
+    with StopSignals():
         # As C code does that calls Python and goes on whatever comes back.
         with suppress(KeyboardInterrupt):
             send(signal.SIGINT)
         with Interrupts() as heard:
-            for _ in range(3):
-                between.log(cast(Tick, None))
             assert heard.requested == "SIGINT"
+
+
+def stop(error: type[Exception] | None = None) -> None:
+    with StopSignals():
+        try:
+            send(signal.SIGTERM)
+        finally:
+            if error is not None:
+                raise error("initialization failed")
+
+
+@pytest.mark.parametrize("error", [None, ImportError])
+def test_a_signal_where_nothing_is_unsaved_ends_the_block(error: type[Exception] | None):
+    """Also where an import in C has made an error of its own of it."""
+    before = [signal.getsignal(number) for number in ENDING]
+    with pytest.raises(Interrupted, match=r"^SIGTERM: stopped before the first step, nothing is lost\. Run the same"):
+        stop(error)
+    assert [signal.getsignal(number) for number in ENDING] == before
+
+
+def test_a_second_signal_soon_after_does_not_break_off_the_cleaning_up():
+    cleaned = []
+
+    def stop_twice() -> None:
+        with StopSignals():
+            try:
+                send(signal.SIGTERM)
+            finally:
+                send(signal.SIGTERM)
+                cleaned.append(True)
+
+    with pytest.raises(Interrupted):
+        stop_twice()
+    assert cleaned
+
+
+def test_in_a_loop_without_unsaved_steps_a_signal_does_not_wait_for_the_step():
+    def train_a_step() -> None:
+        with Interrupts() as interrupts:
+            interrupts.nothing_unsaved = True
+            send(signal.SIGTERM)
+            pytest.fail("the step went on")
+
+    with pytest.raises(Interrupted, match="SIGTERM: everything is saved"):
+        train_a_step()
+
+
+def test_importing_flatout_touches_no_signal():
+    code = """
+import signal
+before = [signal.getsignal(number) for number in signal.valid_signals()]
+import flatout, flatout.__main__, flatout.engine.interrupts, flatout.yolo, flatout.defect, flatout.spike
+from flatout.yolo import train
+assert [signal.getsignal(number) for number in signal.valid_signals()] == before
+assert signal.set_wakeup_fd(-1) == -1
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
