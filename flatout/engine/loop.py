@@ -65,6 +65,14 @@ class LoopConfig:
     """Run steps of fixed shape as one CUDA graph."""
 
 
+def stopped_after(steps: int, *, asked: int) -> str:
+    """Steps that were trained, and why there are more than were asked for."""
+    trained = f"Stopped after {steps} step{'s' if steps > 1 else ''}"
+    if steps == asked:
+        return f"{trained}, as asked."
+    return f"{trained}: {asked} asked for, but a training stops only where an optimizer step is complete."
+
+
 class StoppedAfter(Exception):
     """The training ends early, as was asked beforehand; it is saved and can go on. The text says why."""
 
@@ -318,8 +326,7 @@ class Loop:
     def _stop_if_long_enough(self) -> None:
         why = None
         if self._is_long_enough:
-            steps = f"{self.steps_here} step{'s' if self.steps_here > 1 else ''}"
-            why = f"Stopped after {steps}, as asked. The same command continues."
+            why = f"{stopped_after(self.steps_here, asked=self.config.stop_after or 0)} The same command continues."
         elif self._stop_early is not None:
             # Clocks of several machines differ: what the first one says counts.
             why = self.world.from_first(self._stop_early())

@@ -12,6 +12,16 @@ DESCRIPTION = """\
 Draw strips, train a network on them with painted defects, and show what it finds in strips it has not seen. Under three
 minutes on two CPU cores, under one on a GPU. Interrupted with Ctrl-C it saves; the same command then continues.
 """
+OWN_FLAGS = {
+    r"--workers (\d+).*": r"--num_workers \1",
+    r"--cache-images.*": "without --cache_size",
+    r"--device-augment": "--device_strips on",
+    r"flatout: --fast .*": "flatout: --graphs true",
+    r"--log-every": "--log_every",
+    r"--save-every-minutes": "--save_every_minutes",
+    r".*--notest.*": "--use_mask false (no validation)",
+}
+"""How a defect training is told what a verdict advises."""
 
 
 class Pace(NamedTuple):
@@ -51,7 +61,10 @@ def main(argv: list[str]) -> int:
     began_s = time.monotonic()
     data = write_demo_data(args.out / "data", DemoDataConfig(images=pace.images))
     observation = EngineObservation(
-        images_per_step=options.bs, num_steps=None, title="flatout demo defect: an image is a patch"
+        images_per_step=options.bs,
+        num_steps=None,
+        title="flatout demo defect: an image is a patch",
+        own_flags=OWN_FLAGS,
     )
     with observation.observing():
         result = train(_training(args.out, data, args.gpu_id, pace))

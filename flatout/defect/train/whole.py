@@ -33,6 +33,7 @@ from flatout.engine.job import Tick
 from flatout.engine.loggers.choose import choose_loggers
 from flatout.engine.loop import Loop, StoppedAfter
 from flatout.engine.precision import DTYPES
+from flatout.engine.preflight import check_descriptors
 from flatout.engine.preflight.disk import check_disk, disk_need
 from flatout.engine.preflight.gpu import check_gpus
 from flatout.engine.progress import StepProgress
@@ -76,6 +77,8 @@ def train(
     if world.is_first and not options.no_preflight:
         check_gpus(options.device)
     device = device_for(options.device, world)
+    if world.is_first and not options.no_preflight:
+        check_descriptors(uses_gpu=device.type == "cuda")
     hearers = Callbacks([spending, *choose_loggers(options.log_to), *callbacks] if world.is_first else ())
     # Before the folder is made: data that cannot be used leaves nothing behind.
     images = find_images(options)

@@ -23,6 +23,7 @@ from flatout.engine.interrupts import Interrupts
 from flatout.engine.loggers.choose import choose_loggers
 from flatout.engine.loop import Loop, LoopConfig, StoppedAfter
 from flatout.engine.precision import DTYPES
+from flatout.engine.preflight import check_descriptors
 from flatout.engine.preflight.disk import check_disk, disk_need
 from flatout.engine.preflight.gpu import check_gpus
 from flatout.engine.progress import StepProgress
@@ -86,6 +87,8 @@ def train(
     if world.is_first and not options.no_preflight:
         check_gpus(options.device)
     device = choose_device_of(options.device, world)
+    if world.is_first and not options.no_preflight:
+        check_descriptors(uses_gpu=device.type == "cuda")
     loggers = choose_loggers(options.log_to or (() if config.LOG.TENSORBOARD else ("none",)), board_within="logs")
     hearers = Callbacks([spending, *loggers, *callbacks] if world.is_first else ())
     seed_all(config.SEED)

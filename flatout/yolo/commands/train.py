@@ -74,4 +74,6 @@ def _profiled(options: TrainOptions, spending: "Spending", done: "OnDone") -> in
     if result is not None and observation.is_complete:
         print(observation.profile.text())
         print(f"The same as a page: {observation.profile.save(result.folder)}")
+    elif result is not None:
+        print(f"--profile: {observation.too_short} Train more epochs or pictures, or use a smaller --batch-size.")
     return 0

@@ -13,6 +13,7 @@ from flatout.engine import distributed
 from flatout.engine.device_choice import choose_devices
 from flatout.engine.distributed import World
 from flatout.engine.precision import Amp, default_fast_amp
+from flatout.engine.preflight import check_descriptors
 from flatout.engine.preflight.gpu import check_gpus
 from flatout.engine.run_folder import AboutRun, Run, choose_run, finished_run, run_of
 from flatout.errors import ConfigError
@@ -104,6 +105,8 @@ def read_setting(options: TrainOptions) -> Setting:
     if world.is_first and not options.no_preflight:
         check_gpus(options.device)
     device = _device(options.device, world)
+    if world.is_first and not options.no_preflight:
+        check_descriptors(uses_gpu=device.type == "cuda")
     fast_amp = default_fast_amp(device)
     resolved = options.resolved(cuda=device.type == "cuda", bf16=fast_amp == "bf16")
     _check(resolved, device)
