@@ -16,7 +16,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -187,6 +187,26 @@ class Interrupts(_Listener):
             raise StopRequested(str(Interrupted.by(number.name)))
 
 
+class PassedOn(_Listener):
+    """Context manager: inside the block signals are for others, which save and end, or save and go on."""
+
+    nothing_unsaved = False
+
+    def __init__(self, pass_on: Callable[[signal.Signals], None]) -> None:
+        super().__init__()
+        self._pass_on = pass_on
+
+    def __enter__(self) -> Self:
+        self._listen(*ENDING, SAVING)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._hand_back()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._pass_on(signal.Signals(number))
+
+
 _heard_s = float("-inf")
 """When a handler of Python's last ran, by the monotonic clock."""
 _listeners: list[_Listener] = []
@@ -228,27 +248,30 @@ class _AtOnce(_Listener):
 
 def _watch(reader: int) -> None:
     """In a thread: the kernel tells of a signal by a byte, which is its number. Ends when nobody writes any more."""
-    while numbers := os.read(reader, 64):
-        for number in numbers:
-            if number in ENDING:
-                _see_that_it_is_answered(signal.Signals(number), reader)
+    num_ctrl_c, asked_s, asked = 0, 0.0, None
+    while True:
+        left_s = None if asked is None else max(0.0, asked_s + ANSWER_S - time.monotonic())
+        if select.select([reader], [], [], left_s)[0]:
+            numbers = os.read(reader, 64)
+            if not numbers:
+                break
+            num_ctrl_c += numbers.count(signal.SIGINT)
+            if num_ctrl_c > 1:
+                stop_at_once()
+            if asked is None and (found := [number for number in numbers if number in ENDING]):
+                asked, asked_s = signal.Signals(found[0]), time.monotonic()
+        elif asked is not None:
+            _see_that_it_is_answered(asked, asked_s)
+            asked = None
     os.close(reader)
 
 
-def _see_that_it_is_answered(number: signal.Signals, reader: int) -> None:
-    came_s, num_ctrl_c = time.monotonic(), int(number == signal.SIGINT)
-    while (left_s := came_s + ANSWER_S - time.monotonic()) > 0:
-        if select.select([reader], [], [], left_s)[0]:
-            more = os.read(reader, 64)
-            if not more:
-                return
-            num_ctrl_c += more.count(signal.SIGINT)
-            if num_ctrl_c > 1:
-                stop_at_once()
+def _see_that_it_is_answered(number: signal.Signals, asked_s: float) -> None:
     if not _listeners:
         return
     listener = _listeners[-1]
-    was_heard = _heard_s > came_s - 1
+    # The handler may run a moment before this thread hears of the signal.
+    was_heard = _heard_s > asked_s - 1
     if listener.nothing_unsaved and not was_heard:
         _end_now(nothing_lost(number.name), Interrupted.exit_code)
     if not listener.nothing_unsaved and listener.meanwhile is not None:

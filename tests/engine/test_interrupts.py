@@ -12,6 +12,7 @@ import pytest
 
 from flatout.engine.interrupts import ENDING, Interrupts, StopSignals
 from flatout.errors import Interrupted
+from tests.feed.injections import wait_until
 
 ROOT = Path(__file__).parents[2]
 TWICE = """
@@ -179,3 +180,95 @@ assert [signal.getsignal(number) for number in signal.valid_signals()] == before
 assert signal.set_wakeup_fd(-1) == -1
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+# Commands, as processes. They are signalled when the kernel says that they listen, not after a guessed time.
+
+COMMANDS = {
+    "train.py": ["train.py", "--data", "nowhere.yaml"],
+    "train_aux.py": ["train_aux.py", "--data", "nowhere.yaml"],
+    "yolo stages": ["-m", "flatout", "yolo", "stages", "nowhere.yaml"],
+    "defect": ["-m", "flatout", "--debug", "defect", "train", "--training_dataset_path", "nowhere"],
+    "spike": ["-m", "flatout", "spike", "train", "--config", "nowhere.yaml"],
+}
+NOTHING_LOST = "flatout: {}: stopped before the first step, nothing is lost. Run the same command again.\n"
+
+
+def start(*words: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def listens(pid: int) -> bool:
+    """Whether a process has a handler for SIGTERM."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+def has_mapped(pid: int, library: str) -> bool:
+    return library in Path(f"/proc/{pid}/maps").read_text()
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS.keys())
+def test_a_training_command_listens_before_it_imports_torch(words: list[str]):
+    process = start(*words)
+    wait_until(lambda: listens(process.pid), 10)
+    assert not has_mapped(process.pid, "libtorch")
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=5)
+    assert (process.returncode, said) == (75, NOTHING_LOST.format("SIGTERM"))
+
+
+def test_ctrl_c_while_torch_is_imported_is_answered():
+    process = start(*COMMANDS["train.py"])
+    wait_until(lambda: has_mapped(process.pid, "libtorch_cpu"), 30)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=5)
+    assert (process.returncode, said) == (75, NOTHING_LOST.format("SIGINT"))
+
+
+IN_C = """
+import hashlib
+from flatout.engine.interrupts import Interrupts, StopSignals, watched
+with watched(), {listener} as listener:
+    listener.nothing_unsaved = {nothing_unsaved}
+    print("computing", flush=True)
+    # Like a long step of torch: C code that runs without a look at what Python's handlers are asked for.
+    hashlib.pbkdf2_hmac("sha256", b"step", b"", 10**9)
+"""
+
+
+def start_computing(listener: str, *, nothing_unsaved: bool) -> "subprocess.Popen[str]":
+    process = start("-c", IN_C.format(listener=listener, nothing_unsaved=nothing_unsaved))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "computing\n"
+    began = cpu_ticks(process.pid)
+    wait_until(lambda: cpu_ticks(process.pid) > began + 5, 10)
+    return process
+
+
+def cpu_ticks(pid: int) -> int:
+    """Of a process, in hundredths of a second."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
+
+
+@pytest.mark.parametrize("listener", ["StopSignals()", "Interrupts()"])
+def test_a_signal_is_answered_while_c_code_computes(listener: str):
+    process = start_computing(listener, nothing_unsaved=True)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=5)
+    assert (process.returncode, said) == (75, NOTHING_LOST.format("SIGTERM"))
+
+
+def test_somebody_who_has_to_wait_for_a_long_step_is_told_so_and_need_not():
+    """Ctrl-C, and once more."""
+    process = start_computing("Interrupts()", nothing_unsaved=False)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    told = "flatout: SIGINT: the step under way is finished first, then everything is saved.\n"
+    assert process.stdout.readline() == told
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=5)
+    assert (process.returncode, said.startswith("flatout: stopped at once")) == (130, True)
