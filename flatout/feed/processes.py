@@ -239,7 +239,7 @@ class Processes:
             raise ChildLostError(
                 f"The process that starts the feed's workers ended {self._nurseries_lost} times ({status}). Something "
                 "kills it: look for the memory killer in the system log (dmesg), use fewer workers, or workers=0 to do "
-                "without it. What was saved is untouched; the same command continues from there."
+                "without it. A training, started again, continues from its last saved state."
             )
         logger.warning("The process that starts the feed's workers ended (%s); starting it again.", status)
         for pid in self._pids.values():

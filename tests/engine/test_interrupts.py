@@ -231,7 +231,10 @@ def test_ctrl_c_while_torch_is_imported_is_answered():
 
 IN_C = """
 import hashlib
-from flatout.engine.interrupts import Interrupts, StopSignals, watched
+from flatout.engine import interrupts
+from flatout.engine.interrupts import Interrupts, PassedOn, StopSignals, watched
+assert interrupts.ANSWER_S < 4, "answered within 5 s"
+interrupts.ANSWER_S = 0.3
 with watched(), {listener} as listener:
     listener.nothing_unsaved = {nothing_unsaved}
     print("computing", flush=True)
@@ -272,3 +275,21 @@ def test_somebody_who_has_to_wait_for_a_long_step_is_told_so_and_need_not():
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=5)
     assert (process.returncode, said.startswith("flatout: stopped at once")) == (130, True)
+
+
+def test_a_process_that_passes_signals_on_stays_until_those_end_that_it_passed_them_to():
+    waiting = (
+        IN_C.partition("    listener.nothing")[0]
+        + """
+    import time
+    print("waiting", flush=True)
+    time.sleep(1.5)
+    print("done", flush=True)
+"""
+    )
+    process = start("-c", waiting.format(listener="PassedOn(print)"))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=5)
+    assert (process.returncode, said) == (0, "15\ndone\n")

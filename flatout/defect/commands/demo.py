@@ -12,16 +12,6 @@ DESCRIPTION = """\
 Draw strips, train a network on them with painted defects, and show what it finds in strips it has not seen. Under three
 minutes on two CPU cores, under one on a GPU. Interrupted with Ctrl-C it saves; the same command then continues.
 """
-OWN_FLAGS = {
-    r"--workers (\d+).*": r"--num_workers \1",
-    r"--cache-images.*": "without --cache_size",
-    r"--device-augment": "--device_strips on",
-    r"flatout: --fast .*": "flatout: --graphs true",
-    r"--log-every": "--log_every",
-    r"--save-every-minutes": "--save_every_minutes",
-    r".*--notest.*": "--use_mask false (no validation)",
-}
-"""How a defect training is told what a verdict advises."""
 
 
 class Pace(NamedTuple):
@@ -46,6 +36,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--gpu_id", type=int, help="-1: the CPU (default: a GPU if there is one)")
     args = parser.parse_args(argv)
     # Now, because help and mistakes are answered without torch.
+    from flatout.defect.commands.flags import VERDICT_FLAGS
     from flatout.defect.demo_data import DemoDataConfig, write_demo_data
     from flatout.defect.evaluate.sweep import sweep_table
     from flatout.defect.options import TestOptions, TrainOptions
@@ -64,7 +55,7 @@ def main(argv: list[str]) -> int:
         images_per_step=options.bs,
         num_steps=None,
         title="flatout demo defect: an image is a patch",
-        own_flags=OWN_FLAGS,
+        own_flags=VERDICT_FLAGS,
     )
     with observation.observing():
         result = train(_training(args.out, data, args.gpu_id, pace))

@@ -4,21 +4,12 @@ import argparse
 from pathlib import Path
 
 from flatout.engine.log_lines import show_log
-from flatout.spike.commands.arguments import add_device, parser
+from flatout.spike.commands.arguments import VERDICT_FLAGS, add_device, parser
 
 DESCRIPTION = """\
 Simulate a small data set, train a small deblurring network on it from scratch, and write pictures: blurry, restored,
 true. Under three minutes on two CPU cores. Interrupted with Ctrl-C it saves; the same command then continues.
 """
-OWN_FLAGS = {
-    r"--workers (\d+).*": r"--set DATALOADER.TRAIN_WORKERS=\1",
-    r"--cache-images.*": "--set DATA.USE_RAM_CACHE=true",
-    r"--device-augment": "--set TRAIN.DEVICE_RESIDENT=true",
-    r"flatout: --fast .*": "flatout: --set TRAIN.CUDA_GRAPHS=true",
-    r"--log-every (\d+)": r"--set LOG.PROGRESS_EVERY_STEPS=\1",
-    r".*--notest.*": "--set LOG.VAL_EVERY_STEPS=N, larger than now",
-}
-"""How a spike training is told what a verdict advises."""
 EPILOG = """\
 Exit code: 0, 2 a folder with other files, 75 interrupted and saved.
 """
@@ -41,7 +32,7 @@ def main(argv: list[str]) -> int:
         images_per_step=config.TRAIN.BATCH_SIZE,
         num_steps=None,
         title="flatout demo spike: an image is a clip",
-        own_flags=OWN_FLAGS,
+        own_flags=VERDICT_FLAGS,
     )
     with observation.observing():
         result = train(config, TrainOptions(device=args.device))
