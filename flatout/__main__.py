@@ -8,13 +8,9 @@ from __future__ import annotations  # a Python that is too old must get as far a
 
 import argparse
 import os
-import platform
-import select
 import sys
-import tempfile
-import traceback
 from collections.abc import Sequence
-from importlib import metadata
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from flatout import __version__
@@ -31,6 +27,17 @@ COMMANDS = {
     "spike": Command("video deblurring with a spike camera: prepare, check, train, test, predict", "flatout.spike.cli"),
     "yolo": Command("detection: train, test and detect with YOLOv7's networks and commands", "flatout.yolo.cli"),
 }
+
+TRAININGS = {
+    ("demo",),
+    ("yolo", "train"),
+    ("yolo", "stages"),
+    ("defect", "train"),
+    ("defect", "demo"),
+    ("spike", "train"),
+    ("spike", "demo"),
+}
+"""Commands that answer signals from their first moment on, before anything heavy is imported."""
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
@@ -63,14 +70,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = debug or os.environ.get("FLATOUT_DEBUG", "0") not in ("", "0")
     try:
         if sys.version_info < OLDEST_PYTHON:
-            raise ResourceError(wrong_python(f"is {platform.python_version()}, and flatout needs 3.11 or newer", ""))
-        code = run(words)
+            raise ResourceError(wrong_python(f"is {sys.version.split()[0]}, and flatout needs 3.11 or newer", ""))
+        with _watched() if trains(words) else nullcontext():
+            code = run(words)
         # Here, because at interpreter exit a reader who left would be reported as an error.
         sys.stdout.flush()
         return code
     except FlatoutError as error:
         if debug:
-            traceback.print_exc()
+            print_traceback()
         print(f"flatout: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
@@ -80,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BrokenPipeError) and reader_left():
             return READER_LEFT
         if debug:
-            traceback.print_exc()
+            print_traceback()
         if isinstance(error, ModuleNotFoundError) and (package := PACKAGES.get((error.name or "").partition(".")[0])):
             print(f"flatout: {wrong_python(f'lacks {package}, which flatout needs', package)}", file=sys.stderr)
             return ResourceError.exit_code
@@ -106,6 +114,18 @@ def program() -> str:
     """What was started, as it is typed after `python`."""
     name = Path(sys.argv[0]).name
     return "-m flatout" if name in ("__main__.py", "flatout") else name
+
+
+def _watched() -> AbstractContextManager[None]:
+    from flatout.engine.interrupts import watched  # now, because it needs a Python that is new enough
+
+    return watched()
+
+
+def trains(words: Sequence[str]) -> bool:
+    """Whether the words name a command that trains."""
+    _, command = split_at_command(words)
+    return any(tuple(command[: len(training)]) == training for training in TRAININGS)
 
 
 def run(words: Sequence[str]) -> int:
@@ -147,8 +167,16 @@ def split_at_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(words[:first]), list(words[first:])
 
 
+def print_traceback() -> None:
+    import traceback  # seldom wanted, and a training should hear signals early
+
+    traceback.print_exc()
+
+
 def reader_left() -> bool:
     """Is stdout a pipe that nobody reads any more? If so, what is still buffered goes nowhere."""
+    import select
+
     stdout = 1
     poll = select.poll()
     poll.register(stdout, select.POLLERR)
@@ -160,6 +188,10 @@ def reader_left() -> bool:
 
 def write_report(words: Sequence[str]) -> str:
     """Put the current exception and all versions into a temporary file; says where it is."""
+    import platform
+    import tempfile
+    import traceback
+
     lines = [
         f"flatout {__version__}, Python {platform.python_version()}, {platform.platform()}",
         *(f"{name} {installed_version(name)}" for name in _REPORTED_VERSIONS),
@@ -178,6 +210,8 @@ def write_report(words: Sequence[str]) -> str:
 
 
 def installed_version(name: str) -> str:
+    from importlib import metadata
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

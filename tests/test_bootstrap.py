@@ -103,7 +103,7 @@ def test_the_first_start_installs_fetches_trains_and_ends_and_the_next_does_noth
     assert f"python -m pip install -q --no-input {PACKAGE}" in machine.calls
     assert machine.calls[-3:] == [
         "fetched",
-        "flatout yolo train --data it's a path/bolts.yaml --cfg yolov7-tiny --fast",
+        "flatout yolo train --data it's a path/bolts.yaml --cfg yolov7-tiny --fast --once",
         "end 0",
     ]
     code, said = machine.run()
@@ -171,10 +171,10 @@ def test_the_script_is_short_and_valid(gpus: str, tmp_path: Path) -> None:
 
 def test_several_gpus_train_together() -> None:
     assert train_line(Job(command=("yolo", "train"), package=PACKAGE, gpus="3", mirror="gs://b/r")) == (
-        "flatout yolo train --mirror gs://b/r --device 0,1,2"
+        "flatout yolo train --once --mirror gs://b/r --device 0,1,2"
     )
     assert train_line(Job(command=("defect", "train"), package=PACKAGE, gpus="all")) == (
-        "python -m torch.distributed.run --standalone --nproc_per_node gpu -m flatout defect train"
+        "python -m torch.distributed.run --standalone --nproc_per_node gpu -m flatout defect train --once"
     )
 
 

@@ -106,7 +106,8 @@ def script_of(job: Job) -> str:
 
 def train_line(job: Job) -> str:
     """The command as the machine runs it, with all of its GPUs that are asked for."""
-    line = shlex.join([*job.command, *(["--mirror", job.mirror] if job.mirror else [])])
+    # Whoever rents out the machine may run the script again when all is done.
+    line = shlex.join([*job.command, "--once", *(["--mirror", job.mirror] if job.mirror else [])])
     if job.gpus == "1":
         return f"flatout {line}"
     if job.command[0] == "yolo":

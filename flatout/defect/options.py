@@ -99,6 +99,8 @@ class TrainOptions:
     name: str = "exp"
     exist_ok: bool = False
     fresh: bool = False
+    once: bool = False
+    """Exit with 0 if the run is complete, instead of beginning the next one: for what restarts always."""
     resume: str = ""
     """A run folder or checkpoint to continue."""
     allow_data_change: bool = False
@@ -200,6 +202,7 @@ class TestOptions:
 
 _OF_THIS_CALL = (
     "resume", "break_lock", "allow_data_change", "stop_after", "price", "budget", "on_done", "no_preflight",
+    "once",
 )  # fmt: skip
 _NO_MATTER = (
     *_OF_THIS_CALL, "fresh", "exist_ok", "checkpoint_path", "name", "gpu_id", "num_workers", "prefetch_factor",

@@ -1,14 +1,30 @@
-"""How a training ended, told once to its callbacks, whether it returned or raised."""
+"""The end of a training: its last files, and how it ended, told once to its callbacks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from flatout.engine.callbacks import Callbacks, End, How
-from flatout.errors import FlatoutError, Interrupted
+from flatout.engine.interrupts import LAST_FILES, Interrupts, StopRequested
+from flatout.errors import FlatoutError, Interrupted, ResourceError
 
 INTERNAL_ERROR = 70
 CTRL_C = 130
+
+
+@contextmanager
+def finishing() -> Iterator[None]:
+    """Inside the block the last files of a training are written: all is trained and saved, so signals wait for it.
+
+    A disk that does not take them costs nothing but time: the message says how the run is completed.
+    """
+    with Interrupts(LAST_FILES):
+        try:
+            yield
+        except ResourceError as error:
+            raise ResourceError(
+                f"{error} Every step is trained and saved: the same command then completes the run."
+            ) from error.__cause__
 
 
 class Ending:
@@ -32,7 +48,7 @@ def telling_end(callbacks: Callbacks, folder: Path) -> Iterator[Ending]:
 
 def end_by(error: BaseException) -> tuple[How, int]:
     """What an exception makes of a training, and the exit code of a process that ends with it."""
-    if isinstance(error, Interrupted):
+    if isinstance(error, Interrupted | StopRequested):
         return "interrupted", error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", CTRL_C

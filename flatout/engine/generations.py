@@ -2,6 +2,7 @@
 
     new state --write, sync--> .last.pt.part --rename--> last.pt       durable, then visible,
     old last.pt --second name--------------------------> last.prev.pt  and only then the oldest goes
+    result ----write, sync---> .last.final.pt --rename (the run is marked as finished)--> last.pt
 
 Killed between any two of these steps, the folder holds at least two whole generations once two were saved. A file that
 cannot be read is skipped with a warning; where all are bad that is an error, never a silent new beginning.
@@ -12,7 +13,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +48,7 @@ class Generations:
         self.previous = folder / f"{name}.prev.pt"
         self._set_aside = folder / f"{name}.old.pt"
         self._old = folder / f".{name}.prev.pt.part"
+        self._final = folder / f".{name}.final.pt"
         self._position = folder / f".{name}.position.json"
         self._newest_is_bad = False
 
@@ -57,15 +59,53 @@ class Generations:
         then still is, except that on a full disk the older of two sound generations may have gone.
         """
         self._sweep()
+        self.retrying(lambda: self._save(sections))
+        self._newest_is_bad = False
+        self._note_position(sections)
+
+    def retrying(self, write: Callable[[], None]) -> None:
+        """Write something beside the generations; if the disk does not take it, make room and try once more."""
         try:
-            self._save(sections)
+            write()
         except ResourceError as error:
             logger.warning("%s Trying once more.", error)
             if ran_out_of_room(error):
                 self._make_room()
-            self._save(sections)
-        self._newest_is_bad = False
-        self._note_position(sections)
+            write()
+
+    def write_final(self, sections: Mapping[str, object]) -> None:
+        """Write what is to replace the generations once the run is marked as finished; blocks until it is on the disk.
+
+        Nothing is lost if the process ends before that: the generations are untouched, and the run is unfinished.
+        """
+        self.retrying(lambda: write_container(self._final, sections))
+
+    def settle(self) -> None:
+        """Of a run that is marked as finished: put what `write_final` wrote in place of the generations.
+
+        Does nothing if that was done before, or if there is nothing to put there.
+        """
+        try:
+            self._final.replace(self.newest)
+        except FileNotFoundError:
+            return
+        for leftover in (self.previous, self._position):
+            leftover.unlink(missing_ok=True)
+        sync_folder(self._folder)
+
+    def is_unsettled(self) -> bool:
+        """Whether the process that wrote the final file ended before it could put it in its place."""
+        return self._final.exists()
+
+    def restore_folder(self) -> bool:
+        """Make the folder again if somebody removed it; whether that was so."""
+        if self._folder.is_dir():
+            return False
+        try:
+            self._folder.mkdir(parents=True)
+        except OSError as error:
+            raise write_error(error, self.newest, 0) from error
+        return True
 
     def load(self) -> Generation | None:
         """The newest generation that can be read; None only if none was ever saved here.
@@ -98,7 +138,8 @@ class Generations:
         for path in (self.previous, self.newest):
             with suppress(FileNotFoundError):
                 path.replace(self._set_aside)
-        self._position.unlink(missing_ok=True)
+        for leftover in (self._position, self._final):
+            leftover.unlink(missing_ok=True)
 
     def leave_note(self, name: str, content: object) -> Path:
         """Write something for people beside the generations, as JSON; returns where. A full disk keeps it empty."""
@@ -148,6 +189,8 @@ class Generations:
         for path in self._folder.glob(f".{self.newest.stem}.*.part"):
             with suppress(OSError):
                 path.unlink()
+        with suppress(OSError):
+            self._final.unlink(missing_ok=True)
 
     def _note_position(self, sections: Mapping[str, object]) -> None:
         """Beside the file, so that a damaged one still tells how far it was."""

@@ -13,12 +13,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 
-from flatout.engine.interrupts import ENDING, SAVING
+from flatout.engine.interrupts import PassedOn
 from flatout.errors import ChildLostError
 
 GRACE_S = 60.0
@@ -40,7 +39,7 @@ def launch_ranks(words: Sequence[str], num_ranks: int, *, grace_s: float = GRACE
         for rank in range(num_ranks)
     ]
     try:
-        with _passing_on(ranks):
+        with PassedOn(lambda number: _signal_all(ranks, number)):
             return exit_code_of(_wait(ranks, grace_s))
     finally:
         _kill(ranks)
@@ -85,25 +84,9 @@ def _kill(ranks: Sequence["subprocess.Popen[bytes]"]) -> None:
             process.kill()
 
 
-@contextmanager
-def _passing_on(ranks: Sequence["subprocess.Popen[bytes]"]) -> Iterator[None]:
-    """Inside the block signals are for the ranks, which save and end, or save and go on."""
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        for process in ranks:
-            process.send_signal(number)
-
-    before = {number: signal.signal(number, pass_on) for number in (*ENDING, SAVING) if _is_heard(number)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _is_heard(number: signal.Signals) -> bool:
-    """Signals that were ignored when we began, as nohup asks for, stay ignored."""
-    return signal.getsignal(number) != signal.SIG_IGN
+def _signal_all(ranks: Sequence["subprocess.Popen[bytes]"], number: signal.Signals) -> None:
+    for process in ranks:
+        process.send_signal(number)
 
 
 def _end_with_us() -> None:

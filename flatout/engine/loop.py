@@ -10,20 +10,21 @@ accumulation window ends; there, and only there, a training is saved or stopped.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import nn
 
 from flatout.engine.callbacks import Callbacks, Saved
+from flatout.engine.checkpoint.atomic import ran_out_of_room
 from flatout.engine.distributed import World
 from flatout.engine.divergence import Guard
 from flatout.engine.ema import MovingAverage
 from flatout.engine.generations import Generations
-from flatout.engine.interrupts import Interrupts
+from flatout.engine.interrupts import Interrupts, StopRequested
 from flatout.engine.job import Batches, Job, Tick
 from flatout.engine.meter import Meter
 from flatout.engine.optim import apply_knobs, load_optimizer
@@ -34,7 +35,7 @@ from flatout.engine.schedule import Schedule
 from flatout.engine.shared_state import load_for_all
 from flatout.engine.step import Step
 from flatout.engine.step_log import StepLog
-from flatout.errors import DivergedError, Interrupted
+from flatout.errors import DivergedError, Interrupted, ResourceError
 from flatout.profiler import clock
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,14 @@ class LoopConfig:
     """Steps of this process after which it saves and ends."""
     graphs: bool = False
     """Run steps of fixed shape as one CUDA graph."""
+
+
+def stopped_after(steps: int, *, asked: int) -> str:
+    """Steps that were trained, and why there are more than were asked for."""
+    trained = f"Stopped after {steps} step{'s' if steps > 1 else ''}"
+    if steps == asked:
+        return f"{trained}, as asked."
+    return f"{trained}: {asked} asked for, but a training stops only where an optimizer step is complete."
 
 
 class StoppedAfter(Exception):
@@ -126,6 +135,8 @@ class Loop:
         )
         self._phase: object = None
         self.steps_here = 0
+        self._window_ended = True
+        self._is_over = False
         self._asked_steps = self._saved_steps = 0
         self._saved_at = time.monotonic()
 
@@ -133,16 +144,22 @@ class Loop:
         """Train to the end. Interrupted or StoppedAfter once all is saved; DivergedError if there is no way on."""
         if self._stop_early is not None:
             self._stop_if_long_enough()
-        while self.epoch < self.config.epochs:
+        self._note_unsaved()
+        if self.is_complete:
+            logger.info("Every epoch is trained; only the last files of the run are missing.")
+        while not self.is_complete:
             try:
                 with self._training_step.own_stream():
                     self._train_epoch()
                 with clock.stage("train.between"):
-                    is_over = self._finish_epoch()
-                if is_over:
-                    return
+                    self._finish_epoch()
             except _RolledBack:
                 logger.info("Continuing with epoch %d, step %d.", self.epoch, self.step)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is nothing left to train."""
+        return self._is_over or self.epoch >= self.config.epochs
 
     @property
     def steps_left(self) -> int:
@@ -166,12 +183,22 @@ class Loop:
         batches = iter(self.batches.epoch(self.epoch, start=self.step))
         while self.step < self.config.steps_per_epoch:
             began, held_back_s = time.perf_counter(), self._held_back_s
-            with clock.stage("train.wait"):
-                batch = next(batches)
+            batch = self._next_batch(batches)
             # A host that is ahead of its device waits here too, but not for data.
             self._meter.waited(time.perf_counter() - began - (self._held_back_s - held_back_s))
             self._train_step(batch)
         self._look_at_all()
+
+    def _next_batch(self, batches: Iterator[Any]) -> Any:
+        """Waits for the feed. A signal need not: between two windows everything can be saved."""
+        with clock.stage("train.wait"):
+            if self.world.size > 1 or not self._window_ended:
+                return next(batches)
+            try:
+                with self._interrupts.stopping_at_once():
+                    return next(batches)
+            except StopRequested:
+                self._save_and_stop(self._interrupts.requested)
 
     @property
     def _held_back_s(self) -> float:
@@ -193,6 +220,8 @@ class Loop:
         self._meter.count(len(batch) * self.world.size)
         self.step += 1
         self.steps_here += 1
+        self._window_ended = knobs.steps
+        self._note_unsaved()
         if self.steps_here == 1:
             self.world.settle()
         if self.step % self.config.log_every == 0:
@@ -261,15 +290,22 @@ class Loop:
             self._asked_steps = self.steps_here
         name = self._interrupts.requested
         if self.world.any_of(name is not None):
-            self.save()
-            raise Interrupted(
-                f"{name or 'a signal to another rank'}: saved at epoch {self.epoch}, step {self.step}. "
-                "Run the same command again."
-            )
+            self._save_and_stop(name)
         self._stop_if_long_enough()
         wished = self._interrupts.take_save_request()
         if self.world.any_of(wished or self._save_is_due()):
             self.save()
+
+    def _save_and_stop(self, signal_name: str | None) -> NoReturn:
+        self.save()
+        raise Interrupted(
+            f"{signal_name or 'a signal to another rank'}: saved at epoch {self.epoch}, step {self.step}. "
+            "Run the same command again."
+        )
+
+    def _note_unsaved(self) -> None:
+        """A signal need not wait for the end of a step, if the step is all that would be lost. Ranks stop together."""
+        self._interrupts.nothing_unsaved = self.world.size == 1 and self.steps_here == self._saved_steps
 
     def _pause_if_due(self) -> None:
         """Host-device wait, if there is something to do between two steps. An epoch's end is worked off elsewhere."""
@@ -290,8 +326,7 @@ class Loop:
     def _stop_if_long_enough(self) -> None:
         why = None
         if self._is_long_enough:
-            steps = f"{self.steps_here} step{'s' if self.steps_here > 1 else ''}"
-            why = f"Stopped after {steps}, as asked. The same command continues."
+            why = f"{stopped_after(self.steps_here, asked=self.config.stop_after or 0)} The same command continues."
         elif self._stop_early is not None:
             # Clocks of several machines differ: what the first one says counts.
             why = self.world.from_first(self._stop_early())
@@ -306,8 +341,10 @@ class Loop:
     def _unsaved_s(self) -> float:
         return time.monotonic() - self._saved_at
 
-    def _finish_epoch(self) -> bool:
-        """Work off the end of an epoch; True if the training is over."""
+    def _finish_epoch(self) -> None:
+        """Work off the end of an epoch."""
+        if self.world.size == 1 and self.generations is not None and not self.generations.newest.parent.is_dir():
+            self.save()  # which makes it again; what is done at an epoch's end would fail without it
         try:
             if self._interrupts.requested is not None and self.world.size == 1:
                 raise Interrupted(
@@ -319,12 +356,11 @@ class Loop:
             raise
         stop = self.world.from_first(stop)
         self.epoch, self.step = self.epoch + 1, 0
-        ends = stop or self.epoch == self.config.epochs
-        if not ends:
+        self._is_over = stop or self.epoch == self.config.epochs
+        if not self._is_over:
             self._stop_if_long_enough()
-        if self.world.any_of(ends or self._unsaved_s() >= self.config.save_apart_s):
+        if self.world.any_of(self._is_over or self._unsaved_s() >= self.config.save_apart_s):
             self.save()
-        return ends
 
     def save(self) -> None:
         """Write a generation, unless a weight is not finite: a broken state is never saved. Waits for the device.
@@ -337,12 +373,29 @@ class Loop:
             if self.generations is not None and self.world.any_of(not self._is_sound()):
                 self._roll_back()
             if self.generations is not None and self.world.is_first:
-                self.generations.save(self.sections())
-                self.job.flush()
+                self._write_generation(self.generations)
                 self._callbacks.checkpoint(Saved(path=self.generations.newest, epoch=self.epoch, step=self.step))
             # Here they may wait as long as a slow disk takes; in the next sum of gradients they may not.
             self.world.wait_for_all()
         self._saved_at, self._saved_steps = time.monotonic(), self.steps_here
+        self._note_unsaved()
+
+    def _write_generation(self, generations: Generations) -> None:
+        was_gone = generations.restore_folder()
+        try:
+            # First what lies beside the generation: killed in between, the epoch it comes from is trained again.
+            generations.retrying(self.job.flush)
+            generations.save(self.sections())
+        except ResourceError as error:
+            if not ran_out_of_room(error):
+                raise
+            raise ResourceError(f"{error} The same command then continues.") from error.__cause__
+        if was_gone:
+            raise ResourceError(
+                f"{generations.newest.parent} was removed or moved while the training was running. It was made again, "
+                f"with the state of epoch {self.epoch}, step {self.step} in it, and the training ended; its other "
+                "files are gone. Run the same command again to continue."
+            )
 
     def sections(self) -> dict[str, Any]:
         """All that a training is: tensors, position, random states, and what the job adds."""
@@ -357,6 +410,7 @@ class Loop:
             "random": random_state(self.device),
             "meter": self._meter.state_dict(),
             "job": job["job"],
+            "over_at": self.config.epochs if self._is_over else None,
         }
         return {"weights": weights, "training": training, "run": job["run"]}
 
@@ -370,6 +424,8 @@ class Loop:
         self.precision.load_state_dict(training["precision"])
         set_random_state(training["random"], self.device)
         self.epoch, self.step = training["position"]["epoch"], training["position"]["step"]
+        # Out of patience, and not asked for more epochs since.
+        self._is_over = training.get("over_at") == self.config.epochs
         self._log.drain()
         self._meter.load_state_dict(training["meter"])
         self.job.load_state(training["job"])

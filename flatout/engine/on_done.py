@@ -62,7 +62,8 @@ class OnDone(Callback):
     def _run(self, variables: dict[str, str]) -> None:
         try:
             # A shell, because it is the user's own line; what we add to it is data.
-            code = subprocess.run(self._command, shell=True, env=os.environ | variables, check=False).returncode
+            # It outlives us if a signal ends us meanwhile: `subprocess.run` would kill it.
+            code = subprocess.Popen(self._command, shell=True, env=os.environ | variables).wait()
         except (OSError, ValueError) as error:
             logger.warning("--on-done could not be run: %s.", error)
             return

@@ -3,7 +3,8 @@
     runs/train/exp, exp2, exp3 ...      run.json: the config a run was started with, and whether it is finished
 
 The same command continues the newest unfinished run of its name whose config is equal. Anything else begins the next
-number: nothing that was trained is overwritten unless a flag says so.
+number: nothing that was trained is overwritten unless a flag says so. With `--once` a finished run of that config is
+the end of it (`finished_run`).
 """
 
 import json
@@ -11,13 +12,15 @@ import logging
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
-from flatout.engine.checkpoint.atomic import replacing
+from flatout.engine.checkpoint.atomic import remove_stale_parts, replacing
+from flatout.engine.generations import Generations
 from flatout.engine.lock import Locked, RunLock
-from flatout.errors import CheckpointError, ConfigError, ResourceError
+from flatout.errors import CheckpointError, ConfigError, FlatoutError, ResourceError
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +41,10 @@ class Run:
         self.continues = continues
         self._is_new = is_new
         self._at_first: set[Path] = set()
+        self._record = read_record(folder)
 
     def finish(self) -> None:
-        """Note that training is complete: the same command then begins a new run."""
+        """Note that training is complete, and all its files are on the disk: the same command then begins a new run."""
         record = read_record(self.folder) or {}
         _write_record(self.folder, record | {"finished": True})
 
@@ -53,9 +57,38 @@ class Run:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is not None and self._is_new and set(self.folder.iterdir()) <= self._at_first:
+        try:
+            if error is not None:
+                self._leave_after(error)
+        finally:
+            self.close()
+
+    def _leave_after(self, error: BaseException) -> None:
+        if not self.folder.is_dir():
+            if isinstance(error, FlatoutError) or not isinstance(error, Exception):
+                return
+            raise ResourceError(
+                f"{self.folder} was removed or moved while the training was running, and its saved states with it. "
+                "Put it back if you can: the same command then continues; otherwise it begins again."
+            ) from error
+        if self._is_new and set(self.folder.iterdir()) <= self._at_first:
             shutil.rmtree(self.folder, ignore_errors=True)
-        self.close()
+        elif self._record is not None and not (self.folder / RECORD_NAME).exists():
+            # Somebody removed the folder, and what could be saved was saved in a new one.
+            _write_record(self.folder, self._record)
+
+
+class AboutRun(TypedDict):
+    """What a command says about the run it means."""
+
+    config: Mapping[str, Any]
+    """What the result depends on, in values that JSON knows."""
+    exist_ok: bool
+    """Exactly project/name, whatever is there."""
+    fresh: bool
+    resume: Path | None
+    """A checkpoint in a run folder, or the folder."""
+    break_lock: bool
 
 
 def choose_run(
@@ -68,21 +101,56 @@ def choose_run(
     resume: Path | None,
     break_lock: bool = False,
 ) -> Run:
-    """The run that a command is about, locked.
+    """The run that a command is about, locked. Arguments: see `AboutRun`.
 
-    `config` is what the result depends on, in values that JSON knows. `resume` names a checkpoint in a run folder, or
-    the folder. ConfigError if the run is in use, or if `exist_ok` meets an unfinished run of another config; it lists
+    ConfigError if the run is in use, or if `exist_ok` meets an unfinished run of another config; it lists
     what changed. ResourceError if nothing can be written there.
     """
     if resume is not None:
         folder = run_of(resume)
-        return Run(folder, RunLock(folder, break_lock=break_lock), continues=True)
+        lock = RunLock(folder, break_lock=break_lock)
+        remove_stale_parts(folder)
+        return Run(folder, lock, continues=True)
     if exist_ok:
         return _in_this_folder(project / name, config, fresh=fresh, break_lock=break_lock)
     if not fresh and (run := _unfinished(project, name, config, break_lock=break_lock)):
         return run
+    _settle_finished(project, name)
     folder = new_run_folder(project, name, exist_ok=False)
     return _begin(folder, RunLock(folder), config, is_new=True)
+
+
+def finished_run(
+    project: Path,
+    name: str,
+    *,
+    config: Mapping[str, Any],
+    exist_ok: bool,
+    fresh: bool,
+    resume: Path | None,
+    break_lock: bool = False,
+) -> Path | None:
+    """For `--once`: the complete run that a command is about, which then has nothing to do; None if there is none.
+
+    Arguments: see `AboutRun`; `fresh` begins a new one in any case. Of several runs of this config the newest counts.
+    Locked if that one is being trained by another process.
+    """
+    if fresh:
+        return None
+    folders = [run_of(resume)] if resume else [project / name] if exist_ok else [*numbered(project, name).values()]
+    for folder in reversed(folders):
+        record = read_record(folder)
+        if record is None or (resume is None and not only_extends(record["config"], config)):
+            continue
+        if record.get("finished"):
+            if resume is None and changes(record["config"], config):
+                continue  # more epochs than it was trained for
+            _settle(folder)
+            logger.info("%s: this training is complete; nothing to do (--once).", folder)
+            return folder
+        RunLock(folder, break_lock=break_lock).close()
+        return None
+    return None
 
 
 def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
@@ -161,12 +229,10 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
 def _unfinished(project: Path, name: str, config: Mapping[str, Any], *, break_lock: bool) -> Run | None:
     """The newest run that this command may continue, by number: clocks jump."""
+    others: list[tuple[Path, dict[str, Any]]] = []
     for folder, record in _open_records(project, name):
         if not only_extends(record["config"], config):
-            logger.info(
-                "%s is unfinished, but its config differs: %s. To continue it: --resume %s",
-                folder, ", ".join(changes(record["config"], config)), folder,
-            )  # fmt: skip
+            others.append((folder, record))
             continue
         try:
             lock = RunLock(folder, break_lock=break_lock)
@@ -174,7 +240,29 @@ def _unfinished(project: Path, name: str, config: Mapping[str, Any], *, break_lo
             logger.info("%s", error)
             continue
         return _continue(folder, lock, config)
+    if others:
+        folder, record = others[0]
+        more = f" ({len(others) - 1} older unfinished of this name)" if len(others) > 1 else ""
+        logger.info(
+            "%s is unfinished, but its config differs: %s. To continue it: --resume %s%s",
+            folder, ", ".join(changes(record["config"], config)), folder, more,
+        )  # fmt: skip
     return None
+
+
+def _settle_finished(project: Path, name: str) -> None:
+    for folder in numbered(project, name).values():
+        if (record := read_record(folder)) and record.get("finished"):
+            _settle(folder)
+
+
+def _settle(folder: Path) -> None:
+    """Give the final files of a finished run their names, if it was killed before it could do that itself."""
+    for weights in {path.parent for path in folder.glob("*/last.pt")}:
+        generations = Generations(weights)
+        if generations.is_unsettled():
+            with suppress(Locked, OSError), RunLock(folder):
+                generations.settle()
 
 
 def _open_records(project: Path, name: str) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -208,6 +296,7 @@ def _begin(folder: Path, lock: RunLock, config: Mapping[str, Any], *, is_new: bo
 
 
 def _continue(folder: Path, lock: RunLock, config: Mapping[str, Any]) -> Run:
+    remove_stale_parts(folder)
     record = read_record(folder)
     if record and (grown := changes(record["config"], config)):
         logger.info("%s: %s. From here on the schedule is the one of the new length.", folder, ", ".join(grown))

@@ -70,7 +70,10 @@ class Processes:
         deadline = time.monotonic() + START_TIMEOUT_S
         while self._awaited:
             if time.monotonic() > deadline:
-                raise ChildLostError(f"The feed's workers did not start within {START_TIMEOUT_S} s.")
+                raise ChildLostError(
+                    f"The feed's workers did not start within {START_TIMEOUT_S} s. The machine may be out of memory or "
+                    "its disk may hang; use fewer workers, or workers=0 to do without them."
+                )
             self._listen(timeout_s=1)
 
     def announce(self, num_tasks: int) -> None:
@@ -234,7 +237,9 @@ class Processes:
         self._nurseries_lost += 1
         if self._nurseries_lost > 3:
             raise ChildLostError(
-                f"The process that starts the feed's workers ended {self._nurseries_lost} times ({status})."
+                f"The process that starts the feed's workers ended {self._nurseries_lost} times ({status}). Something "
+                "kills it: look for the memory killer in the system log (dmesg), use fewer workers, or workers=0 to do "
+                "without it. A training, started again, continues from its last saved state."
             )
         logger.warning("The process that starts the feed's workers ended (%s); starting it again.", status)
         for pid in self._pids.values():

@@ -53,6 +53,11 @@ class DefectTraining(EngineTraining):
             return Switch("--device_strips on", {"device_strips": "on"})
         return None
 
+    def own_flags(self) -> Mapping[str, str]:
+        from flatout.defect.commands.flags import VERDICT_FLAGS
+
+        return VERDICT_FLAGS
+
     def decoding(self) -> Decoding:
         from flatout.defect.strips.items import read_canonical
         from flatout.defect.train.input import find_images

@@ -27,6 +27,7 @@ from flatout.profiler.outcome import Profile
 from flatout.profiler.speed_of_light import SpeedOfLight, measure_machine
 from flatout.profiler.turns import ALL, KERNELS, SPEED, Turns
 from flatout.profiler.verdict import Remedy, Trial, WholeTrial
+from flatout.profiler.verdict.remedy import respelled
 
 NETWORK = "prepare+forward+loss+assign+backward+graph+optimizer+ema+ahead"
 """Stages of a step that do not belong to its input. Being ahead of the device is waiting for the network, too."""
@@ -100,6 +101,10 @@ class EngineTraining(ABC):
     @abstractmethod
     def own_switch(self, switch: Mapping[str, Any]) -> Switch | None:
         """What a remedy of the verdict is called by this job; None: it has no such flag, or it is on already."""
+
+    def own_flags(self) -> Mapping[str, str]:
+        """How this job spells other flags of the verdict; see `respelled`."""
+        return {}
 
     @abstractmethod
     def decoding(self) -> Decoding: ...
@@ -221,10 +226,12 @@ class EngineTraining(ABC):
     def in_own_words(self, remedy: Remedy) -> Remedy:
         """A remedy under the names of this job's flags; what it has no flag for is left to people."""
         tried = (*self.network_switches().values(), *self.whole_switches().values())
-        if not remedy.switch or any(remedy.switch == own.options for own in tried):
+        if any(remedy.switch == own.options for own in tried):
             return remedy
-        own = self.own_switch(remedy.switch)
-        return replace(remedy, switch={}) if own is None else replace(remedy, change=own.change, switch=own.options)
+        own = self.own_switch(remedy.switch) if remedy.switch else None
+        if own is None:
+            return replace(respelled(remedy, self.own_flags()), switch={})
+        return replace(remedy, change=own.change, switch=own.options)
 
     def shorter(self) -> Self:
         return replace(self, num_steps=max(FEWEST, self.num_steps // 2))

@@ -65,6 +65,11 @@ class SpikeTraining(EngineTraining):
             return _set(**{"TRAIN.DEVICE_RESIDENT": "true"})
         return None
 
+    def own_flags(self) -> Mapping[str, str]:
+        from flatout.spike.commands.arguments import VERDICT_FLAGS
+
+        return VERDICT_FLAGS
+
     def decoding(self) -> Decoding:
         from flatout.spike.data import open_training
         from flatout.spike.frames import read_image

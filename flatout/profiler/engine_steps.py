@@ -1,5 +1,6 @@
 """Observe a training by flatout's own engine: its marks say where steps begin, so nothing has to be told apart."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from flatout.profiler import clock
@@ -7,6 +8,7 @@ from flatout.profiler.observation import Observation
 from flatout.profiler.outcome import Profile
 from flatout.profiler.recorder import StepRecorder
 from flatout.profiler.turns import ALL, Turns
+from flatout.profiler.verdict.remedy import respelled
 from flatout.profiler.workers_seen import FeedWorkers
 
 STEP_BEGINS = "train.wait"
@@ -30,9 +32,20 @@ class _EngineRecorder(StepRecorder):
 class EngineObservation(Observation):
     """A look at `num_steps` steps (None: all) of the loop that runs in this thread while `observing()`."""
 
-    def __init__(self, *, images_per_step: int, num_steps: int | None, turns: Turns = ALL, title: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        images_per_step: int,
+        num_steps: int | None,
+        turns: Turns = ALL,
+        title: str = "",
+        own_flags: Mapping[str, str] | None = None,
+    ) -> None:
+        """`own_flags`: patterns of what the verdict advises -> how the job that is looked at spells it; see
+        `respelled`."""
         self._images, self._most_images = images_per_step, 0
         self._has_begun = False
+        self._own_flags = own_flags or {}
         super().__init__(FeedWorkers(), num_steps=num_steps, turns=turns, title=title)
 
     def _make_recorder(self) -> StepRecorder:
@@ -57,12 +70,14 @@ class EngineObservation(Observation):
 
     @property
     def profile(self) -> Profile:
-        return Profile(self)
+        profile = Profile(self)
+        profile.reword = lambda remedy: respelled(remedy, self._own_flags)
+        return profile
 
     def report(self, folder: Path) -> str:
-        """Ledger and verdict for a terminal, empty if it was too short; the page goes to `folder`."""
+        """Ledger and verdict for a terminal, or why there are none; the page goes to `folder`."""
         if not self.is_complete:
-            return ""
+            return f"Nothing was profiled: {self.too_short}"
         page = self.profile.save(folder)
         return f"\nWhere a step goes (as a page: {page}):\n{self.profile.text()}"
 

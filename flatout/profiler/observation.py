@@ -160,10 +160,15 @@ class Observation:
                 "of your loop, and give it the object that the loop itself iterates."
             )
         if self._measurement is None:
-            raise ConfigError(
-                f"Only {self.steps_seen} steps were seen: at least {self.steps_before_timing + AT_LEAST} are needed."
-            )
+            raise ConfigError(self.too_short)
         return self._measurement
+
+    @property
+    def too_short(self) -> str:
+        """What to say of a look that came to nothing."""
+        seen = f"{self.steps_seen} step{'' if self.steps_seen == 1 else 's'}"
+        was = "was" if self.steps_seen == 1 else "were"
+        return f"Only {seen} {was} seen: at least {self.steps_before_timing + AT_LEAST} are needed."
 
     @property
     def timeline(self) -> dict[str, list[Event]]:

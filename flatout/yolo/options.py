@@ -114,6 +114,8 @@ class TrainOptions:
 
     # Ours: files
     fresh: bool = False
+    once: bool = False
+    """A run of these settings that is complete is not followed by another one."""
     save_every_minutes: float = 10.0
     save_every_steps: int = 1000
     compat_pt: bool = False

@@ -1,6 +1,7 @@
 """A training learns, can be stopped anywhere without a trace in its result, and leaves what it promises."""
 
 import csv
+import errno
 import json
 import os
 import signal
@@ -25,9 +26,10 @@ from flatout.defect.train import job, train
 from flatout.defect.train.grouped import GroupedOrder
 from flatout.defect.train.input import find_images, make_recipe, open_input
 from flatout.defect.weights import load_network
+from flatout.engine.checkpoint import atomic
 from flatout.engine.checkpoint.container import read_container
 from flatout.engine.distributed import World
-from flatout.errors import CheckpointError, ConfigError, DataError, Interrupted
+from flatout.errors import CheckpointError, ConfigError, DataError, Interrupted, ResourceError
 from flatout.feed import Plan
 from tests.defect.golden_files import records
 from tests.defect.small_runs import small_data, small_options
@@ -291,3 +293,37 @@ def damaged_strips(folder: Path, *numbers: int) -> list[Path]:
     for number in numbers:
         images[number].write_bytes(b"nothing")
     return images
+
+
+# The end.
+
+
+@pytest.mark.parametrize("name", ["best.pt", "run.json"])
+def test_a_disk_that_is_full_at_the_end_costs_no_training(name, data, tmp_path, monkeypatch):
+    """F15: best.pt is written before the state that counts on it, run.json after everything."""
+    options = small_options(data, tmp_path, epochs=1)
+    whole = train(replace(options, name="whole"))
+    train(replace(options, stop_after=1))  # run.json of a new run needs room too
+
+    def check(path: Path, needed_bytes: int) -> None:
+        if path.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "_check_room", check)
+        with pytest.raises(
+            ResourceError, match=r"no room: .* [Tt]he same command then (completes the run|continues)\.$"
+        ):
+            train(options)
+    result = train(options)
+    assert (result.folder.name, result.finished) == ("exp", True)
+    for file in ("best", "last"):
+        mine, theirs = tensors_of(whole.folder, file), tensors_of(result.folder, file)
+        assert [key for key in mine if not torch.equal(mine[key], theirs[key])] == []
+
+
+def test_once_is_once(data, tmp_path):
+    asked = small_options(data, tmp_path, epochs=1, once=True)
+    first, second = train(asked), train(asked)
+    assert (first.folder, first.finished) == (second.folder, second.finished)
+    assert [path.name for path in tmp_path.iterdir()] == ["exp"]

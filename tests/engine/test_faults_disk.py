@@ -41,7 +41,7 @@ def _mount(*words: str) -> None:
 @pytest.fixture
 def interrupted(toys: Toys, tmp_path: Path) -> Path:
     """The folder of a training that was interrupted in its third epoch."""
-    run = toys.run(tmp_path / "runs", "--signal-at", "2:4:SIGTERM")
+    run = toys.run(tmp_path / "runs", "--signal-at", "2:5:SIGTERM")
     assert run.code == 75, run.said
     return tmp_path / "runs/toy"
 

@@ -3,14 +3,17 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import time
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
-from tests.engine.comparing_states import differences_between
+from tests.engine.comparing_states import differences_between, state_of
 from tests.engine.toy_runs import Toys
 
 pytestmark = pytest.mark.fault
@@ -180,3 +183,29 @@ def test_with_debug_the_traceback_comes_too(toys: Toys, tmp_path: Path):
     run = toys.run(tmp_path, "--no-memory", "0:1", env={"TOY_LOG": "CRITICAL", "FLATOUT_DEBUG": "1"})
     assert "Traceback" in run.said
     assert run.said.splitlines()[-1].startswith("flatout: out of GPU memory")
+
+
+# Somebody removes the folder.
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["at a save", "at the end of an epoch"])
+def test_a_run_folder_that_is_removed_is_made_again_with_the_newest_state(
+    at_once: bool, toys: Toys, undisturbed: Path, tmp_path: Path
+):
+    run = toys.start(tmp_path, "--delay-ms", 20, "--save-every-steps", 2 if at_once else 1000)
+    run.wait_for_words("training")
+    shutil.rmtree(tmp_path / "toy")
+    assert run.wait() == 5, run.said
+    last = run.said.splitlines()[-1]
+    assert "toy/weights was removed or moved while the training was running. It was made again" in last
+    assert last.endswith("Run the same command again to continue.")
+    again = toys.run(tmp_path)
+    assert again.code == 0, again.said
+    assert "continuing at epoch 0" in again.said
+    mine, theirs = state_of(undisturbed), state_of(tmp_path / "toy")
+    weights = [key for key in mine if key.startswith("weights.")]
+    assert [key for key in weights if not same_value(mine[key], theirs[key])] == []
+
+
+def same_value(left: object, right: object) -> bool:
+    return torch.equal(left, right) if isinstance(left, Tensor) and isinstance(right, Tensor) else left == right

@@ -4,6 +4,7 @@ Whatever comes, the same command continues, and the end is the same to the last 
 FLATOUT_FAULT_REPEATS says how often (10; 100 for a nightly run).
 """
 
+import os
 import random
 import re
 import signal
@@ -15,7 +16,7 @@ import pytest
 from flatout.engine.checkpoint.container import read_container
 from tests.engine.comparing_states import differences_between
 from tests.engine.toy_runs import REPEATS, ToyRun, Toys
-from tests.feed.injections import open_files
+from tests.feed.injections import open_files, status_of, wait_until
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(120 + 12 * REPEATS)]
 
@@ -64,8 +65,8 @@ def test_ctrl_c_twice_ends_at_once_and_touches_nothing(toys: Toys, undisturbed: 
     """F02."""
     for attempt in range(max(2, repeats // 3)):
         project = tmp_path / str(attempt)
-        # So slow that it is in the middle of a step between the two.
-        place = f"{1 + attempt % 3}:{attempt % 10}"
+        # In the middle of a window, where steps are unsaved: else the first one would have ended it.
+        place = f"{1 + attempt % 3}:{1 + 2 * (attempt % 5)}"
         run = toys.start(
             project, *workers(attempt), "--signal-at", f"{place}:SIGINT,{place}:SIGINT", "--save-every-steps", 2
         )
@@ -150,3 +151,33 @@ def test_without_a_handler_everything_since_the_last_save_would_be_lost(toys: To
     assert run.code == -9
     again = toys.run(tmp_path, "--save-every-steps", 1000)
     assert "continuing at epoch" not in again.said
+
+
+def test_a_signal_in_a_long_first_step_is_answered_at_once(toys: Toys, undisturbed: Path, tmp_path: Path):
+    """Nothing is unsaved then, so that nobody has to wait for the end of the step."""
+    run = toys.start(tmp_path, "--delay-ms", 60_000)
+    run.wait_for_words("training")
+    time.sleep(0.2)
+    run.send(signal.SIGTERM)
+    assert run.wait(limit_s=5) == 75, run.said
+    assert run.said.endswith("flatout: SIGTERM: everything is saved. Run the same command again to continue.\n")
+    assert differences_between(undisturbed, finish(toys, tmp_path)) == []
+
+
+def test_a_signal_while_a_batch_is_awaited_saves_what_was_trained(toys: Toys, tmp_path: Path):
+    """Between two windows of accumulation; here each is one step."""
+    run = toys.start(tmp_path, "--window", 1, "--workers", 1, "--save-every-steps", 1000, *SLOWLY)
+    run.wait_for_words("training")
+    wait_until(lambda: len(run.children()) == 2, 10)
+    feeding = run.children()
+    (worker,) = (pid for pid in feeding if int(status_of(pid)["PPid"]) in feeding)
+    time.sleep(0.3)
+    os.kill(worker, signal.SIGSTOP)
+    time.sleep(1)  # until the batches are used up that it had made before
+    run.send(signal.SIGTERM)
+    assert run.wait(limit_s=5) == 75, run.said
+    found = re.search(r"flatout: SIGTERM: saved at epoch (\d), step (\d+)\. Run the same command again\.\n$", run.said)
+    assert found, run.said
+    again = toys.run(tmp_path, "--window", 1)
+    assert f"continuing at epoch {found[1]} step {found[2]}\n" in again.said
+    assert again.code == 0, again.said

@@ -7,13 +7,12 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
 
 import pytest
 
-from flatout.engine.heard_between import HeardBetween
-from flatout.engine.interrupts import ENDING, Interrupts
-from flatout.engine.job import Tick
+from flatout.engine.interrupts import ENDING, Interrupts, StopSignals
+from flatout.errors import Interrupted
+from tests.feed.injections import wait_until
 
 ROOT = Path(__file__).parents[2]
 TWICE = """
@@ -118,11 +117,179 @@ def test_sigterm_after_ctrl_c_does_not(tmp_path: Path):
 def test_a_ctrl_c_between_two_trainings_is_passed_on_once(monkeypatch: pytest.MonkeyPatch):
     """Twice, and the loop would end before it has saved."""
     monkeypatch.setattr("flatout.engine.interrupts.stop_at_once", lambda: pytest.fail("the second Ctrl-C"))
-    with HeardBetween() as between:
+    with StopSignals():
         # As C code does that calls Python and goes on whatever comes back.
         with suppress(KeyboardInterrupt):
             send(signal.SIGINT)
         with Interrupts() as heard:
-            for _ in range(3):
-                between.log(cast(Tick, None))
             assert heard.requested == "SIGINT"
+
+
+def stop(error: type[Exception] | None = None) -> None:
+    with StopSignals():
+        try:
+            send(signal.SIGTERM)
+        finally:
+            if error is not None:
+                raise error("initialization failed")
+
+
+@pytest.mark.parametrize("error", [None, ImportError])
+def test_a_signal_where_nothing_is_unsaved_ends_the_block(error: type[Exception] | None):
+    """Also where an import in C has made an error of its own of it."""
+    before = [signal.getsignal(number) for number in ENDING]
+    with pytest.raises(Interrupted, match=r"^SIGTERM: stopped before the first step, nothing is lost\. Run the same"):
+        stop(error)
+    assert [signal.getsignal(number) for number in ENDING] == before
+
+
+def test_a_second_signal_soon_after_does_not_break_off_the_cleaning_up():
+    cleaned = []
+
+    def stop_twice() -> None:
+        with StopSignals():
+            try:
+                send(signal.SIGTERM)
+            finally:
+                send(signal.SIGTERM)
+                cleaned.append(True)
+
+    with pytest.raises(Interrupted):
+        stop_twice()
+    assert cleaned
+
+
+def test_in_a_loop_without_unsaved_steps_a_signal_does_not_wait_for_the_step():
+    def train_a_step() -> None:
+        with Interrupts() as interrupts:
+            interrupts.nothing_unsaved = True
+            send(signal.SIGTERM)
+            pytest.fail("the step went on")
+
+    with pytest.raises(Interrupted, match="SIGTERM: everything is saved"):
+        train_a_step()
+
+
+def test_importing_flatout_touches_no_signal():
+    code = """
+import signal
+before = [signal.getsignal(number) for number in signal.valid_signals()]
+import flatout, flatout.__main__, flatout.engine.interrupts, flatout.yolo, flatout.defect, flatout.spike
+from flatout.yolo import train
+assert [signal.getsignal(number) for number in signal.valid_signals()] == before
+assert signal.set_wakeup_fd(-1) == -1
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+# Commands, as processes. They are signalled when the kernel says that they listen, not after a guessed time.
+
+COMMANDS = {
+    "train.py": ["train.py", "--data", "nowhere.yaml"],
+    "train_aux.py": ["train_aux.py", "--data", "nowhere.yaml"],
+    "yolo stages": ["-m", "flatout", "yolo", "stages", "nowhere.yaml"],
+    "defect": ["-m", "flatout", "--debug", "defect", "train", "--training_dataset_path", "nowhere"],
+    "spike": ["-m", "flatout", "spike", "train", "--config", "nowhere.yaml"],
+}
+NOTHING_LOST = "flatout: {}: stopped before the first step, nothing is lost. Run the same command again.\n"
+
+
+def start(*words: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def listens(pid: int) -> bool:
+    """Whether a process has a handler for SIGTERM."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+def has_mapped(pid: int, library: str) -> bool:
+    return library in Path(f"/proc/{pid}/maps").read_text()
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS.keys())
+def test_a_training_command_listens_before_it_imports_torch(words: list[str]):
+    process = start(*words)
+    wait_until(lambda: listens(process.pid), 10)
+    assert not has_mapped(process.pid, "libtorch")
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=5)
+    assert (process.returncode, said) == (75, NOTHING_LOST.format("SIGTERM"))
+
+
+def test_ctrl_c_while_torch_is_imported_is_answered():
+    process = start(*COMMANDS["train.py"])
+    wait_until(lambda: has_mapped(process.pid, "libtorch_cpu"), 30)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=5)
+    assert (process.returncode, said) == (75, NOTHING_LOST.format("SIGINT"))
+
+
+IN_C = """
+import hashlib
+from flatout.engine import interrupts
+from flatout.engine.interrupts import Interrupts, PassedOn, StopSignals, watched
+assert interrupts.ANSWER_S < 4, "answered within 5 s"
+interrupts.ANSWER_S = 0.3
+with watched(), {listener} as listener:
+    listener.nothing_unsaved = {nothing_unsaved}
+    print("computing", flush=True)
+    # Like a long step of torch: C code that runs without a look at what Python's handlers are asked for.
+    hashlib.pbkdf2_hmac("sha256", b"step", b"", 10**9)
+"""
+
+
+def start_computing(listener: str, *, nothing_unsaved: bool) -> "subprocess.Popen[str]":
+    process = start("-c", IN_C.format(listener=listener, nothing_unsaved=nothing_unsaved))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "computing\n"
+    began = cpu_ticks(process.pid)
+    wait_until(lambda: cpu_ticks(process.pid) > began + 5, 10)
+    return process
+
+
+def cpu_ticks(pid: int) -> int:
+    """Of a process, in hundredths of a second."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
+
+
+@pytest.mark.parametrize("listener", ["StopSignals()", "Interrupts()"])
+def test_a_signal_is_answered_while_c_code_computes(listener: str):
+    process = start_computing(listener, nothing_unsaved=True)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=5)
+    assert (process.returncode, said) == (75, NOTHING_LOST.format("SIGTERM"))
+
+
+def test_somebody_who_has_to_wait_for_a_long_step_is_told_so_and_need_not():
+    """Ctrl-C, and once more."""
+    process = start_computing("Interrupts()", nothing_unsaved=False)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout is not None
+    told = "flatout: SIGINT: the step under way is finished first, then everything is saved.\n"
+    assert process.stdout.readline() == told
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=5)
+    assert (process.returncode, said.startswith("flatout: stopped at once")) == (130, True)
+
+
+def test_a_process_that_passes_signals_on_stays_until_those_end_that_it_passed_them_to():
+    waiting = (
+        IN_C.partition("    listener.nothing")[0]
+        + """
+    import time
+    print("waiting", flush=True)
+    time.sleep(1.5)
+    print("done", flush=True)
+"""
+    )
+    process = start("-c", waiting.format(listener="PassedOn(print)"))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=5)
+    assert (process.returncode, said) == (0, "15\ndone\n")

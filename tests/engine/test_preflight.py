@@ -1,5 +1,6 @@
 """Before a training: GPUs that torch cannot use (F30, faked probes), and disks that are too small."""
 
+import resource
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -10,9 +11,10 @@ from torch import nn
 
 from flatout.doctor.gpu import DriverFacts, DriverGpu, TorchFacts, TorchGpu
 from flatout.engine.ema import MovingAverage
-from flatout.engine.preflight import gpu
+from flatout.engine.preflight import check_descriptors, gpu
 from flatout.engine.preflight.disk import DiskNeed, check_disk, disk_need
 from flatout.errors import ResourceError
+from flatout.profiler import machine
 
 H100 = DriverGpu("H100", (9, 0))
 NEW_DRIVER = DriverFacts(version="580.65.06", gpus=(H100,), pci_gpus=1)
@@ -98,3 +100,23 @@ def test_a_disk_without_room_for_a_save_is_refused_and_one_without_room_for_all_
         file.truncate(2_000_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(free=1_500_000_000))
     check_disk(tmp_path, need)
+
+
+def test_too_few_descriptors_are_found_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F10: they used to run out when the workers of the first validation were started."""
+    monkeypatch.setattr(machine, "descriptors", lambda: machine.Descriptors(24, 24, 5))
+    with pytest.raises(ResourceError, match=r"about 45 file descriptors, .* 24\. Raise the limit: ulimit -n 45"):
+        check_descriptors(uses_gpu=False)
+    monkeypatch.setattr(machine, "descriptors", lambda: machine.Descriptors(45, 1024, 5))
+    check_descriptors(uses_gpu=False)
+
+
+def test_files_that_may_not_grow_to_the_size_of_a_state_are_found(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        check_disk(tmp_path, DiskNeed(state=1_000_000, least=0, whole=0))
+        with pytest.raises(ResourceError, match=r"state .* takes 3\.0 MB, .* files of 1\.0 MB at most\. .*ulimit -f"):
+            check_disk(tmp_path, DiskNeed(state=3_000_000, least=0, whole=0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -14,6 +14,7 @@ import pytest
 from flatout.engine.run_folder import (
     changes,
     choose_run,
+    finished_run,
     new_run_folder,
     newest_last,
     numbered,
@@ -271,3 +272,104 @@ def test_two_commands_at_once_get_two_folders(tmp_path: Path):
     for process in together:
         process.communicate("end\n")
     assert names == {"exp", "exp2"}
+
+
+# Of several unfinished runs.
+
+
+def test_of_many_unfinished_runs_of_another_config_only_the_newest_is_listed(tmp_path: Path, caplog):
+    caplog.set_level(logging.INFO)
+    for size in (1, 2, 3):
+        begun(tmp_path, config={**CONFIG, "batch_size": size})
+    caplog.clear()
+    begun(tmp_path)
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith(f"{tmp_path}/exp3 is unfinished, but its config differs: batch_size 3 -> 16.")
+    assert caplog.messages[0].endswith("(2 older unfinished of this name)")
+
+
+def test_nothing_is_listed_where_a_run_is_continued(tmp_path: Path, caplog):
+    caplog.set_level(logging.INFO)
+    first = begun(tmp_path)
+    begun(tmp_path, config={**CONFIG, "batch_size": 32})
+    caplog.clear()
+    assert begun(tmp_path) == first
+    assert "config differs" not in caplog.text
+
+
+# Complete, and nothing else to do: --once.
+
+
+def finished(project: Path, **knobs: Any) -> Path:
+    with choose(project, **knobs) as run:
+        run.finish()
+        return run.folder
+
+
+def once(project: Path, **knobs: Any) -> Path | None:
+    return finished_run(
+        project, "exp", **{"config": CONFIG, "exist_ok": False, "fresh": False, "resume": None, **knobs}
+    )
+
+
+def test_once_a_complete_run_is_the_end_of_it(tmp_path: Path, caplog):
+    caplog.set_level(logging.INFO)
+    assert once(tmp_path) is None
+    first = finished(tmp_path)
+    assert once(tmp_path) == first
+    assert caplog.messages[-1] == f"{first}: this training is complete; nothing to do (--once)."
+    assert once(tmp_path, exist_ok=True) == first
+    assert once(tmp_path, resume=first) == first
+    assert once(tmp_path, fresh=True) is None
+
+
+def test_once_other_settings_and_more_epochs_are_another_run(tmp_path: Path):
+    finished(tmp_path)
+    assert once(tmp_path, config={**CONFIG, "batch_size": 32}) is None
+    assert once(tmp_path, config={**CONFIG, "epochs": 5}) is None
+
+
+def test_once_an_unfinished_run_is_continued_and_one_in_use_is_refused(tmp_path: Path):
+    finished(tmp_path)
+    second = begun(tmp_path)
+    assert once(tmp_path) is None
+    with choose(tmp_path) as run:
+        assert run.folder == second
+        with pytest.raises(ConfigError, match="exp2 is in use by process"):
+            once(tmp_path)
+
+
+# What killed processes leave behind, and folders that go away.
+
+
+def test_unfinished_files_of_dead_processes_are_removed_and_no_others(tmp_path: Path):
+    folder = begun(tmp_path)
+    weights = folder / "weights"
+    weights.mkdir()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    dead, ours = (weights / f".epoch_000.pt.{pid}.0123abcd.part" for pid in (ended.pid, os.getpid()))
+    kept = [
+        weights / f".epoch_000.pt.{os.getppid()}.0123abcd.part",  # somebody is at work
+        weights / "epoch_000.part",
+        weights / f".epoch_000.pt.{ended.pid}.part",
+        weights / "epoch_000.pt",
+    ]
+    for path in (dead, ours, *kept):
+        path.write_bytes(b"half")
+    choose(tmp_path).close()
+    assert sorted(weights.iterdir()) == sorted(kept)
+    dead.write_bytes(b"half")
+    choose(tmp_path, resume=folder).close()
+    assert not dead.exists()
+
+
+def test_a_folder_that_goes_away_is_told_with_a_code_of_its_own(tmp_path: Path):
+    def train() -> None:
+        with choose(tmp_path) as run:
+            (run.folder / "run.json").unlink()
+            run.folder.rename(tmp_path / "elsewhere")
+            (run.folder / "picture.png").write_bytes(b"")
+
+    with pytest.raises(ResourceError, match=r"exp was removed or moved while the training was running.*Put it back"):
+        train()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flatout.errors import ChildLostError
 from flatout.feed import Feed, FeedConfig, Field, Plan, foreman, processes
 from flatout.feed.crew import Lines
 from flatout.feed.ring import UNKNOWN, Ring, RingSpec, Task
@@ -153,6 +154,19 @@ def test_a_killed_nursery_is_replaced_with_its_workers(tmp_path: Path, caplog, s
         killer.join()
         assert seen == undisturbed()
     assert sum("starts the feed's workers ended (SIGKILL)" in text for text in caplog.messages) == 2
+
+
+def test_a_nursery_that_is_killed_again_and_again_says_what_to_do():
+    def read_and_kill() -> None:
+        with troubled({}) as feed:
+            while True:
+                for _ in feed.epoch(0):
+                    kill(nursery_of(feed))
+
+    with pytest.raises(
+        ChildLostError, match=r"ended 4 times \(SIGKILL\)\. .*\(dmesg\), use fewer workers"
+    ):
+        read_and_kill()
 
 
 def test_any_number_of_deaths_is_survived_while_something_gets_done_in_between(tmp_path: Path):

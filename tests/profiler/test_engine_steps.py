@@ -1,6 +1,7 @@
 """A loop with the engine's marks and a feed of ours is observed without being told apart, workers included."""
 
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,6 +108,7 @@ def test_a_training_that_ends_too_early_is_refused():
         train(feed, 3)
     with pytest.raises(ConfigError, match="Only 2 steps were seen"):
         observation.profile.text()
+    assert observation.report(Path()).startswith("Nothing was profiled: Only 2 steps were seen: at least ")
 
 
 def test_a_feed_is_known_for_as_long_as_it_is_open():

@@ -1,16 +1,20 @@
 """The verdict names the cause a good engineer would name, predicts measured gains, and knows when to stop."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from flatout.defect.commands.flags import VERDICT_FLAGS as DEFECT_FLAGS
 from flatout.profiler.ledger import make_ledger
 from flatout.profiler.measurement import HotLine, Lane, Limits, WaitSite
 from flatout.profiler.report.text import report_text
 from flatout.profiler.verdict import Trial, judge, remedy_of
+from flatout.profiler.verdict.remedy import respelled
 from flatout.profiler.verdict.rules_device import CUDA_GRAPH
+from flatout.spike.commands.arguments import VERDICT_FLAGS as SPIKE_FLAGS
 from tests.profiler.situations import (
     ALL_OF_FAST,
     H200_BATCH_32,
@@ -436,3 +440,15 @@ def test_threads_that_find_no_core_are_no_cause_where_another_is_found_but_are_t
     found = measured(100, {"forward": 30, "backward": 30, "gc": 30}, cores=2, num_threads=2, others_cores=1.0)
     verdict = judge(found)
     assert verdict.cause == "garbage collector" and "OMP_NUM_THREADS=1" in " ".join(verdict.evidence)
+
+
+@pytest.mark.parametrize("own_flags", [SPIKE_FLAGS, DEFECT_FLAGS], ids=["spike", "defect"])
+def test_no_other_job_is_advised_a_flag_that_only_yolo_has(own_flags):
+    yolos = re.compile(r"--(workers|cache-images|device-augment|fast|log-every|notest)\b")
+    advised = set()
+    validated = measured(100, {"forward": 25, "backward": 30, "validate": 40}, cores=2)
+    for situation in [*(each.measurement for each in SITUATIONS.values()), validated]:
+        for remedy in judge(situation).remedies:
+            advised |= set(yolos.findall(remedy.change))
+            assert not yolos.search(respelled(remedy, own_flags).change), respelled(remedy, own_flags).change
+    assert {"workers", "cache-images", "notest"} <= advised, "else nothing is tested"

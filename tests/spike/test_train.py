@@ -1,5 +1,6 @@
 """A training learns, can be stopped anywhere, and continues to the last bit; its files can be used."""
 
+import errno
 import json
 import os
 import shutil
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 from flatout.__main__ import main
+from flatout.engine.checkpoint import atomic
 from flatout.engine.checkpoint.container import read_container
-from flatout.errors import DataError
+from flatout.errors import DataError, ResourceError
 from flatout.spike.config import ModelConfig, SpikeConfig, load_config
 from flatout.spike.model import Clip, DeblurNet
 from flatout.spike.predict import ready
@@ -245,3 +247,41 @@ def test_two_ranks_train_what_one_trains(demo, tmp_path):
     one = train(config_for(demo, tmp_path / "one/run", "TRAIN.EPOCHS=2"), on_cpu()).folder
     ours, theirs = tensors_of(tmp_path / "two/run"), tensors_of(one)
     assert all(torch.allclose(ours[key], theirs[key], rtol=1e-3, atol=1e-5) for key in theirs)
+
+
+# The end.
+
+
+@pytest.mark.parametrize("name", ["best.pt", "run.json"])
+def test_a_disk_that_is_full_at_the_end_costs_no_training(name, demo, tmp_path, monkeypatch):
+    """F15: best.pt is written before the state that counts on it, run.json after everything."""
+    config = config_for(demo, tmp_path / "run", "TRAIN.EPOCHS=1")
+    whole = train(config_for(demo, tmp_path / "whole", "TRAIN.EPOCHS=1"), on_cpu())
+    train(config, on_cpu(stop_after=1))  # run.json of a new run needs room too
+
+    def check(path: Path, needed_bytes: int) -> None:
+        if path.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "_check_room", check)
+        with pytest.raises(
+            ResourceError, match=r"no room: .* [Tt]he same command then (completes the run|continues)\.$"
+        ):
+            train(config, on_cpu())
+    result = train(config, on_cpu())
+    assert (result.folder.name, result.finished) == ("run", True)
+    for file in ("best.pt", "last.pt"):
+        mine, theirs = (state_in(folder / "ckpts" / file) for folder in (whole.folder, result.folder))
+        assert [key for key in mine if not torch.equal(mine[key], theirs[key])] == []
+
+
+def state_in(path: Path) -> dict[str, torch.Tensor]:
+    return read_container(path)["weights"]["state"]  # type: ignore[index]
+
+
+def test_once_is_once(demo, tmp_path):
+    config = config_for(demo, tmp_path / "run", "TRAIN.EPOCHS=1")
+    first, second = (train(config, on_cpu(once=True)) for _ in range(2))
+    assert (first.folder, first.finished) == (second.folder, second.finished)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -92,7 +92,7 @@ class Trainer:
         self.calls = 0
         self._script = script or {}
 
-    def __call__(self, options: TrainOptions, callbacks: Any, *, spending: Any) -> Any:
+    def __call__(self, options: TrainOptions, callbacks: Any = (), *, spending: Any) -> Any:
         self.calls += 1
         if error := self._script.get(self.calls):
             raise error

@@ -36,6 +36,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--gpu_id", type=int, help="-1: the CPU (default: a GPU if there is one)")
     args = parser.parse_args(argv)
     # Now, because help and mistakes are answered without torch.
+    from flatout.defect.commands.flags import VERDICT_FLAGS
     from flatout.defect.demo_data import DemoDataConfig, write_demo_data
     from flatout.defect.evaluate.sweep import sweep_table
     from flatout.defect.options import TestOptions, TrainOptions
@@ -51,7 +52,10 @@ def main(argv: list[str]) -> int:
     began_s = time.monotonic()
     data = write_demo_data(args.out / "data", DemoDataConfig(images=pace.images))
     observation = EngineObservation(
-        images_per_step=options.bs, num_steps=None, title="flatout demo defect: an image is a patch"
+        images_per_step=options.bs,
+        num_steps=None,
+        title="flatout demo defect: an image is a patch",
+        own_flags=VERDICT_FLAGS,
     )
     with observation.observing():
         result = train(_training(args.out, data, args.gpu_id, pace))

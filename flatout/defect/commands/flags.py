@@ -14,6 +14,17 @@ from flatout.errors import ConfigError
 
 Options = TypeVar("Options")
 
+VERDICT_FLAGS = {
+    r"--workers (\d+).*": r"--num_workers \1",
+    r"--cache-images.*": "without --cache_size",
+    r"--device-augment": "--device_strips on",
+    r"flatout: --fast .*": "flatout: --graphs true",
+    r"--log-every": "--log_every",
+    r"--save-every-minutes": "--save_every_minutes",
+    r".*--notest.*": "--use_mask false (no validation)",
+}
+"""What a profile advises -> how a defect training is told."""
+
 
 def parser_for(
     prog: str, description: str, epilog: str, model: type, *, hidden: Sequence[str] = ()

@@ -31,11 +31,12 @@ def main(argv: list[str]) -> int:
     show_log(only_warnings=os.environ.get("RANK", "0") != "0")
     # Now, because help and mistakes are answered without torch.
     from flatout.defect.train import train
+    from flatout.engine.interrupts import StopSignals
     from flatout.engine.on_done import OnDone
     from flatout.engine.spending import Spending
     from flatout.engine.warnings_kept import KeepWarnings
 
     spending = Spending(options.price, options.budget)
-    with OnDone(options.on_done, spending) as done:
+    with StopSignals(), OnDone(options.on_done, spending) as done:
         train(options, [done, KeepWarnings()], spending=spending)
     return 0

@@ -13,7 +13,7 @@ from flatout.defect.options import TrainOptions, config_of_run, of_this_call, pl
 from flatout.defect.train.input import TrainingImages
 from flatout.engine.checkpoint.atomic import replacing
 from flatout.engine.generations import Generation
-from flatout.engine.run_folder import Run, choose_run, run_of
+from flatout.engine.run_folder import AboutRun, Run, choose_run, finished_run, run_of
 from flatout.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -27,17 +27,24 @@ def options_to_resume(asked: TrainOptions) -> TrainOptions:
     return replace(stored, **of_this_call(asked))
 
 
+def complete_run(options: TrainOptions) -> Path | None:
+    """With `--once`, the run of this command, if it is complete."""
+    return finished_run(Path(options.checkpoint_path), options.name, **_about_run(options)) if options.once else None
+
+
+def _about_run(options: TrainOptions) -> AboutRun:
+    return {
+        "config": config_of_run(options),
+        "exist_ok": options.exist_ok,
+        "fresh": options.fresh,
+        "resume": Path(options.resume) if options.resume else None,
+        "break_lock": options.break_lock,
+    }
+
+
 def open_run(options: TrainOptions) -> Run:
     """The run folder, locked, with the options in it."""
-    run = choose_run(
-        Path(options.checkpoint_path),
-        options.name,
-        config=config_of_run(options),
-        exist_ok=options.exist_ok,
-        fresh=options.fresh,
-        resume=Path(options.resume) if options.resume else None,
-        break_lock=options.break_lock,
-    )
+    run = choose_run(Path(options.checkpoint_path), options.name, **_about_run(options))
     kept: dict[str, Any] = {key: value for key, value in plain(options).items() if value is not None}
     content = yaml.safe_dump(kept | {"resume": ""}, sort_keys=False, allow_unicode=True).encode()
     with replacing(run.folder / CONFIG_NAME, needed_bytes=len(content)) as sink:

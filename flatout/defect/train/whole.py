@@ -16,7 +16,7 @@ from flatout.defect.strips.find import list_judged, root_of
 from flatout.defect.train.assemble import amp_of, laid_out, make_loop
 from flatout.defect.train.epoch_end import EpochEnd, EpochEndConfig
 from flatout.defect.train.input import TrainingImages, TrainingInput, find_images, make_recipe, open_input
-from flatout.defect.train.run_files import check_data, fingerprint, open_run, options_to_resume
+from flatout.defect.train.run_files import check_data, complete_run, fingerprint, open_run, options_to_resume
 from flatout.defect.train.validate import Validation
 from flatout.defect.train.weight_files import BEST, WeightFiles
 from flatout.defect.weights import about, load_network
@@ -25,7 +25,7 @@ from flatout.engine.callbacks import Callback, Callbacks, RunStart, Scores
 from flatout.engine.determinism import set_determinism
 from flatout.engine.device_choice import choose_devices
 from flatout.engine.distributed import World
-from flatout.engine.ending import telling_end
+from flatout.engine.ending import finishing, telling_end
 from flatout.engine.environment import differences, environment, warn_of_waiting_threads
 from flatout.engine.generations import Generation, Generations
 from flatout.engine.interrupts import Interrupts
@@ -33,6 +33,7 @@ from flatout.engine.job import Tick
 from flatout.engine.loggers.choose import choose_loggers
 from flatout.engine.loop import Loop, StoppedAfter
 from flatout.engine.precision import DTYPES
+from flatout.engine.preflight import check_descriptors
 from flatout.engine.preflight.disk import check_disk, disk_need
 from flatout.engine.preflight.gpu import check_gpus
 from flatout.engine.progress import StepProgress
@@ -76,6 +77,8 @@ def train(
     if world.is_first and not options.no_preflight:
         check_gpus(options.device)
     device = device_for(options.device, world)
+    if world.is_first and not options.no_preflight:
+        check_descriptors(uses_gpu=device.type == "cuda")
     hearers = Callbacks([spending, *choose_loggers(options.log_to), *callbacks] if world.is_first else ())
     if world.is_first:
         warn_of_waiting_threads(device)
@@ -84,13 +87,17 @@ def train(
     recipe = make_recipe(options, images)
     seed_all(options.seed)
     with distributed.together(world, device), ExitStack() as stack:
+        if (over := world.from_first(complete_run(options) if world.is_first else None)) is not None:
+            return TrainResult(over, None, 0.0, finished=True)
         run = stack.enter_context(open_run(options)) if world.is_first else None
         folder, continues = world.from_first((str(run.folder), run.continues) if run else None)
         training = _Training(options, images, recipe, world, device, Path(folder), continues, stack)
         with telling_end(hearers, Path(folder)) as ending, distributed.telling_ranks():
             result = training.go(hearers, spending)
             if run is not None and result.finished:
-                run.finish()
+                # All files are there: best.pt was written before the last state.
+                with finishing():
+                    run.finish()
             ending.why = result.why
         logger.info("%s%s: %s.", folder, "" if result.finished else ", so far", spending.line())
         return result
@@ -131,7 +138,7 @@ class _Training:
         folder = self._folder
         self._callbacks, self._spending = callbacks, spending
         (folder / WEIGHTS).mkdir(exist_ok=True)
-        interrupts = self._stack.enter_context(Interrupts())
+        interrupts = Interrupts()
         source = self._stack.enter_context(
             open_input(self._images, self._recipe, self._options, self._device, self._world)
         )
@@ -142,7 +149,8 @@ class _Training:
         self._begin(loop)
         steps = source.steps_per_epoch
         try:
-            with StepProgress(self._options.epochs * steps, start=loop.epoch * steps + loop.step) as progress:
+            done = loop.epoch * steps + loop.step
+            with interrupts, StepProgress(self._options.epochs * steps, start=done) as progress:
                 loop.tell = lambda tick: progress.advance(
                     tick.epoch * steps + tick.step,
                     figures(tick) | spending.figures(tick.step_ms / 1e3 * loop.steps_left),

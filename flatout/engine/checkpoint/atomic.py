@@ -5,6 +5,8 @@ write to a hidden name beside it -> fsync -> rename -> fsync of the folder
 
 import errno
 import os
+import re
+import resource
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -14,7 +16,9 @@ from typing import IO
 
 from flatout.errors import ResourceError
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_PART = re.compile(r"\..+\.(\d+)\.[0-9a-f]{8}\.part")
+"""What `replacing` calls a file that is not whole yet; the number is the process that writes it."""
 
 
 class Sink:
@@ -82,6 +86,16 @@ def _check_room(path: Path, needed_bytes: int) -> None:
 
 def write_error(error: OSError, path: Path, needed_bytes: int) -> ResourceError:
     """What to tell somebody whose disk did not take a file."""
+    if error.errno == errno.EFBIG:
+        return ResourceError(
+            f"{path}: the file would have about {needed_bytes:,} bytes, and {_largest_file()}. What was there before "
+            "is untouched. Raise the limit (ulimit -f unlimited) or choose another disk."
+        )
+    if error.errno == errno.EDQUOT:
+        return ResourceError(
+            f"{path}: your disk quota is used up: {needed_bytes:,} bytes are needed. What was there before is "
+            "untouched. Free some space or choose another folder."
+        )
     if error.errno not in _NO_ROOM:
         return ResourceError(f"{path}: cannot be written: {error.strerror}. Check the folder and its permissions.")
     free = f"{shutil.disk_usage(path.parent).free:,}" if path.parent.is_dir() else "no"
@@ -89,6 +103,33 @@ def write_error(error: OSError, path: Path, needed_bytes: int) -> ResourceError:
         f"{path}: no room: {needed_bytes:,} bytes are needed, {free} are free. What was there before is untouched. "
         "Free some space or choose another folder."
     )
+
+
+def file_size_limit() -> int | None:
+    """The largest file that this process may write, in bytes (ulimit -f); None if that is not limited."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _largest_file() -> str:
+    limit = file_size_limit()
+    if limit is None:
+        return "this file system does not take files that large"
+    return f"this process may write files of {limit:,} bytes at most (ulimit -f)"
+
+
+def remove_stale_parts(folder: Path) -> None:
+    """Remove what killed processes left unfinished in a run folder and those directly in it; its lock must be held."""
+    for path in (*folder.glob(".*.part"), *folder.glob("*/.*.part")):
+        found = _PART.fullmatch(path.name)
+        if found is not None and not _is_at_work(int(found[1])):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _is_at_work(pid: int) -> bool:
+    """Whether another process has this number. In containers ours is often that of the one that was killed."""
+    return pid != os.getpid() and Path(f"/proc/{pid}").exists()
 
 
 def ran_out_of_room(error: ResourceError) -> bool:

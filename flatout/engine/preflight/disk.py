@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from flatout.engine.checkpoint.atomic import file_size_limit
 from flatout.engine.ema import MovingAverage
 from flatout.errors import ResourceError
 
@@ -50,6 +51,12 @@ def disk_need(
 
 def check_disk(folder: Path, need: DiskNeed) -> str:
     """What there is and what is needed, as a remark. ResourceError if the training could not even be saved."""
+    limit = file_size_limit()
+    if limit is not None and limit < need.state:
+        raise ResourceError(
+            f"{folder}: a saved state of this training takes {_gb(need.state)}, and this process may write files of "
+            f"{_gb(limit)} at most. Raise the limit: ulimit -f unlimited"
+        )
     free = shutil.disk_usage(folder).free
     if free + _bytes_of(folder, "last*.pt") < need.least:
         raise ResourceError(

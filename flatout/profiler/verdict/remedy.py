@@ -1,7 +1,8 @@
 """The words of a verdict: findings, remedies with a predicted speed, and trials that make predictions sharper."""
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 NOTHING = "nothing"
@@ -159,6 +160,15 @@ class Verdict:
     @property
     def is_worth_changing(self) -> bool:
         return self.cause != NOTHING
+
+
+def respelled(remedy: Remedy, own_flags: Mapping[str, str]) -> Remedy:
+    """The remedy under the flags of a job that spells them in its own way: regular expressions of what is advised ->
+    what to advise instead. What fits none of them is left as it is."""
+    for pattern, own in own_flags.items():
+        if re.search(pattern, remedy.change):
+            return replace(remedy, change=re.sub(pattern, own, remedy.change))
+    return remedy
 
 
 def number(value: float) -> str:

@@ -2,6 +2,16 @@
 
 import argparse
 
+VERDICT_FLAGS = {
+    r"--workers (\d+).*": r"--set DATALOADER.TRAIN_WORKERS=\1",
+    r"--cache-images.*": "--set DATA.USE_RAM_CACHE=true",
+    r"--device-augment": "--set TRAIN.DEVICE_RESIDENT=true",
+    r"flatout: --fast .*": "flatout: --set TRAIN.CUDA_GRAPHS=true",
+    r"--log-every (\d+)": r"--set LOG.PROGRESS_EVERY_STEPS=\1",
+    r".*--notest.*": "--set LOG.VAL_EVERY_STEPS=N, larger than now",
+}
+"""What a profile advises -> how a spike training is told."""
+
 
 def parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
     """Of `flatout spike <name>`."""

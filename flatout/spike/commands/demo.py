@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from flatout.engine.log_lines import show_log
-from flatout.spike.commands.arguments import add_device, parser
+from flatout.spike.commands.arguments import VERDICT_FLAGS, add_device, parser
 
 DESCRIPTION = """\
 Simulate a small data set, train a small deblurring network on it from scratch, and write pictures: blurry, restored,
@@ -29,7 +29,10 @@ def main(argv: list[str]) -> int:
     path = write_demo_data(data, DemoConfig())
     config = load_config(path, [f"LOG.SAVE_DIR={args.out / 'train'}", f"DATA.ROOT={data}"])
     observation = EngineObservation(
-        images_per_step=config.TRAIN.BATCH_SIZE, num_steps=None, title="flatout demo spike: an image is a clip"
+        images_per_step=config.TRAIN.BATCH_SIZE,
+        num_steps=None,
+        title="flatout demo spike: an image is a clip",
+        own_flags=VERDICT_FLAGS,
     )
     with observation.observing():
         result = train(config, TrainOptions(device=args.device))

@@ -26,6 +26,7 @@ def main(argv: list[str]) -> int:
     args = train_parser("flatout spike train").parse_args(argv)
     show_log()
     # Now, because help and mistakes are answered without torch.
+    from flatout.engine.interrupts import StopSignals
     from flatout.engine.on_done import OnDone
     from flatout.engine.spending import Spending
     from flatout.engine.warnings_kept import KeepWarnings
@@ -36,6 +37,7 @@ def main(argv: list[str]) -> int:
         device=args.device,
         resume=args.resume,
         fresh=args.fresh,
+        once=args.once,
         deterministic=args.deterministic,
         allow_data_change=args.allow_data_change,
         break_lock=args.break_lock,
@@ -47,7 +49,7 @@ def main(argv: list[str]) -> int:
         stop_after=_stop_after(os.environ.get("FLATOUT_STOP_AFTER")),
     )
     spending = Spending(options.price, options.budget)
-    with OnDone(args.on_done, spending) as done:
+    with StopSignals(), OnDone(args.on_done, spending) as done:
         train(load_config(args.config, args.set), options, [done, KeepWarnings()], spending=spending)
     return 0
 
@@ -68,6 +70,7 @@ def train_parser(prog: str) -> argparse.ArgumentParser:
     add_device(made)
     made.add_argument("--resume", metavar="PATH", help="continue this checkpoint or run folder")
     made.add_argument("--fresh", action="store_true", help="begin anew even if an unfinished run is there")
+    made.add_argument("--once", action="store_true", help="exit with 0 if the run is complete, begin no other one")
     made.add_argument("--deterministic", action="store_true", help="the same bits every time, slower")
     made.add_argument("--allow-data-change", action="store_true", help="continue although the data has changed")
     made.add_argument("--break-lock", action="store_true", help="take a folder that another host had locked")

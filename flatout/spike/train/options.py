@@ -14,6 +14,8 @@ class TrainOptions:
     """A checkpoint or run folder to continue, whatever its config."""
     fresh: bool = False
     """Begin anew even if an unfinished run of this config is there."""
+    once: bool = False
+    """A run of this config that is complete is not followed by another one."""
     deterministic: bool = False
     allow_data_change: bool = False
     break_lock: bool = False

@@ -11,7 +11,7 @@ import yaml
 from flatout.engine.checkpoint.atomic import replacing
 from flatout.engine.device_choice import choose_devices
 from flatout.engine.distributed import World
-from flatout.engine.run_folder import Run, choose_run
+from flatout.engine.run_folder import AboutRun, Run, choose_run, finished_run
 from flatout.errors import ConfigError
 from flatout.spike.config import SpikeConfig, plain
 from flatout.spike.train.options import TrainOptions
@@ -33,26 +33,36 @@ def config_of_run(config: SpikeConfig, epochs: int) -> dict[str, Any]:
     return {"epochs": epochs} | of_json
 
 
+def complete_run(config: SpikeConfig, options: TrainOptions, epochs: int) -> Path | None:
+    """With `--once`, the run of this command, if it is complete."""
+    if not options.once:
+        return None
+    save = Path(config.LOG.SAVE_DIR)
+    return finished_run(save.parent, save.name, **_about_run(config, options, epochs))
+
+
 def open_run(config: SpikeConfig, options: TrainOptions, epochs: int) -> Run:
     save = Path(config.LOG.SAVE_DIR)
+    run = choose_run(save.parent, save.name, **_about_run(config, options, epochs))
+    content = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True).encode()
+    with replacing(run.folder / CONFIG_NAME, needed_bytes=len(content)) as sink:
+        sink.write(content)
+    return run
+
+
+def _about_run(config: SpikeConfig, options: TrainOptions, epochs: int) -> AboutRun:
     asked = options.resume or (config.TRAIN.CHECKPOINT_PATH if config.TRAIN.RESUME_FROM_CHECKPOINT else None)
     if config.TRAIN.RESUME_FROM_CHECKPOINT and not asked:
         raise ConfigError("TRAIN.RESUME_FROM_CHECKPOINT is true, but CHECKPOINT_PATH does not say which one.")
     if asked:
         refuse_early(Path(asked))
-    run = choose_run(
-        save.parent,
-        save.name,
-        config=config_of_run(config, epochs),
-        exist_ok=False,
-        fresh=options.fresh,
-        resume=Path(asked) if asked else None,
-        break_lock=options.break_lock,
-    )
-    content = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True).encode()
-    with replacing(run.folder / CONFIG_NAME, needed_bytes=len(content)) as sink:
-        sink.write(content)
-    return run
+    return {
+        "config": config_of_run(config, epochs),
+        "exist_ok": False,
+        "fresh": options.fresh,
+        "resume": Path(asked) if asked else None,
+        "break_lock": options.break_lock,
+    }
 
 
 def choose_device_of(text: str, world: World) -> torch.device:

@@ -16,13 +16,14 @@ from flatout.engine.compiling import Compiled
 from flatout.engine.determinism import set_determinism
 from flatout.engine.distributed import World
 from flatout.engine.ema import MovingAverage
-from flatout.engine.ending import telling_end
+from flatout.engine.ending import finishing, telling_end
 from flatout.engine.environment import differences, environment, warn_of_waiting_threads
 from flatout.engine.generations import Generation, Generations
 from flatout.engine.interrupts import Interrupts
 from flatout.engine.loggers.choose import choose_loggers
 from flatout.engine.loop import Loop, LoopConfig, StoppedAfter
 from flatout.engine.precision import DTYPES
+from flatout.engine.preflight import check_descriptors
 from flatout.engine.preflight.disk import check_disk, disk_need
 from flatout.engine.preflight.gpu import check_gpus
 from flatout.engine.progress import StepProgress
@@ -51,7 +52,7 @@ from flatout.spike.train.epoch_end import EpochEnd, EpochEndConfig
 from flatout.spike.train.job import DeblurJob
 from flatout.spike.train.options import TrainOptions
 from flatout.spike.train.prepare import amp_of, make_network, optimizer_for
-from flatout.spike.train.run import choose_device_of, config_of_run, open_run
+from flatout.spike.train.run import choose_device_of, complete_run, config_of_run, open_run
 from flatout.spike.train.teller import Teller
 from flatout.spike.train.validate import Validation
 from flatout.spike.weight_files import WeightFiles
@@ -86,6 +87,8 @@ def train(
     if world.is_first and not options.no_preflight:
         check_gpus(options.device)
     device = choose_device_of(options.device, world)
+    if world.is_first and not options.no_preflight:
+        check_descriptors(uses_gpu=device.type == "cuda")
     log_to = options.log_to or (() if config.LOG.TENSORBOARD else ("none",))
     loggers = choose_loggers(log_to, board_within="logs") if world.is_first else []
     hearers = Callbacks([spending, *loggers, *callbacks] if world.is_first else ())
@@ -102,6 +105,8 @@ def train(
             accumulation=config.TRAIN.GRADIENT_ACCUMULATION_STEPS,
         )
         epochs = config.TRAIN.EPOCHS or steps.epochs_for(config.TRAIN.TOTAL_STEPS or 1)
+        if (over := world.from_first(complete_run(config, options, epochs) if world.is_first else None)) is not None:
+            return TrainResult(over, None, finished=True)
         run = stack.enter_context(open_run(config, options, epochs)) if world.is_first else None
         folder, continues = world.from_first((str(run.folder), run.continues) if run else None)
         place = Place(Path(folder), continues)
@@ -109,7 +114,9 @@ def train(
         with telling_end(hearers, place.folder) as ending, distributed.telling_ranks():
             result = training.go(hearers, spending)
             if run is not None and result.finished:
-                run.finish()
+                # All files are there: best.pt was written before the last state.
+                with finishing():
+                    run.finish()
             ending.why = result.why
         if world.is_first:
             logger.info("%s%s: %s.", folder, "" if result.finished else ", so far", spending.line())
@@ -156,7 +163,7 @@ class _Training:
         folder = self._place.folder
         self._callbacks, self._spending = callbacks, spending
         (folder / CKPTS).mkdir(exist_ok=True)
-        interrupts = self._stack.enter_context(Interrupts())
+        interrupts = Interrupts()
         source = self._stack.enter_context(self._open_input())
         epoch_end = self._epoch_end(source, interrupts)
         loop = self._loop(source, epoch_end, interrupts)
@@ -165,7 +172,7 @@ class _Training:
         self._begin(loop)
         micro = self._steps.trained_micro_batches
         try:
-            with StepProgress(self._epochs * micro, start=loop.epoch * micro + loop.step) as progress:
+            with interrupts, StepProgress(self._epochs * micro, start=loop.epoch * micro + loop.step) as progress:
                 if self._world.is_first:
                     loop.tell = Teller(loop, progress, spending)
                 loop.run()

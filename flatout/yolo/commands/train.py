@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib import import_module
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -27,11 +28,14 @@ def main(argv: list[str]) -> int:
         from flatout.engine.launch_ranks import launch_ranks
 
         return launch_ranks(["yolo", "train", *argv], num_ranks)
+    from flatout.engine.interrupts import StopSignals
     from flatout.engine.on_done import OnDone
     from flatout.engine.spending import Spending
 
+    # Imported while a signal simply ends the process: from StopSignals on it is an exception, which imports may lose.
+    import_module("flatout.yolo.train")
     spending = Spending(options.price, options.budget)
-    with OnDone(options.on_done, spending) as done:
+    with StopSignals(), OnDone(options.on_done, spending) as done:
         return _answer(options, spending, done)
 
 
@@ -70,4 +74,6 @@ def _profiled(options: TrainOptions, spending: "Spending", done: "OnDone") -> in
     if result is not None and observation.is_complete:
         print(observation.profile.text())
         print(f"The same as a page: {observation.profile.save(result.folder)}")
+    elif result is not None:
+        print(f"--profile: {observation.too_short} Train more epochs or pictures, or use a smaller --batch-size.")
     return 0

@@ -21,7 +21,7 @@ from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.options import TrainOptions
 
 _OF_THIS_CALL = ("resume", "break_lock", "allow_data_change", "local_rank", "stop_after", "diagnose_compile",
-                 "profile", "price", "budget", "on_done", "no_preflight", "mirror")  # fmt: skip
+                 "profile", "price", "budget", "on_done", "no_preflight", "mirror", "once")  # fmt: skip
 """Said anew by every command; never taken from a run."""
 _NO_MATTER = (
     *_OF_THIS_CALL, "fresh", "exist_ok", "project", "name", "device", "workers", "save_every_minutes",

@@ -110,6 +110,7 @@ RECIPE = (
 
 FILES = (
     switch("--fresh", "begin anew even if a run of that name could be continued"),
+    switch("--once", "exit with 0 if the run is complete, instead of beginning the next one; for what restarts always"),
     value("--save-every-minutes", "longest time between two checkpoints", type=float, metavar="MINUTES"),
     value("--save-every-steps", "most steps between two checkpoints", type=int, metavar="STEPS"),
     switch("--compat-pt", "also write checkpoints that old YOLOv7 tools can unpickle; not built yet, refused"),

@@ -12,8 +12,8 @@ from flatout.engine.callbacks import Callback, Callbacks, RunStart, Scores
 from flatout.engine.checkpoint.atomic import replacing
 from flatout.engine.distributed import read_world
 from flatout.engine.ending import telling_end
-from flatout.engine.heard_between import HeardBetween
-from flatout.engine.run_folder import Run, choose_run
+from flatout.engine.interrupts import StopSignals
+from flatout.engine.run_folder import AboutRun, Run, choose_run, finished_run
 from flatout.engine.spending import Spending
 from flatout.errors import ConfigError, DivergedError
 from flatout.yolo.compat.resume_options import config_of_run
@@ -58,9 +58,12 @@ def evolve(
         raise ConfigError("--evolve and --resume: leave --resume out, the same command continues a search.")
     spending = spending or Spending(options.price, options.budget)
     hyp = load_hyp(find_file(options.hyp, flag="--hyp"))
+    if options.once and (over := finished_run(Path(options.project), options.name, **_about_run(options, hyp))):
+        rows = Rows(over)
+        return EvolveResult(over, len(rows), float(rows.fitness_N.max()), finished=True)
     hearers = audience(options, callbacks, spending)
-    with HeardBetween() as signals, _open_run(options, hyp) as run, telling_end(hearers, run.folder) as ending:
-        search = _Search(options, hyp, run, hearers, spending, signals)
+    with StopSignals(), _open_run(options, hyp) as run, telling_end(hearers, run.folder) as ending:
+        search = _Search(options, hyp, run, hearers, spending)
         result = search.go()
         ending.why = result.why
         if result.finished:
@@ -69,15 +72,17 @@ def evolve(
 
 
 def _open_run(options: TrainOptions, hyp: Hyp) -> Run:
-    return choose_run(
-        Path(options.project),
-        options.name,
-        config=config_of_run(options, hyp) | {"evolve": True},
-        exist_ok=options.exist_ok,
-        fresh=options.fresh,
-        resume=None,
-        break_lock=options.break_lock,
-    )
+    return choose_run(Path(options.project), options.name, **_about_run(options, hyp))
+
+
+def _about_run(options: TrainOptions, hyp: Hyp) -> AboutRun:
+    return {
+        "config": config_of_run(options, hyp) | {"evolve": True},
+        "exist_ok": options.exist_ok,
+        "fresh": options.fresh,
+        "resume": None,
+        "break_lock": options.break_lock,
+    }
 
 
 class _Search:
@@ -90,10 +95,9 @@ class _Search:
         run: Run,
         callbacks: Callbacks,
         spending: Spending,
-        signals: HeardBetween,
     ) -> None:
         self._options, self._hyp, self._folder = options, hyp, run.folder
-        self._callbacks, self._spending, self._signals = callbacks, spending, signals
+        self._callbacks, self._spending = callbacks, spending
         self._rows = Rows(run.folder)
         if not run.continues:
             self._rows.forget()
@@ -120,12 +124,12 @@ class _Search:
         _write(file, hyp_text(child, self._hyp, about=f"generation {number}, in training"))
         training = replace(
             self._options, evolve=False, hyp=str(file), project=str(self._folder), name=_name(number), exist_ok=True,
-            fresh=False, nosave=True, notest=True, patience=0, log_to=("none",), entity=None, mirror="",
+            fresh=False, once=False, nosave=True, notest=True, patience=0, log_to=("none",), entity=None, mirror="",
             no_preflight=self._options.no_preflight or number > 0,
         )  # fmt: skip
         logger.info("Generation %d, training %d of %d.", number, number + 1, self._options.generations)
         try:
-            result = train(training, [self._signals], spending=self._spending)
+            result = train(training, spending=self._spending)
         except DivergedError as error:
             # Values that cannot be trained with are an answer too.
             logger.warning("Generation %d: %s It counts as 0.", number, error)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flatout.engine.callbacks import Callback
 from flatout.engine.checkpoint.atomic import replacing
-from flatout.engine.heard_between import HeardBetween
+from flatout.engine.interrupts import StopSignals
 from flatout.engine.run_folder import Run
 from flatout.engine.spending import Spending
 from flatout.errors import ConfigError, FlatoutError
@@ -67,12 +67,12 @@ def run_stages(plan: Plan, callbacks: Iterable[Callback] = (), *, spending: Spen
         )
     first = plan.stages[0]
     spending = spending or Spending(first.price, first.budget)
-    with HeardBetween() as signals, _open(plan) as run:
+    with StopSignals(), _open(plan) as run:
         if is_finished(run.folder):
             logger.info("%s: all %d stages are finished. Begin anew with --fresh.", run.folder, len(plan.stages))
             return _result(plan, run.folder)
         spending.open(run.folder, continues=run.continues)
-        return _Job(plan, run, [*callbacks, signals], spending).go()
+        return _Job(plan, run, [*callbacks], spending).go()
 
 
 def _open(plan: Plan) -> Run:

@@ -121,8 +121,12 @@ class EpochEnd:
         if self._resample is not None:
             self._resample(self.maps, self.epoch + 1)
 
+    def score_again(self) -> None:
+        """For a run whose epochs are all trained, by a process that is gone, and with it what it found."""
+        self.outcome = self._validated(last=True)
+
     def flush(self) -> None:
-        self._written(self._files.flush)
+        self._files.flush()
 
     def _written(self, write: Callable[..., None], *arguments: Any) -> None:
         """A disk that is too full for an extra file costs that file; what continues the training is saved elsewhere."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from torch import nn
 
+from flatout.engine.generations import Generations
 from flatout.engine.run_folder import Run
 from flatout.errors import FlatoutError
 from flatout.yolo.evaluate import test
@@ -19,11 +20,13 @@ COCO_IOU = 0.7
 
 
 def finish(setting: Setting, run: Run, files: WeightFiles, average: nn.Module, best_fitness: float) -> None:
-    """What a finished training leaves; called once, by the first rank."""
+    """What a finished training leaves; by the first rank. Killed at any moment, the same command comes here again."""
     _draw_results(run.folder)
-    # Before last.pt loses what a training continues from: killed in between, the run still counts as finished.
+    generations = Generations(files.folder)
+    generations.write_final(files.final(average, fitness=best_fitness))
+    # From here on the run is finished: all its files are on the disk, if not yet under their names.
     run.finish()
-    files.save_end(average, fitness=best_fitness)
+    generations.settle()
     logger.info("Results are in %s, the weights in %s.", run.folder, files.folder)
     if is_coco(setting.written.data) and len(setting.data.names) == COCO_CLASSES:
         _judge_as_coco(setting, files.folder)

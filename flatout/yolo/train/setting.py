@@ -13,8 +13,9 @@ from flatout.engine import distributed
 from flatout.engine.device_choice import choose_devices
 from flatout.engine.distributed import World
 from flatout.engine.precision import Amp, default_fast_amp
+from flatout.engine.preflight import check_descriptors
 from flatout.engine.preflight.gpu import check_gpus
-from flatout.engine.run_folder import Run, choose_run, run_of
+from flatout.engine.run_folder import AboutRun, Run, choose_run, finished_run, run_of
 from flatout.errors import ConfigError
 from flatout.yolo.compat.resume_options import (
     checkpoint_to_resume,
@@ -66,18 +67,28 @@ class Setting:
 
     def open_run(self) -> Run:
         """The run folder, locked, with opt.yaml and hyp.yaml in it."""
-        options = self.written
-        run = choose_run(
-            Path(options.project),
-            options.name,
-            config=config_of_run(options, self.hyp),
-            exist_ok=options.exist_ok,
-            fresh=options.fresh,
-            resume=self.resume,
-            break_lock=options.break_lock,
-        )
-        write_options(run.folder, options, self.hyp)
+        run = choose_run(Path(self.written.project), self.written.name, **self._about_run())
+        write_options(run.folder, self.written, self.hyp)
         return run
+
+    def finished_run(self) -> Path | None:
+        """With `--once`, the run of this command, if it is complete. All ranks ask at the same time."""
+        if not self.options.once:
+            return None
+        project, name = Path(self.written.project), self.written.name
+        found = finished_run(project, name, **self._about_run()) if self.world.is_first else None
+        told: Path | None = self.world.from_first(found)
+        return told
+
+    def _about_run(self) -> AboutRun:
+        options = self.written
+        return {
+            "config": config_of_run(options, self.hyp),
+            "exist_ok": options.exist_ok,
+            "fresh": options.fresh,
+            "resume": self.resume,
+            "break_lock": options.break_lock,
+        }
 
 
 def read_setting(options: TrainOptions) -> Setting:
@@ -94,6 +105,8 @@ def read_setting(options: TrainOptions) -> Setting:
     if world.is_first and not options.no_preflight:
         check_gpus(options.device)
     device = _device(options.device, world)
+    if world.is_first and not options.no_preflight:
+        check_descriptors(uses_gpu=device.type == "cuda")
     fast_amp = default_fast_amp(device)
     resolved = options.resolved(cuda=device.type == "cuda", bf16=fast_amp == "bf16")
     _check(resolved, device)

@@ -52,12 +52,9 @@ class WeightFiles:
         """Everything, under the number of an epoch."""
         write_container(self.folder / f"epoch_{epoch:03d}.pt", sections)
 
-    def save_end(self, network: nn.Module, *, fitness: float) -> None:
-        """last.pt as the result of the training; the previous generation goes."""
-        self.flush()
-        self._write("last.pt", self._stripped(network, fitness))
-        for leftover in ("last.prev.pt", ".last.position.json"):
-            (self.folder / leftover).unlink(missing_ok=True)
+    def final(self, network: nn.Module, *, fitness: float) -> dict[str, object]:
+        """What last.pt holds once the training has ended."""
+        return {"weights": self._stripped(network, fitness)}
 
     def _stripped(self, network: nn.Module, fitness: float) -> dict[str, Any]:
         state = {key: _halved(tensor) for key, tensor in network.state_dict().items()}

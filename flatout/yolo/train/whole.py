@@ -14,7 +14,7 @@ from flatout.engine import distributed
 from flatout.engine.callbacks import Callback, Callbacks, RunStart, Scores
 from flatout.engine.determinism import set_determinism
 from flatout.engine.ema import MovingAverage
-from flatout.engine.ending import telling_end
+from flatout.engine.ending import finishing, telling_end
 from flatout.engine.environment import differences, environment, warn_of_waiting_threads
 from flatout.engine.generations import Generation, Generations
 from flatout.engine.interrupts import Interrupts
@@ -98,7 +98,7 @@ def train(
         logger.info("%s", explained(setting))
         return None
     with distributed.together(setting.world, setting.device), ExitStack() as stack:
-        if (over := fetch_run(mirror, setting)) is not None:
+        if (over := fetch_run(mirror, setting) or setting.finished_run()) is not None:
             return TrainResult(over, None, 0.0, finished=True)
         run = stack.enter_context(setting.open_run()) if setting.world.is_first else None
         # One rank holds the folder; the others only learn where it is.
@@ -207,10 +207,13 @@ class _Training:
         try:
             # Of several ranks only the first draws a bar; lines of the others are not shown either.
             screen = None if setting.world.is_first else io.StringIO()
+            was_complete = loop.is_complete
             with interrupts, StepProgress(total, start=done, stream=screen) as progress:
                 compile_auto = options.compile == "auto" and setting.world.size == 1
                 loop.tell = Teller(loop, progress, self._spending, compile_auto=compile_auto)
                 loop.run()
+                if was_complete:
+                    epoch_end.score_again()
         except StoppedAfter as stopped:
             logger.info("%s", stopped)
             return TrainResult(folder, epoch_end.outcome, epoch_end.best_fitness, finished=False, why=str(stopped))
@@ -219,8 +222,7 @@ class _Training:
 
     def finish(self, run: Run) -> None:
         """Pictures and final files of a training that has come to its end; by the first rank."""
-        # Short, and all is trained: a signal that comes now is obeyed by coming to the end.
-        with Interrupts():
+        with finishing():
             finish(self._setting, run, self._files, self._average.network, self._epoch_end.best_fitness)
 
     def _saved_state(self) -> Generation | None:

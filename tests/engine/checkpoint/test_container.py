@@ -1,5 +1,6 @@
 """A file of ours is whole or absent, plain, and refused when it is somebody else's."""
 
+import errno
 import os
 import resource
 import shutil
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.engine.checkpoint.atomic import replacing
+from flatout.engine.checkpoint import atomic
+from flatout.engine.checkpoint.atomic import replacing, write_error
 from flatout.engine.checkpoint.container import read_container, write_container
 from flatout.errors import CheckpointError, FlatoutError, ResourceError
 
@@ -102,11 +104,22 @@ def test_a_full_disk_is_refused_before_anything_is_written(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
+REFUSALS = [
+    (errno.ENOSPC, r"last\.pt: no room: [\d,]+ bytes are needed"),
+    (errno.EDQUOT, r"last\.pt: your disk quota is used up: [\d,]+ bytes are needed"),
+    (errno.EFBIG, r"last\.pt: the file would have about [\d,]+ bytes, and this process may write files of 1,000 bytes"),
+]
+
+
+@pytest.mark.parametrize(("number", "told"), REFUSALS, ids=["full", "quota", "limit"])
 @pytest.mark.parametrize("elements", [10, 3_000_000])
-def test_a_disk_that_fills_up_while_writing_is_told_in_the_same_words(elements: int, tmp_path: Path):
-    """A limit on file sizes makes the system refuse a write in the middle, as a full disk does."""
+def test_a_file_that_the_system_refuses_in_the_middle_is_told_with_the_true_reason(
+    elements: int, number: int, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A limit on file sizes makes the system refuse a write in the middle; the other reasons are put in its place."""
     write_container(tmp_path / "last.pt", {"step": 1})
-    with limited_files(1000), expect(ResourceError, r"last\.pt: no room: [\d,]+ bytes are needed"):
+    monkeypatch.setattr(atomic, "write_error", lambda error, *args: write_error(OSError(number, ""), *args))
+    with limited_files(1000), expect(ResourceError, told):
         write_container(tmp_path / "last.pt", {"w": torch.ones(elements)})
     assert read_container(tmp_path / "last.pt") == {"step": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["last.pt"]

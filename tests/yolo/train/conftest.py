@@ -30,6 +30,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def options(files: Path, tmp_path: Path) -> TrainOptions:
+    return options_for(files, tmp_path)
+
+
+def options_for(files: Path, folder: Path) -> TrainOptions:
+    """A training of seconds in `folder`."""
     return TrainOptions(
         weights="",
         cfg=str(files / "narrow.yaml"),
@@ -41,7 +46,7 @@ def options(files: Path, tmp_path: Path) -> TrainOptions:
         device="cpu",
         workers=0,
         noautoanchor=True,
-        project=str(tmp_path / "runs"),
+        project=str(folder / "runs"),
         log_every=2,
         save_every_steps=1,
     )

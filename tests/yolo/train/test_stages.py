@@ -4,17 +4,15 @@ import csv
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
 from flatout.__main__ import main as flatout
-from flatout.engine.callbacks import Callback, End, RunStart
-from flatout.engine.heard_between import HeardBetween
+from flatout.engine.callbacks import Callback, End
 from flatout.engine.job import Tick
 from flatout.errors import CheckpointError, ConfigError, DataError, Interrupted
 from flatout.yolo.find_file import shipped_folder
@@ -145,19 +143,6 @@ def test_a_job_that_was_cut_twice_ends_as_one_that_was_not(file: Path, whole: St
     assert rows_of(result.folder) == rows_of(whole.folder)
     expected, found = (state_of(job.folder / "weights/last.pt") for job in (whole, result))
     assert [key for key, value in expected.items() if not torch.equal(value, found[key])] == []
-
-
-def test_a_signal_whose_exception_was_lost_is_heard_by_the_next_training():
-    def train_after_a_lost_signal() -> None:
-        with HeardBetween() as signals:
-            # As C code does that calls Python and goes on whatever comes back.
-            with suppress(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGTERM)
-            signals.start(cast(RunStart, None))
-            pytest.fail("the training has started")
-
-    with pytest.raises(Interrupted, match=r"SIGTERM: everything is saved"):
-        train_after_a_lost_signal()
 
 
 def test_a_finished_job_is_left_alone_and_another_plan_is_refused(

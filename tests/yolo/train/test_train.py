@@ -1,6 +1,8 @@
 """`train()` as a whole, on a CPU: a small network on a small drawn data set, every switch once."""
 
+import errno
 import json
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,13 +17,16 @@ import yaml
 
 from flatout.__main__ import main
 from flatout.engine.callbacks import Callback, RunStart
-from flatout.errors import CheckpointError, ConfigError, DataError
+from flatout.engine.checkpoint import atomic
+from flatout.engine.generations import Generations
+from flatout.engine.run_folder import Run
+from flatout.errors import CheckpointError, ConfigError, DataError, ResourceError
 from flatout.yolo.loading import load_network
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import TrainResult, train, whole
 from flatout.yolo.train.finish import finish
 from flatout.yolo.weights import read_weights
-from tests.yolo.train.conftest import BATCH, TRAIN
+from tests.yolo.train.conftest import BATCH, TRAIN, options_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -322,3 +327,95 @@ def test_more_damaged_pictures_than_tolerated_end_a_training_with_exit_3_and_the
         other.write_bytes(content)
     assert caught.value.exit_code == 3
     assert str(damaged) in str(caught.value) and str(other) in str(caught.value)
+
+
+# The end: finished means that everything is on the disk.
+
+
+class Killed(BaseException):
+    """As far as the run can tell: nothing is done after it."""
+
+
+def kill(*args: Any, **keys: Any) -> None:
+    raise Killed
+
+
+def train_and_be_killed(options: TrainOptions, monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, kill)
+        with pytest.raises(Killed):
+            train(options)
+
+
+def files_in(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "weights").iterdir()}
+
+
+@pytest.fixture(scope="module")
+def one_epoch(files: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    """An undisturbed training."""
+    torch.set_num_threads(1)
+    return trained(replace(options_for(files, tmp_path_factory.mktemp("undisturbed")), epochs=1))
+
+
+@pytest.mark.parametrize("name", [".last.final.pt", "run.json", "best.pt"])
+def test_a_disk_that_is_full_at_the_end_costs_no_training(
+    name: str,
+    options: TrainOptions,
+    one_epoch: TrainResult,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """F15."""
+    caplog.set_level("INFO")
+    options = replace(options, epochs=1)
+
+    def refuse(path: Path, needed_bytes: int) -> None:
+        if path.name == name and any(Path(options.project).rglob("epoch_000.pt")):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "_check_room", refuse)
+        with pytest.raises(ResourceError, match="no room: ") as told:
+            train(options)
+    is_trained = name != "best.pt"  # which is written before the last state: its epoch is worked off once more
+    assert str(told.value).endswith(
+        "same command then completes the run." if is_trained else "same command then continues."
+    )
+    caplog.clear()
+    result = trained(options)
+    assert ("Every epoch is trained; only the last files of the run are missing." in caplog.messages) == is_trained
+    assert (result.folder.name, result.finished) == ("exp", True)
+    assert result.outcome is not None
+    assert_same_end(result.folder, one_epoch.folder)
+    assert files_in(result.folder) == files_in(one_epoch.folder)
+    expected, found = (weights_in(folder, "best.pt") for folder in (one_epoch.folder, result.folder))
+    assert [key for key, value in expected.items() if not torch.equal(value, found[key])] == []
+
+
+def test_a_training_out_of_patience_that_is_killed_at_its_end_trains_no_further(
+    options: TrainOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([0.5])
+    monkeypatch.setattr("flatout.yolo.metrics.evaluation.fitness", lambda **kw: next(scores, 0.1))
+    asked = replace(options, epochs=9, patience=1)
+    train_and_be_killed(asked, monkeypatch, Run, "finish")
+    result = trained(asked)
+    assert result.folder.name == "exp"
+    assert len(results_of(result.folder)) == 2
+
+
+def test_a_run_that_is_killed_after_it_was_marked_as_finished_gets_its_last_file_by_the_next_command(
+    options: TrainOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    options = replace(options, epochs=1)
+    train_and_be_killed(options, monkeypatch, Generations, "settle")
+    weights = Path(options.project) / "exp/weights"
+    assert read_weights(weights / "last.pt").kind == "full", "nothing is lost meanwhile"
+    result = trained(replace(options, once=True))
+    assert (result.folder, result.finished) == (weights.parent, True)
+    assert caplog.messages[-1] == f"{result.folder}: this training is complete; nothing to do (--once)."
+    assert read_weights(weights / "last.pt").kind == "stripped"
+    assert files_in(result.folder) == {"init.pt", "last.pt", "best.pt", "epoch_000.pt"}
+    assert [path.name for path in Path(options.project).iterdir()] == ["exp"]
