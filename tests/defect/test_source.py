@@ -178,7 +178,8 @@ class DamagedTextures(Textures):
 
 def whole_epoch(source: Any, *, unreadable: dict[int, str] | None = None, **knobs: Any) -> tuple[list[Any], set[int]]:
     plan = Plan(num_samples=len(source), batch_size=8, seed=5, last="short")
-    config = FeedConfig(**{"workers": 0, "on_error": "substitute", "bad_share": 0.5} | knobs)
+    settings: dict[str, Any] = {"workers": 0, "on_error": "substitute", "bad_share": 0.5}
+    config = FeedConfig(**settings | knobs)
     with Feed(source, plan, config, unreadable=unreadable) as feed:
         return [batch.copy() for batch in feed], set(feed.bad_samples)
 
