@@ -5,6 +5,11 @@ The exit codes are documented in docs/exit-codes.md; scripts may rely on them.
 """
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, for messages: '1 picture', '2 classes'."""
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
+
+
 class FlatoutError(Exception):
     """Base of every error a user can cause or mend; its text is the whole story."""
 

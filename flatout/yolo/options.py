@@ -120,6 +120,8 @@ class TrainOptions:
     allow_data_change: bool = False
     break_lock: bool = False
     strict_labels: bool = False
+    allow_bad_labels: bool = False
+    """Train although more than half of the labels are dropped."""
     verify_cache: bool = False
     log_every: int = 50
     """Steps between two lines of the log."""
@@ -209,6 +211,7 @@ class TestOptions:
     # Ours
     workers: int = 8
     strict_labels: bool = False
+    allow_bad_labels: bool = False
     verify_cache: bool = False
 
     def __post_init__(self) -> None:

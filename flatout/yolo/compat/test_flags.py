@@ -30,6 +30,7 @@ FORK = (value("--save-per-class-ap", "write the average precision of every class
 OURS = (
     value("--workers", "processes that read pictures, at most", type=int),
     switch("--strict-labels", "obey all label rules of YOLOv7: one bad line drops the picture"),
+    switch("--allow-bad-labels", "go on although more than half of the labels cannot be used"),
     switch("--verify-cache", "compare decoded pictures in caches with their checksums"),
 )
 

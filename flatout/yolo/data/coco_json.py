@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flatout.errors import DataError
-from flatout.yolo.data.label_text import MOST_PROBLEMS, NO_BOXES, NO_POINTS, PictureLabels, Problem
+from flatout.yolo.data.label_text import (
+    MOST_LABELS,
+    MOST_PROBLEMS,
+    NO_BOXES,
+    NO_POINTS,
+    PictureLabels,
+    Problem,
+    too_many,
+)
 
 MOST_BYTES = 2 << 30
 
@@ -122,6 +130,8 @@ def _size(image: dict[str, Any], path: str) -> tuple[float, float]:
 
 
 def _labels(annotations: list[dict[str, Any]], class_of: dict[int, int], size_wh: tuple[float, float]) -> PictureLabels:
+    if len(annotations) > MOST_LABELS:
+        return too_many()
     rows, polygons, problems = [], [], []
     for annotation in annotations:
         label = _label(annotation, class_of, size_wh)
@@ -132,7 +142,7 @@ def _labels(annotations: list[dict[str, Any]], class_of: dict[int, int], size_wh
             polygons.append(label[1])
     has_polygon = any(len(points) for points in polygons)
     boxes = np.array(rows, np.float32) if rows else NO_BOXES
-    return PictureLabels(boxes, polygons if has_polygon else [], problems[:MOST_PROBLEMS])
+    return PictureLabels(boxes, polygons if has_polygon else [], problems[:MOST_PROBLEMS], len(problems))
 
 
 def _label(

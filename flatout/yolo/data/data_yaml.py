@@ -6,13 +6,13 @@ Nothing is downloaded here: a `download` command is kept as text and refused by 
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from flatout.config import build_config
-from flatout.errors import ConfigError, DataError
+from flatout.errors import ConfigError, DataError, counted
 from flatout.yaml_strict import Yaml, load_yaml
 
 Split = Literal["train", "val", "test"]
@@ -64,9 +64,13 @@ class DataSet:
 
 def read_data_yaml(path: str | Path) -> DataSet:
     """The data set a YAML file describes; raises ConfigError with every mistake, one per line."""
-    data = open_data_yaml(path)
-    if mistakes := [mistake.text for mistake in complaints(data.written)]:
-        raise ConfigError("\n".join(f"{path}: {mistake}" for mistake in mistakes))
+    return without_complaints(open_data_yaml(path))
+
+
+def without_complaints(data: DataSet, splits: Sequence[Split] = ("train", "val")) -> DataSet:
+    """The same data set; ConfigError with every mistake in its names and in those splits, one per line."""
+    if mistakes := [mistake.text for mistake in complaints(data.written, splits)]:
+        raise ConfigError("\n".join(f"{data.file}: {mistake}" for mistake in mistakes))
     return data
 
 
@@ -85,9 +89,9 @@ def open_data_yaml(path: str | Path) -> DataSet:
     return DataSet(Path(path), names_of(written), entries, written)
 
 
-def complaints(data: DataYaml) -> Iterator[Complaint]:
-    """What is wrong with the splits and the names."""
-    for split in ("train", "val"):
+def complaints(data: DataYaml, splits: Sequence[Split] = ("train", "val")) -> Iterator[Complaint]:
+    """What is wrong with the names and with the splits that are needed."""
+    for split in splits:
         if not _listed(data, split):
             yield Complaint(
                 "split-missing", f"{split}: no pictures are named - add a folder, a .txt list or a list of them"
@@ -99,7 +103,9 @@ def complaints(data: DataYaml) -> Iterator[Complaint]:
             "names-holes", f"names: the numbers {sorted(data.names)[:8]} are not 0, 1, 2, ... - fill the holes"
         )
     elif data.nc is not None and data.nc != len(data.names):
-        yield Complaint("names-count", f"nc: {data.nc} classes, but {len(data.names)} names - make them agree")
+        yield Complaint(
+            "names-count", f"nc: {counted(data.nc, 'class')}, but {counted(len(data.names), 'name')} - make them agree"
+        )
 
 
 def names_of(data: DataYaml) -> tuple[str, ...]:

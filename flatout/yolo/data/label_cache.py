@@ -29,7 +29,7 @@ from flatout.yolo.data.scan_table import ScanTable, join, unpack
 logger = logging.getLogger(__name__)
 
 MAGIC = b"FLATOUTL"
-VERSION = 2
+VERSION = 3
 HEAD = struct.Struct("<8sIqqq32s")
 STATE_NUMBERS = 4
 """Per file: size, mtime, ctime (both in ns), inode; -1 for what is not there."""
