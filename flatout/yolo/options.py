@@ -198,7 +198,7 @@ class TestOptions:
     save_hybrid: bool = False
     save_conf: bool = False
     save_json: bool = False
-    """`writes_json` says whether JSON is written."""
+    """Also without it where the data set asks for COCO's AP, see evaluate/coco_ap.py."""
     project: str = "runs/test"
     name: str = "exp"
     exist_ok: bool = False
@@ -217,16 +217,6 @@ class TestOptions:
     def __post_init__(self) -> None:
         if problems := list(_problems_of_test(self)):
             raise ConfigError("; ".join(problems))
-
-    @property
-    def writes_json(self) -> bool:
-        """COCO is recognised by the name of its data file, as in YOLOv7."""
-        return self.save_json or is_coco(self.data)
-
-
-def is_coco(data: str) -> bool:
-    """Does the name of a data file mean COCO itself, with its 91 class numbers?"""
-    return data.endswith("coco.yaml")
 
 
 TASKS = ("train", "val", "test", "speed", "study")

@@ -81,7 +81,7 @@ def test_records_are_rounded_and_written_as_json(tmp_path):
         {"image_id": 9, "category_id": 2, "bbox": [0.0, 0.0, 1.0, 1.0], "score": 0.5},
     ]
     assert collected.image_ids == [1, "b", 9]
-    with pytest.raises(DataError, match='one is called "b"'):
+    with pytest.raises(DataError, match=r'picture "b" has no number in its name.* take the numbers from an annotation'):
         collected.table()
 
 

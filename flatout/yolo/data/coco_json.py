@@ -3,7 +3,7 @@
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,10 +49,10 @@ def read_coco(path: str, names: Sequence[str]) -> CocoSet:
     content = load_json(path)
     class_of = _class_numbers(content, names, path)
     by_picture: dict[Any, list[dict[str, Any]]] = defaultdict(list)
-    for annotation in _listed(content, "annotations"):
+    for annotation in listed(content, "annotations"):
         if not annotation.get("iscrowd"):
             by_picture[annotation.get("image_id")].append(annotation)
-    images = _listed(content, "images")
+    images = listed(content, "images")
     folder = _picture_folder(path, images)
     rows = sorted(
         (os.path.join(folder, str(image.get("file_name"))), _size(image, path), image.get("id")) for image in images
@@ -79,7 +79,8 @@ def load_json(path: str) -> dict[str, Any]:
     return content
 
 
-def _listed(content: dict[str, Any], key: str) -> Iterator[dict[str, Any]] | list[dict[str, Any]]:
+def listed(content: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """The records below a key of a COCO file; DataError if that is no list."""
     value = content[key]
     if not isinstance(value, list):
         raise DataError(f"COCO file: {key} is no list. Export it again.")
@@ -87,7 +88,7 @@ def _listed(content: dict[str, Any], key: str) -> Iterator[dict[str, Any]] | lis
 
 
 def _categories(content: dict[str, Any]) -> list[dict[str, Any]]:
-    found = [each for each in _listed(content, "categories") if isinstance(each.get("id"), int) and "name" in each]
+    found = [each for each in listed(content, "categories") if isinstance(each.get("id"), int) and "name" in each]
     if not found:
         raise DataError("COCO file: no categories with id and name. Export it again.")
     return found

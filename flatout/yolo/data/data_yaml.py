@@ -8,6 +8,7 @@ Nothing is downloaded here: a `download` command is kept as text and refused by 
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -33,6 +34,8 @@ class DataYaml:
     """Folder that relative paths start from. YOLOv7 has no such key; newer data sets do."""
     download: str | None = None
     """Where the data comes from, or the command that fetches it. Never obeyed on its own."""
+    annotations: str | dict[Split, str] | None = None
+    """COCO's own annotation file of val, or one for each split: COCO's AP is computed with it."""
     roboflow: dict[str, int | float | str] | None = None
     """Where a data set that Roboflow exported comes from; nobody reads it."""
     heads: int | None = None
@@ -60,6 +63,8 @@ class DataSet:
     entries: dict[Split, tuple[str, ...]]
     """Folders, lists and files of each split, in the order in which they are written."""
     written: DataYaml
+    annotations: dict[Split, str] = field(default_factory=dict)
+    """COCO annotation files that the YAML names for AP."""
 
 
 def read_data_yaml(path: str | Path) -> DataSet:
@@ -80,13 +85,11 @@ def open_data_yaml(path: str | Path) -> DataSet:
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a data YAML is a group of keys: train, val, nc, names. Is this the right file?")
     written = build_config(_with_text_names(values), DataYaml, where=str(path))
-    entries: dict[Split, tuple[str, ...]] = {
-        split: tuple(
-            resolve(entry, base=written.path, yaml_folder=Path(path).parent) for entry in _listed(written, split)
-        )
-        for split in SPLITS
-    }
-    return DataSet(Path(path), names_of(written), entries, written)
+    resolved = partial(resolve, base=written.path, yaml_folder=Path(path).parent)
+    entries: dict[Split, tuple[str, ...]] = {split: tuple(map(resolved, _listed(written, split))) for split in SPLITS}
+    named = {"val": written.annotations} if isinstance(written.annotations, str) else written.annotations or {}
+    annotations: dict[Split, str] = {split: resolved(named[split]) for split in SPLITS if split in named}
+    return DataSet(Path(path), names_of(written), entries, written, annotations)
 
 
 def complaints(data: DataYaml, splits: Sequence[Split] = ("train", "val")) -> Iterator[Complaint]:

@@ -19,8 +19,7 @@ from flatout.yolo.data.scan import ScanConfig
 from flatout.yolo.evaluate.networks import Subject, load_subject, warm_up
 from flatout.yolo.evaluate.run import Evaluate, Outcome, Watcher
 from flatout.yolo.find_file import find_file
-from flatout.yolo.metrics.coco import COCO_CATEGORY_IDS
-from flatout.yolo.options import TestOptions, is_coco
+from flatout.yolo.options import TestOptions
 from flatout.yolo.validation_input import open_validation
 
 logger = logging.getLogger(__name__)
@@ -35,11 +34,6 @@ class Exam:
     split: Split
     images: ImageSet
     device: torch.device
-
-    @property
-    def is_coco(self) -> bool:
-        """COCO itself, whose classes have numbers of their own."""
-        return is_coco(self.options.data) and len(self.data.names) == len(COCO_CATEGORY_IDS)
 
     @property
     def names(self) -> tuple[str, ...]:

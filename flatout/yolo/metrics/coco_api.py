@@ -43,9 +43,15 @@ class CocoScores(NamedTuple):
 
 
 def coco_scores(
-    annotations: Path | Mapping[str, Any], table_D7: np.ndarray, image_ids: Sequence[int | str] | None = None
+    annotations: Path | Mapping[str, Any],
+    table_D7: np.ndarray,
+    image_ids: Sequence[int | str] | None = None,
+    category_ids: Sequence[int] | None = None,
 ) -> CocoScores:
-    """Compare detections (`CocoExport.table()`) with an annotation file, on `image_ids` or on all its pictures."""
+    """Compare detections (`CocoExport.table()`) with an annotation file, on `image_ids` or on all its pictures.
+
+    `category_ids` are those that count; without, all of the file.
+    """
     coco_class, eval_class = _evaluator()
     said = io.StringIO()
     # The evaluators print; a library does not.
@@ -56,6 +62,8 @@ def coco_scores(
             return CocoScores(*[0.0] * len(CocoScores._fields))
         evaluation = eval_class(truth, truth.loadRes(np.ascontiguousarray(table_D7)), "bbox")
         evaluation.params.imgIds = wanted
+        if category_ids is not None:
+            evaluation.params.catIds = sorted(category_ids)
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
