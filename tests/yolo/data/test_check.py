@@ -297,6 +297,19 @@ def test_a_box_that_holds_no_pixel_is_not_told_to_be_trained_larger(tmp_path):
     assert "larger" not in CHECKS["box-no-pixel"].advice
 
 
+def test_one_of_a_kind_is_told_in_the_singular(tmp_path, capsys):
+    made = DrawnSet(tmp_path, num_train=1, num_val=1)
+    made.values |= {"names": ["bolt"], "nc": 1}
+    for split in ("train", "val"):
+        made.put(split, "0", label=GOOD_LINE)
+    assert main(["yolo", "check", str(made.yaml()), "--quick", "--no-cache"]) == 0
+    said = capsys.readouterr().out
+    assert f"{made.folder}/data.yaml: 1 class\n" in said
+    assert "train  1 picture: " in said
+    assert "val: 1 picture\n" in said
+    assert "train: 1 class: 0 'bolt'" in said
+
+
 def test_leaked_files_are_told_in_order_by_the_names_of_the_data_set(tmp_path):
     made = DrawnSet(tmp_path / "set")
     FAULTS["leak-path"](made)
