@@ -76,7 +76,7 @@ def num_lines(content: bytes, *, most: int = MOST_LABELS) -> int:
 def too_many() -> PictureLabels:
     """What is kept of more than MOST_LABELS labels: none of them, and the problem that stops a start."""
     problem = Problem("label-too-many", 0, f"more than {MOST_LABELS:,} labels in one picture")
-    return PictureLabels(NO_BOXES, [], [problem], num_dropped=MOST_LABELS)
+    return PictureLabels(NO_BOXES, [], [problem], num_dropped=1)
 
 
 def drops_a_label(problem: Problem) -> bool:

@@ -35,7 +35,7 @@ MOST_LINES_LOOKED_UP = 100
     "labels-none",
     "error",
     "a train split without any label that can be used",
-    "check the folder `labels` beside `images`",
+    "correct what the text names; there is nothing to learn from pictures alone",
     stops=True,
 )
 def labels_none(facts: SetFacts) -> Iterable[Finding]:
