@@ -12,7 +12,7 @@ import torch
 from flatout.errors import CheckpointError, ConfigError, DataError
 from flatout.yolo.loading import load_network
 from flatout.yolo.options import TrainOptions
-from flatout.yolo.train import TrainResult, train, whole
+from flatout.yolo.train import TrainResult, prepare, train, whole
 from flatout.yolo.train.finish import finish
 from flatout.yolo.weights import read_weights
 from tests.yolo.data.drawn_set import DrawnSet
@@ -233,7 +233,7 @@ def test_contradicting_switches_are_refused_before_a_folder_is_made(options: Tra
 def test_data_is_looked_at_before_a_network_is_built_and_leaves_no_folder(
     options: TrainOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whole.prepare, "make_network", lambda *_: pytest.fail("built a network"))
+    monkeypatch.setattr(prepare, "make_network", lambda *_: pytest.fail("built a network"))
     labels = DrawnSet(tmp_path / "set")
     for path in (labels.folder / "labels/train").iterdir():
         path.write_text("0 32 24 10 10\n")
