@@ -39,10 +39,11 @@ def main(argv: list[str]) -> int:
 def _look_at_data(options: TrainOptions) -> None:
     """Refuse a data set that cannot be trained on before torch is imported, which takes longer than looking at it.
 
-    The training opens the data set itself; the label cache spares it a second scan. A resumed run names its data in
-    its folder, and ranks of a launcher need not all look.
+    The training opens the data set itself, by the same rules; the label cache spares it a second scan. It alone looks
+    where more has to happen first or afterwards: a resumed run names its data in its folder, a mirror may hold a run
+    that is over, the command of --on-done hears of every end, and ranks of a launcher tell each other.
     """
-    if options.resume or options.diagnose_compile or "WORLD_SIZE" in os.environ:
+    if options.resume or options.mirror or options.on_done or options.diagnose_compile or "WORLD_SIZE" in os.environ:
         return
     from flatout.yolo.data.data_yaml import without_complaints
     from flatout.yolo.data.open_data import open_data_set

@@ -261,6 +261,13 @@ def test_bad_labels_that_are_allowed_get_past_the_look(made):
     assert main([*arguments, "--allow-bad-labels"]) not in (2, 3)
 
 
+def test_the_command_for_the_end_hears_of_refused_data(made, tmp_path):
+    pixels(made)
+    arguments = ["yolo", "train", "--data", str(made.yaml()), *TRAIN]
+    assert main([*arguments, "--on-done", "echo $FLATOUT_OUTCOME $FLATOUT_EXIT_CODE > told.txt"]) == 3
+    assert (tmp_path / "told.txt").read_text() == "failed 3\n"
+
+
 def test_remarks_are_counted_in_english_and_the_users_own_file_is_named(made, caplog):
     caplog.set_level(logging.INFO)
     made.put("train", "0", label=GOOD * 2)
