@@ -12,6 +12,11 @@ def one_line(error: BaseException, most_letters: int = 10_000) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {error}", most_letters, placeholder=" ...")
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, for messages: '1 picture', '2 classes'."""
+    return f"{number:,} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
+
+
 class FlatoutError(Exception):
     """Base of every error a user can cause or mend; its text is the whole story."""
 

@@ -17,7 +17,7 @@ from flatout.defect.strips.canonical import TOP, canonical, planes_first
 from flatout.defect.strips.decode import read_stored
 from flatout.defect.strips.find import HARD_NEGATIVES, ImgFormat, list_images, list_judged, root_of, training_folder
 from flatout.defect.strips.items import read_mask
-from flatout.errors import ConfigError, DataError
+from flatout.errors import ConfigError, DataError, counted
 from flatout.feed.source import DecodeError
 from flatout.images import decoder_messages
 
@@ -58,7 +58,8 @@ class Report:
         """A paragraph per kind, each with the first places."""
         counts = Counter((finding.severity, finding.kind) for finding in self.findings)
         lines = [
-            f"{self.num_images} images" + (f" of {self.shape_hw[0]} x {self.shape_hw[1]}" if self.shape_hw else "")
+            counted(self.num_images, "image")
+            + (f" of {self.shape_hw[0]} x {self.shape_hw[1]}" if self.shape_hw else "")
         ]
         for (severity, kind), count in counts.items():
             lines.append(f"{severity:<8} {kind}: {count}")
@@ -67,7 +68,7 @@ class Report:
             lines += [f"           ... and {count - most} more"] if count > most else []
         totals = Counter(finding.severity for finding in self.findings)
         told = ", ".join(
-            f"{totals[severity]} {severity}s" for severity in ("error", "warning", "note") if totals[severity]
+            counted(totals[severity], severity) for severity in ("error", "warning", "note") if totals[severity]
         )
         return [*lines, f"{CHECKS} checks: {told or 'nothing found'}"]
 

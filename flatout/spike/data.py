@@ -30,6 +30,8 @@ from flatout.spike.tree import VOXEL_EXTS, SequenceFiles, find_sequences
 
 logger = logging.getLogger(__name__)
 
+MOST_LOST = 0.1
+"""Share of a split's frames that may be in no clip without a word."""
 HINT = "Make the tree with: flatout spike prepare --spike_root ... --blur_root ... --output ..."
 
 
@@ -126,6 +128,7 @@ def clips_of(config: DataConfig, root: Path, sequences: Sequence[SequenceFiles],
     chosen = [Chosen(each, _stems(windows[each.name])) for each in kept]
     facts, frames, numbers = _frames(config, chosen)
     _check_ratios(facts, root)
+    _warn_of_lost_frames(root, sequences, len(frames))
     all_windows = [(each.name, window) for each in kept for window in windows[each.name]]
     return ClipSet(
         str(root),
@@ -258,6 +261,14 @@ def _check_ratios(facts: Sequence[SequenceFacts], root: Path) -> None:
             f"{root}: sequences with different ratios of RGB to spike pixels cannot share a batch: {listed}. "
             "Train them apart."
         )
+
+
+def _warn_of_lost_frames(root: Path, sequences: Sequence[SequenceFiles], num_used: int) -> None:
+    """Say so where more than a tenth of the frames are in no clip: half of a sequence may have been left behind."""
+    total = sum(len(each.blur) for each in sequences)
+    if total - num_used > MOST_LOST * total:
+        missing = next(filter(None, (each.first_missing() for each in sequences)), "runs of frames are too short")
+        logger.warning("%s: %d of %d frames are in no clip: %s. %s", root, total - num_used, total, missing, HINT)
 
 
 def _nothing(root: Path, sequences: Sequence[SequenceFiles], config: DataConfig) -> str:

@@ -9,14 +9,14 @@ import torch
 
 from flatout.config import build_config
 from flatout.engine.device_choice import choose_device, make_current
-from flatout.errors import CheckpointError, ConfigError, DataError
+from flatout.errors import CheckpointError, ConfigError, DataError, counted
 from flatout.feed import plan_workers
 from flatout.yolo.evaluate.networks import Subject
 from flatout.yolo.model.configs import find_config, names_config
 from flatout.yolo.options import TestOptions, TrainOptions
 from flatout.yolo.predict.frames import Unreadable
 from flatout.yolo.predict.given import Given, frames_of_given
-from flatout.yolo.predict.lines import counted, shown
+from flatout.yolo.predict.lines import shown
 from flatout.yolo.predict.load_predictor import load_networks, predictor_for
 from flatout.yolo.predict.options import PredictOptions
 from flatout.yolo.predict.result import Result

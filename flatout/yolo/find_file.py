@@ -8,6 +8,7 @@ The first two are YOLOv7's rule; the third lets its commands work in a folder th
 import difflib
 import glob
 import logging
+from collections.abc import Iterable
 from pathlib import Path, PurePath
 
 from flatout.errors import CheckpointError, ConfigError
@@ -110,8 +111,18 @@ def _that_ship(path: Path, shipped: str) -> list[Path]:
 
 
 def _nearest(path: Path, shipped: str, flag: str) -> str:
-    """One of ours with a like name, else all of ours that could be meant."""
+    """A file of a like name: the user's own in that folder, else one of ours; else all of ours that could be meant."""
+    beside = [file.name for file in path.parent.glob("*.y*ml") if file.is_file()] if path.parent.is_dir() else []
+    if close := _like(path, beside):
+        return f"did you mean {path.parent / close}?"
     known = sorted({file.name for file in shipped_folder(shipped).rglob("*.yaml")})
     known = [name for name in known if shipped == "cfg" or name.startswith(_PREFIX.get(flag, "coco"))]
-    close = difflib.get_close_matches(path.name, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"flatout has {', '.join(known)}."
+    close = _like(path, known)
+    return f"did you mean {close}?" if close else f"flatout has {', '.join(known)}."
+
+
+def _like(path: Path, names: Iterable[str]) -> str | None:
+    """The name nearest to a path's, both without their endings: .yaml alone makes any two short names alike."""
+    by_stem = {PurePath(name).stem: name for name in names}
+    close = difflib.get_close_matches(path.stem, by_stem, n=1)
+    return by_stem[close[0]] if close else None

@@ -122,6 +122,8 @@ class TrainOptions:
     allow_data_change: bool = False
     break_lock: bool = False
     strict_labels: bool = False
+    allow_bad_labels: bool = False
+    """Train although more than half of the labels are dropped."""
     verify_cache: bool = False
     log_every: int = 50
     """Steps between two lines of the log."""
@@ -198,7 +200,7 @@ class TestOptions:
     save_hybrid: bool = False
     save_conf: bool = False
     save_json: bool = False
-    """`writes_json` says whether JSON is written."""
+    """Also without it where the data set asks for COCO's AP, see evaluate/coco_ap.py."""
     project: str = "runs/test"
     name: str = "exp"
     exist_ok: bool = False
@@ -211,21 +213,12 @@ class TestOptions:
     # Ours
     workers: int = 8
     strict_labels: bool = False
+    allow_bad_labels: bool = False
     verify_cache: bool = False
 
     def __post_init__(self) -> None:
         if problems := list(_problems_of_test(self)):
             raise ConfigError("; ".join(problems))
-
-    @property
-    def writes_json(self) -> bool:
-        """COCO is recognised by the name of its data file, as in YOLOv7."""
-        return self.save_json or is_coco(self.data)
-
-
-def is_coco(data: str) -> bool:
-    """Does the name of a data file mean COCO itself, with its 91 class numbers?"""
-    return data.endswith("coco.yaml")
 
 
 TASKS = ("train", "val", "test", "speed", "study")

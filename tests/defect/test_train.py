@@ -4,6 +4,7 @@ import csv
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -162,6 +163,21 @@ def test_settings_that_cannot_be_obeyed_are_refused_before_a_folder_is_made(chan
     with pytest.raises(ConfigError, match=text):
         train(small_options(data, tmp_path / "runs", **changes))
     assert not (tmp_path / "runs").exists()
+
+
+def test_defective_images_without_masks_are_told_and_without_images_nothing_starts(data, tmp_path, caplog):
+    shutil.copytree(data, tmp_path / "strips")
+    masks = tmp_path / "strips/ground_truth_valid/bright_spots"
+    shutil.rmtree(masks)
+    options = small_options(tmp_path / "strips", tmp_path / "runs", epochs=1, stop_after=1)
+    train(options)
+    assert f"1 of 1 defective image in {tmp_path}/strips/valid: no mask in {masks}, such as " in caplog.text
+    assert "there is no validation" in caplog.text
+    for path in (tmp_path / "strips/train/good").iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match=r"train/good: no \.tiff or \.tif files"):
+        train(replace(options, checkpoint_path=str(tmp_path / "other")))
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize("case", golden_cases("defect/bench_data.json", records("images")))

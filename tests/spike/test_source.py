@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, DataError
 from flatout.feed import Feed, FeedConfig, Out, Plan
 from flatout.spike.clip_feed import open_store, training_source
 from flatout.spike.config import AugmentConfig, DataConfig
@@ -77,6 +77,25 @@ def digest(source: ClipSource, workers: int) -> str:
                 for name in sorted(batch.fields):
                     total.update(np.ascontiguousarray(batch[name]).tobytes())
     return total.hexdigest()
+
+
+@pytest.mark.parametrize(("lost", "said"), [(1, False), (2, True), (3, True)])
+def test_frames_without_a_partner_are_told_when_they_are_many(demo, tmp_path, caplog, lost, said):
+    shutil.copytree(demo.parent, tmp_path / "tree")
+    sequences = sorted((tmp_path / "tree/train").iterdir())
+    for path in sorted((sequences[0] / "sharp").iterdir())[:lost]:
+        path.unlink()
+    open_clips(replace(config_of(demo), ROOT=str(tmp_path / "tree")), "train", scored=False)
+    assert (f"{lost} of 12 frames are in no clip: {sequences[0].name}: frame" in caplog.text) == said
+
+
+def test_without_one_whole_clip_nothing_starts(demo, tmp_path):
+    shutil.copytree(demo.parent, tmp_path / "tree")
+    for folder in (tmp_path / "tree/train").glob("*/sharp"):
+        shutil.rmtree(folder)
+        folder.mkdir()
+    with pytest.raises(DataError, match=r"No valid samples found in .*frame .* has no sharp frame.*spike prepare"):
+        open_clips(replace(config_of(demo), ROOT=str(tmp_path / "tree")), "train", scored=False)
 
 
 def test_workers_cache_and_precomputed_voxels_do_not_change_the_stream(demo):

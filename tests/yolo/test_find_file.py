@@ -77,6 +77,20 @@ def test_a_path_that_cannot_mean_one_of_ours_is_an_error(name):
         find_file(name)
 
 
+@pytest.mark.parametrize(("given", "meant"), [("dd.yaml", "d.yaml"), ("sets/boltz.yaml", "sets/bolts.yml")])
+def test_a_file_of_the_user_is_suggested_before_one_of_ours(given, meant):
+    Path("sets").mkdir()
+    for name in ("d.yaml", "sets/bolts.yml", "sets/coco.yaml"):
+        Path(name).touch()
+    with pytest.raises(ConfigError, match=rf"no such file, nor one below this folder; did you mean {meant}\?"):
+        find_file(given)
+
+
+def test_endings_alone_make_no_two_names_alike():
+    with pytest.raises(ConfigError, match="flatout has "):
+        find_file("dd.yaml")
+
+
 @pytest.mark.parametrize(("flag", "prefix"), [("--hyp", "hyp."), ("--data", "coco"), ("FILE", "stages.")])
 def test_of_ours_those_are_named_that_could_be_meant(flag, prefix):
     with pytest.raises(ConfigError, match="flatout has ") as told:

@@ -187,9 +187,10 @@ def coco(tmp_path) -> Path:
     (folder / "coco.yaml").write_text(yaml.safe_dump({"val": str(folder / "images/val2017"), "names": names}))
     annotations = {
         "images": [
-            {"id": number, "width": int(w), "height": int(h)} for number, (w, h) in enumerate(image_set.size_wh_N2)
+            {"id": number, "file_name": f"{number:03}.png", "width": int(w), "height": int(h)}
+            for number, (w, h) in enumerate(image_set.size_wh_N2)
         ],
-        "categories": [{"id": number, "name": str(number)} for number in COCO_CATEGORY_IDS],
+        "categories": [{"id": number, "name": name} for number, name in zip(COCO_CATEGORY_IDS, names, strict=True)],
         "annotations": [],
     }
     for number in range(len(image_set)):
@@ -225,6 +226,26 @@ def test_a_data_file_called_coco_gives_json_with_91_numbers_and_cocos_own_ap(coc
     assert any(line.startswith(last) for line in result.text.splitlines())
     first = f" Average Precision  (AP) @[ IoU=0.50:0.95 | area=   all | maxDets=100 ] = {result.coco.ap:0.3f}"
     assert first in result.text.splitlines()
+
+
+def test_coco_ap_is_the_same_under_any_name_of_the_yaml(coco):
+    pytest.importorskip("hotcoco", reason="no COCO evaluator is installed")
+    named = run(coco, data=str(coco / "coco.yaml"), save_hybrid=True)
+    (coco / "coco.yaml").rename(coco / "coco320.yaml")
+    other = run(coco, data=str(coco / "coco320.yaml"), save_hybrid=True, save_json=True)
+    assert other.coco == named.coco
+    assert other.outcome.evaluation.map50_95 == named.coco.ap > 0.5
+
+
+def test_annotations_of_other_classes_leave_the_result_as_it_was(coco):
+    file = coco / "annotations/instances_val2017.json"
+    file.write_text(file.read_text().replace('"class ', '"another '))
+    result = run(coco, data=str(coco / "coco.yaml"), save_hybrid=True)
+    assert result.coco is None
+    assert result.outcome.evaluation.map50 > 0.9, "our own mAP stays"
+    assert "COCO AP was not computed: " in result.text
+    assert "it has no category for 80 of 80 classes, such as 'class 0'" in result.text
+    assert "Average Precision" not in result.text
 
 
 def test_coco_ap_that_cannot_be_had_is_told_and_costs_nothing_else(coco):

@@ -62,13 +62,18 @@ def training_folder(training_path: str | Path) -> Path:
     return path / "train" / GOOD if (path / "train" / GOOD).is_dir() else path
 
 
+def truth_folder(root: Path, split: Literal["valid", "test"]) -> Path:
+    """Where the masks of a split's defective images are."""
+    return root / _TRUTH[split] / DEFECTIVE
+
+
 def list_judged(root: Path, split: Literal["valid", "test"], img_format: ImgFormat) -> list[Judged]:
     """Images of a split, good ones first; empty if there is no such split."""
     judged: list[Judged] = []
     for kind in (GOOD, DEFECTIVE):
         folder = root / split / kind
         if folder.is_dir() and any(folder.iterdir()):
-            masks = _masks(root / _TRUTH[split] / DEFECTIVE)
+            masks = _masks(truth_folder(root, split))
             judged += [
                 Judged(path, None if kind == GOOD else masks.get(path.stem), is_good=kind == GOOD)
                 for path in list_images(folder, img_format)

@@ -12,7 +12,7 @@ from flatout.defect.evaluate.outcome import Outcome
 from flatout.defect.model import DefectNet
 from flatout.defect.options import TrainOptions, config_of_run
 from flatout.defect.source import Recipe
-from flatout.defect.strips.find import list_judged, root_of
+from flatout.defect.strips.find import Judged, list_judged, root_of, truth_folder
 from flatout.defect.train.assemble import amp_of, laid_out, make_loop
 from flatout.defect.train.epoch_end import EpochEnd, EpochEndConfig
 from flatout.defect.train.input import TrainingImages, TrainingInput, find_images, make_recipe, open_input
@@ -41,7 +41,7 @@ from flatout.engine.random_state import seed_all
 from flatout.engine.records import Records
 from flatout.engine.shared_state import load_for_all
 from flatout.engine.spending import Spending
-from flatout.errors import CheckpointError, ConfigError
+from flatout.errors import CheckpointError, ConfigError, counted
 
 logger = logging.getLogger(__name__)
 
@@ -203,9 +203,8 @@ class _Training:
 
     def _validation(self, interrupts: Interrupts) -> Validation | None:
         options = self._options
-        judged = list_judged(root_of(options.training_dataset_path), "valid", options.img_format)
-        judged = [image for image in judged if image.is_known]
-        if not options.use_mask or not any(not image.is_good for image in judged):
+        judged = _known_images(options) if options.use_mask else []
+        if not any(not image.is_good for image in judged):
             return None
         heard = interrupts if self._world.size == 1 else None
         grid, dtype = self._recipe.grid, DTYPES[self._amp]
@@ -261,6 +260,21 @@ class _Training:
 
     def _after_epoch(self, epoch: int, scalars: Mapping[str, float]) -> None:
         self._callbacks.validation(Scores(epoch=epoch, at=epoch, scalars=scalars))
+
+
+def _known_images(options: TrainOptions) -> list[Judged]:
+    """Images of valid/ whose defects are known; says so where masks are missing, because fewer images are judged."""
+    root = root_of(options.training_dataset_path)
+    judged = list_judged(root, "valid", options.img_format)
+    defective = [image for image in judged if not image.is_good]
+    if unknown := [image for image in defective if not image.is_known]:
+        outcome = "there is no validation" if unknown == defective else "they are not validated on"
+        logger.warning(
+            "%d of %s in %s: no mask in %s, such as %s_mask.*: %s.",
+            len(unknown), counted(len(defective), "defective image"), root / "valid", truth_folder(root, "valid"),
+            unknown[0].path.stem, outcome,
+        )  # fmt: skip
+    return [image for image in judged if image.is_known]
 
 
 def _draw_results(folder: Path) -> None:

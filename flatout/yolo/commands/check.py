@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.errors import ConfigError, DataError, ResourceError
+from flatout.errors import ConfigError, DataError, ResourceError, counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,9 +67,9 @@ def main(argv: list[str]) -> int:
 
 def as_text(plain: dict[str, Any]) -> str:
     """What is in the splits, then one paragraph per check that found something."""
-    lines = [f"{plain['file']}: {len(plain['names'])} classes"]
+    lines = [f"{plain['file']}: {counted(len(plain['names']), 'class')}"]
     for split, counts in plain["splits"].items():
-        lines.append(f"  {split:<6} {counts['total']} pictures: " + _counts(counts))
+        lines.append(f"  {split:<6} {counted(counts['total'], 'picture')}: " + _counts(counts))
     for check, entry in plain["findings"].items():
         lines += ["", f"{entry['severity']:<8} {check}: {entry['count']} x {entry['looks_for']}"]
         lines += [f"           {_printable(place['where'])}: {_printable(place['text'])}" for place in entry["places"]]
@@ -87,7 +87,7 @@ def summary(plain: dict[str, Any]) -> str:
         severity: sum(entry["count"] for entry in plain["findings"].values() if entry["severity"] == severity)
         for severity in ("error", "warning", "note")
     }
-    listed = ", ".join(f"{count} {severity}{'s' if count > 1 else ''}" for severity, count in totals.items() if count)
+    listed = ", ".join(f"{counted(count, severity)}" for severity, count in totals.items() if count)
     return f"{plain['checks_made']} checks: {listed or 'nothing found'}"
 
 

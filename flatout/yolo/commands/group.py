@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flatout.errors import ConfigError, ResourceError
+from flatout.errors import ConfigError, ResourceError, counted
 
 if TYPE_CHECKING:
     from flatout.yolo.grouping.choose import Grouped
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
 def as_text(grouped: "Grouped") -> str:
     """A line per head."""
     config = grouped.grouping.config
-    lines = [f"{config.nc} classes in {config.num_heads} heads: {config.grouping}"]
+    lines = [f"{counted(config.nc, 'class')} in {counted(config.num_heads, 'head')}: {config.grouping}"]
     for number, (head, comment) in enumerate(zip(config.heads, grouped.grouping.comments, strict=True)):
         about = ", ".join(part for part in (head.name, comment) if part)
         classes = "class, " if len(head.classes) == 1 else "classes,"

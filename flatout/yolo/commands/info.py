@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, counted
 from flatout.yolo.model.configs import names_config
 
 if TYPE_CHECKING:
@@ -73,13 +73,14 @@ def as_text(description: "Description") -> str:
 
 def network_lines(network: "NetworkFacts") -> list[str]:
     levels = zip(network.strides, network.anchors_px, strict=True)
+    classes = counted(network.num_classes, "class")
     fused = network.fused_size.line().removeprefix("Model Summary: ")
     return [
         network.table,
         "",
         network.size.line(),
         _line("fused", fused),
-        _line("head", f"{network.head}, {network.num_classes} classes, pictures of {network.channels} channels"),
+        _line("head", f"{network.head}, {classes}, pictures of {network.channels} channels"),
         *(_line(f"stride {stride:g}", f"anchors {_pairs(anchors)} px") for stride, anchors in levels),
         *(_line(f"head {number}", _group(head)) for number, head in enumerate(network.heads or ())),
     ]
@@ -88,7 +89,7 @@ def network_lines(network: "NetworkFacts") -> list[str]:
 def _group(head: dict[str, Any]) -> str:
     classes = head["classes"]
     shown = ", ".join(map(str, classes[:12])) + (", ..." if len(classes) > 12 else "")
-    return f"{head['name']}: {len(classes)} classes ({shown}), weight {head['weight']:g}"
+    return f"{head['name']}: {counted(len(classes), 'class')} ({shown}), weight {head['weight']:g}"
 
 
 def contents_lines(source: str, contents: "Contents") -> list[str]:

@@ -23,6 +23,7 @@ def main(argv: list[str]) -> int:
     options = train_options(parser.parse_args(argv), os.environ)
     refuse_what_is_not_built(options)
     show_log(only_warnings=os.environ.get("RANK", "0") not in ("", "0"))
+    _look_at_data(options)
     # Now, because help and mistakes are answered without torch.
     if (num_ranks := _ranks_to_start(options)) > 1:
         from flatout.engine.launch_ranks import launch_ranks
@@ -37,6 +38,29 @@ def main(argv: list[str]) -> int:
     spending = Spending(options.price, options.budget)
     with StopSignals(), OnDone(options.on_done, spending) as done:
         return _answer(options, spending, done)
+
+
+def _look_at_data(options: TrainOptions) -> None:
+    """Refuse a data set that cannot be trained on before torch is imported, which takes longer than looking at it.
+
+    The training opens the data set itself, by the same rules; the label cache spares it a second scan. It alone looks
+    where more has to happen first or afterwards: a resumed run names its data in its folder, a mirror may hold a run
+    that is over, the command of --on-done hears of every end, and ranks of a launcher tell each other.
+    """
+    if options.resume or options.mirror or options.on_done or options.diagnose_compile or "WORLD_SIZE" in os.environ:
+        return
+    from flatout.yolo.data.data_yaml import without_complaints
+    from flatout.yolo.data.open_data import open_data_set
+    from flatout.yolo.data.open_set import open_training_splits
+    from flatout.yolo.find_file import find_file
+
+    open_training_splits(
+        without_complaints(open_data_set(find_file(options.data))),
+        strict=options.strict_labels,
+        single_class=options.single_cls,
+        allow_bad_labels=options.allow_bad_labels,
+        silent=True,
+    )
 
 
 def _ranks_to_start(options: TrainOptions) -> int:

@@ -26,7 +26,7 @@ _OF_THIS_CALL = ("resume", "break_lock", "allow_data_change", "local_rank", "sto
 _NO_MATTER = (
     *_OF_THIS_CALL, "fresh", "exist_ok", "project", "name", "device", "workers", "save_every_minutes",
     "save_every_steps", "log_every", "compat_pt", "verify_cache", "evolve", "log_to", "entity", "upload_dataset",
-    "bbox_interval", "save_period", "artifact_alias",
+    "bbox_interval", "save_period", "artifact_alias", "allow_bad_labels",
 )  # fmt: skip
 """Where, on what and how often: nothing that is learned depends on them, so a run may go on with others."""
 _CAME_LATER = {"hyp.aspect": 0.0}

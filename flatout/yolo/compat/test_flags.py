@@ -4,7 +4,7 @@ from flatout.yolo.compat.flag import switch, value
 
 YOLOV7 = (
     value("--weights", "weights to evaluate; several files answer together, as an ensemble", nargs="+"),
-    value("--data", "data YAML; one that ends in coco.yaml is COCO, with JSON and the 91 class numbers"),
+    value("--data", "data YAML; one that ends in coco.yaml implies --save-json, as in YOLOv7"),
     value("--batch-size", "pictures per step", type=int),
     value("--img-size", "longer side of the pictures, rounded up to the grid", type=int, metavar="PX"),
     value("--conf-thres", "forget detections that are less certain", type=float, metavar="CONF"),
@@ -17,7 +17,7 @@ YOLOV7 = (
     switch("--save-txt", "write detections as label files"),
     switch("--save-hybrid", "write labels and detections together"),
     switch("--save-conf", "with --save-txt: write how certain each detection is"),
-    switch("--save-json", "write detections as COCO JSON and evaluate it"),
+    switch("--save-json", "write detections as COCO JSON; COCO's AP too, if there is an annotation file"),
     value("--project", "folder of the folders of results", metavar="FOLDER"),
     value("--name", "name of the folder; a number is added if that name is taken"),
     switch("--exist-ok", "use the folder of that name even if it exists"),
@@ -30,6 +30,7 @@ FORK = (value("--save-per-class-ap", "write the average precision of every class
 OURS = (
     value("--workers", "processes that read pictures, at most", type=int),
     switch("--strict-labels", "obey all label rules of YOLOv7: one bad line drops the picture"),
+    switch("--allow-bad-labels", "go on although more than half of the labels cannot be used"),
     switch("--verify-cache", "compare decoded pictures in caches with their checksums"),
 )
 

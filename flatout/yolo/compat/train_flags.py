@@ -117,6 +117,7 @@ FILES = (
     switch("--allow-data-change", "continue a run although its data is not what it was"),
     switch("--break-lock", "take over a run folder that another machine has locked; be sure that it is not at work"),
     switch("--strict-labels", "obey all label rules of YOLOv7: one bad line drops the picture"),
+    switch("--allow-bad-labels", "go on although more than half of the labels cannot be used"),
     switch("--verify-cache", "compare decoded pictures in caches with their checksums"),
     value("--log-every", "steps between two lines of the log", type=int, metavar="STEPS"),
     value(

@@ -11,11 +11,19 @@ import numpy as np
 
 from flatout.errors import DataError
 from flatout.yolo.data.data_yaml import DataSet, Split
-from flatout.yolo.data.label_text import MOST_PROBLEMS, NO_BOXES, NO_POINTS, PictureLabels, Problem
+from flatout.yolo.data.label_text import (
+    MOST_LABELS,
+    MOST_PROBLEMS,
+    NO_BOXES,
+    NO_POINTS,
+    PictureLabels,
+    Problem,
+    too_many,
+)
 
 MOST_BYTES = 2 << 30
-USUAL = "instances_val2017.json"
-"""The annotation file of COCO's own validation split."""
+YOLOV7 = Path("coco/annotations/instances_val2017.json")
+"""Where YOLOv7 has the annotations of COCO's val, from the working directory."""
 
 
 class CocoSet(NamedTuple):
@@ -59,14 +67,26 @@ def read_coco(path: str, names: Sequence[str]) -> CocoSet:
     return CocoSet([name for name, _, _ in present], labels, absent)
 
 
-def annotation_file(data: DataSet, split: Split) -> Path:
-    """The annotations of a split: beside its pictures, else where YOLOv7 has them; the first that exists."""
-    candidates = [Path("coco/annotations") / USUAL]
-    for entry in map(Path, data.entries[split][:1]):
-        if entry.suffix == ".json":
-            return entry
-        candidates[:0] = [annotation_folder(entry) / name for name in (f"instances_{entry.stem}.json", USUAL)]
-    return next((path for path in candidates if path.is_file()), candidates[0])
+def annotation_file(data: DataSet, split: Split) -> Path | None:
+    """The annotation file of a split: the first of `annotation_candidates` that exists."""
+    return next((path for path in annotation_candidates(data, split) if path.is_file()), None)
+
+
+def annotation_candidates(data: DataSet, split: Split) -> list[Path]:
+    """The one that the YAML names; else the split itself, if it is one; else where they usually are."""
+    if split in data.annotations:
+        return [Path(data.annotations[split])]
+    entries = [Path(entry) for entry in data.entries[split][:1]]
+    if entries and entries[0].suffix.lower() == ".json":
+        return entries
+    # images/val2017, val2017 or val2017.txt -> annotations/instances_val2017.json
+    candidates = [
+        folder / f"instances_{name}.json"
+        for entry in entries
+        for folder in dict.fromkeys((annotation_folder(entry), entry.parent / "annotations"))
+        for name in dict.fromkeys((entry.stem, split))
+    ]
+    return [*candidates, YOLOV7] if split == "val" else candidates
 
 
 def annotation_folder(entry: Path) -> Path:
@@ -91,7 +111,7 @@ def load_json(path: str) -> dict[str, Any]:
 
 
 def listed(content: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """The records of a list of the file; DataError if it is none."""
+    """The records below a key of a COCO file; DataError if that is no list."""
     value = content[key]
     if not isinstance(value, list):
         raise DataError(f"COCO file: {key} is no list. Export it again.")
@@ -142,6 +162,8 @@ def _size(image: dict[str, Any], path: str) -> tuple[float, float]:
 
 
 def _labels(annotations: list[dict[str, Any]], class_of: dict[int, int], size_wh: tuple[float, float]) -> PictureLabels:
+    if len(annotations) > MOST_LABELS:
+        return too_many()
     rows, polygons, problems = [], [], []
     for annotation in annotations:
         label = _label(annotation, class_of, size_wh)
@@ -152,7 +174,7 @@ def _labels(annotations: list[dict[str, Any]], class_of: dict[int, int], size_wh
             polygons.append(label[1])
     has_polygon = any(len(points) for points in polygons)
     boxes = np.array(rows, np.float32) if rows else NO_BOXES
-    return PictureLabels(boxes, polygons if has_polygon else [], problems[:MOST_PROBLEMS])
+    return PictureLabels(boxes, polygons if has_polygon else [], problems[:MOST_PROBLEMS], len(problems))
 
 
 def _label(

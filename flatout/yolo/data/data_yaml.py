@@ -6,13 +6,14 @@ Nothing is downloaded here: a `download` command is kept as text and refused by 
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from flatout.config import build_config
-from flatout.errors import ConfigError, DataError
+from flatout.errors import ConfigError, DataError, counted
 from flatout.yaml_strict import Yaml, load_yaml
 from flatout.yolo.data.find import how_to_resize
 
@@ -34,6 +35,8 @@ class DataYaml:
     """Folder that relative paths start from. YOLOv7 has no such key; newer data sets do."""
     download: str | None = None
     """Where the data comes from, or the command that fetches it. Never obeyed on its own."""
+    annotations: str | dict[Split, str] | None = None
+    """COCO's own annotation file of val, or one for each split: COCO's AP is computed with it."""
     roboflow: dict[str, int | float | str] | None = None
     """Where a data set that Roboflow exported comes from; nobody reads it."""
     heads: int | None = None
@@ -61,13 +64,19 @@ class DataSet:
     entries: dict[Split, tuple[str, ...]]
     """Folders, lists and files of each split, in the order in which they are written."""
     written: DataYaml
+    annotations: dict[Split, str] = field(default_factory=dict)
+    """COCO annotation files that the YAML names for AP."""
 
 
 def read_data_yaml(path: str | Path) -> DataSet:
     """The data set a YAML file describes; raises ConfigError with every mistake, one per line."""
-    data = open_data_yaml(path)
-    if mistakes := [mistake.text for mistake in complaints(data.written)]:
-        raise ConfigError("\n".join(f"{path}: {mistake}" for mistake in mistakes))
+    return without_complaints(open_data_yaml(path))
+
+
+def without_complaints(data: DataSet, splits: Sequence[Split] = ("train", "val")) -> DataSet:
+    """The same data set; ConfigError with every mistake in its names and in those splits, one per line."""
+    if mistakes := [mistake.text for mistake in complaints(data.written, splits)]:
+        raise ConfigError("\n".join(f"{data.file}: {mistake}" for mistake in mistakes))
     return data
 
 
@@ -77,18 +86,16 @@ def open_data_yaml(path: str | Path) -> DataSet:
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: a data YAML is a group of keys: train, val, nc, names. Is this the right file?")
     written = build_config(_with_text_names(values), DataYaml, where=str(path))
-    entries: dict[Split, tuple[str, ...]] = {
-        split: tuple(
-            resolve(entry, base=written.path, yaml_folder=Path(path).parent) for entry in _listed(written, split)
-        )
-        for split in SPLITS
-    }
-    return DataSet(Path(path), names_of(written), entries, written)
+    resolved = partial(resolve, base=written.path, yaml_folder=Path(path).parent)
+    entries: dict[Split, tuple[str, ...]] = {split: tuple(map(resolved, _listed(written, split))) for split in SPLITS}
+    named = {"val": written.annotations} if isinstance(written.annotations, str) else written.annotations or {}
+    annotations: dict[Split, str] = {split: resolved(named[split]) for split in SPLITS if split in named}
+    return DataSet(Path(path), names_of(written), entries, written, annotations)
 
 
-def complaints(data: DataYaml) -> Iterator[Complaint]:
-    """What is wrong with the splits and the names."""
-    for split in ("train", "val"):
+def complaints(data: DataYaml, splits: Sequence[Split] = ("train", "val")) -> Iterator[Complaint]:
+    """What is wrong with the names and with the splits that are needed."""
+    for split in splits:
         if not _listed(data, split):
             yield Complaint(
                 "split-missing", f"{split}: no pictures are named - add a folder, a .txt list or a list of them"
@@ -100,7 +107,9 @@ def complaints(data: DataYaml) -> Iterator[Complaint]:
             "names-holes", f"names: the numbers {sorted(data.names)[:8]} are not 0, 1, 2, ... - fill the holes"
         )
     elif data.nc is not None and data.nc != len(data.names):
-        yield Complaint("names-count", f"nc: {data.nc} classes, but {len(data.names)} names - make them agree")
+        yield Complaint(
+            "names-count", f"nc: {counted(data.nc, 'class')}, but {counted(len(data.names), 'name')} - make them agree"
+        )
 
 
 def names_of(data: DataYaml) -> tuple[str, ...]:

@@ -8,12 +8,15 @@ Dimension key:  n labels of one picture
 """
 
 import re
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 MOST_BYTES = 32 << 20
 """Of one label file: 20,000 boxes take 1 MB."""
+MOST_LABELS = 10_000
+"""In one picture. A step takes minutes and gigabytes with more: they are refused, never cut short."""
 MOST_PROBLEMS = 20
 """Kept per file; more only say the same again."""
 MOST_IN_PIXELS = 2.0
@@ -23,6 +26,10 @@ BOM = b"\xef\xbb\xbf"
 MOST_CLASSES = 1 << 24
 """Beyond, float32 cannot tell one class from the next."""
 
+USED_ALL_THE_SAME = frozenset({"label-bom", "label-blank-line", "label-duplicate", "label-mixed"})
+"""Checks of labels that lose nothing: every other problem of a label means that it is dropped."""
+
+_LINE = re.compile(rb"\S[^\r\n]*")
 _PLAIN = re.compile(r"[-+0-9.eE \n]*")
 
 
@@ -43,6 +50,8 @@ class PictureLabels(NamedTuple):
     polygons: list[np.ndarray]
     """One float32 [points, 2] for each label, empty for a box; an empty list if there is no polygon at all."""
     problems: list[Problem]
+    num_dropped: int = 0
+    """Labels that cannot be used, also those whose problem is beyond MOST_PROBLEMS; a second copy is not one."""
 
 
 class RejectedLabels(Exception):
@@ -51,10 +60,29 @@ class RejectedLabels(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.num_labels = 1
+        """That are lost with the file; 1 where it cannot be read."""
 
 
 NO_BOXES = np.zeros((0, 5), np.float32)
 NO_POINTS = np.zeros((0, 2), np.float32)
+
+
+def num_lines(content: bytes, *, most: int = MOST_LABELS) -> int:
+    """Lines that are not blank; counting ends at `most` + 1, so that no file takes long."""
+    return sum(1 for _ in islice(_LINE.finditer(content), most + 1))
+
+
+def too_many() -> PictureLabels:
+    """What is kept of more than MOST_LABELS labels: none of them, and the problem that stops a start."""
+    problem = Problem("label-too-many", 0, f"more than {MOST_LABELS:,} labels in one picture")
+    return PictureLabels(NO_BOXES, [], [problem], num_dropped=1)
+
+
+def drops_a_label(problem: Problem) -> bool:
+    """Whether a label is lost by it; false for remarks and for what is wrong with a picture."""
+    is_of_label = problem.check.startswith("label-") or problem.check == "class-beyond-names"
+    return is_of_label and problem.check not in USED_ALL_THE_SAME
 
 
 def decode_text(content: bytes) -> str:
@@ -72,7 +100,8 @@ def read_lines(content: bytes) -> PictureLabels:
     try:
         text = decode_text(content)
     except ValueError as error:
-        return PictureLabels(NO_BOXES, [], [Problem("label-encoding", 0, f"not plain text: {error}")])
+        problem = Problem("label-encoding", 0, f"not plain text: {error}")
+        return PictureLabels(NO_BOXES, [], [problem], num_dropped=num_lines(content))
     if not content.startswith(BOM) and (fast := _only_boxes(text)):
         return fast
     rows, polygons, problems = [], [], []
@@ -91,10 +120,11 @@ def read_lines(content: bytes) -> PictureLabels:
             continue
         rows.append(row)
         polygons.append(points)
+    num_dropped = sum(map(drops_a_label, problems))
     problems += _remarks(text, content, rows, polygons)
     has_polygon = any(len(points) for points in polygons)
     boxes = np.array(rows, np.float32) if rows else NO_BOXES
-    return PictureLabels(boxes, polygons if has_polygon else [], problems[:MOST_PROBLEMS])
+    return PictureLabels(boxes, polygons if has_polygon else [], problems[:MOST_PROBLEMS], num_dropped)
 
 
 def read_strictly(content: bytes) -> PictureLabels:

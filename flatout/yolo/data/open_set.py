@@ -1,20 +1,32 @@
-"""From a data YAML to the pictures of a split, checked and counted: the way every command opens a data set."""
+"""From a data YAML to the pictures of a split, checked and counted: the way every command opens a data set.
+
+What stops a start are findings of `flatout yolo check`, made by the same functions: whatever training refuses, the
+check calls an error, and in the same words.
+"""
 
 import logging
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from flatout.errors import DataError
-from flatout.yolo.data.data_yaml import DataSet, Split, refuse_missing
+from flatout.errors import DataError, counted
+from flatout.yolo.data.check.facts import SetFacts, SplitFacts
+from flatout.yolo.data.check.registry import CHECKS, Finding
+from flatout.yolo.data.check.run import by_severity, scan_findings
+from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, refuse_missing
 from flatout.yolo.data.find import Pair
 from flatout.yolo.data.gather import gather
 from flatout.yolo.data.image_set import ImageSet
+from flatout.yolo.data.label_cache import default_folder
 from flatout.yolo.data.scan import ScanConfig
 from flatout.yolo.data.scan_table import ScanTable, image_set
 
 logger = logging.getLogger(__name__)
+
+WARNED = frozenset({"labels-none-val", "labels-often-dropped"})
+"""Checks that are worth a warning at every start; the remarks about single files are only counted."""
 
 
 class OpenedSplit(NamedTuple):
@@ -33,45 +45,99 @@ class SplitConfig:
     cache_folder: Path | None = None
     """Where label caches are kept; None: nowhere. `label_cache.default_folder()` is the usual place."""
     single_class: bool = False
+    needs_labels: bool = False
+    """Refuse a train split without a label that can be used; else that is a warning."""
+    allow_bad_labels: bool = False
+    """Use a split of whose labels more than half are dropped."""
+    silent: bool = False
+    """Log neither counts nor warnings."""
+
+    @property
+    def waived(self) -> frozenset[str]:
+        """Checks that do not stop the start, though they find something."""
+        waived = {
+            "class-beyond-names": self.single_class,
+            "labels-none": not self.needs_labels,
+            "labels-mostly-dropped": self.allow_bad_labels,
+        }
+        return frozenset(check for check, is_waived in waived.items() if is_waived)
+
+
+def open_training_splits(
+    data: DataSet, *, strict: bool, single_class: bool, allow_bad_labels: bool, silent: bool = False
+) -> tuple[ImageSet, ImageSet]:
+    """Pictures to train on and to validate on; DataError for whatever stops a training."""
+    config = SplitConfig(
+        scan=ScanConfig(strict=strict),
+        cache_folder=default_folder(),
+        single_class=single_class,
+        needs_labels=True,
+        allow_bad_labels=allow_bad_labels,
+        silent=silent,
+    )
+    return open_split(data, "train", config).images, open_split(data, "val", config).images
 
 
 def open_split(data: DataSet, split: Split, config: SplitConfig) -> OpenedSplit:
-    """The pictures of a split; DataError if there are none, or labels of classes that have no name."""
+    """The pictures of a split; DataError where there are none, or where a check that stops a start finds something."""
     scan = replace(config.scan, names=data.names)
     found, pairs, table = gather(data.entries[split], scan, cache_folder=config.cache_folder)
-    if found.absent:
-        raise refuse_missing(data, found.absent[0])
-    if not found.paths:
+    facts = SplitFacts(split, found, pairs, table, None, data.names)
+    if pairs and not table.used_N.any():
         raise DataError(
-            f"{data.file}: {split}: no pictures in {', '.join(data.entries[split])}. Is it the right folder?"
+            f"{data.file}: {split}: none of {counted(len(pairs), 'picture')} can be used. "
+            f"See: flatout yolo check {data.file}"
         )
-    images = image_set(table, [pair.image for pair in pairs], data.names, single_class=config.single_class)
-    if not config.single_class:
-        _check_classes(images, data)
-    tell(split, table)
-    if not len(images):
-        raise DataError(
-            f"{data.file}: {split}: none of {len(pairs)} pictures can be used. See: flatout yolo check {data.file}"
-        )
+    findings = by_severity(_findings(data, facts, strict=scan.strict))
+    if stopping := [finding for finding in findings if finding.check not in config.waived | WARNED]:
+        raise _refusal(data, stopping)
+    if not config.silent:
+        _log_counts(data, facts)
+        for finding in findings:
+            if finding.check != "class-beyond-names":  # one class for all: their numbers do not matter
+                advice = _sentence(CHECKS[finding.check].advice)
+                logger.warning("%s: %s. %s", _place(data, finding), finding.text, advice)
+    paths = [pair.image for pair in pairs]
+    images = image_set(table, paths, data.names, single_class=True) if config.single_class else facts.images
     return OpenedSplit(images, pairs, table)
 
 
-def tell(split: str, table: ScanTable) -> None:
+def _findings(data: DataSet, split: SplitFacts, *, strict: bool) -> Iterator[Finding]:
+    """What the checks find that can stop a start or that are worth a warning."""
+    chosen = {check.id for check in CHECKS.values() if check.stops} | WARNED
+    yield from (finding for finding in scan_findings(split, strict) if finding.check in chosen)
+    facts = SetFacts(data, [], {split.name: split})
+    for check in CHECKS.values():
+        if check.id in chosen and check.look is not None:
+            yield from check.look(facts)
+
+
+def _refusal(data: DataSet, findings: list[Finding]) -> DataError:
+    """The error for the first of them, and how many there are of its kind."""
+    first = findings[0]
+    if first.check == "path-missing":
+        return refuse_missing(data, first.where)
+    others = sum(finding.check == first.check for finding in findings) - 1
+    more = f" (and {others:,} more of this kind)" if others else ""
+    advice = _sentence(CHECKS[first.check].advice)
+    listed = f"List everything with: flatout yolo check {data.file}"
+    return DataError(f"{_place(data, first)}: {first.text}{more}. {advice} {listed}")
+
+
+def _place(data: DataSet, finding: Finding) -> str:
+    return f"{data.file}: {finding.where}" if finding.where in SPLITS else finding.where
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _log_counts(data: DataSet, split: SplitFacts) -> None:
     """One line with the counts, and one if anything was dropped."""
-    counts = table.counts()
-    logger.info("%s: %s", split, ", ".join(f"{count} {name}" for name, count in counts.items()))
-    told = Counter(problem.check for listed in table.problems.values() for problem in listed)
+    counts = split.table.counts()
+    logger.info("%s: %s", split.name, ", ".join(f"{count} {name}" for name, count in counts.items()))
+    told = Counter(problem.check for listed in split.table.problems.values() for problem in listed)
     if told:
         listed = ", ".join(f"{count} {check}" for check, count in told.most_common(5))
-        logger.warning("%s: %d remarks (%s). List them with: flatout yolo check DATA.yaml", split, told.total(), listed)
-
-
-def _check_classes(images: ImageSet, data: DataSet) -> None:
-    class_T = images.labels.class_box_T5[:, 0]
-    if len(class_T) and class_T.max() >= len(data.names):
-        label = int(class_T.argmax())
-        picture = int(images.labels.first_N.searchsorted(label, "right")) - 1
-        raise DataError(
-            f"{images.paths[picture]}: a label of class {int(class_T[label])}, but {data.file} names "
-            f"{len(data.names)} classes (0 to {len(data.names) - 1}). List all with: flatout yolo check {data.file}"
-        )
+        remarks = counted(told.total(), "remark")
+        logger.warning("%s: %s (%s). List them with: flatout yolo check %s", split.name, remarks, listed, data.file)

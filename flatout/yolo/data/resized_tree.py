@@ -486,6 +486,10 @@ class Tree:
             below = (os.path.relpath(self.place(image), self._out) for image in entry.images if image not in skipped)
             text = "".join(f"./{path}\n" for path in below)
             write_whole(str(place), text.encode(errors="surrogateescape"))
+        return self._from_yaml(place)
+
+    def _from_yaml(self, place: Path) -> str:
+        """A place in the tree as the new data YAML names it."""
         # By the name of the tree's own folder: relative paths are looked for in the working directory first, where
         # `images/train` may well be that of the source.
         return os.path.normpath(os.path.join("..", self._out.name, os.path.relpath(place, self._out)))
@@ -510,7 +514,13 @@ class Tree:
     def _yaml_text(self, splits: Mapping[Split, Sequence[str]]) -> str:
         """Every value as JSON, which is YAML too: no name can be mistaken for a number or a boolean."""
         written = self._source.data.written
-        kept = asdict(replace(written, names=list(self._source.data.names), path=None, download=None))
+        named = {
+            split: self._from_yaml(found[1])
+            for split in self._source.data.annotations
+            if (found := self._annotations_of(split)) is not None
+        }
+        names = list(self._source.data.names)
+        kept = asdict(replace(written, names=names, path=None, download=None, annotations=named or None))
         values: dict[str, object] = {
             split: entries[0] if len(entries) == 1 else list(entries) for split, entries in splits.items() if entries
         }
@@ -530,14 +540,22 @@ class Tree:
         for split in order:
             entries = self._source.splits.get(split, [])
             found = [(entry.path, self._entry_place(split, entry)) for entry in entries if entry.is_coco]
-            if entries and not entries[0].is_coco and (file := annotation_file(self._source.data, split)).is_file():
-                found.append((str(file), annotation_folder(self._entry_place(split, entries[0])) / file.name))
+            if (beside := self._annotations_of(split)) is not None:
+                found.append(beside)
             for path, place in found:
                 if not place.is_relative_to(self._out):
                     logger.warning("%s: not copied, as it would lie outside of %s.", path, self._out)
                 elif place not in done and (is_new or not _is_of(str(place), os.stat(path).st_mtime_ns)):
                     self._write_json(path, str(place), entries)
                 done.add(place)
+
+    def _annotations_of(self, split: Split) -> tuple[str, Path] | None:
+        """The annotation file by which AP of a split is computed, and its place in the tree; None if there is none."""
+        entries = self._source.splits.get(split, [])
+        file = annotation_file(self._source.data, split)
+        if not entries or entries[0].is_coco or file is None:
+            return None
+        return str(file), annotation_folder(self._entry_place(split, entries[0])) / file.name
 
     def _write_json(self, path: str, place: str, entries: Sequence[Entry]) -> None:
         """`entries` are those of the split that the file is about."""

@@ -22,12 +22,15 @@ from flatout.images import (
 )
 from flatout.yolo.data.label_text import (
     MOST_BYTES,
+    MOST_LABELS,
     NO_BOXES,
     PictureLabels,
     Problem,
     RejectedLabels,
+    num_lines,
     read_lines,
     read_strictly,
+    too_many,
 )
 from flatout.yolo.data.voc_xml import read_voc
 
@@ -115,13 +118,21 @@ def read_labels(
         return "found", _unreadable(error.strerror or str(error), strict)
     finally:
         os.close(fd)
+    if not path.endswith(".xml") and num_lines(content) > MOST_LABELS:
+        return "found", too_many()
     if num_bytes > MOST_BYTES:
         return "found", _unreadable(f"larger than {MOST_BYTES >> 20} MiB", strict)
     if not content.strip():
         return "empty", NOTHING
     if path.endswith(".xml"):
         return "found", read_voc(content, names, size_wh)
-    return "found", read_strictly(content) if strict else read_lines(content)
+    if not strict:
+        return "found", read_lines(content)
+    try:
+        return "found", read_strictly(content)
+    except RejectedLabels as rejected:
+        rejected.num_labels = num_lines(content)
+        raise
 
 
 def _facts(image: str, strict: bool) -> Facts:
@@ -141,14 +152,14 @@ def _with_labels(path: str, header: Header, problems: list[Problem], strict: boo
     try:
         state, labels = read_labels(path, strict=strict, names=names, size_wh=header.size_wh)
     except RejectedLabels as rejected:
-        return Scanned(rejected.reason, "found", header, NOTHING, problems)
+        return Scanned(rejected.reason, "found", header, NOTHING._replace(num_dropped=rejected.num_labels), problems)
     return Scanned("", state, header, labels, problems)
 
 
 def _unreadable(why: str, strict: bool) -> PictureLabels:
     if strict:
         raise RejectedLabels("unreadable_label")
-    return NOTHING._replace(problems=[Problem("label-unreadable", 0, why)])
+    return NOTHING._replace(problems=[Problem("label-unreadable", 0, why)], num_dropped=1)
 
 
 def _incomplete(image: str, facts: Facts) -> list[Problem]:

@@ -27,11 +27,12 @@ PICTURE = np.dtype(
         ("orientation", "u1"),
         ("bits", "u1"),
         ("channels", "u1"),
-        ("padding", "u1", (2,)),
+        ("num_dropped", "<u2"),  # labels that cannot be used; 65,535 and more are the same
     ]
 )
 MOST_PX = 2**31 - 1
 """What a side is recorded as at most; a header may say anything."""
+MOST_DROPPED = 2**16 - 1
 LABEL_FILES = ("", "missing", "empty", "found")
 REASONS = (
     "",
@@ -141,7 +142,7 @@ def table_of(scanned: Sequence[Scanned]) -> ScanTable:
             header.orientation,
             min(header.bits, 255),
             min(header.channels, 255),
-            0,
+            min(labels.num_dropped, MOST_DROPPED),
         )
         boxes.append(labels.class_box_n5)
         points += labels.polygons
@@ -157,6 +158,7 @@ def with_labels(table: ScanTable, labels: Sequence[PictureLabels]) -> ScanTable:
     given = [each if used[row] else PictureLabels(NO_BOXES, [], []) for row, each in enumerate(labels)]
     picture_N = table.picture_N.copy()
     picture_N["num_labels"] = [len(each.class_box_n5) for each in given]
+    picture_N["num_dropped"] = [min(each.num_dropped, MOST_DROPPED) for each in given]
     picture_N["label_file"] = np.where(
         picture_N["num_labels"] > 0, LABEL_FILES.index("found"), LABEL_FILES.index("empty")
     )

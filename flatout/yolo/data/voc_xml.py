@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 
-from flatout.yolo.data.label_text import MOST_PROBLEMS, NO_BOXES, PictureLabels, Problem
+from flatout.yolo.data.label_text import MOST_LABELS, MOST_PROBLEMS, NO_BOXES, PictureLabels, Problem, too_many
 
 MOST_BYTES = 4 << 20
 
@@ -18,10 +18,13 @@ def read_voc(content: bytes, names: tuple[str, ...], size_wh: tuple[int, int]) -
     try:
         root = _parse(content)
     except ValueError as error:
-        return PictureLabels(NO_BOXES, [], [Problem("label-encoding", 0, str(error))])
+        return PictureLabels(NO_BOXES, [], [Problem("label-encoding", 0, str(error))], num_dropped=1)
+    objects = list(root.iter("object"))
+    if len(objects) > MOST_LABELS:
+        return too_many()
     rows, problems = [], []
     numbers = {name: number for number, name in enumerate(names)}
-    for place, item in enumerate(root.iter("object"), 1):
+    for place, item in enumerate(objects, 1):
         if (item.findtext("difficult") or "0").strip() == "1":
             continue
         row = _row(item, numbers, size_wh)
@@ -31,7 +34,7 @@ def read_voc(content: bytes, names: tuple[str, ...], size_wh: tuple[int, int]) -
         else:
             rows.append(row)
     boxes = np.array(rows, np.float32) if rows else NO_BOXES
-    return PictureLabels(boxes, [], problems[:MOST_PROBLEMS])
+    return PictureLabels(boxes, [], problems[:MOST_PROBLEMS], len(problems))
 
 
 def names_in(content: bytes) -> set[str]:

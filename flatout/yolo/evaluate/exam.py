@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from flatout.engine.device_choice import choose_device, make_current
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, counted
 from flatout.feed import plan_workers
-from flatout.yolo.data.data_yaml import DataSet, Split, complaints
+from flatout.yolo.data.data_yaml import DataSet, Split, without_complaints
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.label_cache import default_folder
 from flatout.yolo.data.open_data import open_data_set
@@ -19,8 +19,7 @@ from flatout.yolo.data.scan import ScanConfig
 from flatout.yolo.evaluate.networks import Subject, load_subject, warm_up
 from flatout.yolo.evaluate.run import Evaluate, Outcome, Watcher
 from flatout.yolo.find_file import find_file
-from flatout.yolo.metrics.coco import COCO_CATEGORY_IDS
-from flatout.yolo.options import TestOptions, is_coco
+from flatout.yolo.options import TestOptions
 from flatout.yolo.validation_input import open_validation
 
 logger = logging.getLogger(__name__)
@@ -37,11 +36,6 @@ class Exam:
     device: torch.device
 
     @property
-    def is_coco(self) -> bool:
-        """COCO itself, whose classes have numbers of their own."""
-        return is_coco(self.options.data) and len(self.data.names) == len(COCO_CATEGORY_IDS)
-
-    @property
     def names(self) -> tuple[str, ...]:
         """Of the classes that are judged."""
         names = self.data.names
@@ -52,7 +46,7 @@ class Exam:
         subject = load_subject(weights, self.device, augment=self.options.augment)
         if subject.num_classes != len(self.data.names) and not self.options.single_cls:
             raise ConfigError(
-                f"{', '.join(weights)}: knows {subject.num_classes} classes, but {self.data.file} names "
+                f"{', '.join(weights)}: knows {counted(subject.num_classes, 'class')}, but {self.data.file} names "
                 f"{len(self.data.names)}. Use the data file it was trained with."
             )
         return subject
@@ -94,15 +88,13 @@ def open_exam(options: TestOptions) -> Exam:
     make_current(device)
     # A folder is a data set as well, of Pascal VOC.
     data = open_data_set(options.data if Path(options.data).is_dir() else find_file(options.data))
-    if mistakes := [each.text for each in complaints(data.written) if each.check != "split-missing"]:
-        raise ConfigError("\n".join(f"{data.file}: {mistake}" for mistake in mistakes))
     split: Split = "train" if options.task == "train" else "test" if options.task == "test" else "val"
-    if not data.entries[split]:
-        raise ConfigError(f"{data.file}: {split}: no pictures are named, so there is nothing to judge on.")
+    without_complaints(data, [split])
     config = SplitConfig(
         scan=ScanConfig(strict=options.strict_labels),
         cache_folder=None if options.verify_cache else default_folder(),
         single_class=options.single_cls,
+        allow_bad_labels=options.allow_bad_labels,
     )
     images = open_split(data, split, config).images
     return Exam(options=options, data=data, split=split, images=images, device=device)

@@ -18,7 +18,7 @@ from flatout.yolo.evaluate.run import Outcome, Watcher
 from flatout.yolo.evaluate.table import FEW_CLASSES, speed_line, study_line, table
 from flatout.yolo.evaluate.txt_labels import TxtLabels
 from flatout.yolo.input_size import rounded_up
-from flatout.yolo.metrics.coco import COCO_CATEGORY_IDS, CocoExport
+from flatout.yolo.metrics.coco import CocoExport
 from flatout.yolo.metrics.coco_api import CocoScores
 from flatout.yolo.options import TestOptions
 
@@ -76,7 +76,9 @@ def _judge(exam: Exam) -> TestResult:
     subject = exam.load(options.weights)
     folder = new_run_folder(Path(options.project), options.name, options.exist_ok)
     size = rounded_up(options.img_size, subject.stride)
-    export = CocoExport(COCO_CATEGORY_IDS if exam.is_coco else None) if options.writes_json else None
+    wants_coco = options.save_json or coco_ap.is_asked_for(exam.data)
+    truth = coco_ap.find_truth(exam.data, exam.split, exam.names, exam.images) if wants_coco else None
+    export = coco_ap.export_for(truth, exam.names) if truth is not None else None
     wants_txt = options.save_txt or options.save_hybrid
     txt = TxtLabels(folder / "labels", scores=options.save_conf) if wants_txt else None
     watchers: list[Watcher] = [txt.watch] if txt else []
@@ -92,8 +94,8 @@ def _judge(exam: Exam) -> TestResult:
     )
     text = [*_table(exam, outcome), _speed_line(exam, outcome, size)]
     coco = None
-    if export is not None:
-        outcome, coco, told = _write_coco(exam, outcome, export, folder)
+    if export is not None and truth is not None:
+        outcome, coco, told = _write_coco(exam, outcome, export, truth, folder)
         text += told
     if options.save_per_class_ap:
         _write(Path(options.save_per_class_ap), json.dumps(outcome.evaluation.per_class_ap(exam.names), indent=2))
@@ -142,17 +144,18 @@ def _speed_line(exam: Exam, outcome: Outcome, size: int) -> str:
 
 
 def _write_coco(
-    exam: Exam, outcome: Outcome, export: CocoExport, folder: Path
+    exam: Exam, outcome: Outcome, export: CocoExport, truth: coco_ap.Truth | coco_ap.Refused, folder: Path
 ) -> tuple[Outcome, CocoScores | None, list[str]]:
     """The JSON file, and COCO's own AP where annotations and an evaluator are there."""
     file = folder / f"{Path(exam.options.weights[0]).stem}_predictions.json"
     _write(file, json.dumps(export.records()))
     text = [f"Detections saved to {file}"]
-    scores = coco_ap.judge(export, exam.data, exam.split, only_shown=exam.is_coco)
-    if isinstance(scores, str):
-        return outcome, None, [*text, scores]
+    scores = coco_ap.score(export, truth)
+    if isinstance(scores, coco_ap.Refused):
+        return outcome, None, [*text, scores.text]
+    assert isinstance(truth, coco_ap.Truth)
     found = replace(outcome.evaluation, map50=scores.ap50, map50_95=scores.ap)
-    return outcome._replace(evaluation=found), scores, [*text, *coco_ap.lines(scores)]
+    return outcome._replace(evaluation=found), scores, [*text, *truth.remarks, *coco_ap.lines(scores)]
 
 
 def _write(path: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from flatout.errors import counted
 from flatout.yolo.grouping.choose import Grouped
 from flatout.yolo.grouping.picture_map import SIDE, draw_map
 from flatout.yolo.grouping.picture_shapes import CHART_H, draw_shapes
@@ -28,7 +29,7 @@ def draw_grouping(grouped: Grouped, path: Path) -> Path:
     heights = [max(_height(len(config.heads[head].classes)) for head in row) for row in rows]
     below = SIDE if grouped.likeness_CC is not None else CHART_H if grouped.statistics is not None else 0
     sheet = Sheet(2 * MARGIN + COLUMNS * COLUMN_W, TOP + sum(heights) + (below + GAP + 30 if below else 0) + MARGIN)
-    title = f"{config.nc} classes in {config.num_heads} heads: {config.grouping}"
+    title = f"{counted(config.nc, 'class')} in {counted(config.num_heads, 'head')}: {config.grouping}"
     sheet.text(title, MARGIN, 26, px=10, bold=True)
     top = float(TOP)
     for row, height in zip(rows, heights, strict=True):

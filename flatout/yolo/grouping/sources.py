@@ -11,7 +11,7 @@ import numpy as np
 from flatout.errors import ConfigError, DataError
 from flatout.yolo.confusion_file import Confusion, confusion_in, read_confusion
 from flatout.yolo.data.coco_json import MOST_BYTES, categories_by_id
-from flatout.yolo.data.data_yaml import DataSet, Split
+from flatout.yolo.data.data_yaml import DataSet, Split, without_complaints
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.label_cache import default_folder
 from flatout.yolo.data.open_data import open_data_set
@@ -71,7 +71,8 @@ def boxes_of(images: ImageSet) -> BoxTable:
 def _labelled_boxes(data: DataSet, split: Split) -> BoxTable:
     if not data.entries[split]:
         raise ConfigError(f"{data.file}: it has no {split} pictures, whose labels would say how classes are alike.")
-    return boxes_of(open_split(data, split, SplitConfig(cache_folder=default_folder())).images)
+    config = SplitConfig(cache_folder=default_folder())
+    return boxes_of(open_split(without_complaints(data, [split]), split, config).images)
 
 
 def _of_confusion(confusion: Confusion, where: str) -> Source:

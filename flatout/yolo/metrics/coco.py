@@ -6,7 +6,7 @@ Dimension key:  D detections
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,31 +34,46 @@ def image_id_of(path: str | PurePath) -> int | str:
     return int(stem) if stem.isnumeric() else stem
 
 
+class CocoPicture(NamedTuple):
+    """A picture as an annotation file knows it."""
+
+    image_id: int | str
+    scale_x: float = 1.0
+    """From pixels of the picture to pixels of the annotations: they differ for a copy of another size."""
+    scale_y: float = 1.0
+
+
 class CocoExport:
     """Collects detections batch by batch; the copy to the host happens at the end."""
 
-    def __init__(self, category_ids: Sequence[int] | None = None) -> None:
-        """`category_ids` translates classes (COCO_CATEGORY_IDS for COCO); without, a class is its own number."""
+    def __init__(
+        self, category_ids: Sequence[int] | None = None, pictures: Mapping[str, CocoPicture] | None = None
+    ) -> None:
+        """`category_ids` translates classes (COCO_CATEGORY_IDS for COCO); without, a class is its own number.
+
+        `pictures` says by path what an annotation file calls each picture; without, `image_id_of` its name does.
+        """
         self._category_ids = category_ids
+        self._known = pictures
         self._batches: list[Detections] = []
-        self._image_ids: list[int | str] = []
+        self._pictures: list[CocoPicture] = []
 
     def add(self, found: Detections, paths: Sequence[str | PurePath]) -> None:
         """A batch of detections in picture pixels (as `Evaluator.update` returns them), and its pictures."""
         if len(paths) != found.num_images:
             raise DataError(f"{len(paths)} paths for {found.num_images} images: give the path of every image.")
-        self._batches.append(found._replace(image_D=found.image_D + len(self._image_ids)))
-        self._image_ids += map(image_id_of, paths)
+        self._batches.append(found._replace(image_D=found.image_D + len(self._pictures)))
+        self._pictures += [self._known[str(path)] if self._known else CocoPicture(image_id_of(path)) for path in paths]
 
     @property
     def image_ids(self) -> list[int | str]:
         """Of all pictures so far, also of those where nothing was found."""
-        return list(self._image_ids)
+        return [picture.image_id for picture in self._pictures]
 
     def records(self) -> list[Mapping[str, Any]]:
         """One {image_id, category_id, bbox, score} per detection; bbox is x, y, w, h to 3 decimals, score to 5."""
         image_D, category_D, box_D4, score_D = self._columns()
-        image_ids = [self._image_ids[number] for number in image_D.tolist()]
+        image_ids = [self._pictures[number].image_id for number in image_D.tolist()]
         columns = zip(image_ids, category_D.tolist(), box_D4.tolist(), score_D.tolist(), strict=True)
         names = ("image_id", "category_id", "bbox", "score")
         return [dict(zip(names, column, strict=True)) for column in columns]
@@ -66,10 +81,13 @@ class CocoExport:
     def table(self) -> np.ndarray:
         """The same numbers as float64 [D, 7]: image_id, x, y, w, h, score, category_id, as evaluators take them."""
         image_D, category_D, box_D4, score_D = self._columns()
-        names = sorted({str(image_id) for image_id in self._image_ids if isinstance(image_id, str)})
+        names = sorted(name for name in self.image_ids if isinstance(name, str))
         if names:
-            raise DataError(f'Pictures of COCO are named by their number, but one is called "{names[0]}".')
-        image_id_D = np.array(self._image_ids, np.float64)[image_D]
+            raise DataError(
+                f'The picture "{names[0]}" has no number in its name, and evaluators know pictures by number: take the '
+                "numbers from an annotation file that names it."
+            )
+        image_id_D = np.array(self.image_ids, np.float64)[image_D]
         return np.column_stack((image_id_D, box_D4, score_D, category_D))
 
     def write(self, path: Path) -> None:
@@ -86,4 +104,6 @@ class CocoExport:
         if self._category_ids is not None:
             category_D = np.array(self._category_ids)[category_D]
         box_D4 = np.concatenate((row_D6[:, :2], row_D6[:, 2:4] - row_D6[:, :2]), axis=1).astype(np.float64)
+        scale_N2 = np.array([(picture.scale_x, picture.scale_y) for picture in self._pictures])
+        box_D4 *= np.tile(scale_N2[image_D], 2)
         return image_D, category_D, box_D4.round(3), row_D6[:, 4].astype(np.float64).round(5)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from flatout.errors import counted
 from flatout.yolo.predict.frames import Origin, Unreadable
 from flatout.yolo.predict.result import Result
 
@@ -42,11 +43,6 @@ def closing_lines(
     done = f"Done. {seen} in {seconds:.1f} s: {rate:.1f} img/s, reading and all"
     saved = [f"Results saved to {folder}"] if wrote else []
     return [*unreadable_lines(unreadable), done, *wrote, *saved]
-
-
-def counted(number: int, noun: str) -> str:
-    """'1 picture', '2 pictures'."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def nothing_read(source: str, unreadable: Sequence[Unreadable]) -> str:

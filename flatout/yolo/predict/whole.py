@@ -12,11 +12,11 @@ from flatout.engine.device_choice import choose_device, make_current
 from flatout.engine.interrupts import Interrupts
 from flatout.engine.progress import StepProgress
 from flatout.engine.run_folder import new_run_folder
-from flatout.errors import DataError
+from flatout.errors import DataError, counted
 from flatout.feed import plan_workers
 from flatout.yolo.predict.files import count_frames, frames_of
 from flatout.yolo.predict.frames import ReadFrame, Unreadable
-from flatout.yolo.predict.lines import closing_lines, counted, nothing_read, result_line, shown
+from flatout.yolo.predict.lines import closing_lines, nothing_read, result_line, shown
 from flatout.yolo.predict.live import LiveFrames
 from flatout.yolo.predict.load_predictor import load_networks, predictor_for
 from flatout.yolo.predict.options import DetectOptions

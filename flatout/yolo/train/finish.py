@@ -1,4 +1,4 @@
-"""After the last epoch: curves, the final files, and COCO's own judgement where the data is COCO."""
+"""After the last epoch: curves, the final files, and COCO's own AP where the data set asks for it."""
 
 import logging
 from pathlib import Path
@@ -8,14 +8,13 @@ from torch import nn
 from flatout.engine.generations import Generations
 from flatout.engine.run_folder import Run
 from flatout.errors import FlatoutError
-from flatout.yolo.evaluate import test
-from flatout.yolo.options import TestOptions, is_coco
+from flatout.yolo.evaluate import coco_ap, test
+from flatout.yolo.options import TestOptions
 from flatout.yolo.train.setting import Setting
 from flatout.yolo.train.weight_files import WeightFiles
 
 logger = logging.getLogger(__name__)
 
-COCO_CLASSES = 80
 COCO_IOU = 0.7
 
 
@@ -28,7 +27,7 @@ def finish(setting: Setting, run: Run, files: WeightFiles, average: nn.Module, b
     run.finish()
     generations.settle()
     logger.info("Results are in %s, the weights in %s.", run.folder, files.folder)
-    if is_coco(setting.written.data) and len(setting.data.names) == COCO_CLASSES:
+    if coco_ap.is_asked_for(setting.data) and coco_ap.annotation_file(setting.data, "val") is not None:
         _judge_as_coco(setting, files.folder)
 
 

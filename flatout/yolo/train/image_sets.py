@@ -8,9 +8,7 @@ import numpy as np
 
 from flatout.errors import DataError
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.data.label_cache import default_folder
-from flatout.yolo.data.open_set import SplitConfig, open_split
-from flatout.yolo.data.scan import ScanConfig
+from flatout.yolo.data.open_set import open_training_splits
 from flatout.yolo.train.setting import Setting
 
 logger = logging.getLogger(__name__)
@@ -35,18 +33,19 @@ class Pictures:
 
 def open_pictures(setting: Setting) -> Pictures:
     """Both sets, scanned or from the cache of an earlier scan. Ranks wait for each other here."""
-    config = SplitConfig(
-        scan=ScanConfig(strict=setting.options.strict_labels),
-        cache_folder=default_folder(),
-        single_class=setting.options.single_cls,
-    )
+    options = setting.options
     # The first rank scans, the others find its cache.
     if not setting.world.is_first:
         setting.world.wait_for_all()
-    pictures = Pictures(*(open_split(setting.data, split, config).images for split in ("train", "val")))
+    train, val = open_training_splits(
+        setting.data,
+        strict=options.strict_labels,
+        single_class=options.single_cls,
+        allow_bad_labels=options.allow_bad_labels,
+    )
     if setting.world.is_first:
         setting.world.wait_for_all()
-    return pictures
+    return Pictures(train, val)
 
 
 def check_unchanged(fingerprint: str, pictures: Pictures, setting: Setting) -> None:

@@ -23,7 +23,7 @@ from flatout.yolo.compat.resume_options import (
     options_to_resume,
     write_options,
 )
-from flatout.yolo.data.data_yaml import DataSet
+from flatout.yolo.data.data_yaml import DataSet, without_complaints
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.find_file import find_file
 from flatout.yolo.hyp import Hyp, load_hyp
@@ -110,7 +110,7 @@ def read_setting(options: TrainOptions) -> Setting:
     fast_amp = default_fast_amp(device)
     resolved = options.resolved(cuda=device.type == "cuda", bf16=fast_amp == "bf16")
     _check(resolved, device)
-    data = open_data_set(find_file(options.data, flag="--data"))
+    data = without_complaints(open_data_set(find_file(options.data, flag="--data")))
     return Setting(options=resolved, written=options, hyp=hyp, data=data, world=world, device=device, resume=resume)
 
 

@@ -126,7 +126,7 @@ class Place:
 
 
 class _Training:
-    """The parts of one training, put together in the order in which YOLOv7 makes them."""
+    """The parts of one training: the data first, because it is what is most often wrong, then the network."""
 
     def __init__(
         self, setting: Setting, run: Place, stack: ExitStack, callbacks: Callbacks, spending: Spending
@@ -135,6 +135,7 @@ class _Training:
         self._callbacks, self._spending = callbacks, spending
         options = setting.options
         logger.info("%s", resolved_line(setting))
+        self._pictures = open_pictures(setting)
         self._saved = self._saved_state()
         # A run keeps its seed when it goes on with another number of ranks, for which YOLOv7 has another one.
         self._seed: int = setting.seed if self._saved is None else self._section("run").get("seed", setting.seed)
@@ -145,7 +146,6 @@ class _Training:
             else prepare.network_of_run(self._section("weights"), names)
         )
         self._network: Network = self._start.network
-        self._pictures = open_pictures(setting)
         set_determinism(options.deterministic, long_run=self._is_long())
         self._grid = prepare.grid_of(self._network)
         self._size, self._test_size = (rounded_up(size, self._grid) for size in options.img_size)

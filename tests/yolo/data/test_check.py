@@ -9,6 +9,8 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import cv2
@@ -17,16 +19,21 @@ import pytest
 import simplejpeg
 
 from flatout.__main__ import main
+from flatout.errors import ConfigError, DataError
 from flatout.images import Header, Picture, decoder_messages, read_picture
 from flatout.yolo.data.check import deep
 from flatout.yolo.data.check.registry import CHECKS
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
+from flatout.yolo.data.data_yaml import without_complaints
+from flatout.yolo.data.open_data import open_data_set
+from flatout.yolo.data.open_set import open_training_splits
 from flatout.yolo.data.scan_picture import scan_picture
 from flatout.yolo.pictures.palette import colour_of
 from tests.yolo.data.damaged_pictures import Damaged, damaged, originals
 from tests.yolo.data.drawn_set import DrawnSet, chunk, drawn, encoded, flat_png, jpeg, png, turned_jpeg
 
 CONFIG = CheckConfig(workers=0, progress=False, img_size=64, anchors_px=(16, 16, 32, 32, 8, 12))
+QUICK = replace(CONFIG, quick=True)
 GOOD_LINE = "0 0.5 0.5 0.4 0.4\n"
 
 Spoil = Callable[[DrawnSet], object]
@@ -88,12 +95,12 @@ def list_twice(made: DrawnSet) -> None:
 
 def broken_coco(made: DrawnSet) -> None:
     (made.folder / "coco.json").write_text("[")
-    made.values["test"] = str(made.folder / "coco.json")
+    made.values["val"] = str(made.folder / "coco.json")
 
 
-def void_as_test(made: DrawnSet) -> None:
+def void_beside_pictures(made: DrawnSet) -> None:
     (made.folder / "void").mkdir()
-    made.values["test"] = str(made.folder / "void")
+    made.values["train"] = [made.values["train"], str(made.folder / "void")]
 
 
 def copy(split: str, source: str = "train/0") -> Spoil:
@@ -108,8 +115,21 @@ def saved_again(made: DrawnSet) -> None:
     made.put("val", "again", encoded(".png", image), GOOD_LINE, "png")
 
 
-def no_labels(made: DrawnSet) -> None:
-    shutil.rmtree(made.folder / "labels/val")
+def no_labels(split: str) -> Spoil:
+    return lambda made: shutil.rmtree(made.folder / "labels" / split)
+
+
+def bad_lines(num_bad: int) -> Spoil:
+    """Among 8 labels of train, so many in pixels."""
+
+    def spoil(made: DrawnSet) -> None:
+        for number in range(4):
+            lines = [
+                "0 32 24 10 10\n" if 2 * number + place < num_bad else f"{place} 0.5 0.5 0.4 0.4\n" for place in (0, 1)
+            ]
+            made.put("train", str(number), label="".join(lines))
+
+    return spoil
 
 
 def relabel_all(text: str) -> Spoil:
@@ -141,7 +161,7 @@ FAULTS: dict[str, Spoil] = {
     "split-missing": lambda made: made.values.pop("val"),
     "split-unreadable": broken_coco,
     "path-missing": yaml_says(val="/no/such/folder"),
-    "path-empty": void_as_test,
+    "path-empty": void_beside_pictures,
     "path-backslash": lambda made: made.put("train", "a\\b", jpeg(seed=4), GOOD_LINE),
     "download-refused": yaml_says(download="bash get_everything.sh"),
     "list-duplicate": list_twice,
@@ -178,7 +198,11 @@ FAULTS: dict[str, Spoil] = {
     "leak-path": lambda made: made.values.update(test=made.values["train"]),
     "leak-content": copy("val"),
     "leak-pixels": saved_again,
-    "labels-none": no_labels,
+    "labels-none": no_labels("train"),
+    "labels-none-val": no_labels("val"),
+    "labels-mostly-dropped": bad_lines(5),
+    "labels-often-dropped": bad_lines(4),
+    "label-too-many": label("".join(f"0 0.5 0.5 0.4 {number / 20_000:.6f}\n" for number in range(1, 10_002))),
     "label-missing": lambda made: (made.folder / "labels/train/0.txt").unlink(),
     "label-empty": label(" \n"),
     "label-case": rename_label,
@@ -205,6 +229,7 @@ FAULTS: dict[str, Spoil] = {
     "class-from-one": relabel_all("1 0.5 0.5 0.4 0.4\n2 0.3 0.3 0.2 0.3\n"),
     "box-outside": label("0 0.95 0.5 0.4 0.4\n"),
     "box-tiny": label("0 0.5 0.5 0.01 0.4\n"),
+    "box-no-pixel": label("0 0.5 0.5 0.000001 0.4\n"),
     "box-whole": label("0 0.5 0.5 1 1\n"),
     "box-crowd": label(BOXES),
     "box-two-classes": label("0 0.5 0.5 0.4 0.4\n1 0.5 0.5 0.4 0.4\n"),
@@ -250,6 +275,44 @@ def test_each_check_finds_its_fault(check, tmp_path, monkeypatch):
     assert check in places, f"found only {sorted(places)}"
     if CHECKS[check].severity == "error" and check.startswith("label-") and check not in NO_LINE:
         assert ".txt:1: " in places[check][0], "an error in a label names its line"
+
+
+@pytest.mark.parametrize("check", FAULTS)
+def test_training_refuses_what_the_check_calls_a_reason_not_to_start_and_nothing_else(check, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = DrawnSet(tmp_path)
+    FAULTS[check](made)
+    stopping = [finding for finding in check_data_set(made.yaml(), QUICK).findings if CHECKS[finding.check].stops]
+    assert stopping or not CHECKS[check].stops
+    with pytest.raises((ConfigError, DataError)) if stopping else nullcontext() as refusal:
+        data = without_complaints(open_data_set(made.folder / "data.yaml"))
+        open_training_splits(data, strict=False, single_class=False, allow_bad_labels=False)
+    if refusal is not None:
+        said = str(refusal.value)
+        assert any(finding.text in said or finding.where in said for finding in stopping)
+
+
+def test_a_box_that_holds_no_pixel_is_not_told_to_be_trained_larger(tmp_path):
+    made = DrawnSet(tmp_path)
+    made.put("train", "0", label="0 0.5 0.5 0.000001 0.4\n0 0.5 0.5 0.02 0.4\n")
+    places = found_in(made)
+    assert len(places["box-tiny"]) == 1
+    assert places["box-tiny"][0].endswith("0.txt: 1.3 x 19.2 px at size 64")
+    assert places["box-no-pixel"] == [f"{made.folder}/labels/train/0.txt: 6.4e-05 x 19 px of the picture"]
+    assert "larger" not in CHECKS["box-no-pixel"].advice
+
+
+def test_one_of_a_kind_is_told_in_the_singular(tmp_path, capsys):
+    made = DrawnSet(tmp_path, num_train=1, num_val=1)
+    made.values |= {"names": ["bolt"], "nc": 1}
+    for split in ("train", "val"):
+        made.put(split, "0", label=GOOD_LINE)
+    assert main(["yolo", "check", str(made.yaml()), "--quick", "--no-cache"]) == 0
+    said = capsys.readouterr().out
+    assert f"{made.folder}/data.yaml: 1 class\n" in said
+    assert "train  1 picture: " in said
+    assert "val: 1 picture\n" in said
+    assert "train: 1 class: 0 'bolt'" in said
 
 
 def test_leaked_files_are_told_in_order_by_the_names_of_the_data_set(tmp_path):
@@ -299,7 +362,7 @@ def test_what_is_no_picture_and_what_is_one_of_another_format_are_told_apart(con
     assert ([problem.check for problem in scanned.problems], scanned.reason) == ([check], reason)
 
 
-NO_LINE = {"label-case", "label-unreadable", "label-encoding"}
+NO_LINE = {"label-case", "label-unreadable", "label-encoding", "label-too-many"}
 
 
 def deep_picture():

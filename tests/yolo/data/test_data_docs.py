@@ -29,6 +29,15 @@ def test_the_published_list_is_the_registry():
     assert found[1] == table(), f"write this between the marks:\n{table()}"
 
 
+def test_the_list_of_what_stops_a_training_is_the_registry():
+    found = re.search(r"<!-- stops: .*? -->\n(.*?)<!-- end of stops -->", PAGE.read_text(), re.DOTALL)
+    assert found, "the marks around the list are gone"
+    listed = re.findall(r"`([a-z-]+)`", found[1])
+    assert len(set(listed)) == len(listed)
+    assert set(listed) == {check.id for check in CHECKS.values() if check.stops}
+    assert {CHECKS[check].severity for check in listed} == {"error"}
+
+
 def test_the_example_runs(tmp_path):
     DrawnSet(tmp_path).yaml()
     code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]

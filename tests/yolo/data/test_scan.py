@@ -208,9 +208,11 @@ def test_nothing_in_the_data_folder_is_touched(made, tmp_path):
     assert state() == before
 
 
-def test_a_class_without_a_name_stops_the_start_and_names_the_picture(made):
+def test_a_class_without_a_name_stops_the_start_and_names_the_line(made):
     made.put("train", "3", label="7 0.5 0.5 0.1 0.1\n")
-    with pytest.raises(DataError, match=r"train/3\.jpg: a label of class 7, but .* names 2 classes \(0 to 1\)"):
+    with pytest.raises(
+        DataError, match=r"labels/train/3\.txt:1: a label of class 7, but .* names 2 classes \(0 to 1\)"
+    ):
         open_split(read_data_yaml(made.yaml()), "train", SplitConfig(scan=CONFIG))
 
 

@@ -178,15 +178,16 @@ def test_without_a_network_interface_a_training_works(options: TrainOptions) -> 
 
 
 def test_a_gpu_that_torch_cannot_use_ends_a_command_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """F30 at the door: exit code 5, the reason and the command; --device cpu comes as far as the data."""
     monkeypatch.setattr(gpu, "torch_facts", lambda device: TorchFacts(version="2.13.0+cpu"))
     driver = DriverFacts(version="580.65", gpus=(DriverGpu("H100", (9, 0)),), pci_gpus=1)
     monkeypatch.setattr(gpu, "driver_facts", lambda: driver)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(files / "cache"))
     words = ["yolo", "train", "--data", "none.yaml", "--weights", ""]
-    assert main(words) == 5
+    assert main(["yolo", "train", "--data", str(next((files / "data").glob("*.yaml"))), "--weights", ""]) == 5
     assert "H100: unused, this torch is built for the CPU only. To mend it: python -m pip" in capsys.readouterr().err
     assert main([*words, "--device", "cpu"]) == 2, "there is no such data set"
     assert main([*words, "--no-preflight"]) == 2

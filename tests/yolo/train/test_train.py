@@ -23,9 +23,10 @@ from flatout.engine.run_folder import Run
 from flatout.errors import CheckpointError, ConfigError, DataError, ResourceError
 from flatout.yolo.loading import load_network
 from flatout.yolo.options import TrainOptions
-from flatout.yolo.train import TrainResult, train, whole
+from flatout.yolo.train import TrainResult, prepare, train, whole
 from flatout.yolo.train.finish import finish
 from flatout.yolo.weights import read_weights
+from tests.yolo.data.drawn_set import DrawnSet
 from tests.yolo.train.conftest import BATCH, TRAIN, options_for
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -238,6 +239,21 @@ def test_contradicting_switches_are_refused_before_a_folder_is_made(options: Tra
     with pytest.raises(ConfigError, match="--rect"):
         train(replace(options, image_weights=True, rect=True))
     assert not (tmp_path / "runs").exists()
+
+
+def test_data_is_looked_at_before_a_network_is_built_and_leaves_no_folder(
+    options: TrainOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "make_network", lambda *_: pytest.fail("built a network"))
+    labels = DrawnSet(tmp_path / "set")
+    for path in (labels.folder / "labels/train").iterdir():
+        path.write_text("0 32 24 10 10\n")
+    with pytest.raises(DataError, match=r"4 of 4 labels cannot be used.*pixels"):
+        train(replace(options, data=str(labels.yaml())))
+    labels.values["nc"] = 3
+    with pytest.raises(ConfigError, match="nc: 3 classes, but 2 names"):
+        train(replace(options, data=str(labels.yaml())))
+    assert not list((tmp_path / "runs").rglob("opt.yaml"))
 
 
 def test_diagnose_compile_explains_and_trains_nothing(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from flatout.errors import counted
 from flatout.yolo.data.anchors import fit_of
 from flatout.yolo.data.check.facts import SetFacts
 from flatout.yolo.data.check.registry import Finding, looking_for
@@ -35,7 +36,9 @@ def _named(facts: SetFacts, classes: np.ndarray) -> str:
 def class_unused(facts: SetFacts) -> Iterable[Finding]:
     unused = np.flatnonzero(_counts(facts, "train") == 0)
     if len(unused) and "train" in facts.splits:
-        yield Finding("class-unused", "train", f"{len(unused)} of {facts.num_classes} classes: {_named(facts, unused)}")
+        yield Finding(
+            "class-unused", "train", f"{len(unused)} of {counted(facts.num_classes, 'class')}: {_named(facts, unused)}"
+        )
 
 
 @looking_for(
@@ -48,7 +51,7 @@ def class_rare(facts: SetFacts) -> Iterable[Finding]:
     counts_C = _counts(facts, "train")
     rare = np.flatnonzero((counts_C > 0) & (counts_C < RARE))
     if len(rare):
-        yield Finding("class-rare", "train", f"{len(rare)} classes: {_named(facts, rare)}")
+        yield Finding("class-rare", "train", f"{counted(len(rare), 'class')}: {_named(facts, rare)}")
 
 
 @looking_for(
@@ -93,13 +96,13 @@ def class_not_in_val(facts: SetFacts) -> Iterable[Finding]:
     if {"train", "val"} <= set(facts.splits):
         missing = np.flatnonzero((_counts(facts, "train") > 0) & (_counts(facts, "val") == 0))
         if len(missing):
-            yield Finding("class-not-in-val", "val", f"{len(missing)} classes: {_named(facts, missing)}")
+            yield Finding("class-not-in-val", "val", f"{counted(len(missing), 'class')}: {_named(facts, missing)}")
 
 
 @looking_for("val-small", "warning", "fewer than 20 pictures in val", "results jump by chance; use more")
 def val_small(facts: SetFacts) -> Iterable[Finding]:
     if "val" in facts.splits and 0 < len(facts.splits["val"].images) < SMALL_VAL:
-        yield Finding("val-small", "val", f"{len(facts.splits['val'].images)} pictures")
+        yield Finding("val-small", "val", counted(len(facts.splits["val"].images), "picture"))
 
 
 @looking_for(

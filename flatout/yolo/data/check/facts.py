@@ -46,6 +46,16 @@ class SplitFacts:
         """Position of each of `images` among the pairs."""
         return np.flatnonzero(self.table.used_N).tolist()
 
+    @property
+    def num_dropped(self) -> int:
+        """Labels that cannot be used."""
+        return int(self.table.picture_N["num_dropped"].sum())
+
+    @property
+    def dropped_share(self) -> float:
+        """Of all labels, those that cannot be used."""
+        return self.num_dropped / max(1, self.num_dropped + len(self.table.class_box_T5))
+
     def label_place(self, picture: int) -> str:
         """The label file of one of `images`."""
         return self.pairs[self.used_rows[picture]].label_place
@@ -68,8 +78,8 @@ class SetFacts:
     data: DataSet
     complaints: list[Complaint]
     splits: dict[str, SplitFacts]
-    img_size: int
-    anchor_wh_A2: np.ndarray
+    img_size: int = 640
+    anchor_wh_A2: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
     """Anchors to judge, in pixels."""
     label_names: dict[str, list[str]] = field(default_factory=dict)
     """Folder of labels -> names of the files in it."""

@@ -22,17 +22,20 @@ def _told(facts: SetFacts, check: str) -> Iterator[Finding]:
     "error",
     "nc and the number of names disagree, or there are no names",
     "make nc equal to the number of names",
+    stops=True,
 )
 def names_count(facts: SetFacts) -> Iterable[Finding]:
     return _told(facts, "names-count")
 
 
-@looking_for("names-holes", "error", "names given by number that are not 0, 1, 2, ...", "fill the holes")
+@looking_for("names-holes", "error", "names given by number that are not 0, 1, 2, ...", "fill the holes", stops=True)
 def names_holes(facts: SetFacts) -> Iterable[Finding]:
     return _told(facts, "names-holes")
 
 
-@looking_for("split-missing", "error", "no train or no val in the YAML", "name a folder, a list, or a list of them")
+@looking_for(
+    "split-missing", "error", "no train or no val in the YAML", "name a folder, a list, or a list of them", stops=True
+)
 def split_missing(facts: SetFacts) -> Iterable[Finding]:
     return _told(facts, "split-missing")
 
@@ -68,6 +71,7 @@ def download_refused(facts: SetFacts) -> Iterable[Finding]:
     "error",
     "folders and lists that do not exist",
     "correct the path; it starts from the working directory, else from the YAML's folder",
+    stops=True,
 )
 def path_missing(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
@@ -81,6 +85,7 @@ def path_missing(facts: SetFacts) -> Iterable[Finding]:
     "error",
     "a split that cannot be read at all: a damaged list or COCO file, a folder without permission",
     "see the text of the finding",
+    stops=True,
 )
 def split_unreadable(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
@@ -88,11 +93,11 @@ def split_unreadable(facts: SetFacts) -> Iterable[Finding]:
             yield Finding("split-unreadable", split.name, split.trouble)
 
 
-@looking_for("path-empty", "error", "folders and lists without a single picture", "correct the path")
+@looking_for("path-empty", "error", "folders and lists without a single picture", "correct the path", stops=True)
 def path_empty(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         for entry in split.found.empty:
-            yield Finding("path-empty", entry, f"{split.name}: holds no picture")
+            yield Finding("path-empty", entry, f"{split.name}: no pictures in this folder or list")
 
 
 @looking_for("path-backslash", "warning", "paths with backslashes, as Windows writes them", "write / instead")

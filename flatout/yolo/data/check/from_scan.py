@@ -86,6 +86,13 @@ for _check in (
         "correct the permissions; the picture counts as background",
     ),
     Check(
+        "label-too-many",
+        "error",
+        "more than 10,000 labels in one picture",
+        "cut the picture into tiles, or take it out; none of its labels is read",
+        stops=True,
+    ),
+    Check(
         "label-encoding",
         "error",
         "label files that are no UTF-8 text, or no valid XML",

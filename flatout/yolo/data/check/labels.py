@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
+from flatout.errors import counted
 from flatout.yolo.data.check.facts import SetFacts, SplitFacts
 from flatout.yolo.data.check.registry import Finding, looking_for
+from flatout.yolo.data.label_text import drops_a_label
+from flatout.yolo.data.scan_table import REASONS
 
 TINY_PX = 2.0
+LEAST_SIDE_PX = 0.5
 WHOLE = 0.98
 CROWD = 500
 SAME_BOX_IOU = 0.95
@@ -21,21 +25,57 @@ OUTSIDE = 0.02
 """Of the picture's side; less is rounding."""
 LIKELY_CORNERS = 0.5
 FEW_BOXES = 20
+OFTEN_DROPPED, MOST_DROPPED = 0.1, 0.5
+"""Shares of a split's labels that are worth a warning, and that stop a training."""
 MOST_LINES_LOOKED_UP = 100
 """Findings for which the label file is opened once more."""
 
 
 @looking_for(
-    "labels-none", "error", "a train or val split without any label", "check the folder `labels` beside `images`"
+    "labels-none",
+    "error",
+    "a train split without any label that can be used",
+    "correct what the text names; there is nothing to learn from pictures alone",
+    stops=True,
 )
 def labels_none(facts: SetFacts) -> Iterable[Finding]:
+    return _without_labels(facts, "train", "labels-none")
+
+
+@looking_for(
+    "labels-none-val",
+    "warning",
+    "a val split without any label that can be used",
+    "label some pictures: every score will be 0",
+)
+def labels_none_val(facts: SetFacts) -> Iterable[Finding]:
+    return _without_labels(facts, "val", "labels-none-val")
+
+
+@looking_for(
+    "labels-mostly-dropped",
+    "error",
+    "splits in which more than half of the labels cannot be used",
+    "correct the program that wrote them; to use the rest all the same: --allow-bad-labels",
+    stops=True,
+)
+def labels_mostly_dropped(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
-        if split.pairs and split.name != "test" and not len(split.images.labels.class_box_T5):
-            yield Finding(
-                "labels-none",
-                split.name,
-                f"no label in {len(split.pairs)} pictures; the first one's would be {split.pairs[0].label}",
-            )
+        # What says that nothing is left in train says this too.
+        if split.dropped_share > MOST_DROPPED and (len(split.images.labels.class_box_T5) or split.name != "train"):
+            yield Finding("labels-mostly-dropped", split.name, _about_dropped(split))
+
+
+@looking_for(
+    "labels-often-dropped",
+    "warning",
+    "splits in which 10 to 50 % of the labels cannot be used",
+    "correct the program that wrote them; training goes on without these labels",
+)
+def labels_often_dropped(facts: SetFacts) -> Iterable[Finding]:
+    for split in facts.splits.values():
+        if OFTEN_DROPPED < split.dropped_share <= MOST_DROPPED:
+            yield Finding("labels-often-dropped", split.name, _about_dropped(split))
 
 
 @looking_for(
@@ -93,6 +133,7 @@ def label_orphan(facts: SetFacts) -> Iterable[Finding]:
     "error",
     "classes for which the YAML has no name",
     "correct the number or add the name; training would not start",
+    stops=True,
 )
 def class_beyond_names(facts: SetFacts) -> Iterable[Finding]:
     beyond = _labels(facts, lambda split: split.images.labels.class_box_T5[:, 0] >= facts.num_classes)
@@ -101,7 +142,8 @@ def class_beyond_names(facts: SetFacts) -> Iterable[Finding]:
         place = split.label_place(row)
         if told < MOST_LINES_LOOKED_UP:
             place = _with_line(place, number)
-        yield Finding("class-beyond-names", place, f"class {number}, but the names end at {facts.num_classes - 1}")
+        names = f"{facts.data.file} names {counted(facts.num_classes, 'class')} (0 to {facts.num_classes - 1})"
+        yield Finding("class-beyond-names", place, f"a label of class {number}, but {names}")
 
 
 @looking_for(
@@ -132,10 +174,23 @@ def box_outside(facts: SetFacts) -> Iterable[Finding]:
 def box_tiny(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         box_px_T2 = split.box_px(facts.img_size)
-        for label in np.flatnonzero(box_px_T2.min(1, initial=TINY_PX) < TINY_PX).tolist():
+        is_tiny_T = (box_px_T2.min(1, initial=TINY_PX) < TINY_PX) & ~_holds_no_pixel(split)
+        for label in np.flatnonzero(is_tiny_T).tolist():
             width, height = box_px_T2[label].tolist()
             place = split.label_place(int(split.picture_T[label]))
             yield Finding("box-tiny", place, f"{width:.1f} x {height:.1f} px at size {facts.img_size}")
+
+
+@looking_for(
+    "box-no-pixel",
+    "warning",
+    "boxes narrower than half a pixel of their picture",
+    "remove them; there is nothing to see in them at any size",
+)
+def box_no_pixel(facts: SetFacts) -> Iterable[Finding]:
+    for split, row, label in _labels(facts, _holds_no_pixel):
+        width, height = (split.images.labels.class_box_T5[label, 3:] * split.images.size_wh_N2[row]).tolist()
+        yield Finding("box-no-pixel", split.label_place(row), f"{width:.2g} x {height:.2g} px of the picture")
 
 
 @looking_for(
@@ -179,6 +234,50 @@ def boxes_as_corners(facts: SetFacts) -> Iterable[Finding]:
         if in_order and leaves_T.mean() > LIKELY_CORNERS:
             text = f"{leaves_T.mean():.0%} of {len(box_T4)} boxes leave the picture, and w > cx, h > cy everywhere"
             yield Finding("boxes-as-corners", split.name, text)
+
+
+def _holds_no_pixel(split: SplitFacts) -> np.ndarray:
+    """bool [T]: boxes with a side below half a pixel of the picture."""
+    side_px_T2 = split.images.labels.class_box_T5[:, 3:] * split.images.size_wh_N2[split.picture_T]
+    narrow_T: np.ndarray = side_px_T2.min(1, initial=1.0) < LEAST_SIDE_PX
+    return narrow_T
+
+
+def _without_labels(facts: SetFacts, name: str, check: str) -> Iterator[Finding]:
+    split = facts.splits.get(name)
+    if split is not None and split.pairs and not len(split.images.labels.class_box_T5):
+        yield Finding(check, name, f"no label in {counted(len(split.pairs), 'picture')}: {_why_none(split)}")
+
+
+def _why_none(split: SplitFacts) -> str:
+    """The probable cause of a split without labels."""
+    if split.num_dropped:
+        return _about_dropped(split)
+    first = split.pairs[0]
+    if first.label.endswith(".json"):
+        return f"{first.label} has none for them"
+    if any(True for _ in split.label_files("empty")):
+        return f"label files are empty or missing, such as {first.label}"
+    folder = os.path.dirname(first.label) or "."
+    try:
+        num_files = sum(name.endswith((".txt", ".xml")) for name in os.listdir(folder))
+    except OSError:
+        return f"the folder {folder} does not exist or cannot be read; labels of {first.image} would be {first.label}"
+    there = f"{counted(num_files, 'label file')} of other names" if num_files else "no label file"
+    return f"{folder} holds {there}; labels of {first.image} would be {first.label}"
+
+
+def _about_dropped(split: SplitFacts) -> str:
+    """How many labels are dropped, and the first of them."""
+    total = split.num_dropped + len(split.table.class_box_T5)
+    row = int(np.argmax(split.table.picture_N["num_dropped"] > 0))
+    problem = next(filter(drops_a_label, split.table.problems.get(row, ())), None)
+    place = split.pairs[row].label_place
+    if problem is None:  # read strictly: the whole file is dropped
+        why = REASONS[split.table.picture_N["reason"][row]].replace("_", " ")
+        return f"{split.num_dropped:,} of {counted(total, 'label')} cannot be used, the first in {place}: {why}"
+    line = f"{place}:{problem.line}" if problem.line else place
+    return f"{split.num_dropped:,} of {counted(total, 'label')} cannot be used, the first at {line}: {problem.text}"
 
 
 def _labels(facts: SetFacts, chosen: Callable[[SplitFacts], np.ndarray]) -> Iterator[tuple[SplitFacts, int, int]]:

@@ -38,16 +38,20 @@ class Check:
     advice: str
     look: Look | None = None
     """None: the scan finds it on its way."""
+    stops: bool = False
+    """Whether a training on such data does not start; see `open_set.py`."""
 
 
 CHECKS: dict[str, Check] = {}
 
 
-def looking_for(id: str, severity: Severity, looks_for: str, advice: str) -> Callable[[Look], Look]:
+def looking_for(
+    id: str, severity: Severity, looks_for: str, advice: str, *, stops: bool = False
+) -> Callable[[Look], Look]:
     """Register a function as a check."""
 
     def register(look: Look) -> Look:
-        add(Check(id, severity, looks_for, advice, look))
+        add(Check(id, severity, looks_for, advice, look, stops))
         return look
 
     return register
