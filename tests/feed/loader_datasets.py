@@ -159,6 +159,54 @@ class SometimesDrawing(Dataset):
         return torch.rand(()) if index % 7 == 6 else torch.tensor(float(index))
 
 
+class Nested(Dataset):
+    """Nested tensors, of which the default collate makes no batches."""
+
+    def __init__(self, layout: torch.layout) -> None:
+        self.layout = layout
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return torch.nested.nested_tensor([torch.ones(index + 1), torch.zeros(2)], layout=self.layout)
+
+
+class InitialSeed(Dataset):
+    """Says which seed torch's generator has, and may draw from it."""
+
+    def __init__(self, draws: bool) -> None:
+        self.draws = draws
+
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        if self.draws:
+            torch.rand(())
+        return torch.initial_seed(), get_worker_info().seed
+
+
+class Waiting(Dataset):
+    """No sample is read before two workers are at one."""
+
+    def __init__(self) -> None:
+        context = torch.multiprocessing.get_context("fork")
+        self.num_at = context.Value("i", 0)
+        self.both = context.Event()
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        with self.num_at.get_lock():
+            self.num_at.value += 1
+            if self.num_at.value == 2:
+                self.both.set()
+        assert self.both.wait(20)
+        return torch.full((3,), float(index))
+
+
 class Failing(Numbers):
     """Cannot read one sample."""
 

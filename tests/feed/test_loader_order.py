@@ -13,7 +13,15 @@ from torch.utils.data import (
 )
 
 from flatout.feed.loader import Loader
-from tests.feed.loader_datasets import Drawing, Numbers, SometimesDrawing, assert_same_epochs, equal, noisy_collate
+from tests.feed.loader_datasets import (
+    Drawing,
+    InitialSeed,
+    Numbers,
+    SometimesDrawing,
+    assert_same_epochs,
+    equal,
+    noisy_collate,
+)
 
 
 def labels(loader) -> list[int]:
@@ -158,3 +166,18 @@ def test_a_random_collate_does_not_depend_on_workers():
     one, two = (stream(Numbers(), workers, collate_fn=noisy_collate) for workers in (1, 2))
     assert equal(one, two)
     assert len({tuple(noise.tolist()) for _, noise in one}) == len(one)
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_the_seed_of_a_sample_fits_an_integer_of_64_bits(draws):
+    """Half of all unsigned numbers of 64 bits do not, and would end the collating."""
+    torch.manual_seed(8)
+    seeds = torch.cat([seed for seed, _ in Loader(InitialSeed(draws), 6, num_workers=2)])
+    assert seeds.dtype == torch.int64
+    assert seeds.min() >= 0
+
+
+def test_a_dataset_that_draws_nothing_finds_the_workers_seed():
+    """With it, datasets seed generators of their own, which must not be the same in every worker."""
+    for batch in Loader(InitialSeed(draws=False), 6, num_workers=2, micro_batch=1):
+        assert torch.equal(*batch)

@@ -182,6 +182,7 @@ class Loader(DataLoader[T_co]):
             return None
         try:
             self._workshop.foreman.cancel()
+            self._workshop.probing.clear()
         except BaseException:
             self._workshop = None
             raise

@@ -27,17 +27,20 @@ def _draw_from_all() -> tuple[float, float, float]:
 
 
 class DrawWatch:
-    """Notices whether something drew random numbers."""
+    """Notices whether something drew random numbers.
 
-    SEED = 1
+    Its seed is the worker's own: a dataset may ask for torch.initial_seed() without drawing, to seed a
+    generator of its own, which must not be the same in every worker.
+    """
 
-    def __init__(self) -> None:
-        seed_everything(self.SEED)
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        seed_everything(seed)
         self._untouched = _draw_from_all()
 
     def drew(self, call: Callable[[], T]) -> tuple[T, bool]:
         """The call's result, and whether one of the generators moved meanwhile."""
-        seed_everything(self.SEED)
+        seed_everything(self._seed)
         result = call()
         # Cheaper than comparing states: an untouched generator gives the known first number.
         return result, _draw_from_all() != self._untouched

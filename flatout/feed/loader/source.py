@@ -67,13 +67,13 @@ class DatasetSource:
         """Called once in each worker process, before it reads."""
         self._worker, self._ring = worker, ring
         self._areas = Areas(ring.arena, self._table_offset, ring.spec.num_slots)
-        self._draws: DrawWatch | None = DrawWatch()
         self._failed_start: bytes | None = None
         torch.set_num_threads(1)
         if self._unopened is not None:
             self.dataset = pickle.loads(self._unopened)
         seed = self.base_seed + worker
-        seed_everything(seed % 2**64)
+        self._draws: DrawWatch | None = DrawWatch(seed)
+        seed_everything(seed)
         torch_worker._worker_info = torch_worker.WorkerInfo(
             id=worker, num_workers=self._num_workers, seed=seed, dataset=self.dataset
         )

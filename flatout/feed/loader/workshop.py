@@ -31,6 +31,8 @@ from flatout.profiler import machine
 
 logger = logging.getLogger(__name__)
 
+PROBE_SLOT = 0
+
 
 class Slots:
     """The memory of a Loader."""
@@ -87,6 +89,8 @@ class Workshop:
         self.slots = slots
         self.base_seed = source.base_seed
         self.num_passes = 0
+        self.probing: set[int] = set()
+        """Slots that a sample is read into only to learn its size."""
         self._source = source
         orders = WorkOrders(seed=0, substitute_errors=False)
         self.crew = Processes(slots.ring, source, orders, start_method=start_method)
@@ -110,6 +114,19 @@ class Workshop:
         indices = np.array([key if type(key) is int else order.position for key in samples], np.int64)
         places = np.array([place_of(slot, number) for number in range(order.num_pieces)], np.int64)
         self.foreman.publish(slot, Step(order.epoch, 0, indices, places, order.num_pieces, {}))
+
+    def probe(self, order: Order) -> None:
+        """Have a sample read to learn how large batches are; see `take_in_probe`."""
+        self.publish(PROBE_SLOT, order)
+        self.probing = {PROBE_SLOT}
+
+    def take_in_probe(self, margin: float) -> bool:
+        """Make room as the probe suggests, times `margin`; False if it is still being read. Does not wait."""
+        if self.probing and self.foreman.is_ready(PROBE_SLOT):
+            self.probing.clear()
+            (piece,) = self.collect(PROBE_SLOT)
+            self.slots.want_body(int(piece.body_bytes * margin))
+        return not self.probing
 
     def collect(self, slot: int) -> list[Piece]:
         """The pieces of a complete slot, in order."""
