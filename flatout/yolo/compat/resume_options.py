@@ -26,9 +26,13 @@ _OF_THIS_CALL = ("resume", "break_lock", "allow_data_change", "local_rank", "sto
 _NO_MATTER = (
     *_OF_THIS_CALL, "fresh", "exist_ok", "project", "name", "device", "workers", "save_every_minutes",
     "save_every_steps", "log_every", "compat_pt", "verify_cache", "evolve", "log_to", "entity", "upload_dataset",
-    "bbox_interval", "save_period", "artifact_alias",
+    "bbox_interval", "save_period", "artifact_alias", "no_persistent_workers",
 )  # fmt: skip
 """Where, on what and how often: nothing that is learned depends on them, so a run may go on with others."""
+_PARTS_OFF = (
+    "no_fast_dataloader", "no_device_augment", "no_channels_last", "no_compile", "no_graphs", "no_scaled_decode",
+    "no_gpu_decode",
+)  # fmt: skip
 
 
 def config_of_run(options: TrainOptions, hyp: Hyp) -> dict[str, Any]:
@@ -37,6 +41,8 @@ def config_of_run(options: TrainOptions, hyp: Hyp) -> dict[str, Any]:
     From the options as typed: what `--fast` stands for differs from machine to machine.
     """
     settings = {key: value for key, value in _plain(options).items() if key not in _NO_MATTER}
+    # As in records of runs that began before parts of --fast could be switched off: those must go on.
+    settings = {key: value for key, value in settings.items() if value or key not in _PARTS_OFF}
     return settings | {f"hyp.{key}": value for key, value in asdict(hyp).items()}
 
 
