@@ -149,6 +149,13 @@ class Drawing(Dataset):
         return torch.rand(2), np.random.random_sample(2), random.random(), index  # noqa: NPY002
 
 
+class DrawingMuch(Drawing):
+    """Has text beside the random numbers, more of it later on: more than there is room for at first."""
+
+    def __getitem__(self, index):
+        return *super().__getitem__(index), "long text " * 100 * index
+
+
 class SometimesDrawing(Dataset):
     """Draws for a few samples only."""
 
@@ -362,6 +369,23 @@ def only_even(samples: list[tuple[torch.Tensor, int]]) -> Any:
 def count_start(worker: int) -> None:
     """A worker_init_fn that leaves a file behind."""
     Path(os.environ["LOADER_TEST_FOLDER"], f"{worker}-{os.getpid()}").touch()
+
+
+def do_nothing(worker: int) -> None:
+    pass
+
+
+def seed_all_alike(worker: int) -> None:
+    torch.manual_seed(12345)
+    np.random.seed(67)  # noqa: NPY002
+    random.seed(89)
+
+
+def seed_by_worker(worker: int) -> None:
+    """As PyTorch's notes on reproducibility advise."""
+    seed = torch.initial_seed() % 2**32
+    np.random.seed(seed)  # noqa: NPY002
+    random.seed(seed)
 
 
 def fail_to_start(worker: int) -> None:

@@ -49,6 +49,7 @@ class Pass:
         self._learn = learn
         self._at_end = at_end
         self._flights: deque[tuple[int, Order]] = deque()
+        self._num_published = 0
         self.has_ended = False
         self._publish_ahead()
 
@@ -101,7 +102,8 @@ class Pass:
                 if order is None:
                     return
                 self._flights.append((slot, order))
-                self._workshop.publish(slot, order)
+                self._workshop.publish(slot, order, lane=self._num_published % self._workshop.num_lanes)
+                self._num_published += 1
 
     def _wait_for(self, slot: int) -> None:
         with clock.stage("feed.wait"):

@@ -37,7 +37,7 @@ PROBE_SLOT = 0
 class Slots:
     """The memory of a Loader."""
 
-    def __init__(self, *, num_slots: int, num_pieces: int, num_workers: int, pinned: bool) -> None:
+    def __init__(self, *, num_slots: int, num_pieces: int, num_workers: int, num_lanes: int, pinned: bool) -> None:
         check_descriptors(machine.descriptors())
         spec = RingSpec(
             fields=DatasetSource.fields,
@@ -45,6 +45,7 @@ class Slots:
             micro_batch=1,
             num_slots=num_slots,
             num_workers=num_workers,
+            num_lanes=num_lanes,
         )
         self.ring = Ring.create(spec, shared_by_processes=True)
         self.areas = Areas.create(self.ring.arena, num_slots)
@@ -105,15 +106,19 @@ class Workshop:
         except ConfigError as error:
             raise _explained(error, self._source.dataset) from error.__cause__
 
-    def publish(self, slot: int, order: Order) -> None:
-        """Have a free slot filled as `order` says."""
+    @property
+    def num_lanes(self) -> int:
+        return self.slots.ring.spec.num_lanes
+
+    def publish(self, slot: int, order: Order, lane: int = 0) -> None:
+        """Have a free slot filled as `order` says, by workers of `lane`."""
         self.slots.provide(slot)
         self.slots.areas.write_order(slot, encode(order))
         begins = [number * order.micro_batch for number in range(order.num_pieces)]
         samples = [order.keys[begin] if begin < len(order.keys) else 0 for begin in begins]
         indices = np.array([key if type(key) is int else order.position for key in samples], np.int64)
         places = np.array([place_of(slot, number) for number in range(order.num_pieces)], np.int64)
-        self.foreman.publish(slot, Step(order.epoch, 0, indices, places, order.num_pieces, {}))
+        self.foreman.publish(slot, Step(order.epoch, 0, indices, places, order.num_pieces, {}), lane)
 
     def probe(self, order: Order) -> None:
         """Have a sample read to learn how large batches are; see `take_in_probe`."""
