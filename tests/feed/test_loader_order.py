@@ -216,3 +216,13 @@ def test_with_a_worker_init_fn_workers_make_whole_batches_in_turn(workers):
     loader = Loader(WhoReads(), 4, num_workers=workers, worker_init_fn=do_nothing, persistent_workers=True)
     for _ in range(2):
         assert [set(ids.tolist()) for _, ids, *_ in loader] == [{batch % workers} for batch in range(6)]
+
+
+def test_a_worker_init_fn_may_be_set_and_removed_between_epochs():
+    """As training frameworks do it with loaders that they are given."""
+    loader = Loader(WhoReads(), 4, num_workers=2)
+    for worker_init_fn in (None, do_nothing, None):
+        loader.worker_init_fn = worker_init_fn
+        ids = [set(ids.tolist()) for _, ids, *_ in loader]
+        assert worker_init_fn is None or ids == [{batch % 2} for batch in range(6)]
+    assert len(ids) == 6

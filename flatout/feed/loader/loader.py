@@ -146,7 +146,7 @@ class Loader(DataLoader[T_co]):
     def _open(self, base_seed: int, first: list[Any]) -> Workshop:
         """Slots, those of an earlier pass if there are some, and new workers."""
         batch_size = self.batch_size or len(first)
-        slots, self._slots = self._slots or self._new_slots(batch_size), None
+        slots, self._slots = self._kept_slots() or self._new_slots(batch_size), None
         slots.want_body(self._body_bytes)
         source = DatasetSource(
             self.dataset,
@@ -182,9 +182,14 @@ class Loader(DataLoader[T_co]):
             num_slots=num_slots,
             num_pieces=num_pieces,
             num_workers=self.num_workers,
-            num_lanes=self.num_workers if self._in_turn else 1,
+            num_lanes=self._num_lanes,
             pinned=self._pins,
         )
+
+    def _kept_slots(self) -> Slots | None:
+        """Those of an earlier pass, unless a worker_init_fn was set or removed since."""
+        kept = self._slots
+        return kept if kept is not None and kept.ring.spec.num_lanes == self._num_lanes else None
 
     def _idle_workshop(self) -> Workshop | None:
         """Persistent workers that nobody uses now."""
@@ -242,6 +247,10 @@ class Loader(DataLoader[T_co]):
         """Whether worker w of n makes the batches w, w + n, ..., with random numbers of its own, as in torch: who
         prepares workers cares what each of them does."""
         return self.worker_init_fn is not None
+
+    @property
+    def _num_lanes(self) -> int:
+        return self.num_workers if self._in_turn else 1
 
     @property
     def _makes_whole_batches(self) -> bool:

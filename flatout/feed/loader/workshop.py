@@ -38,7 +38,7 @@ class Slots:
     """The memory of a Loader."""
 
     def __init__(self, *, num_slots: int, num_pieces: int, num_workers: int, num_lanes: int, pinned: bool) -> None:
-        check_descriptors(machine.descriptors())
+        check_descriptors(machine.descriptors(), num_lanes)
         spec = RingSpec(
             fields=DatasetSource.fields,
             batch_size=num_pieces,
