@@ -10,9 +10,9 @@ from flatout.errors import DataError
 from flatout.feed.plan import Step
 from flatout.feed.ring import QUARANTINE_CAPACITY, Ring, RingSpec, Task, pack
 from flatout.feed.rows import RowsBuffer, gather_rows, hand_over
-from flatout.feed.source import Field, Rows
+from flatout.feed.source import Field, Fields, Rows
 
-FIELDS = {
+FIELDS: Fields = {
     "image": Field((2, 3), np.uint16),
     "boxes": Rows(4, np.float32, expected=2),
     "label": Field((), np.int64),
