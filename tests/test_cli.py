@@ -1,10 +1,12 @@
 """What `flatout` answers: help without heavy imports, one line per failure, documented exit codes."""
 
+import ast
 import json
 import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
@@ -238,3 +240,40 @@ def test_the_old_check_of_the_parser_prints_what_its_document_says():
     program = check["cmd"].removeprefix('python -c "').removesuffix('"')
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("True False False\n", "")
+
+
+# -- every flag is obeyed ------------------------------------------------------------------------------------------
+
+
+def read_from_options(job: str) -> set[str]:
+    """Names of attributes that the package of a job takes from its options, checks of their values aside."""
+    found = set()
+    for path in (Path(flatout.__file__).parent / job).rglob("*.py"):
+        receivers = {"options", "_options", "asked"} | ({"self"} if path.name == "options.py" else set())
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.FunctionDef(name="__post_init__" | "_problems_of_training"):
+                    node.body = []  # a value that is only checked has no effect
+                case ast.Attribute(value=ast.Name(id=name) | ast.Attribute(attr=name), ctx=ast.Load()):
+                    found |= {node.attr} if name in receivers else set()
+    return found
+
+
+def test_every_flag_of_a_training_is_read_by_somebody_or_its_help_says_that_it_is_not():
+    from flatout.defect.options import TrainOptions as DefectOptions
+    from flatout.spike.train.options import TrainOptions as SpikeOptions
+    from flatout.yolo.compat import train_flags
+    from flatout.yolo.options import TrainOptions as YoloOptions
+
+    def unread(job: str, options: type) -> set[str]:
+        return {field.name for field in fields(options)} - read_from_options(job)
+
+    assert unread("defect", DefectOptions) == set()
+    assert unread("spike", SpikeOptions) == set()
+    tables = (train_flags.YOLOV7, train_flags.FORK, train_flags.SPEED, train_flags.RECIPE, train_flags.FILES)
+    help_of = {flag.dest: flag.help for table in tables for flag in table}
+    silent = unread("yolo", YoloOptions)
+    assert {
+        name for name in silent if "accepted, since" not in help_of[name] and "refused" not in help_of[name]
+    } == set()
+    assert {name for name, text in help_of.items() if "accepted, since" in text} <= silent

@@ -32,11 +32,11 @@ class Crew(Protocol):
     def call_up(self) -> None:
         """Have every worker at its place; blocks until they are. Does nothing if they are already."""
 
-    def announce(self, num_tasks: int) -> None:
-        """Tell the workers that tasks were published."""
+    def announce(self, num_tasks: int, lane: int = 0) -> None:
+        """Tell the workers of a lane that tasks were published."""
 
-    def remind(self, num_unclaimed: int) -> None:
-        """Announce again what a worker has taken note of but not claimed, because it ended or was stopped."""
+    def remind(self, num_unclaimed: Sequence[int]) -> None:
+        """Announce again, in each lane, what a worker took note of but did not claim: it ended or was stopped."""
 
     def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[Ended]]:
         """What was done and who ended, after `timeout_s` at most; returns at once if there is something."""
@@ -58,11 +58,13 @@ class Crew(Protocol):
 
 
 class Lines:
-    """The two lines of communication: tokens to the workers, reports from them."""
+    """The lines of communication: tokens to the workers of each lane, reports from all of them."""
 
-    def __init__(self) -> None:
-        self.tokens_out, self.tokens_in = os.pipe()
-        os.set_blocking(self.tokens_in, False)
+    def __init__(self, num_lanes: int) -> None:
+        pipes = [os.pipe() for _ in range(num_lanes)]
+        self.tokens_out, self.tokens_in = (tuple(ends) for ends in zip(*pipes, strict=True))
+        for end in self.tokens_in:
+            os.set_blocking(end, False)
         self.reports_out, self.reports_in = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.reports_out.setblocking(False)
 
@@ -75,32 +77,35 @@ class Lines:
             except BlockingIOError:
                 return reports
 
-    def announce(self, num_tasks: int) -> None:
-        self._put(WORK * num_tasks)
+    def announce(self, num_tasks: int, lane: int = 0) -> None:
+        self._put(WORK * num_tasks, lane)
 
-    def remind(self, num_unclaimed: int) -> None:
+    def remind(self, num_unclaimed: Sequence[int]) -> None:
         """Have a token in the pipe for each unclaimed task; one too many wakes a worker for nothing, no more."""
-        self.announce(max(0, num_unclaimed - self._num_tokens()))
+        for lane, num_tasks in enumerate(num_unclaimed):
+            self.announce(max(0, num_tasks - self._num_tokens(lane)), lane)
 
     def send_home(self, num_workers: int) -> None:
-        self._put(QUIT * num_workers)
+        for lane in range(len(self.tokens_in)):
+            self._put(QUIT * num_workers, lane)  # more than a lane of its own needs; see `forget_tokens`
 
     def forget_tokens(self) -> None:
-        """Empty the pipe; nobody may be reading it."""
-        if num_tokens := self._num_tokens():
-            os.read(self.tokens_out, num_tokens)
+        """Empty the pipes; nobody may be reading them."""
+        for lane, end in enumerate(self.tokens_out):
+            if num_tokens := self._num_tokens(lane):
+                os.read(end, num_tokens)
 
-    def _put(self, tokens: bytes) -> None:
+    def _put(self, tokens: bytes, lane: int) -> None:
         # What does not fit is made up for by `remind`: to wait for room here would be to wait for workers
         # that may be waiting for their reports to be read.
         with contextlib.suppress(BlockingIOError):
-            os.write(self.tokens_in, tokens)
+            os.write(self.tokens_in[lane], tokens)
 
-    def _num_tokens(self) -> int:
-        return int.from_bytes(fcntl.ioctl(self.tokens_out, termios.FIONREAD, bytes(4)), sys.byteorder)
+    def _num_tokens(self, lane: int) -> int:
+        return int.from_bytes(fcntl.ioctl(self.tokens_out[lane], termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def close(self) -> None:
-        for fd in (self.tokens_out, self.tokens_in):
+        for fd in (*self.tokens_out, *self.tokens_in):
             os.close(fd)
         self.reports_out.close()
         self.reports_in.close()
@@ -117,9 +122,9 @@ class Nobody:
 
     def call_up(self) -> None: ...
 
-    def announce(self, num_tasks: int) -> None: ...
+    def announce(self, num_tasks: int, lane: int = 0) -> None: ...
 
-    def remind(self, num_unclaimed: int) -> None: ...
+    def remind(self, num_unclaimed: Sequence[int]) -> None: ...
 
     def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[Ended]]:
         if timeout_s > 0:
@@ -147,7 +152,7 @@ class Threads:
 
     def __init__(self, ring: Ring, source: Source, orders: WorkOrders) -> None:
         self._work = (ring, source, orders)
-        self._lines: Lines | None = Lines()
+        self._lines: Lines | None = Lines(ring.spec.num_lanes)
         self._threads: list[threading.Thread] = []
 
     def call_up(self) -> None:
@@ -155,16 +160,17 @@ class Threads:
         if self._threads:
             return
         for worker in range(self._work[0].spec.num_workers):
-            args = (worker, *self._work, self._lines.tokens_out, self._lines.reports_in)
+            tokens = self._lines.tokens_out[worker % len(self._lines.tokens_out)]
+            args = (worker, *self._work, tokens, self._lines.reports_in)
             thread = threading.Thread(target=work, args=args, name=f"flatout-feed-{worker}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
-    def announce(self, num_tasks: int) -> None:
+    def announce(self, num_tasks: int, lane: int = 0) -> None:
         assert self._lines is not None
-        self._lines.announce(num_tasks)
+        self._lines.announce(num_tasks, lane)
 
-    def remind(self, num_unclaimed: int) -> None:
+    def remind(self, num_unclaimed: Sequence[int]) -> None:
         assert self._lines is not None
         self._lines.remind(num_unclaimed)
 

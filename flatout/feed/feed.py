@@ -270,8 +270,6 @@ class Pass:
     def take(self) -> Lease | None:
         """The next batch, None after the last; blocks until it is complete."""
         if not self._steps:
-            if not self._feed.config.persistent_workers:
-                self.works.crew.send_home()
             return None
         if not self._feed._is_open(self):
             raise ConfigError("This pass has ended: the feed was closed, or iterated anew.")
@@ -279,6 +277,9 @@ class Pass:
         # Before the batch is handed out: a checkpoint taken while it trains must not replay it.
         self._feed._epoch, self._feed._next_step = self.position_after(lease.batch.step)
         self._steps = self._steps[1:]
+        if not self._steps and not self._feed.config.persistent_workers:
+            # Now, not when `None` is asked for: who counts steps never does.
+            self.works.crew.send_home()
         return lease
 
     def give_back(self, lease: Lease) -> None:

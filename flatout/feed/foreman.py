@@ -69,15 +69,15 @@ class Foreman:
         self.bad: dict[int, str] = {}
         """Items that had to be replaced, and why."""
 
-    def publish(self, slot: int, step: Step) -> None:
-        """Have `slot` filled with the samples of `step`; nobody may hold a view of it."""
+    def publish(self, slot: int, step: Step, lane: int = 0) -> None:
+        """Have `slot` filled with the samples of `step` by workers of `lane`; nobody may hold a view of it."""
         if self._ring.slots[slot].head["scratch_bytes"] < self._scratch_bytes:
             self._ring.enlarge_scratch(slot, self._scratch_bytes)
         ranges = micro_batches(len(step.indices), self._ring.spec.micro_batch)
         self._ring.slots[slot].open_for(step, len(ranges))
         self._complete.discard(slot)
         self._open = {ticket: task for ticket, task in self._open.items() if task.slot != slot}
-        self._publish([Task(slot, begin, end) for begin, end in ranges])
+        self._publish([Task(slot, begin, end) for begin, end in ranges], lane)
 
     def is_ready(self, slot: int) -> bool:
         """Whether a published slot is complete and nothing in it failed, without waiting."""
@@ -143,9 +143,9 @@ class Foreman:
             del self._strikes[item]  # whatever its readers died of, it was not the item
         return True
 
-    def _publish(self, tasks: list[Task]) -> None:
-        self._open |= zip(self._ring.publish(tasks), tasks, strict=True)
-        self._crew.announce(len(tasks))
+    def _publish(self, tasks: list[Task], lane: int) -> None:
+        self._open |= zip(self._ring.publish(tasks, lane), tasks, strict=True)
+        self._crew.announce(len(tasks), lane)
 
     def _pump(self, timeout_s: float) -> None:
         """Take in what workers report and who ended; look after hanging ones once a tick."""
@@ -169,7 +169,7 @@ class Foreman:
             offset = self._ring.arena.grow(report.overflow_bytes)
             spill = task._replace(spill_offset=offset, spill_bytes=report.overflow_bytes)
             self._spills[task.slot].append(spill)
-            self._publish([spill])
+            self._publish([spill], self._ring.lane_of(report.ticket))
             return
         if report.failure:
             self._failures[task.slot].append(report.failure)
@@ -201,7 +201,7 @@ class Foreman:
             again = lost._replace(singly=True)
             if lost in self._spills[lost.slot]:
                 self._spills[lost.slot][self._spills[lost.slot].index(lost)] = again
-            self._publish([again])
+            self._publish([again], self._ring.lane_of(claim.ticket))
         else:
             self._crew.remind(self._ring.num_unclaimed())  # it may have taken a token with it
         self._crew.restart(end.worker)

@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from multiprocessing import spawn
 from typing import Any, NamedTuple
 
@@ -59,8 +60,18 @@ class NurseryFds(NamedTuple):
 
     control: int
     arena: int
-    tokens: int
     reports: int
+    tokens: tuple[int, ...]
+    """One for each lane of the ring."""
+
+    @property
+    def flat(self) -> tuple[int, ...]:
+        return (*self[:3], *self.tokens)
+
+    @classmethod
+    def from_flat(cls, fds: Sequence[int]) -> "NurseryFds":
+        control, arena, reports, *tokens = fds
+        return cls(control, arena, reports, tuple(tokens))
 
 
 class Nursery:
@@ -130,7 +141,8 @@ class Nursery:
             self._control.close()
             ring = Ring.attach(self._spec, self._fds.arena)
             reports = socket.socket(fileno=self._fds.reports)
-            work(worker, ring, self._source, self._orders, self._fds.tokens, reports)
+            tokens = self._fds.tokens[worker % len(self._fds.tokens)]
+            work(worker, ring, self._source, self._orders, tokens, reports)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
@@ -189,7 +201,7 @@ def main() -> None:
     """A fresh interpreter's way in: descriptors as arguments, everything else pickled on stdin."""
     global _opening
     live_by_the_pipe()
-    fds = NurseryFds(*map(int, sys.argv[1:]))
+    fds = NurseryFds.from_flat([int(fd) for fd in sys.argv[1:]])
     # Opening a source can take long, and nobody looks at the control socket meanwhile.
     be_killed_with_parent(True)
     _opening = True

@@ -13,7 +13,7 @@ FEWEST_SLOTS = 2
 MEMORY_SHARE = 0.5
 """Of the free memory, what the slots may take: the model, the page cache and the workers need the rest."""
 DESCRIPTORS_NEEDED = 16
-"""Two pipes, three sockets and the ring, and a few for starting processes; the same for any number of workers."""
+"""Two pipes, three sockets and the ring, and a few for starting processes; every further lane needs a pipe."""
 
 
 def fit_slots(spec: RingSpec, free_bytes: int) -> RingSpec:
@@ -38,12 +38,13 @@ def fit_slots(spec: RingSpec, free_bytes: int) -> RingSpec:
     return replace(spec, num_slots=num_slots)
 
 
-def check_descriptors(limits: Descriptors) -> None:
+def check_descriptors(limits: Descriptors, num_lanes: int = 1) -> None:
     """Refuse to start what would fail half-way for lack of descriptors."""
-    if limits.soft is not None and limits.soft - limits.open < DESCRIPTORS_NEEDED:
+    needed = DESCRIPTORS_NEEDED + 2 * (num_lanes - 1)
+    if limits.soft is not None and limits.soft - limits.open < needed:
         raise ResourceError(
-            f"The feed needs {DESCRIPTORS_NEEDED} file descriptors, but only {max(0, limits.soft - limits.open)} of "
-            f"{limits.soft} are left. Raise the limit: ulimit -n {limits.open + 2 * DESCRIPTORS_NEEDED} or more."
+            f"The feed needs {needed} file descriptors, but only {max(0, limits.soft - limits.open)} of "
+            f"{limits.soft} are left. Raise the limit: ulimit -n {limits.open + 2 * needed} or more."
         )
 
 

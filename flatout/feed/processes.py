@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from multiprocessing import spawn
 from typing import IO
@@ -50,7 +50,7 @@ class Processes:
         self._source = source
         self._orders = orders
         self._start_method = start_method
-        self._lines: Lines | None = Lines()
+        self._lines: Lines | None = Lines(ring.spec.num_lanes)
         self._control: socket.socket | None = None
         self._nursery: subprocess.Popen[bytes] | ForkedProcess | None = None
         self._nurseries_lost = 0
@@ -76,11 +76,11 @@ class Processes:
                 )
             self._listen(timeout_s=1)
 
-    def announce(self, num_tasks: int) -> None:
+    def announce(self, num_tasks: int, lane: int = 0) -> None:
         assert self._lines is not None
-        self._lines.announce(num_tasks)
+        self._lines.announce(num_tasks, lane)
 
-    def remind(self, num_unclaimed: int) -> None:
+    def remind(self, num_unclaimed: Sequence[int]) -> None:
         assert self._lines is not None
         self._lines.remind(num_unclaimed)
 
@@ -138,7 +138,7 @@ class Processes:
                 "Put the training code under `if __name__ == '__main__':`"
             )
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        fds = NurseryFds(theirs.fileno(), self._ring.arena.fd, self._lines.tokens_out, self._lines.reports_in.fileno())
+        fds = NurseryFds(theirs.fileno(), self._ring.arena.fd, self._lines.reports_in.fileno(), self._lines.tokens_out)
         try:
             if self._start_method == "fork":
                 warn_of_opencv_threads()
@@ -161,9 +161,9 @@ class Processes:
             self._pack(parcel)
             parcel.seek(0)
             return subprocess.Popen(
-                [sys.executable, "-c", "from flatout.feed.nursery import main; main()", *map(str, fds)],
+                [sys.executable, "-c", "from flatout.feed.nursery import main; main()", *map(str, fds.flat)],
                 stdin=parcel,
-                pass_fds=fds,
+                pass_fds=fds.flat,
                 env=one_thread | dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 # Out of the terminal's reach: Ctrl-C is the trainer's to answer.
                 start_new_session=True,
@@ -185,7 +185,8 @@ class Processes:
         # The trainer's ends: held open here, they would hide its death from the workers.
         self._control.close()
         self._lines.reports_out.close()
-        os.close(self._lines.tokens_in)
+        for end in self._lines.tokens_in:
+            os.close(end)
         Nursery(self._source, self._ring.spec, self._orders, fds).serve()
 
     def _listen(self, timeout_s: float, also: socket.socket | None = None) -> None:

@@ -5,9 +5,10 @@
     slot 1    ...
     scratch   one extent per slot for rows of ragged fields, enlarged when a batch has more
 
-The parent publishes tasks (rows of a slot to fill); workers claim them one at a time, in order, and
-never wait for the parent while a published task is left. Everything a crash could leave unclear is
-decided under one lock that the kernel releases when its holder dies.
+The parent publishes tasks (rows of a slot to fill), in one lane for all workers or in one for each;
+workers claim those of their lane one at a time, in order, and never wait for the parent while one is
+left. Everything a crash could leave unclear is decided under one lock that the kernel releases when
+its holder dies.
 
 Dimension key:  B rows of a batch   M micro-batches   F fields
 """
@@ -76,6 +77,8 @@ class RingSpec:
     num_workers: int
     num_items: int
     """What can be unreadable: samples, or what they are made of. 0: nothing is ever replaced."""
+    num_lanes: int = 1
+    """Queues of tasks: 1, which all workers share, or as many as workers, one for each."""
 
     @property
     def tasks_per_slot(self) -> int:
@@ -141,8 +144,8 @@ def pack(parts: Iterable[tuple[str, DTypeLike, tuple[int, ...]]]) -> Layout:
 def _control_layout(spec: RingSpec) -> Layout:
     return pack(
         [
-            ("queue", np.int64, (2,)),
-            ("tasks", TASK_DTYPE, (spec.num_slots * spec.tasks_per_slot + 1,)),
+            ("queues", np.int64, (spec.num_lanes, 2)),
+            ("tasks", TASK_DTYPE, (spec.num_lanes, spec.num_slots * spec.tasks_per_slot + 1)),
             ("cells", CELL_DTYPE, (spec.num_workers,)),
             ("stages", STAGE_DTYPE, (spec.num_workers, 64)),
             ("timelines", TIMELINE_DTYPE, (spec.num_workers,)),
@@ -234,7 +237,7 @@ class Ring:
         control, slot = _control_layout(spec), _slot_layout(spec)
         memory = arena.extent(0, spec.fixed_bytes)
         views = control.views(memory)
-        self._queue, self._tasks, self._cells = views["queue"], views["tasks"], views["cells"]
+        self._queues, self._tasks, self._cells = views["queues"], views["tasks"], views["cells"]
         self._tickets = self._cells["ticket"]
         self.stages, self.timelines = views["stages"], views["timelines"]
         self._any_bad, self._items = views["any_bad"], views["items"]
@@ -262,33 +265,45 @@ class Ring:
 
     # The parent's side.
 
-    def publish(self, tasks: list[Task]) -> list[int]:
-        """Add tasks to the queue; returns their tickets."""
+    def publish(self, tasks: list[Task], lane: int = 0) -> list[int]:
+        """Add tasks to a lane's queue; returns their tickets."""
+        queue, table = self._queues[lane], self._tasks[lane]
         with self._lock:
-            first = int(self._queue[0])
-            for ticket, task in enumerate(tasks, start=first):
-                self._tasks[ticket % len(self._tasks)] = task
-            self._queue[0] = first + len(tasks)
-        return list(range(first, first + len(tasks)))
+            first = int(queue[0])
+            for number, task in enumerate(tasks, start=first):
+                table[number % len(table)] = task
+            queue[0] = first + len(tasks)
+        return [self._ticket(number, lane) for number in range(first, first + len(tasks))]
 
     def withdraw_unclaimed(self) -> set[int]:
         """Take back every task nobody has claimed; returns their tickets."""
         with self._lock:
-            published, claimed = map(int, self._queue)
-            self._queue[1] = published
-        return set(range(claimed, published))
+            queues = self._queues.tolist()
+            self._queues[:, 1] = self._queues[:, 0]
+        return {
+            self._ticket(number, lane)
+            for lane, (published, claimed) in enumerate(queues)
+            for number in range(claimed, published)
+        }
 
-    def num_unclaimed(self) -> int:
-        """Published tasks that nobody has claimed."""
+    def num_unclaimed(self) -> list[int]:
+        """Published tasks that nobody has claimed, in each lane."""
         with self._lock:
-            return int(self._queue[0] - self._queue[1])
+            return [published - claimed for published, claimed in self._queues.tolist()]
+
+    def lane_of(self, ticket: int) -> int:
+        return ticket % self.spec.num_lanes
+
+    def _ticket(self, number: int, lane: int) -> int:
+        return number * self.spec.num_lanes + lane
 
     def claim_of(self, worker: int) -> Claim | None:
         """What a worker is at."""
         with self._lock:
             cell = Claim(*self._cells[worker].tolist())
             # A worker that dies between the two last writes of claim() has claimed nothing.
-            taken = IDLE < cell.ticket < self._queue[1]
+            claimed = self._queues[self.lane_of(cell.ticket), 1]
+            taken = IDLE < cell.ticket < self._ticket(int(claimed), 0)
         return cell if taken else None
 
     def enlarge_scratch(self, slot: int, nbytes: int) -> None:
@@ -302,16 +317,18 @@ class Ring:
     # The workers' side.
 
     def claim(self, worker: int) -> tuple[int, Task] | None:
-        """The next task, now this worker's; None if there is none."""
+        """The next task of its lane, now this worker's; None if there is none."""
+        lane = worker % self.spec.num_lanes
+        queue, table = self._queues[lane], self._tasks[lane]
         with self._lock:
-            published, ticket = map(int, self._queue)
-            if ticket == published:
+            published, number = map(int, queue)
+            if number == published:
                 return None
-            task = Task(*self._tasks[ticket % len(self._tasks)].tolist())
+            ticket, task = self._ticket(number, lane), Task(*table[number % len(table)].tolist())
             # Once the queue moves on, the cell of one that died half-way through this would look like a claim.
             self._tickets[self._tickets == ticket] = IDLE
             self._cells[worker] = (ticket, time.monotonic_ns(), UNKNOWN)
-            self._queue[1] = ticket + 1
+            queue[1] = number + 1
         return ticket, task
 
     def note_item(self, worker: int, item: int) -> None:

@@ -86,15 +86,26 @@ class TrainOptions:
     # Ours: speed
     fast_dataloader: bool = False
     persistent_workers: bool = False
+    """Says what holds anyway, unless `no_persistent_workers` is set."""
     worker_tensor: bool = False
+    """Says what always holds."""
     device_augment: bool = False
     store_420: bool = False
     """Pictures on the device with colours at half size."""
     compile: Compile = "off"
+    """`fast` makes auto of off on a GPU, unless `no_compile` is set."""
     channels_last: bool = False
     amp: Amp | None = None
     """None: as YOLOv7, fp16 on a GPU and off on a CPU."""
     fast: bool = False
+    no_fast_dataloader: bool = False
+    no_persistent_workers: bool = False
+    no_device_augment: bool = False
+    no_channels_last: bool = False
+    no_compile: bool = False
+    no_graphs: bool = False
+    no_scaled_decode: bool = False
+    no_gpu_decode: bool = False
     profile: int = 0
     """Steps to time before training goes on; 0: none."""
 
@@ -156,7 +167,17 @@ class TrainOptions:
     def as_graphs(self) -> bool:
         """Whether steps are replayed as CUDA graphs, where there are some. Compiled steps too: where batches are small,
         launching them takes the host longer than running them the GPU (bench/results/model_step_h200_202611.md)."""
-        return (self.fast or self.compile == "on") and not self.multi_scale
+        return (self.fast or self.compile == "on") and not self.multi_scale and not self.no_graphs
+
+    @property
+    def decodes_scaled(self) -> bool:
+        """Whether large JPEG files may be decoded at a half, a quarter or an eighth of their size."""
+        return self.fast and not self.no_scaled_decode
+
+    @property
+    def decodes_on_gpu(self) -> bool:
+        """Whether JPEG files may be decoded by the GPU, for pictures that stay there."""
+        return self.fast and self.device_augment and not self.no_gpu_decode
 
     def resolved(self, *, cuda: bool, bf16: bool) -> "TrainOptions":
         """What the shortcuts stand for on a machine with or without CUDA and bf16; resolving twice changes nothing."""
@@ -164,16 +185,16 @@ class TrainOptions:
         if self.fast:
             options = replace(
                 options,
-                fast_dataloader=True,
-                device_augment=self.device_augment or cuda,
-                channels_last=self.channels_last or cuda,
-                compile="auto" if self.compile == "off" and cuda else self.compile,
+                fast_dataloader=not self.no_fast_dataloader,
+                device_augment=self.device_augment or (cuda and not self.no_device_augment),
+                channels_last=self.channels_last or (cuda and not self.no_channels_last),
+                compile="auto" if self.compile == "off" and cuda and not self.no_compile else self.compile,
                 amp="bf16" if self.amp is None and bf16 else self.amp,
             )
-        if self.use_compile:
+        if self.use_compile and not self.no_compile:
             options = replace(options, compile="on")
         if options.fast_dataloader:
-            options = replace(options, persistent_workers=True, worker_tensor=True)
+            options = replace(options, persistent_workers=not self.no_persistent_workers, worker_tensor=True)
         return options
 
 
@@ -236,6 +257,13 @@ def _problems_of_training(options: TrainOptions) -> Iterator[str]:
         yield f"--label-smoothing {options.label_smoothing} is outside 0 to 1"
     if not options.save_every_minutes > 0:
         yield f"--save-every-minutes {options.save_every_minutes} must be more than 0"
+    for name in ("fast_dataloader", "persistent_workers", "device_augment", "channels_last"):
+        if getattr(options, name) and getattr(options, f"no_{name}"):
+            yield f"{_flag(name)} and {_flag(f'no_{name}')} exclude each other: use one of them"
+    if options.compile != "off" and options.no_compile:
+        yield f"--compile {options.compile} and --no-compile exclude each other: use one of them"
+    if options.store_420 and options.no_device_augment:
+        yield "--store-420 is about pictures that are kept on the GPU, and --no-device-augment keeps none there"
     if options.store_420 and not (options.device_augment or options.fast):
         yield "--store-420 is about pictures that are kept on the GPU: use it with --device-augment or --fast"
 

@@ -112,6 +112,7 @@ def open_validation(
     workers: int | str = "auto",
     store: Store | None = None,
     on_device: bool = False,
+    persistent_workers: bool = True,
     single_cls: bool = False,
     rank: int = 0,
     num_ranks: int = 1,
@@ -122,7 +123,7 @@ def open_validation(
 
     `store` holds `ResizedPictures(image_set, size=size, augment=False)`; without one every pass decodes every picture.
     `on_device` copies the pictures to the device now, where they stay. With `rect` every batch is as small as its
-    pictures allow, else all are square.
+    pictures allow, else all are square. `persistent_workers=False` ends the workers after each pass.
     """
     if store is not None and len(store) != len(image_set):
         raise ConfigError(f"The store holds {len(store)} pictures, the image set {len(image_set)}: they differ.")
@@ -136,7 +137,8 @@ def open_validation(
     pictures = ResizedPictures(image_set, size=size, augment=False) if store is None else store
     plan = Plan(num_samples=len(image_set), batch_size=batch_size, shuffle=False, last="short", order=share.order_N)
     open_input = _kept_on_device if on_device else _from_host
-    return ValidationInput(image_set, open_input(image_set, pictures, share, plan, size, device, workers))
+    feed_config = FeedConfig(workers=workers, persistent_workers=persistent_workers, on_error="substitute")
+    return ValidationInput(image_set, open_input(image_set, pictures, share, plan, size, device, feed_config))
 
 
 Pictures = Store | ResizedPictures
@@ -149,7 +151,7 @@ def _from_host(
     plan: Plan,
     size: int,
     device: torch.device | str,
-    workers: int | str,
+    feed_config: FeedConfig,
 ) -> DeviceBatches:
     """A picture that cannot be read any more is replaced by another one, with a word in the log."""
     from flatout.yolo.augment.source import ValidationSource  # imports OpenCV
@@ -157,7 +159,7 @@ def _from_host(
     largest_h, largest_w = batches.shape_hw_S2.max(0).tolist()
     source = ValidationSource(image_set, pictures, size=size, largest_hw=(largest_h, largest_w))
     plan = replace(plan, shapes=StepShapes(batches.shape_hw_S2))
-    return Feed(source, plan, FeedConfig(workers=workers, on_error="substitute")).to_device(device)
+    return Feed(source, plan, feed_config).to_device(device)
 
 
 def _kept_on_device(
@@ -167,11 +169,13 @@ def _kept_on_device(
     plan: Plan,
     size: int,
     device: torch.device | str,
-    workers: int | str,
+    feed_config: FeedConfig,
 ) -> DeviceBatches:
     from flatout.yolo.augment.device_input import DeviceInputConfig, validation_input
 
-    config = DeviceInputConfig(dtype=torch.uint8, workers=workers)
+    config = DeviceInputConfig(
+        dtype=torch.uint8, workers=feed_config.workers, persistent_workers=feed_config.persistent_workers
+    )
     return validation_input(image_set, pictures, plan, size=size, device=device, config=config, rect=batches)
 
 

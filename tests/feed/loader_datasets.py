@@ -149,6 +149,13 @@ class Drawing(Dataset):
         return torch.rand(2), np.random.random_sample(2), random.random(), index  # noqa: NPY002
 
 
+class DrawingMuch(Drawing):
+    """Has text beside the random numbers, more of it later on: more than there is room for at first."""
+
+    def __getitem__(self, index):
+        return *super().__getitem__(index), "long text " * 100 * index
+
+
 class SometimesDrawing(Dataset):
     """Draws for a few samples only."""
 
@@ -157,6 +164,54 @@ class SometimesDrawing(Dataset):
 
     def __getitem__(self, index):
         return torch.rand(()) if index % 7 == 6 else torch.tensor(float(index))
+
+
+class Nested(Dataset):
+    """Nested tensors, of which the default collate makes no batches."""
+
+    def __init__(self, layout: torch.layout) -> None:
+        self.layout = layout
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return torch.nested.nested_tensor([torch.ones(index + 1), torch.zeros(2)], layout=self.layout)
+
+
+class InitialSeed(Dataset):
+    """Says which seed torch's generator has, and may draw from it."""
+
+    def __init__(self, draws: bool) -> None:
+        self.draws = draws
+
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        if self.draws:
+            torch.rand(())
+        return torch.initial_seed(), get_worker_info().seed
+
+
+class Waiting(Dataset):
+    """No sample is read before two workers are at one."""
+
+    def __init__(self) -> None:
+        context = torch.multiprocessing.get_context("fork")
+        self.num_at = context.Value("i", 0)
+        self.both = context.Event()
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        with self.num_at.get_lock():
+            self.num_at.value += 1
+            if self.num_at.value == 2:
+                self.both.set()
+        assert self.both.wait(20)
+        return torch.full((3,), float(index))
 
 
 class Failing(Numbers):
@@ -314,6 +369,23 @@ def only_even(samples: list[tuple[torch.Tensor, int]]) -> Any:
 def count_start(worker: int) -> None:
     """A worker_init_fn that leaves a file behind."""
     Path(os.environ["LOADER_TEST_FOLDER"], f"{worker}-{os.getpid()}").touch()
+
+
+def do_nothing(worker: int) -> None:
+    pass
+
+
+def seed_all_alike(worker: int) -> None:
+    torch.manual_seed(12345)
+    np.random.seed(67)  # noqa: NPY002
+    random.seed(89)
+
+
+def seed_by_worker(worker: int) -> None:
+    """As PyTorch's notes on reproducibility advise."""
+    seed = torch.initial_seed() % 2**32
+    np.random.seed(seed)  # noqa: NPY002
+    random.seed(seed)
 
 
 def fail_to_start(worker: int) -> None:

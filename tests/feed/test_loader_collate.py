@@ -12,6 +12,7 @@ from tests.feed.loader_datasets import (
     Batched,
     Growing,
     Kinds,
+    Nested,
     Numbers,
     as_pairs,
     assert_same_epochs,
@@ -133,3 +134,21 @@ def test_join_rows_refuses_what_it_cannot_join():
 def test_what_a_pair_made_is_safe_to_keep():
     options = {"num_workers": 2, "collate_fn": default_collate, "join_fn": join_rows}
     assert equal(list(Loader(Numbers(100), 4, **options)), list(DataLoader(Numbers(100), 4)))
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_nested_tensors_are_carried(layout, batch_size):
+    collate_fn = list if batch_size else None
+    streams = [
+        [each for batch in cls(Nested(layout), batch_size, num_workers=1, collate_fn=collate_fn) for each in batch]
+        for cls in (DataLoader, Loader)
+    ]
+    ours, theirs = ([part for nested in stream for part in nested.unbind()] for stream in streams)
+    assert equal(ours, theirs)
+
+
+def test_a_batch_of_nested_tensors_needs_a_collate_function():
+    for cls in (DataLoader, Loader):
+        with pytest.raises(RuntimeError, match="nested tensors are not currently supported by the default collate_fn"):
+            list(cls(Nested(torch.strided), 2, num_workers=1))

@@ -13,7 +13,20 @@ from torch.utils.data import (
 )
 
 from flatout.feed.loader import Loader
-from tests.feed.loader_datasets import Drawing, Numbers, SometimesDrawing, assert_same_epochs, equal, noisy_collate
+from tests.feed.loader_datasets import (
+    Drawing,
+    DrawingMuch,
+    InitialSeed,
+    Numbers,
+    SometimesDrawing,
+    WhoReads,
+    assert_same_epochs,
+    do_nothing,
+    equal,
+    noisy_collate,
+    seed_all_alike,
+    seed_by_worker,
+)
 
 
 def labels(loader) -> list[int]:
@@ -158,3 +171,58 @@ def test_a_random_collate_does_not_depend_on_workers():
     one, two = (stream(Numbers(), workers, collate_fn=noisy_collate) for workers in (1, 2))
     assert equal(one, two)
     assert len({tuple(noise.tolist()) for _, noise in one}) == len(one)
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_the_seed_of_a_sample_fits_an_integer_of_64_bits(draws):
+    """Half of all unsigned numbers of 64 bits do not, and would end the collating."""
+    torch.manual_seed(8)
+    seeds = torch.cat([seed for seed, _ in Loader(InitialSeed(draws), 6, num_workers=2)])
+    assert seeds.dtype == torch.int64
+    assert seeds.min() >= 0
+
+
+def test_a_dataset_that_draws_nothing_finds_the_workers_seed():
+    """With it, datasets seed generators of their own, which must not be the same in every worker."""
+    for batch in Loader(InitialSeed(draws=False), 6, num_workers=2, micro_batch=1):
+        assert torch.equal(*batch)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"worker_init_fn": do_nothing},
+        {"worker_init_fn": seed_all_alike},
+        {"worker_init_fn": seed_by_worker},
+        {"persistent_workers": True},
+        {"collate_fn": noisy_collate, "shuffle": True},
+        {"batch_size": None},
+        {"dataset": DrawingMuch()},
+    ],
+    ids=["nothing", "alike", "by worker", "persistent", "collate", "unbatched", "much"],
+)
+def test_with_a_worker_init_fn_random_numbers_are_torchs(options):
+    streams = []
+    for cls in (DataLoader, Loader):
+        torch.manual_seed(5)
+        asked = {"dataset": Drawing(), "batch_size": 5, "num_workers": 2, "worker_init_fn": do_nothing, **options}
+        loader = cls(**asked)
+        streams.append([batch for _ in range(2) for batch in loader])
+    assert equal(*streams)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_with_a_worker_init_fn_workers_make_whole_batches_in_turn(workers):
+    loader = Loader(WhoReads(), 4, num_workers=workers, worker_init_fn=do_nothing, persistent_workers=True)
+    for _ in range(2):
+        assert [set(ids.tolist()) for _, ids, *_ in loader] == [{batch % workers} for batch in range(6)]
+
+
+def test_a_worker_init_fn_may_be_set_and_removed_between_epochs():
+    """As training frameworks do it with loaders that they are given."""
+    loader = Loader(WhoReads(), 4, num_workers=2)
+    for worker_init_fn in (None, do_nothing, None):
+        loader.worker_init_fn = worker_init_fn
+        ids = [set(ids.tolist()) for _, ids, *_ in loader]
+        assert worker_init_fn is None or ids == [{batch % 2} for batch in range(6)]
+    assert len(ids) == 6

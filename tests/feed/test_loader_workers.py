@@ -24,6 +24,7 @@ from tests.feed.loader_datasets import (
     Slow,
     Threaded,
     Unpicklable,
+    Waiting,
     WhoReads,
     count_start,
     equal,
@@ -139,11 +140,20 @@ def test_an_error_in_collate_fn_arrives_as_it_was_raised():
 def test_a_batch_that_takes_too_long_is_a_timeout_and_may_be_waited_for_again():
     batches = iter(Loader(Slow(), 4, num_workers=1, timeout=0.3))
     seen = [next(batches)[1], next(batches)[1]]
-    with pytest.raises(RuntimeError, match=r"No batch came within timeout=0\.3 seconds"):
+    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.3 seconds"):
         next(batches)
     time.sleep(0.8)
     seen += [labels for _, labels in batches]
     assert torch.cat(seen).tolist() == list(range(23))
+
+
+def test_samples_may_wait_for_each_other(monkeypatch, caplog):
+    """Also the first one, which is read to learn how large batches are."""
+    monkeypatch.setattr("flatout.feed.loader.passes.PROBE_WAIT_S", 0.2)
+    loader = Loader(Waiting(), 2, num_workers=2, micro_batch=1, multiprocessing_context="fork", persistent_workers=True)
+    for _ in range(2):
+        assert torch.cat(list(loader))[:, 0].tolist() == list(range(8))
+    assert "carried" not in caplog.text
 
 
 @pytest.mark.parametrize(("dataset", "start"), [(Threaded, "spawn"), (PoolInGetitem, "fork")])

@@ -1,6 +1,7 @@
 """Slots, queue and scratch: what is published is claimed once, in order, and nothing overlaps."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,9 +10,9 @@ from flatout.errors import DataError
 from flatout.feed.plan import Step
 from flatout.feed.ring import DEADLY, UNREADABLE, Ring, RingSpec, Task, pack
 from flatout.feed.rows import RowsBuffer, gather_rows, hand_over
-from flatout.feed.source import Field, Rows
+from flatout.feed.source import Field, Fields, Rows
 
-FIELDS = {
+FIELDS: Fields = {
     "image": Field((2, 3), np.uint16),
     "boxes": Rows(4, np.float32, expected=2),
     "label": Field((), np.int64),
@@ -19,10 +20,12 @@ FIELDS = {
 }
 
 
+SPEC = RingSpec(fields=FIELDS, batch_size=10, micro_batch=4, num_slots=3, num_workers=2, num_items=8)
+
+
 @pytest.fixture
 def ring():
-    spec = RingSpec(fields=FIELDS, batch_size=10, micro_batch=4, num_slots=3, num_workers=2, num_items=8)
-    ring = Ring.create(spec, shared_by_processes=True)
+    ring = Ring.create(SPEC, shared_by_processes=True)
     yield ring
     ring.close()
 
@@ -73,6 +76,22 @@ def test_tasks_are_claimed_once_and_in_order(ring):
     assert claimed == [(0, tasks[0]), (1, tasks[1]), (2, tasks[2]), None]
     assert ring.publish([Task(1, 0, 4, singly=True)]) == [3]
     assert ring.claim(1) == (3, Task(1, 0, 4, singly=True))
+
+
+def test_tasks_of_a_lane_are_claimed_by_its_worker_alone():
+    ring = Ring.create(replace(SPEC, num_lanes=2), shared_by_processes=False)
+    first, second, third = Task(0, 0, 4), Task(0, 4, 8), Task(1, 0, 4)
+    tickets = [*ring.publish([first], lane=1), *ring.publish([second], lane=0), *ring.publish([third], lane=1)]
+    assert len(set(tickets)) == 3
+    assert [ring.lane_of(ticket) for ticket in tickets] == [1, 0, 1]
+    assert ring.num_unclaimed() == [1, 2]
+    assert ring.claim(0) == (tickets[1], second)
+    assert ring.claim(0) is None
+    assert ring.claim(1) == (tickets[0], first)
+    assert [ring.claim_of(worker).ticket for worker in (0, 1)] == [tickets[1], tickets[0]]
+    assert ring.withdraw_unclaimed() == {tickets[2]}
+    assert ring.claim(1) is None
+    ring.close()
 
 
 def test_the_task_table_is_reused_for_ever(ring):

@@ -154,6 +154,62 @@ def test_fast_chooses_what_the_machine_can_do_and_respects_what_was_said():
     assert on_gpu.resolved(cuda=True, bf16=True) == on_gpu
 
 
+def parts(words: str) -> dict[str, Any]:
+    """What a command switches on, on a GPU with bf16."""
+    options = train_options(words).resolved(cuda=True, bf16=True)
+    names = ("fast_dataloader", "device_augment", "channels_last", "compile", "amp")
+    return {name: getattr(options, name) for name in (*names, "as_graphs", "decodes_scaled", "decodes_on_gpu")}
+
+
+LEFT_OUT = {
+    "--no-fast-dataloader": {"fast_dataloader": False},
+    "--no-device-augment": {"device_augment": False, "decodes_on_gpu": False},
+    "--no-channels-last": {"channels_last": False},
+    "--no-compile": {"compile": "off"},
+    "--compile off": {"compile": "off"},
+    "--compile on": {"compile": "on"},
+    "--amp fp16": {"amp": "fp16"},
+    "--amp off": {"amp": "off"},
+    "--no-graphs": {"as_graphs": False},
+    "--no-scaled-decode": {"decodes_scaled": False},
+    "--no-gpu-decode": {"decodes_on_gpu": False},
+    "--no-persistent-workers": {},
+}
+
+
+@pytest.mark.parametrize("words", LEFT_OUT)
+def test_a_part_of_fast_is_left_out_and_the_others_stay(words):
+    assert parts(f"--fast {words}") == parts("--fast") | LEFT_OUT[words]
+    assert parts(f"{words} --fast") == parts("--fast") | LEFT_OUT[words]
+
+
+def test_every_part_of_fast_can_be_left_out():
+    switched_on = {name for name, value in parts("--fast").items() if value != parts("")[name]}
+    assert switched_on == {name for part in LEFT_OUT.values() for name in part}
+    resolved, plain = (train_options(words).resolved(cuda=True, bf16=True) for words in ("--fast", ""))
+    changed = {name for name, value in vars(resolved).items() if value != getattr(plain, name)}
+    assert changed - switched_on == {"fast", "persistent_workers", "worker_tensor"}, "the last two hold anyway"
+
+
+def test_a_part_that_is_left_out_is_what_its_name_says_without_fast_too():
+    assert parts("--fast-dataloader --no-persistent-workers")["fast_dataloader"]
+    assert not parts("--compile on --no-graphs")["as_graphs"]
+    assert train_options("--no-compile", USE_COMPILE="1").resolved(cuda=True, bf16=True).compile == "off"
+
+
+@pytest.mark.parametrize("part", ["fast-dataloader", "persistent-workers", "device-augment", "channels-last"])
+def test_a_part_is_not_both_switched_on_and_left_out(part):
+    with pytest.raises(ConfigError, match=f"--{part} and --no-{part} exclude each other"):
+        train_options(f"--{part} --no-{part}")
+
+
+def test_other_contradictions_are_refused_too():
+    with pytest.raises(ConfigError, match="--compile on and --no-compile exclude each other"):
+        train_options("--compile on --no-compile")
+    with pytest.raises(ConfigError, match="--no-device-augment keeps none there"):
+        train_options("--fast --store-420 --no-device-augment")
+
+
 @pytest.mark.parametrize(
     ("words", "as_graphs"),
     [("", False), ("--fast", True), ("--compile on", True), ("--compile auto", False), ("--fast --multi-scale", False)],

@@ -63,6 +63,7 @@ def test_a_file_that_was_edited_wrongly_is_told_with_the_nearest_key(tmp_path):
         {"log_every": 9},
         {"stop_after": 4},
         {"resume": True},
+        {"no_persistent_workers": True},
     ],
 )
 def test_where_and_on_what_a_run_goes_on_makes_no_other_run(other):
@@ -77,11 +78,19 @@ def test_where_and_on_what_a_run_goes_on_makes_no_other_run(other):
         ({"img_size": (320, 320)}, "img_size [640, 640] -> [320, 320]"),
         ({"fast_dataloader": True}, "fast_dataloader false -> true"),
         ({"seed": 4}, "seed null -> 4"),
+        ({"no_scaled_decode": True}, "no_scaled_decode unset -> true"),
     ],
 )
 def test_what_changes_the_result_makes_another_run(other, told):
     hyp, options = recipe(), TrainOptions()
     assert changes(config_of_run(options, hyp), config_of_run(replace(options, **other), hyp)) == [told]
+
+
+def test_a_run_that_began_before_parts_of_fast_could_be_left_out_goes_on():
+    """Its record does not know these keys."""
+    config = config_of_run(TrainOptions(fast=True), recipe())
+    assert not [key for key in config if key.startswith("no_")]
+    assert config["compile"] == "off"
 
 
 def test_another_hyper_parameter_makes_another_run_even_in_a_file_of_the_same_name():

@@ -54,6 +54,17 @@ def test_every_picture_comes_once_with_its_own_labels(image_set):
         np.testing.assert_array_equal(batch.targets_T6[:, 0], np.repeat(np.arange(len(count_B)), count_B))
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_stay_between_passes_or_end_with_each(image_set, persistent):
+    settings: dict[str, Any] = {"size": SIZE, "batch_size": 4, "workers": 1, "device": "cpu"}
+    with open_validation(image_set, **settings, persistent_workers=persistent) as batches:
+        left = []
+        for _ in range(2):
+            assert len(list(batches.epoch())) == len(batches)
+            left.append(dict(batches._batches.feed.worker_pids))
+    assert left == ([left[0]] * 2 if persistent else [{}, {}])
+
+
 def test_batches_are_as_small_as_their_pictures_allow_and_half_a_stride_larger(image_set):
     (batches,) = passes(image_set)
     aspect_N = image_set.size_wh_N2[:, 1] / image_set.size_wh_N2[:, 0]

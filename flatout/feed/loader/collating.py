@@ -51,7 +51,7 @@ def lay_rows(samples: Sequence[Any], room: Room) -> Piece:
     in_place = [leaf for leaf in leaves if leaf is not None]
     placed = place(in_place, room.num_rows)
     if placed.nbytes > len(room.memory):
-        return _carried(samples, "batches are larger than the room kept for them", placed.nbytes)
+        return _carried(samples, _too_small(room), placed.nbytes)
     if not room.agree(fingerprint(in_place, repr(paths))):
         return _carried(samples, _text_of_change(found, paths), placed.nbytes)
     numbers = [number for number, leaf in enumerate(leaves) if leaf is not None]
@@ -91,7 +91,8 @@ def _lay_collated(value: Any, room: Room, row_shape: Callable[[Shape], Shape | N
     def hole_for(each: Any) -> TensorHole | None:
         if id(each) not in holes and isinstance(each, Tensor | np.ndarray):
             source, back = _in_memory_order(each)
-            shape, leaf = row_shape(tuple(source.shape)), leaf_of([source])
+            leaf = leaf_of([source])
+            shape = row_shape(leaf.shape) if isinstance(leaf, Leaf) else None
             if shape is not None and isinstance(leaf, Leaf):
                 holes[id(each)] = TensorHole(len(leaves), back)
                 leaves.append(leaf._replace(shape=shape))
@@ -102,7 +103,7 @@ def _lay_collated(value: Any, room: Room, row_shape: Callable[[Shape], Shape | N
     pickled = dump_with_holes(value, hole_for)
     placed = place(leaves, room.num_rows)
     if placed.nbytes > len(room.memory):
-        return _part_carried(value, "batches are larger than the room kept for them", placed.nbytes)
+        return _part_carried(value, _too_small(room), placed.nbytes)
     if not room.agree(fingerprint(leaves)):
         return _part_carried(value, "the parts of one batch differ in shape or dtype", placed.nbytes)
     for leaf, offset, source in zip(leaves, placed.offsets, sources, strict=True):
@@ -116,7 +117,7 @@ def _in_memory_order(value: Tensor | np.ndarray) -> tuple[Tensor | np.ndarray, t
 
     So that a batch in channels_last, say, arrives in channels_last.
     """
-    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_contiguous():
+    if not isinstance(value, Tensor) or value.is_nested or value.layout != torch.strided or value.is_contiguous():
         return value, ()
     strides = value.stride()
     order = sorted(range(value.ndim), key=lambda dim: -strides[dim])
@@ -137,13 +138,20 @@ def _rows(room: Room, leaf: Leaf, offset: int, num_rows: int) -> Tensor:
     return view(room.memory, offset, leaf, room.num_rows)[0][room.begin : room.begin + num_rows]
 
 
+def _too_small(room: Room) -> str:
+    """What to say of a batch that does not fit; nothing while the first sample is still being read."""
+    return "batches are larger than the room kept for them" if len(room.memory) else ""
+
+
 def _carried(samples: Sequence[Any], why: str, body_bytes: int) -> Piece:
-    head = Head((), b"", (f"a batch is carried by pickle and collated by the trainer: {why}",))
+    told = (f"a batch is carried by pickle and collated by the trainer: {why}",) if why else ()
+    head = Head((), b"", told)
     return Piece(Form.SAMPLES, pickle.dumps(head), pickle.dumps(list(samples)), body_bytes)
 
 
 def _part_carried(value: Any, why: str, body_bytes: int) -> Piece:
-    head = Head((), b"", (f"what collate_fn made is carried by pickle: {why}",))
+    told = (f"what collate_fn made is carried by pickle: {why}",) if why else ()
+    head = Head((), b"", told)
     return Piece(Form.PART, pickle.dumps(head), pickle.dumps(value), body_bytes)
 
 

@@ -115,6 +115,8 @@ def _tensor_leaf(values: Sequence[Any]) -> Leaf | str:
     for value in values:
         if type(value) is not Tensor:
             return f"a {type(value).__name__} is more than its numbers"
+        if value.is_nested:  # asked for its shape, one would raise
+            return "a nested tensor has no single shape"
         if value.dtype != first.dtype or value.shape != first.shape:
             return f"its shape or dtype changes ({_tensor_text(first)}, then {_tensor_text(value)})"
     if first.layout != torch.strided or first.device.type != "cpu" or first.is_quantized:

@@ -93,6 +93,10 @@ class Loader(DataLoader[T_co]):
         self._growth = 1
         self._workshop: Workshop | None = None  # persistent workers,
         self._pass: weakref.ref[Pass] | None = None  # and who uses them
+        if self._in_turn and num_workers > 1:
+            logger.info(
+                "Loader: with a worker_init_fn workers make whole batches in turn; without, they share each batch."
+            )
         if not in_order:
             logger.info("Loader: in_order=False is accepted, but batches come in order; a slow sample holds up nobody.")
 
@@ -142,7 +146,7 @@ class Loader(DataLoader[T_co]):
     def _open(self, base_seed: int, first: list[Any]) -> Workshop:
         """Slots, those of an earlier pass if there are some, and new workers."""
         batch_size = self.batch_size or len(first)
-        slots, self._slots = self._slots or self._new_slots(batch_size), None
+        slots, self._slots = self._kept_slots() or self._new_slots(batch_size), None
         slots.want_body(self._body_bytes)
         source = DatasetSource(
             self.dataset,
@@ -152,6 +156,7 @@ class Loader(DataLoader[T_co]):
             num_workers=self.num_workers,
             base_seed=base_seed,
             table_offset=slots.areas.table_offset,
+            in_turn=self._in_turn,
         )
         workshop = Workshop(slots, source, start_method=start_method_of(self.multiprocessing_context))
         workshop.call_up()
@@ -165,7 +170,7 @@ class Loader(DataLoader[T_co]):
 
     def _new_slots(self, batch_size: int) -> Slots:
         micro_batch = self._micro_batch_of(batch_size)
-        if self._way in ("whole", "single"):
+        if self._makes_whole_batches:
             # A worker makes a batch alone: each needs one to fill, beside those that are ready or in use.
             ahead = self.num_workers if self._prefetch is None else self._prefetch * self.num_workers
             num_slots, num_pieces = ahead + 3, 1
@@ -173,7 +178,18 @@ class Loader(DataLoader[T_co]):
             chosen = choose_slots(max(1, batch_size), self.num_workers)
             num_slots = max(4, chosen if self._prefetch is None else self._prefetch + 2)
             num_pieces = max(4 * self.num_workers, -(-batch_size // micro_batch))
-        return Slots(num_slots=num_slots, num_pieces=num_pieces, num_workers=self.num_workers, pinned=self._pins)
+        return Slots(
+            num_slots=num_slots,
+            num_pieces=num_pieces,
+            num_workers=self.num_workers,
+            num_lanes=self._num_lanes,
+            pinned=self._pins,
+        )
+
+    def _kept_slots(self) -> Slots | None:
+        """Those of an earlier pass, unless a worker_init_fn was set or removed since."""
+        kept = self._slots
+        return kept if kept is not None and kept.ring.spec.num_lanes == self._num_lanes else None
 
     def _idle_workshop(self) -> Workshop | None:
         """Persistent workers that nobody uses now."""
@@ -182,6 +198,7 @@ class Loader(DataLoader[T_co]):
             return None
         try:
             self._workshop.foreman.cancel()
+            self._workshop.probing.clear()
         except BaseException:
             self._workshop = None
             raise
@@ -200,7 +217,7 @@ class Loader(DataLoader[T_co]):
         workshop.close()
 
     def _micro_batch_of(self, num_samples: int) -> int:
-        if self._way in ("whole", "single"):
+        if self._makes_whole_batches:
             return max(1, num_samples)
         if isinstance(self.micro_batch, int):
             return self.micro_batch
@@ -224,6 +241,20 @@ class Loader(DataLoader[T_co]):
         if self.join_fn is not None:
             return "part"
         return "rows" if self.collate_fn is default_collate and collates_as_torch_does() else "whole"
+
+    @property
+    def _in_turn(self) -> bool:
+        """Whether worker w of n makes the batches w, w + n, ..., with random numbers of its own, as in torch: who
+        prepares workers cares what each of them does."""
+        return self.worker_init_fn is not None
+
+    @property
+    def _num_lanes(self) -> int:
+        return self.num_workers if self._in_turn else 1
+
+    @property
+    def _makes_whole_batches(self) -> bool:
+        return self._in_turn or self._way in ("whole", "single")
 
     @property
     def _pins(self) -> bool:

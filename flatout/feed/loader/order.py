@@ -36,13 +36,13 @@ class Order(NamedTuple):
         return max(1, -(-len(self.keys) // self.micro_batch))
 
     def seeds(self, begin: int, end: int) -> list[int]:
-        """A seed below 2**64 for each of the keys [begin, end)."""
+        """A seed for each of the keys [begin, end)."""
         positions = self.position + np.arange(begin, end)
-        return [int(bits) for bits in keyed_bits(self.seed, self.epoch, positions, 1)[:, 0]]
+        return [_as_seed(bits) for bits in keyed_bits(self.seed, self.epoch, positions, 1)[:, 0]]
 
     def step_seed(self) -> int:
         """A seed for what happens once per batch."""
-        return int(keyed_bits(self.seed, self.epoch, np.array([self.position]), 1, purpose=Purpose.STEP)[0, 0])
+        return _as_seed(keyed_bits(self.seed, self.epoch, np.array([self.position]), 1, purpose=Purpose.STEP)[0, 0])
 
 
 def encode(order: Order) -> bytes:
@@ -66,6 +66,11 @@ def decode(memory: np.ndarray) -> Order:
     else:
         keys = rest[: 8 * num_keys].view(np.int64).tolist()
     return Order(keys, micro_batch, seed, epoch, position, probe)
+
+
+def _as_seed(bits: np.uint64) -> int:
+    """Below 2**63, as torch's are: a dataset may return torch.initial_seed(), and a batch of ints is int64."""
+    return int(bits) & (2**63 - 1)
 
 
 def _fits_table(keys: list[Any]) -> bool:

@@ -12,6 +12,9 @@ from flatout.feed.loader.pieces import Piece
 from flatout.feed.loader.workshop import Workshop
 from flatout.profiler import clock
 
+POLL_S = 0.002
+PROBE_WAIT_S = 10.0
+"""Longer than nearly every sample takes: what is read while there is no room for it may have to be read twice."""
 FREE_SLOTS = 2
 """Slots that users may not hold: one is being filled while the next lies ready."""
 
@@ -46,6 +49,7 @@ class Pass:
         self._learn = learn
         self._at_end = at_end
         self._flights: deque[tuple[int, Order]] = deque()
+        self._num_published = 0
         self.has_ended = False
         self._publish_ahead()
 
@@ -90,14 +94,16 @@ class Pass:
         return self._finish_batch(batch)
 
     def _publish_ahead(self) -> None:
-        slots, in_flight = self._workshop.slots, {slot for slot, _ in self._flights}
+        self._workshop.take_in_probe(margin=1)
+        slots, busy = self._workshop.slots, {slot for slot, _ in self._flights} | self._workshop.probing
         for slot in slots.usable:
-            if slot not in in_flight and slots.holds.is_free(slot):
+            if slot not in busy and slots.holds.is_free(slot):
                 order = next(self._orders, None)
                 if order is None:
                     return
                 self._flights.append((slot, order))
-                self._workshop.publish(slot, order)
+                self._workshop.publish(slot, order, lane=self._num_published % self._workshop.num_lanes)
+                self._num_published += 1
 
     def _wait_for(self, slot: int) -> None:
         with clock.stage("feed.wait"):
@@ -108,10 +114,11 @@ class Pass:
             while not self._workshop.foreman.is_ready(slot):
                 if time.monotonic() > deadline:
                     raise BatchTimeoutError(
-                        f"No batch came within timeout={self._timeout_s:g} seconds. A larger timeout, or 0 for none, "
-                        "waits longer; num_workers=0 shows where the dataset spends its time."
+                        # The first words are torch's: there are programs that look for them.
+                        f"DataLoader timed out after {self._timeout_s:g} seconds without a batch. A larger timeout, or "
+                        "0 for none, waits longer; num_workers=0 shows where the dataset spends its time."
                     )
-                time.sleep(0.002)
+                time.sleep(POLL_S)
             self._workshop.foreman.wait_until_ready(slot)  # raises what went wrong
 
     def _end(self, *, in_peace: bool) -> None:
@@ -124,14 +131,18 @@ class BatchTimeoutError(RuntimeError, TimeoutError):
 
 
 def learn_size(workshop: Workshop, probe: Order, margin: float) -> None:
-    """Read one sample to see how large batches are. Blocks until it is read; its errors come with its batch."""
-    workshop.publish(0, probe)
+    """Read one sample to see how large batches are; its errors come with its batch.
+
+    Waits `PROBE_WAIT_S` at most: the sample may be waiting for others, which other workers are to read. Batches are
+    carried by pickle until it is there.
+    """
+    workshop.probe(probe)
+    deadline = time.monotonic() + PROBE_WAIT_S
     try:
-        workshop.foreman.wait_until_ready(0)
+        while not workshop.take_in_probe(margin) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
     except DataError as error:
         raise _deadly_sample(error) from error
-    (piece,) = workshop.collect(0)
-    workshop.slots.want_body(int(piece.body_bytes * margin))
 
 
 def _deadly_sample(error: DataError) -> ChildLostError:

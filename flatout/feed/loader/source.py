@@ -4,6 +4,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from flatout.feed.loader.collating import Room, lay_part, lay_rows, lay_whole
 from flatout.feed.loader.errors import pack_error
 from flatout.feed.loader.order import Order, decode
 from flatout.feed.loader.pieces import Form, Piece
-from flatout.feed.loader.randomness import DrawWatch, seed_everything
+from flatout.feed.loader.randomness import DrawWatch, seed_as_torch, seed_everything, untouched_generators
 from flatout.feed.ring import Ring
 from flatout.feed.source import Out, Rows
 
@@ -42,6 +43,7 @@ class DatasetSource:
         num_workers: int,
         base_seed: int,
         table_offset: int,
+        in_turn: bool,
     ) -> None:
         self.dataset = dataset
         self._way = way
@@ -50,6 +52,7 @@ class DatasetSource:
         self._num_workers = num_workers
         self.base_seed = base_seed
         self._table_offset = table_offset
+        self._in_turn = in_turn
         self._unopened: bytes | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -67,13 +70,14 @@ class DatasetSource:
         """Called once in each worker process, before it reads."""
         self._worker, self._ring = worker, ring
         self._areas = Areas(ring.arena, self._table_offset, ring.spec.num_slots)
-        self._draws: DrawWatch | None = DrawWatch()
         self._failed_start: bytes | None = None
         torch.set_num_threads(1)
         if self._unopened is not None:
             self.dataset = pickle.loads(self._unopened)
         seed = self.base_seed + worker
-        seed_everything(seed % 2**64)
+        self._kept: dict[int, tuple[Order, bytes]] = {}
+        self._draws: DrawWatch | None = DrawWatch(seed)
+        seed_as_torch(self.base_seed, worker)
         torch_worker._worker_info = torch_worker.WorkerInfo(
             id=worker, num_workers=self._num_workers, seed=seed, dataset=self.dataset
         )
@@ -94,10 +98,25 @@ class DatasetSource:
 
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
         for row, place in enumerate(draws["place"].tolist()):
-            begin_s = time.perf_counter()
-            piece = self._piece(*divmod(place, PLACES_PER_SLOT))
-            piece = piece._replace(took_s=time.perf_counter() - begin_s)
-            out[PIECE].put(row, np.frombuffer(pickle.dumps(tuple(piece)), np.uint8)[:, None])
+            slot, number = divmod(place, PLACES_PER_SLOT)
+            pickled = self._pickled_in_turn(slot) if self._in_turn else self._pickled(slot, number)
+            out[PIECE].put(row, np.frombuffer(pickled, np.uint8)[:, None])
+
+    def _pickled_in_turn(self, slot: int) -> bytes:
+        """A whole batch. One that did not fit where pieces go is asked for again; made again, it would draw again."""
+        order = decode(self._areas.order(slot))
+        kept_order, pickled = self._kept.pop(slot, (None, b""))
+        if kept_order != order:
+            with untouched_generators() if order.probe else nullcontext():
+                pickled = self._pickled(slot, 0)
+        if len(pickled) > PIECE_BYTES:
+            self._kept[slot] = order, pickled
+        return pickled
+
+    def _pickled(self, slot: int, number: int) -> bytes:
+        begin_s = time.perf_counter()
+        piece = self._piece(slot, number)
+        return pickle.dumps(tuple(piece._replace(took_s=time.perf_counter() - begin_s)))
 
     def _piece(self, slot: int, number: int) -> Piece:
         order = decode(self._areas.order(slot))
@@ -124,7 +143,8 @@ class DatasetSource:
     def _collate(self, samples: Any, order: Order, room: Room) -> Piece:
         if self._way == "rows":
             return lay_rows(samples, room)
-        seed_everything(order.step_seed())
+        if not self._in_turn:
+            seed_everything(order.step_seed())
         collated = self._collate_fn(samples)
         if self._way == "part":
             return lay_part(collated, len(samples), room)
@@ -132,9 +152,11 @@ class DatasetSource:
         return piece._replace(body_bytes=piece.body_bytes * max(1, order.probe))
 
     def _fetch(self, order: Order, begin: int, end: int) -> Any:
-        """The samples of a piece; their random numbers depend on their place in the stream alone."""
+        """The samples of a piece. Unless workers take turns, random numbers follow a sample's place in the stream."""
         keys = order.keys[begin:end]
         self._note(keys, order, begin)
+        if self._in_turn:
+            return self._read_keys(keys)
         if self._draws is not None:
             try:
                 samples, drew = self._draws.drew(lambda: self._read_keys(keys))

@@ -31,12 +31,14 @@ from flatout.profiler import machine
 
 logger = logging.getLogger(__name__)
 
+PROBE_SLOT = 0
+
 
 class Slots:
     """The memory of a Loader."""
 
-    def __init__(self, *, num_slots: int, num_pieces: int, num_workers: int, pinned: bool) -> None:
-        check_descriptors(machine.descriptors())
+    def __init__(self, *, num_slots: int, num_pieces: int, num_workers: int, num_lanes: int, pinned: bool) -> None:
+        check_descriptors(machine.descriptors(), num_lanes)
         spec = RingSpec(
             fields=DatasetSource.fields,
             batch_size=num_pieces,
@@ -44,6 +46,7 @@ class Slots:
             num_slots=num_slots,
             num_workers=num_workers,
             num_items=0,
+            num_lanes=num_lanes,
         )
         self.ring = Ring.create(spec, shared_by_processes=True)
         self.areas = Areas.create(self.ring.arena, num_slots)
@@ -88,6 +91,8 @@ class Workshop:
         self.slots = slots
         self.base_seed = source.base_seed
         self.num_passes = 0
+        self.probing: set[int] = set()
+        """Slots that a sample is read into only to learn its size."""
         self._source = source
         orders = WorkOrders(seed=0, substitute_errors=False)
         self.crew = Processes(slots.ring, source, orders, start_method=start_method)
@@ -102,15 +107,32 @@ class Workshop:
         except ConfigError as error:
             raise _explained(error, self._source.dataset) from error.__cause__
 
-    def publish(self, slot: int, order: Order) -> None:
-        """Have a free slot filled as `order` says."""
+    @property
+    def num_lanes(self) -> int:
+        return self.slots.ring.spec.num_lanes
+
+    def publish(self, slot: int, order: Order, lane: int = 0) -> None:
+        """Have a free slot filled as `order` says, by workers of `lane`."""
         self.slots.provide(slot)
         self.slots.areas.write_order(slot, encode(order))
         begins = [number * order.micro_batch for number in range(order.num_pieces)]
         samples = [order.keys[begin] if begin < len(order.keys) else 0 for begin in begins]
         indices = np.array([key if type(key) is int else order.position for key in samples], np.int64)
         places = np.array([place_of(slot, number) for number in range(order.num_pieces)], np.int64)
-        self.foreman.publish(slot, Step(order.epoch, 0, indices, places, order.num_pieces, {}))
+        self.foreman.publish(slot, Step(order.epoch, 0, indices, places, order.num_pieces, {}), lane)
+
+    def probe(self, order: Order) -> None:
+        """Have a sample read to learn how large batches are; see `take_in_probe`."""
+        self.publish(PROBE_SLOT, order)
+        self.probing = {PROBE_SLOT}
+
+    def take_in_probe(self, margin: float) -> bool:
+        """Make room as the probe suggests, times `margin`; False if it is still being read. Does not wait."""
+        if self.probing and self.foreman.is_ready(PROBE_SLOT):
+            self.probing.clear()
+            (piece,) = self.collect(PROBE_SLOT)
+            self.slots.want_body(int(piece.body_bytes * margin))
+        return not self.probing
 
     def collect(self, slot: int) -> list[Piece]:
         """The pieces of a complete slot, in order."""

@@ -49,6 +49,8 @@ class DeviceInputConfig:
     channels_last: bool = True
     workers: int | str = 2
     """Processes that draw and make labels; two are enough for 40,000 samples per second."""
+    persistent_workers: bool = True
+    """False ends them after each epoch and starts others for the next."""
     epochs: int | None = None
     """Epochs of the whole run, if known: nothing is drawn beyond the last."""
     budget_bytes: int | None = None
@@ -209,4 +211,10 @@ def _images(config: DeviceInputConfig, size: int, rect: RectBatches | None) -> O
 def _feed_config(config: DeviceInputConfig, plan: Plan) -> FeedConfig:
     workers = FeedConfig(workers=config.workers).num_workers
     per_task = max(min(LEAST_TASK, plan.batch_size), -(-plan.batch_size // (2 * max(1, workers))))
-    return FeedConfig(workers=config.workers, micro_batch=per_task, epochs=config.epochs, on_error="substitute")
+    return FeedConfig(
+        workers=config.workers,
+        micro_batch=per_task,
+        persistent_workers=config.persistent_workers,
+        epochs=config.epochs,
+        on_error="substitute",
+    )

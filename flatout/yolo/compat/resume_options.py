@@ -26,10 +26,13 @@ _OF_THIS_CALL = ("resume", "break_lock", "allow_data_change", "local_rank", "sto
 _NO_MATTER = (
     *_OF_THIS_CALL, "fresh", "exist_ok", "project", "name", "device", "workers", "save_every_minutes",
     "save_every_steps", "log_every", "compat_pt", "verify_cache", "evolve", "log_to", "entity", "upload_dataset",
-    "bbox_interval", "save_period", "artifact_alias", "allow_bad_labels",
+    "bbox_interval", "save_period", "artifact_alias", "allow_bad_labels", "no_persistent_workers",
 )  # fmt: skip
 """Where, on what and how often: nothing that is learned depends on them, so a run may go on with others."""
-_CAME_LATER = {"hyp.aspect": 0.0}
+_CAME_LATER = {
+    "hyp.aspect": 0.0, "no_fast_dataloader": False, "no_device_augment": False, "no_channels_last": False,
+    "no_compile": False, "no_graphs": False, "no_scaled_decode": False, "no_gpu_decode": False,
+}  # fmt: skip
 """Keys that older runs have not written down, with what those runs did: left out while they say just that."""
 
 

@@ -1,6 +1,7 @@
 """Every flag of a training and what it does, for people who read `--help`."""
 
-from argparse import ArgumentTypeError
+from argparse import Action, ArgumentParser, ArgumentTypeError, Namespace
+from typing import Any
 
 from flatout.yolo.compat.flag import switch, value
 from flatout.yolo.options import AUTO
@@ -11,6 +12,16 @@ def _number_or_auto(text: str) -> int | str:
         return text if text == AUTO else int(text)
     except ValueError:
         raise ArgumentTypeError(f"{text!r} is neither a whole number nor {AUTO}") from None
+
+
+class _Compile(Action):
+    """Stores the value. A typed `off` is more than the default: --fast obeys it."""
+
+    def __call__(
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        namespace.compile = values
+        namespace.no_compile = values == "off"
 
 
 YOLOV7 = (
@@ -74,18 +85,27 @@ FORK = (
 )
 
 SPEED = (
-    switch("--fast", "all of the below that pay on this machine; prints what it chose"),
-    switch("--fast-dataloader", "--persistent-workers --worker-tensor, and decode every picture only once"),
-    switch("--persistent-workers", "keep the workers from epoch to epoch"),
-    switch("--worker-tensor", "workers write straight into the batch, nothing is collated"),
+    switch("--fast", "all of the below that pay on this machine; prints what it chose; parts are left out by --no-..."),
+    switch("--fast-dataloader", "decode every picture only once, and augment it in fewer passes: the same pixels"),
+    switch("--persistent-workers", "keep the workers from epoch to epoch; accepted, since that is the default"),
+    switch("--worker-tensor", "workers write straight into the batch; accepted, since they always do"),
     switch("--device-augment", "keep the decoded pictures on the GPU and augment them there"),
     switch("--store-420", "there with colours at half size: half of the memory, nearly the same pixels"),
     value(
         "--compile",
-        "torch.compile, steps as CUDA graphs; auto: if it pays within this run",
+        "torch.compile, steps as CUDA graphs; auto: if it pays within this run (default: off, with --fast auto)",
+        action=_Compile,
         choices=("on", "off", "auto"),
     ),
     switch("--channels-last", "the memory layout that convolutions on GPUs prefer"),
+    switch("--no-fast-dataloader", "with --fast: decode in every epoch, and augment step by step"),
+    switch("--no-persistent-workers", "end the workers after each epoch, and start new ones for the next"),
+    switch("--no-device-augment", "with --fast: augment on the CPU"),
+    switch("--no-channels-last", "with --fast: the usual memory layout"),
+    switch("--no-compile", "the same as --compile off: also with --fast nothing is compiled"),
+    switch("--no-graphs", "with --fast or --compile on: launch steps one by one instead of as CUDA graphs"),
+    switch("--no-scaled-decode", "with --fast: decode large JPEG files at their full size"),
+    switch("--no-gpu-decode", "with --fast: decode JPEG files on the CPU, also those that stay on the GPU"),
     value(
         "--profile",
         "time N steps (30), write profile.html into the run folder, and say what would be faster",

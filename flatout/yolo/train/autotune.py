@@ -38,7 +38,9 @@ TUNINGS = "tunings.json"
 
 def is_left_to_us(options: TrainOptions) -> bool:
     """Whether anything about the input is for us to choose. Workers that only draw numbers are two on any machine."""
-    return options.fast or (options.workers == AUTO and not options.device_augment)
+    if options.device_augment:  # by --fast alone, or because the command says so: then nothing is left open
+        return options.fast and not options.no_fast_dataloader
+    return options.fast or options.workers == AUTO
 
 
 def is_worth_measuring(images: ImageSet, config: InputConfig) -> bool:
@@ -78,7 +80,8 @@ def _choice(
     images: ImageSet, config: InputConfig, options: TrainOptions, network: nn.Module, tunings: Tunings
 ) -> Choice:
     facts = machine_facts() | {
-        "asked": f"{_asked(options)}, {place_given(options) or 'any place'}, 4:2:0 {options.store_420}",
+        "asked": f"{_asked(options)}, {place_given(options) or 'any place'}, 4:2:0 {options.store_420}"
+        + ("" if not options.no_device_augment else ", not on the device"),
         "device": str(config.device),
         # Where they lie, too: the same numbers of pictures and pixels may come from a slower disk.
         "data": f"{len(images)} pictures, {int(images.size_wh_N2.sum())}, {Path(images.paths[0]).parent}",
@@ -110,7 +113,7 @@ def most_workers(config: InputConfig, options: TrainOptions) -> int:
 
 def place_given(options: TrainOptions) -> Place | None:
     """Where pictures have to be kept because the command says so; None: that is for us to choose."""
-    if options.fast:
+    if options.fast and not options.no_fast_dataloader:
         return None
     return "ram" if options.cache_images or options.fast_dataloader else "off"
 
@@ -126,8 +129,9 @@ def measure_costs(images: ImageSet, config: InputConfig, options: TrainOptions, 
     steps = config.epochs * max(1, len(images) // (config.batch_size * config.world.size))
     budget_s = measuring_budget_s(steps * step_ms / 1e3) / 2
     decode_ms, augment_ms, draw_ms = picture_costs(images, config, options, budget_s=budget_s)
-    # Without --fast, whether the device augments is not ours to say.
-    on_device, all_bytes = options.fast and config.device.type == "cuda", decoded_bytes(images, config.size)
+    # Without --fast, or with --no-device-augment, whether the device augments is not ours to say.
+    on_device = options.fast and not options.no_device_augment and config.device.type == "cuda"
+    all_bytes = decoded_bytes(images, config.size)
     return Costs(
         images=config.batch_size,
         step_ms=step_ms,

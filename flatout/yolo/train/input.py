@@ -104,7 +104,7 @@ def open_input(images: ImageSet, config: InputConfig, options: TrainOptions) -> 
         batches = _on_device(images, pictures, augment, plan, rect, config, options) if options.device_augment else None
         if isinstance(pictures, DeviceDecoded) and batches is None:
             # Workers need them in a store after all.
-            pictures = _pictures(images, config, replace(options, fast=False), stack)
+            pictures = _pictures(images, config, replace(options, no_gpu_decode=True), stack)
         if batches is None:
             source = TrainingSource(
                 images,
@@ -120,6 +120,7 @@ def open_input(images: ImageSet, config: InputConfig, options: TrainOptions) -> 
                 workers=workers,
                 micro_batch=micro_batch,
                 slots=config.slots,
+                persistent_workers=not options.no_persistent_workers,
                 epochs=config.epochs,
                 on_error="substitute",
             )
@@ -143,6 +144,7 @@ def _on_device(
         dtype=config.dtype,
         channels_last=options.channels_last,
         workers=min(DEVICE_WORKERS, num_workers(options.workers, config.batch_size, config.world)),
+        persistent_workers=not options.no_persistent_workers,
         epochs=config.epochs,
         budget_bytes=device_budget(config.device),
         subsampled=options.store_420,
@@ -189,12 +191,12 @@ def pictures_per_task(batch_size: int, workers: int) -> int:
 def _pictures(
     images: ImageSet, config: InputConfig, options: TrainOptions, stack: ExitStack
 ) -> Store | ResizedPictures | DeviceDecoded:
-    if options.fast and options.device_augment and machine.cores().usable <= FEW_CORES:
+    if options.decodes_on_gpu and machine.cores().usable <= FEW_CORES:
         budget_bytes = device_budget(config.device)
         decoded = decoded_on_device(images, size=config.size, device=config.device, budget_bytes=budget_bytes)
         if decoded is not None:
             return decoded
-    pictures = ResizedPictures(images, size=config.size, augment=True, shrunk=options.fast)
+    pictures = ResizedPictures(images, size=config.size, augment=True, shrunk=options.decodes_scaled)
     wanted = options.fast_dataloader or options.cache_images or options.device_augment
     if not (wanted if config.keeps is None else config.keeps or options.device_augment):
         return pictures

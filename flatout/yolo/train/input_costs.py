@@ -39,7 +39,7 @@ def picture_costs(
     images: ImageSet, config: InputConfig, options: TrainOptions, *, budget_s: float
 ) -> tuple[float, float, float]:
     """Milliseconds of one core per picture: decoding, augmenting, and the drawing of its numbers."""
-    pictures = ResizedPictures(images, size=config.size, augment=True, shrunk=options.fast)
+    pictures = ResizedPictures(images, size=config.size, augment=True, shrunk=options.decodes_scaled)
     source = TrainingSource(
         images,
         pictures,

@@ -43,6 +43,7 @@ class ValidationConfig:
     """Decode once, into memory; else in every epoch."""
     on_device: bool = False
     """Keep them in the memory of the GPU."""
+    persistent_workers: bool = True
     world: World = field(default_factory=World)
     """The ranks that share the work; the first sums up."""
     verify: bool = False
@@ -127,6 +128,7 @@ class Validation:
                     device=config.device,
                     store=store,
                     on_device=config.on_device,
+                    persistent_workers=config.persistent_workers,
                     single_cls=config.single_cls,
                     rank=config.world.rank,
                     num_ranks=config.world.size,

@@ -289,6 +289,7 @@ class _Training:
             amp=DTYPES[self._setting.amp],
             keeps_pictures=options.fast_dataloader or options.cache_images or options.device_augment,
             on_device=options.device_augment,
+            persistent_workers=not options.no_persistent_workers,
             world=self._setting.world,
             verify=options.verify_cache,
             v5_metric=options.v5_metric,

@@ -1,16 +1,20 @@
 """`--fast` measures what a picture and a step cost, chooses by it, remembers, and disturbs nothing."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
 from flatout.engine.distributed import World
+from flatout.feed import Store
 from flatout.profiler import machine
 from flatout.profiler.tuning import Costs
+from flatout.yolo.augment.pictures import ResizedPictures
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.train import autotune
+from flatout.yolo.train import input as input_module
 from flatout.yolo.train.autotune import (
     fixed_rule,
     is_left_to_us,
@@ -19,7 +23,7 @@ from flatout.yolo.train.autotune import (
     most_workers,
     tuned,
 )
-from flatout.yolo.train.input import InputConfig, num_workers
+from flatout.yolo.train.input import InputConfig, num_workers, open_input
 from flatout.yolo.train.input_costs import decoded_bytes
 from tests.yolo.train.small_training import narrow_network, tiny_hyp
 
@@ -118,3 +122,80 @@ def test_one_epoch_is_not_worth_a_store(images, config, options, tmp_path):
     fast = replace(options, fast=True).resolved(cuda=False, bf16=False)
     chosen, _ = tuned(images, replace(config, epochs=1), fast, narrow_network(6), file=tmp_path / "tunings.json")
     assert chosen.keeps is False
+
+
+def test_what_fast_leaves_out_is_not_chosen(images, config, options, tmp_path, monkeypatch):
+    """Where the device would be best by far, and RAM second."""
+    gpu = Costs(
+        images=8, step_ms=5, main_cpu_ms=1, decode_ms=400, augment_ms=4, draw_ms=0.01, cores=2, render_ms=0.1,
+        decoded_bytes=1 << 20, ram_free_bytes=64 << 30, device_free_bytes=2 << 30, epochs=9,
+    )  # fmt: skip
+
+    def measured(images, config, options, network):
+        may = options.fast and not options.no_device_augment
+        return replace(gpu, place=autotune.place_given(options), render_ms=0.1 if may else None)
+
+    monkeypatch.setattr(autotune, "measure_costs", measured)
+
+    def chosen(**left_out):
+        fast = replace(options, fast=True, **left_out).resolved(cuda=True, bf16=True)
+        if not is_left_to_us(fast):
+            return fast.device_augment, None
+        told_config, told = tuned(images, config, fast, narrow_network(6), file=tmp_path / "tunings.json")
+        return told.device_augment, told_config.keeps
+
+    assert chosen() == (True, None)
+    assert chosen(no_device_augment=True) == (False, True)
+    assert chosen(no_fast_dataloader=True) == (True, None)
+    assert chosen(no_device_augment=True, no_fast_dataloader=True) == (False, False)
+
+
+def test_the_device_is_not_measured_where_it_may_not_augment(images, config, options, monkeypatch):
+    monkeypatch.setattr(autotune, "step_costs", lambda *_, **__: (5.0, 1.0))
+    monkeypatch.setattr(autotune, "picture_costs", lambda *_, **__: (4.0, 4.0, 0.01))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 << 30, 4 << 30))
+    on_gpu = replace(config, device=torch.device("cuda"))
+    for left_out in (False, True):
+        fast = replace(options, fast=True, no_device_augment=left_out).resolved(cuda=True, bf16=True)
+        costs = measure_costs(images, on_gpu, fast, narrow_network(6))
+        assert (costs.render_ms is None) == left_out
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_decoding_at_a_smaller_size_is_a_part_of_fast_that_can_be_left_out(
+    images, config, options, monkeypatch, left_out
+):
+    opened = []
+    monkeypatch.setattr(Store, "open", lambda pictures, config: opened.append(pictures) or nullcontext(pictures))
+    monkeypatch.setattr(ResizedPictures, "statistics", lambda self: "", raising=False)
+    fast = replace(options, fast=True, no_scaled_decode=left_out).resolved(cuda=False, bf16=False)
+    with open_input(images, config, fast):
+        (pictures,) = opened
+        assert ("decoded small" in pictures.parameters) != left_out
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_decoding_by_the_gpu_is_a_part_of_fast_that_can_be_left_out(images, config, options, monkeypatch, left_out):
+    asked = []
+    monkeypatch.setattr(machine, "cores", lambda: machine.Cores(2, 2, None, 2))
+    monkeypatch.setattr(input_module, "decoded_on_device", lambda *_, **__: asked.append(True))
+    monkeypatch.setattr(input_module, "training_input", lambda *_, **__: None)
+    fast = replace(options, fast=True, no_gpu_decode=left_out).resolved(cuda=True, bf16=True)
+    with open_input(images, replace(config, keeps=False), fast):
+        assert asked == ([] if left_out else [True])
+
+
+@pytest.mark.parametrize("left_out", [False, True])
+def test_workers_stay_from_epoch_to_epoch_or_end_with_the_last_batch(images, config, options, monkeypatch, left_out):
+    monkeypatch.setattr(machine, "cores", lambda: machine.Cores(2, 2, None, 2))
+    asked = replace(options, workers=2, no_persistent_workers=left_out)
+    with open_input(images, config, asked) as source:
+        pids, left = [], []
+        for epoch in range(2):
+            batches = source.batches.epoch(epoch)
+            for step in range(source.steps_per_epoch):  # as the loop does, which counts steps
+                next(batches)
+                pids += [set(source.feed.worker_pids.values())] if step == 0 else []
+            left.append(len(source.feed.worker_pids))
+    assert left == ([0, 0] if left_out else [2, 2])
+    assert pids[0].isdisjoint(pids[1]) == left_out
