@@ -163,9 +163,7 @@ def test_a_nursery_that_is_killed_again_and_again_says_what_to_do():
                 for _ in feed.epoch(0):
                     kill(nursery_of(feed))
 
-    with pytest.raises(
-        ChildLostError, match=r"ended 4 times \(SIGKILL\)\. .*\(dmesg\), use fewer workers"
-    ):
+    with pytest.raises(ChildLostError, match=r"ended 4 times \(SIGKILL\)\. .*\(dmesg\), use fewer workers"):
         read_and_kill()
 
 

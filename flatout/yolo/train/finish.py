@@ -27,7 +27,7 @@ def finish(setting: Setting, run: Run, files: WeightFiles, average: nn.Module, b
     run.finish()
     generations.settle()
     logger.info("Results are in %s, the weights in %s.", run.folder, files.folder)
-    if coco_ap.is_asked_for(setting.data) and coco_ap.annotation_file(setting.data, "val") is not None:
+    if coco_ap.is_asked_for(setting.data) and annotation_file(setting.data, "val") is not None:
         _judge_as_coco(setting, files.folder)
 
 

@@ -255,3 +255,13 @@ def test_what_a_preflight_counts() -> None:
     assert num_kept(100) == 1 + 4 + 4  # the first, every 25th, and four more of the last five
     augment = recipe(mosaic=1.0, mixup=0.5).augment()
     assert reads_per_sample(augment) == 4 * 1.5
+
+
+def test_a_profile_of_a_training_that_is_too_short_says_so(
+    options: TrainOptions, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--cfg", options.cfg, "--data", options.data, "--hyp", options.hyp, "--project", options.project]
+    flags = ["--weights", "", "--epochs", "1", "--batch", "32", "--img", "64", "--device", "cpu", "--workers", "0"]
+    assert main(["yolo", "train", *words, *flags, "--noautoanchor", "--nosave", "--profile"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"^--profile: Only \d+ steps? w\w+ seen: at least \d+ are needed\. Train more epochs", told, re.M)
