@@ -9,10 +9,10 @@ import pytest
 import torch
 import yaml
 
+from flatout.yolo.data.coco_json import annotation_file
 from flatout.yolo.data.data_yaml import DataSet, open_data_yaml
 from flatout.yolo.data.image_set import ImageSet, Labels
 from flatout.yolo.evaluate import coco_ap
-from flatout.yolo.data.coco_json import annotation_file
 from flatout.yolo.evaluate.coco_ap import Refused, Truth, export_for, find_truth, score
 from flatout.yolo.metrics.coco import COCO_CATEGORY_IDS
 from flatout.yolo.nms import Detections

@@ -32,6 +32,7 @@ from flatout.engine.lock import Locked, RunLock
 from flatout.errors import ConfigError, DataError, FlatoutError, Interrupted, ResourceError
 from flatout.feed import DecodeError, Feed, FeedConfig, Field, Plan, SampleSource
 from flatout.feed.progress import progress
+from flatout.images import MOST_MISSING, Header, check_size, decode, header_of, read_bytes, read_facts
 from flatout.yolo.data.coco_json import (
     annotation_file,
     annotation_folder,
@@ -42,11 +43,8 @@ from flatout.yolo.data.coco_json import (
 )
 from flatout.yolo.data.coco_resize import resized_annotations
 from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, complaints, refuse_missing
-from flatout.yolo.data.decode import MOST_MISSING, check_size, decode
 from flatout.yolo.data.find import Pair, find_images, is_image_name, label_path, pair_up
-from flatout.yolo.data.image_header import Header, header_of
 from flatout.yolo.data.open_data import open_data_set
-from flatout.yolo.data.picture_file import read_bytes, read_facts
 from flatout.yolo.data.resize import kept_size_hw
 from flatout.yolo.data.scan_picture import LEAST_SIDE
 

@@ -8,6 +8,7 @@ from torch import nn
 from flatout.engine.generations import Generations
 from flatout.engine.run_folder import Run
 from flatout.errors import FlatoutError
+from flatout.yolo.data.coco_json import annotation_file
 from flatout.yolo.evaluate import coco_ap, test
 from flatout.yolo.options import TestOptions
 from flatout.yolo.train.setting import Setting

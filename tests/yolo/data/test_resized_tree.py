@@ -21,13 +21,12 @@ import flatout.yolo
 from flatout.__main__ import main
 from flatout.engine.lock import RunLock
 from flatout.errors import ConfigError, DataError, ResourceError
+from flatout.images import header_of, read_picture
 from flatout.yolo.data import resized_tree
 from flatout.yolo.data.coco_json import annotation_file
 from flatout.yolo.data.coco_resize import resized_annotations, resized_mask
 from flatout.yolo.data.data_yaml import Split, read_data_yaml
-from flatout.yolo.data.decode import read_picture
 from flatout.yolo.data.find import how_to_resize
-from flatout.yolo.data.image_header import header_of
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.resize import resize_long_side
@@ -547,6 +546,16 @@ def test_coco_annotations_fit_the_new_pictures(coco, tmp_path, monkeypatch):
         np.testing.assert_allclose(one["segmentation"], np.array(other["segmentation"]) * half, atol=1e-3)
         assert one["area"] == pytest.approx(other["area"] * half**2, abs=1e-3)
     assert (small["info"], small["categories"]) == (large["info"], large["categories"])
+
+
+def test_an_annotation_file_that_the_yaml_names_is_scaled_and_named_by_the_new_one(coco, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (coco / "annotations/instances_val2017.json").rename(coco / "mine.json")
+    (coco / "coco.yaml").write_text((coco / "coco.yaml").read_text() + "annotations: mine.json\n")
+    done = flatout.yolo.resize("coco/coco.yaml", "coco100", size=100)
+    path = annotation_file(read_data_yaml(done.data), "val")
+    assert path is not None and path.resolve() == tmp_path / "coco100/annotations/mine.json"
+    assert [each["width"] for each in json.loads(path.read_text())["images"]] == [100, 60, 100]
 
 
 def test_ap_is_that_of_the_source(coco, tmp_path):
