@@ -85,9 +85,14 @@ class GraphedWork:
 class Graphs:
     """Graphs of one piece of work, one per form of its inputs. They share their memory, as one runs at a time."""
 
-    def __init__(self, work: Work, fillings: Mapping[str, Filling], *, wanted: bool) -> None:
+    def __init__(
+        self, work: Work, fillings: Mapping[str, Filling], *, wanted: bool, simplify: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`simplify` is called when the work cannot be captured. It returns whether it has put work in its place that
+        was captured before."""
         self.wanted = wanted
         """Whether steps are captured; False for good once that has failed."""
+        self._simplify = simplify
         self._work = work
         self._fillings = fillings
         self._graphs: list[GraphedWork] = []
@@ -116,8 +121,10 @@ class Graphs:
         try:
             graph = GraphedWork(self._work, inputs, self._fillings, pool=pool)
         except RuntimeError as error:
-            self.wanted = False
             self.forget()  # and with them their memory
+            if self._simplify():
+                return None
+            self.wanted = False
             logger.warning(
                 "A step cannot be captured as a CUDA graph (%s): the host launches every kernel, which is slower for "
                 "small batches.",

@@ -6,6 +6,7 @@ Forward, loss and backward run as one CUDA graph where that is wanted and the sh
 Nothing here waits for the device.
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -21,6 +22,8 @@ from flatout.engine.optim import parameters_of, step_unless
 from flatout.engine.precision import Precision
 from flatout.engine.running_statistics import RunningStatistics
 from flatout.profiler import clock
+
+logger = logging.getLogger(__name__)
 
 
 class Step:
@@ -48,7 +51,9 @@ class Step:
             partial(self._forward_backward, cached=False),
             job.fillings,
             wanted=graphs and world.size == 1 and device.type == "cuda",
+            simplify=self._take_back_forward,
         )
+        self._forward_before: nn.Module | None = None
         self._stream = torch.cuda.Stream(device) if self.graphs.wanted else None
 
     @contextmanager
@@ -63,9 +68,18 @@ class Step:
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def use_forward(self, forward: nn.Module) -> None:
-        """From the next step on, call the network through `forward`."""
-        self._forward = forward
+        """From the next step on, call the network through `forward`, as long as its steps can be captured too."""
+        self._forward_before, self._forward = self._forward, forward
         self.graphs.forget()
+
+    def _take_back_forward(self) -> bool:
+        """A graph of the plain network is faster than a compiled one whose kernels the host launches one by one: on an
+        H200, yolov7-tiny at 256 px took 11 ms against 42 (bench/results/coco256_first_try_h200_202611.md)."""
+        if self._forward_before is None:
+            return False
+        self._forward, self._forward_before = self._forward_before, None
+        logger.warning("A step of the compiled network cannot be captured as a CUDA graph: it goes on uncompiled.")
+        return True
 
     def work(self, inputs: dict[str, Tensor], *, window_ends: bool) -> Tensor:
         """Forward and backward. Numbers of the step, float32 [items + 1] on the device; the last is 1 if the loss is

@@ -97,6 +97,23 @@ def test_what_cannot_be_captured_runs_eagerly_from_then_on(
     assert caplog.text.count("operation not permitted") == 1
 
 
+def test_work_that_cannot_be_captured_makes_way_for_simpler_work_that_can(
+    made: list[Pretended], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*arguments: Any, **names: Any) -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    def simplify() -> bool:
+        monkeypatch.setattr(graphs, "GraphedWork", Pretended)
+        return True
+
+    monkeypatch.setattr(graphs, "GraphedWork", fails)
+    all_graphs = Graphs(lambda given: torch.zeros(1), FILLINGS, wanted=True, simplify=simplify)
+    assert find_again(all_graphs, inputs(), 2 * EAGER_RUNS + 1) == [None] * (2 * EAGER_RUNS + 1)
+    assert find_again(all_graphs, inputs(), 1) == made
+    assert all_graphs.wanted and len(made) == 1 and not caplog.records
+
+
 def test_nothing_is_captured_unless_it_is_wanted(made: list[Pretended]) -> None:
     all_graphs = new_graphs(wanted=False)
     assert all(all_graphs.find(inputs()) is None for _ in range(EAGER_RUNS + 3))

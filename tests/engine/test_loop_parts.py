@@ -190,6 +190,44 @@ class TestCompiling:
         ]
         assert list(compiled.parameters()) == []
 
+    def test_a_short_last_batch_is_not_compiled_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        sizes: list[int] = []
+
+        def records(network: nn.Module) -> object:
+            return lambda x: (sizes.append(len(x)), network(x))[1]
+
+        monkeypatch.setattr(torch, "compile", records)
+        network = nn.Linear(2, 2)
+        compiled = Compiled(network)
+        for batch_size in (8, 8, 3, 8):
+            x = torch.rand(batch_size, 2)
+            assert torch.equal(compiled(x), network(x))
+        assert sizes == [8, 8, 8]
+
+    def test_a_compiled_forward_whose_steps_cannot_be_captured_is_taken_back(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        network, compiled = nn.Linear(2, 2), nn.Linear(2, 2)
+        step = Step(
+            SimpleNamespace(fillings={}),  # type: ignore[arg-type]
+            network,
+            network,
+            torch.optim.SGD(network.parameters(), 0.1),
+            None,
+            precision=Precision("off", torch.device("cpu")),
+            clip_norm=None,
+            graphs=True,
+            world=World(0, 1, 0),
+            device=torch.device("cpu"),
+        )
+        assert not step.graphs._simplify(), "the plain network has nothing simpler"
+        step.use_forward(compiled)
+        assert step.graphs._simplify() and step._forward is network
+        assert [record.message for record in caplog.records] == [
+            "A step of the compiled network cannot be captured as a CUDA graph: it goes on uncompiled."
+        ]
+        assert not step.graphs._simplify()
+
 
 class TestWorld:
     def test_alone_without_a_launcher(self, monkeypatch: pytest.MonkeyPatch) -> None:

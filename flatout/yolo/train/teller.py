@@ -14,7 +14,9 @@ from flatout.engine.spending import Spending
 logger = logging.getLogger(__name__)
 
 SETTLED_AFTER = 60
-"""Steps until a step's time is taken as typical."""
+"""Steps in which kernels are chosen, compiled and captured: an interval that holds any of them says nothing."""
+ENOUGH_INTERVALS = 2
+"""Intervals after them; the quickest counts, since a single pause may be in any of them."""
 
 
 class Teller:
@@ -23,19 +25,25 @@ class Teller:
     def __init__(self, loop: Loop, progress: StepProgress, spending: Spending, *, compile_auto: bool) -> None:
         self._loop, self._progress, self._spending = loop, progress, spending
         self._is_undecided = compile_auto
+        self._steps_before = 0
+        """Of this process, when the interval under way began."""
+        self._settled_ms: list[float] = []
 
     def __call__(self, tick: Tick) -> None:
         done = tick.epoch * self._loop.config.steps_per_epoch + tick.step
         left_s = tick.step_ms / 1e3 * self._loop.steps_left
         self._progress.advance(done, figures(tick) | self._spending.figures(left_s))
-        if self._is_undecided and self._loop.steps_here >= SETTLED_AFTER:
-            self._is_undecided = False
-            self._decide(tick)
+        if self._is_undecided and self._steps_before >= SETTLED_AFTER:
+            self._settled_ms.append(tick.step_ms)
+            if len(self._settled_ms) == ENOUGH_INTERVALS:
+                self._is_undecided = False
+                self._decide(min(self._settled_ms))
+        self._steps_before = self._loop.steps_here
 
-    def _decide(self, tick: Tick) -> None:
+    def _decide(self, step_ms: float) -> None:
         network = self._loop.network
         layers = sum(isinstance(module, nn.Conv2d) for module in network.modules())
-        decision = compile_pays(step_ms=tick.step_ms, steps_left=self._loop.steps_left, num_layers=layers)
+        decision = compile_pays(step_ms=step_ms, steps_left=self._loop.steps_left, num_layers=layers)
         logger.info("%s", decision.text)
         if decision.pays:
             self._loop.use_forward(Compiled(network))

@@ -33,6 +33,7 @@ from flatout.yolo.train import train
 from flatout.yolo.train.epoch_end import EpochEnd, EpochEndConfig
 from flatout.yolo.train.forward import share_batch_norms
 from flatout.yolo.train.preflight import num_kept, reads_per_sample
+from flatout.yolo.train.teller import Teller
 from flatout.yolo.train.weight_files import WeightFiles
 from tests.yolo.recipes import recipe
 from tests.yolo.train.test_metric_collapse import REPORT, trained
@@ -265,3 +266,22 @@ def test_a_profile_of_a_training_that_is_too_short_says_so(
     assert main(["yolo", "train", *words, *flags, "--noautoanchor", "--nosave", "--profile"]) == 0
     told = capsys.readouterr().out
     assert re.search(r"^--profile: Only \d+ steps? w\w+ seen: at least \d+ are needed\. Train more epochs", told, re.M)
+
+
+@pytest.mark.parametrize(
+    ("settled_ms", "compiles"), [([11.0, 230.0], False), ([230.0, 11.0], False), ([90.0, 91.0], True)]
+)
+def test_compile_auto_judges_by_steps_that_hold_no_one_off_costs(monkeypatch, settled_ms, compiles):
+    """The first interval holds choosing, compiling and capturing kernels, any other one a pause."""
+    used = []
+    monkeypatch.setattr("flatout.yolo.train.teller.Compiled", lambda network: "compiled")
+    loop = SimpleNamespace(
+        network=nn.Conv2d(3, 3, 1), steps_here=0, steps_left=20_000, config=SimpleNamespace(steps_per_epoch=1000),
+        use_forward=used.append,
+    )  # fmt: skip
+    progress, spending = SimpleNamespace(advance=lambda *told: None), SimpleNamespace(figures=lambda left_s: {})
+    teller = Teller(loop, progress, spending, compile_auto=True)  # type: ignore[arg-type]
+    for steps, step_ms in zip((100, 150, 200, 250), (900.0, *settled_ms, 900.0), strict=True):
+        loop.steps_here = steps
+        teller(Tick(0, steps, {}, 0.0, step_ms, 0.0, 1.0))
+    assert used == (["compiled"] if compiles else [])
