@@ -73,9 +73,7 @@ class DrawnSet:
         tiles_M29, is_bad_M29 = draws["tiles"].copy(), unreadable.among(draws["tiles"])
         is_changed_M = np.asarray(is_bad_M29.any((1, 2)))
         if is_changed_M.any():
-            is_read_M29 = self._are_read(
-                {name: draws[name][is_changed_M] for name in ("kind", "tiles", "centre", "warp")}
-            )
+            is_read_M29 = self._are_read({name: drawn_M[is_changed_M] for name, drawn_M in draws.items()})
             is_changed_M[is_changed_M] = (is_bad_M29[is_changed_M] & is_read_M29).any((1, 2))
         place_K = np.nonzero(is_bad_M29 & is_changed_M[:, None, None])
         tiles_M29[place_K] = unreadable.stand_ins(place_K[0], tiles_M29[place_K], unreadable.is_bad_N)
