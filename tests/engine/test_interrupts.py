@@ -222,7 +222,8 @@ def test_a_training_command_listens_before_it_imports_torch(words: list[str]):
 
 
 def test_ctrl_c_while_torch_is_imported_is_answered():
-    process = start(*COMMANDS["train.py"])
+    # With --on-done it leaves the look at the data, which would end it, to the training.
+    process = start(*COMMANDS["train.py"], "--on-done", "true")
     wait_until(lambda: has_mapped(process.pid, "libtorch_cpu"), 30)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=5)

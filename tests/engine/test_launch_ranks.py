@@ -94,6 +94,7 @@ def test_several_gpus_become_several_processes(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     monkeypatch.setattr("flatout.engine.launch_ranks.launch_ranks", note)
+    monkeypatch.setattr("flatout.yolo.commands.train._look_at_data", lambda options: None)  # there is none here
     words = ["yolo", "train", "--device", "0,2,3", "--data", "my.yaml"]
     assert main(words) == 75
     assert launched == [(words, 3)]

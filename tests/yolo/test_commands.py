@@ -140,10 +140,13 @@ def test_the_variables_of_the_plan_are_off_by_default_and_obeyed(variable):
 
 @pytest.mark.parametrize("script", BUILT)
 def test_the_script_at_the_root_answers_like_the_command(script):
-    """Five lines each, and nothing in them that a caller of `flatout` could not do."""
+    """Five lines each, and nothing in them that a caller of `flatout` could not do.
+
+    train.py has five more for programs that run its text (S1-d in docs/migrate.md).
+    """
     source = (Path(__file__).parents[2] / script).read_text()
     assert f'main(["yolo", "{BUILT[script]}", *sys.argv[1:]])' in source
-    assert len([line for line in source.splitlines() if line.strip()]) <= 6
+    assert len([line for line in source.splitlines() if line.strip()]) <= (11 if script == "train.py" else 6)
 
 
 @pytest.fixture
