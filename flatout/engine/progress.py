@@ -6,7 +6,9 @@ Times come from the monotonic clock alone: a clock that is set, or an hour that 
 import logging
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from statistics import median
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -17,7 +19,10 @@ logger = logging.getLogger(__name__)
 
 LINE_INTERVAL_S = 10.0
 _MEMORY_S = 30.0
-"""The ETA follows the speed of about the last half minute."""
+_LEAST_INTERVALS = 5
+"""The ETA follows the speed of about the last half minute, and of no fewer intervals than these."""
+_DWARFS = 3.0
+"""A pause so many times as long as any other comes once."""
 
 
 class StepProgress:
@@ -50,7 +55,7 @@ class StepProgress:
         texts = [f"{name} {value}" for name, value in (figures or {}).items()]
         if self._bar is not None:
             progress, task = self._bar
-            left = eta_text(self._pace.seconds_for(self._total - done))
+            left = eta_text(self._pace.seconds_for(self._total - done), is_bound=self._pace.is_bound)
             progress.update(task, completed=done, figures="  ".join([*texts, left]))
         elif self._is_due(done, now_s):
             self._told_s = now_s
@@ -79,39 +84,74 @@ class StepProgress:
 
 
 class Pace:
-    """Seconds per step, lately: a mean in which a step counts for less the longer it is ago."""
+    """Seconds per step, and what pauses add to them. Costs that come once are not extrapolated.
+
+    The first interval of a process holds its start: kernels are chosen, compiled, captured. It says no more than how
+    long a step takes at most. Later on a typical step is the median of the latest intervals, and what an interval took
+    beyond it is a pause: validation comes again and counts, a single pause that dwarfs the others does not.
+    """
 
     def __init__(self, done: int, now_s: float) -> None:
         self._done, self._now_s = done, now_s
-        self._step_s: float | None = None
+        self._first_step_s: float | None = None
+        self._latest: deque[tuple[float, float]] = deque()
+        """Seconds, and seconds per step, of the latest intervals after the first."""
+        self._pauses_s: list[float] = []
+        self._num_steps = 0
 
     def update(self, done: int, now_s: float) -> None:
         num_steps, seconds = done - self._done, max(0.0, now_s - self._now_s)
         if num_steps <= 0:
             return
-        weight = 1.0 if self._step_s is None else min(1.0, seconds / _MEMORY_S)
-        self._step_s = weight * (seconds / num_steps) + (1 - weight) * (self._step_s or 0.0)
         self._done, self._now_s = done, now_s
+        if self._first_step_s is None:
+            self._first_step_s = seconds / num_steps
+            return
+        self._latest.append((seconds, seconds / num_steps))
+        while len(self._latest) > _LEAST_INTERVALS and sum(spent_s for spent_s, _ in self._latest) > _MEMORY_S:
+            self._latest.popleft()
+        self._num_steps += num_steps
+        self._pauses_s.append(max(0.0, seconds - num_steps * self._step_s))
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether `seconds_for` says how long it takes at most, not about how long."""
+        return not self._latest
 
     def seconds_for(self, num_steps: int) -> float | None:
         """How long these steps will take; None before the first one."""
-        return None if self._step_s is None else max(0, num_steps) * self._step_s
+        if self._first_step_s is None:
+            return None
+        per_step_s = self._first_step_s if self.is_bound else self._step_s + self._paused_s / self._num_steps
+        return max(0, num_steps) * per_step_s
+
+    @property
+    def _step_s(self) -> float:
+        return median(step_s for _, step_s in self._latest)
+
+    @property
+    def _paused_s(self) -> float:
+        """Seconds of all pauses, less one that came once."""
+        *others, longest = sorted(self._pauses_s)
+        came_once = longest > _DWARFS * (others[-1] if others else 0.0)
+        return sum(others) + (0.0 if came_once else longest)
 
 
 def step_line(title: str, done: int, total: int, figures: list[str], pace: Pace) -> str:
     """'train  1200/5000   24 %  box 0.0413  lr 9.2e-03  10:26 left', aligned from line to line."""
     width = len(str(total))
     head = f"{title}  {done:>{width}}/{total}  {100 * done / max(1, total):3.0f} %"
-    return "  ".join([head, *figures, eta_text(pace.seconds_for(total - done))])
+    return "  ".join([head, *figures, eta_text(pace.seconds_for(total - done), is_bound=pace.is_bound)])
 
 
-def eta_text(seconds: float | None) -> str:
-    """'1:02:03 left', '10:26 left'."""
+def eta_text(seconds: float | None, *, is_bound: bool = False) -> str:
+    """'1:02:03 left', '10:26 left', 'at most 10:26 left'."""
     if seconds is None:
         return "just begun"
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02} left" if hours else f"{minute}:{second:02} left"
+    clock = f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+    return f"at most {clock} left" if is_bound and seconds >= 1 else f"{clock} left"
 
 
 def _open_bar(stream: TextIO, title: str, total: int) -> "tuple[Progress, TaskID]":
