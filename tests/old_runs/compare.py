@@ -89,7 +89,7 @@ def train(situation: Situation, folder: Path, code: Path) -> None:
 
 def differences(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> tuple[int, list[str]]:
     """How many tensors were compared, and a line for each that is not the same on both sides."""
-    names = list(here | there)
+    names = list({**here, **there})
     lines = (_difference(name, here.get(name), there.get(name)) for name in names)
     return len(names), [line for line in lines if line]
 
