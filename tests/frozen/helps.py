@@ -50,7 +50,7 @@ def _lines(parser: argparse.ArgumentParser) -> Iterator[str]:
             yield from _flag(action, parser)
     if parser.epilog:
         yield ""
-        yield from parser.epilog.strip().splitlines()
+        yield from parser.epilog.replace("%(prog)s", parser.prog).strip().splitlines()
 
 
 def _flag(action: argparse.Action, parser: argparse.ArgumentParser) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """Show that two checkouts train the same weights, bit by bit: python -m tests.old_runs.compare OTHER_CHECKOUT [JOB ...]
 
 Runs the small seeded trainings with the code of this tree and with that of the other one, on this machine and on the
-same data, and compares the weights that each leaves behind, tensor by tensor. Digests of weights that were recorded
-elsewhere would not do: they depend on the processor. Exits with 1 if anything differs.
+same data, and compares all files of weights that each leaves behind, tensor by tensor: those of epochs as well, since
+yolo rounds its final ones to half precision. Digests of weights that were recorded elsewhere would not do: they depend
+on the processor. Exits with 1 if anything differs.
 """
 
 import argparse
@@ -22,8 +23,6 @@ from flatout.engine.checkpoint.container import read_container
 from tests.old_runs.situations import SITUATIONS, Situation
 
 ROOT = Path(__file__).parents[2]
-FILES = ("last.pt", "best.pt")
-"""What a finished run leaves behind in every job; the folder is called weights/ or ckpts/."""
 
 
 class Comparison(NamedTuple):
@@ -37,7 +36,7 @@ class Comparison(NamedTuple):
 
     def __str__(self) -> str:
         outcome = f"{len(self.differences)} differ" if self.differences else "equal"
-        return f"{self.job:<8} {self.file:<10} {self.num_tensors:>4} tensors  {outcome}"
+        return f"{self.job:<8} {self.file:<13} {self.num_tensors:>4} tensors  {outcome}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,8 +69,9 @@ def compare(job: str, tree: Path, other: Path) -> list[Comparison]:
         shutil.copytree(here, there)
         for code, folder in ((tree, here), (other, there)):
             train(situation, folder, code)
-        runs = [folder / situation.run for folder in (here, there)]
-        return [Comparison(job, file, *differences(*(_tensors(run, file) for run in runs))) for file in FILES]
+        ours, theirs = (_files(folder / situation.run) for folder in (here, there))
+        names = sorted({**ours, **theirs})
+        return [Comparison(job, name, *differences(ours.get(name, {}), theirs.get(name, {}))) for name in names]
 
 
 def train(situation: Situation, folder: Path, code: Path) -> None:
@@ -104,11 +104,10 @@ def _difference(name: str, here: Tensor | None, there: Tensor | None) -> str:
     return f"{name}: up to {(here.double() - there.double()).abs().max():.3g} apart"
 
 
-def _tensors(run: Path, file: str) -> dict[str, Tensor]:
-    """All tensors of a file of a run by their path in it: weights, moving averages, state of the optimizer."""
-    (path,) = run.glob(f"*/{file}")
-    found = dict(_tensors_in(read_container(path), ""))
-    assert found, f"{path} holds no tensors"
+def _files(run: Path) -> dict[str, dict[str, Tensor]]:
+    """All tensors of a run, by file and by their path in it: weights, moving averages, state of the optimizer."""
+    found = {path.name: dict(_tensors_in(read_container(path), "")) for path in run.glob("*/*.pt")}
+    assert {"last.pt", "best.pt"} <= found.keys(), f"{run} holds {sorted(found)}"
     return found
 
 
