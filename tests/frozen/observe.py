@@ -181,10 +181,10 @@ def _missing(path: Path, aside: Path) -> Iterator[None]:
 
 
 def _closing(done: Done, run: Path) -> str:
-    """The exit code, the lines that name the run or say that it was stopped, and all that went to stderr."""
+    """The exit code, the lines that name the run or say that it was stopped, and the error."""
     about = re.compile(rf"{run.parent.name}/{run.name}|^Stopped |^Mirrored ")
     out = [f"stdout: {_masked(line)}" for line in done.out.splitlines() if about.search(line)]
-    err = [f"stderr: {_masked(line)}" for line in done.err.splitlines()]
+    err = [f"stderr: {_masked(line)}" for line in done.err.splitlines() if line.startswith("flatout: ")]
     return "\n".join([f"exit code {done.code}", *out, *err])
 
 
