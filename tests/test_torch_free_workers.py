@@ -1,4 +1,4 @@
-"""What defect and spike send to their workers is unpickled and read there without torch, which costs 1.6 s a worker.
+"""What jobs send to their workers is unpickled and read there without torch, which costs 1.6 s a worker.
 
 Each source is opened as a training opens it, sent to a fresh interpreter as the feed sends it, and made to read a
 batch there.
@@ -24,8 +24,14 @@ from flatout.spike.config import load_config
 from flatout.spike.data import ClipSet, open_training
 from flatout.spike.frames import FrameItems
 from flatout.spike.schedule import plan_steps
+from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.pictures import ResizedPictures
+from flatout.yolo.augment.source import ValidationSource
+from flatout.yolo.options import TrainOptions
+from flatout.yolo.train import input as yolo_input
 from tests.defect.small_runs import small_data, small_options
 from tests.old_runs.situations import SITUATIONS
+from tests.yolo.small_sets import files_of
 
 ROOT = Path(__file__).parent.parent
 MOST_CPU_S = 1.5
@@ -40,7 +46,7 @@ if kind == "source":
     plan = Plan(num_samples=len(unpickled), batch_size=1, shuffle=False)
     with Feed(unpickled, plan, FeedConfig(workers=0)) as feed:
         next(iter(feed))
-else:
+elif kind == "items":
     unpickled.decode(0)
 print("torch" in sys.modules, time.process_time())
 """
@@ -141,13 +147,29 @@ def test_frames_that_spike_decodes_for_its_store_need_no_torch(clips_yaml: Path)
     check_is_light(FrameItems(clips_of(clips_yaml)[1]), "items")
 
 
+@pytest.mark.parametrize("kept", [{}, {"fast_dataloader": True}, {"device_augment": True}])
+def test_a_training_source_of_yolo_needs_no_torch(kept: dict[str, Any], tmp_path: Path, stack: ExitStack):
+    config = yolo_input.InputConfig(
+        augment=AugmentConfig(),
+        size=64,
+        batch_size=4,
+        seed=0,
+        grid=32,
+        epochs=1,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        world=World(),
+    )
+    opened = yolo_input.open_input(files_of(tmp_path), config, TrainOptions(workers=0, **kept))
+    check_is_light(stack.enter_context(opened).feed.source)
+
+
+def test_a_validation_source_of_yolo_needs_no_torch(tmp_path: Path):
+    images = files_of(tmp_path)
+    pictures = ResizedPictures(images, size=64, augment=False)
+    check_is_light(ValidationSource(images, pictures, size=64, largest_hw=(128, 128)))
+
+
 def test_the_probe_notices_torch():
-    has_torch, _ = what_a_worker_did("items", Heavy())
+    has_torch, _ = what_a_worker_did("value", torch.device("cpu"))
     assert has_torch
-
-
-class Heavy:
-    """What no worker should be sent."""
-
-    def decode(self, index: int) -> torch.Tensor:
-        return torch.zeros(index)
