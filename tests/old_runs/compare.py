@@ -1,0 +1,126 @@
+"""Show that two checkouts train the same weights, bit by bit: python -m tests.old_runs.compare OTHER_CHECKOUT [JOB ...]
+
+Runs the small seeded trainings with the code of this tree and with that of the other one, on this machine and on the
+same data, and compares all files of weights that each leaves behind, tensor by tensor: those of epochs as well, since
+yolo rounds its final ones to half precision. Digests of weights that were recorded elsewhere would not do: they depend
+on the processor. Exits with 1 if anything differs.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flatout.engine.checkpoint.container import read_container
+from tests.old_runs.situations import SITUATIONS, Situation
+
+ROOT = Path(__file__).parents[2]
+
+
+class Comparison(NamedTuple):
+    """One file of one job, here and there."""
+
+    job: str
+    file: str
+    num_tensors: int
+    differences: list[str]
+    """Names of tensors that differ or that one side lacks, with the largest difference."""
+
+    def __str__(self) -> str:
+        outcome = f"{len(self.differences)} differ" if self.differences else "equal"
+        return f"{self.job:<8} {self.file:<13} {self.num_tensors:>4} tensors  {outcome}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare, print a table, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.old_runs.compare", description=__doc__.partition("\n")[0])
+    parser.add_argument("other", type=Path, metavar="OTHER_CHECKOUT", help="a checkout of the version to compare with")
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"any of {', '.join(SITUATIONS)}; all without")
+    arguments = parser.parse_args(argv)
+    if unknown := [job for job in arguments.jobs if job not in SITUATIONS]:
+        parser.error(f"unknown job {unknown[0]!r}; there are {', '.join(SITUATIONS)}")
+    other = arguments.other.resolve()
+    if not (other / "flatout/__main__.py").exists():
+        parser.error(f"{other} is no checkout of flatout: it has no flatout/__main__.py")
+    found = [comparison for job in arguments.jobs or SITUATIONS for comparison in compare(job, ROOT, other)]
+    for comparison in found:
+        print(comparison)
+        for difference in comparison.differences:
+            print(f"    {difference}")
+    return int(any(comparison.differences for comparison in found))
+
+
+def compare(job: str, tree: Path, other: Path) -> list[Comparison]:
+    """Train a job with the code of both trees; their weights, file by file."""
+    situation = SITUATIONS[job]
+    with tempfile.TemporaryDirectory() as name:
+        here, there = Path(name, "here"), Path(name, "there")
+        here.mkdir()
+        situation.prepare(here)
+        # Copied, not made again: the data are the same even where two versions would generate them differently.
+        shutil.copytree(here, there)
+        for code, folder in ((tree, here), (other, there)):
+            train(situation, folder, code)
+        ours, theirs = (_files(folder / situation.run) for folder in (here, there))
+        names = sorted({**ours, **theirs})
+        return [Comparison(job, name, *differences(ours.get(name, {}), theirs.get(name, {}))) for name in names]
+
+
+def train(situation: Situation, folder: Path, code: Path) -> None:
+    """Run the training in a process of its own that imports flatout from the tree `code`; RuntimeError if it fails."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("FLATOUT_")}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(code), "CUDA_VISIBLE_DEVICES": ""}
+    # An installed flatout must not be mistaken for the tree's: the process that trains looks for itself.
+    program = "import sys, flatout, runpy; assert flatout.__file__.startswith(sys.argv.pop(1)), flatout.__file__; "
+    program += "runpy.run_module('flatout', run_name='__main__', alter_sys=True)"
+    command = [sys.executable, "-c", program, f"{code}/flatout/", *situation.command]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(situation.command[:2])} with the code of {code} failed:\n{done.stderr[-2000:]}")
+
+
+def differences(here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> tuple[int, list[str]]:
+    """How many tensors were compared, and a line for each that is not the same on both sides."""
+    names = list({**here, **there})
+    lines = (_difference(name, here.get(name), there.get(name)) for name in names)
+    return len(names), [line for line in lines if line]
+
+
+def _difference(name: str, here: Tensor | None, there: Tensor | None) -> str:
+    if here is None or there is None:
+        return f"{name}: only {'there' if here is None else 'here'}"
+    if (here.dtype, here.shape) != (there.dtype, there.shape):
+        return f"{name}: {here.dtype} {tuple(here.shape)} here, {there.dtype} {tuple(there.shape)} there"
+    if here.numpy().tobytes() == there.numpy().tobytes():
+        return ""
+    return f"{name}: up to {(here.double() - there.double()).abs().max():.3g} apart"
+
+
+def _files(run: Path) -> dict[str, dict[str, Tensor]]:
+    """All tensors of a run, by file and by their path in it: weights, moving averages, state of the optimizer."""
+    found = {path.name: dict(_tensors_in(read_container(path), "")) for path in run.glob("*/*.pt")}
+    assert {"last.pt", "best.pt"} <= found.keys(), f"{run} holds {sorted(found)}"
+    return found
+
+
+def _tensors_in(value: object, where: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield where, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _tensors_in(item, f"{where}.{key}" if where else str(key))
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _tensors_in(item, f"{where}[{number}]")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""What jobs send to their workers is unpickled and read there without torch, which costs 1.6 s a worker.
+
+Each source is opened as a training opens it, sent to a fresh interpreter as the feed sends it, and made to read a
+batch there.
+"""
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flatout.defect.strips.items import Strips
+from flatout.defect.train.input import find_images, make_recipe, open_input
+from flatout.engine.distributed import World
+from flatout.feed import Source
+from flatout.spike.clip_feed import FeedWishes, open_resident_feed, open_scoring_feed, open_store, open_training_feed
+from flatout.spike.config import load_config
+from flatout.spike.data import ClipSet, open_training
+from flatout.spike.frames import FrameItems
+from flatout.spike.schedule import plan_steps
+from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.pictures import ResizedPictures
+from flatout.yolo.augment.source import ValidationSource
+from flatout.yolo.options import TrainOptions
+from flatout.yolo.train import input as yolo_input
+from tests.defect.small_runs import small_data, small_options
+from tests.old_runs.situations import SITUATIONS
+from tests.yolo.small_sets import files_of
+
+ROOT = Path(__file__).parent.parent
+MOST_CPU_S = 1.5
+"""On the CPU, of an interpreter that unpickles it and reads one batch; measured: 0.2 to 0.5 s."""
+
+PROBE = """
+import pickle, sys, time
+kind, sent = pickle.load(sys.stdin.buffer)
+unpickled = pickle.loads(sent)
+if kind == "source":
+    from flatout.feed import Feed, FeedConfig, Plan
+    plan = Plan(num_samples=len(unpickled), batch_size=1, shuffle=False)
+    with Feed(unpickled, plan, FeedConfig(workers=0)) as feed:
+        next(iter(feed))
+elif kind == "items":
+    unpickled.decode(0)
+print("torch" in sys.modules, time.process_time())
+"""
+LOADS_TORCH = pytest.mark.xfail(
+    strict=True,
+    reason="names of images travel as flatout.defect.train.input._Named, and that module imports torch at the top",
+)
+
+
+def what_a_worker_did(kind: str, sent: object) -> tuple[bool, float]:
+    """Whether a fresh interpreter that used it had torch in the end, and its seconds on the CPU."""
+    parcel = pickle.dumps((kind, pickle.dumps(sent)))
+    done = subprocess.run([sys.executable, "-c", PROBE], input=parcel, capture_output=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr.decode()
+    has_torch, cpu_s = done.stdout.split()
+    return has_torch == b"True", float(cpu_s)
+
+
+def check_is_light(sent: object, kind: str = "source") -> None:
+    has_torch, cpu_s = what_a_worker_did(kind, sent)
+    assert not has_torch, f"a worker that unpickles {type(sent).__name__} and reads a sample imports torch"
+    assert cpu_s < MOST_CPU_S
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    """Keeps open what the parent of a worker keeps open."""
+    with ExitStack() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def strips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_data(tmp_path_factory.mktemp("strips"))
+
+
+@pytest.fixture(scope="module")
+def clips_yaml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("clips")
+    SITUATIONS["spike"].prepare(folder)
+    return folder / "clips/demo.yaml"
+
+
+def defect_source(data: Path, stack: ExitStack, **changes: Any) -> Source:
+    options = small_options(data, data / "runs", **changes)
+    images = find_images(options)
+    opened = open_input(images, make_recipe(options, images), options, torch.device("cpu"), World())
+    return stack.enter_context(opened).batches.feed.source
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="kept in memory"),
+        pytest.param({"cache_size": 0}, id="decoded by workers"),
+        pytest.param({"cache_size": 1, "group_images": 2}, id="kept by groups"),
+        pytest.param({"line_ratio": 0.5, "noise": 2.0}, id="lines and noise"),
+        pytest.param({"device_strips": "on"}, id="painted on the device", marks=LOADS_TORCH),
+    ],
+)
+def test_a_training_source_of_defect_needs_no_torch(changes: dict[str, Any], strips: Path, stack: ExitStack):
+    check_is_light(defect_source(strips, stack, **changes))
+
+
+def test_images_that_defect_decodes_for_its_store_and_for_validation_need_no_torch(strips: Path):
+    check_is_light(Strips(sorted((strips / "valid").rglob("*.tiff"))), "items")
+
+
+def clips_of(yaml: Path, *overrides: str) -> tuple[Any, ClipSet, ClipSet]:
+    config = load_config(yaml, ["DATA.CROP_SIZE=16", "DATA.NUM_VOXEL_BINS=4", "DATA.CLIP_LEN=2", *overrides])
+    training, validation = open_training(config.DATA)
+    assert validation is not None
+    return config.DATA, training, validation
+
+
+WISHES = FeedWishes(batch=2, workers=0, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("opener", [open_training_feed, open_resident_feed])
+@pytest.mark.parametrize("cache", ["true", "false"])
+def test_a_training_source_of_spike_needs_no_torch(opener: Any, cache: str, clips_yaml: Path, stack: ExitStack):
+    config, clips, _ = clips_of(clips_yaml, f"DATA.USE_RAM_CACHE={cache}")
+    store = open_store(clips, config, budget_bytes=10**8, workers=0)
+    assert (store is not None) == (cache == "true")
+    steps = plan_steps(len(clips), world=1, batch=2, accumulation=1)
+    opened = opener(clips, config, WISHES, steps=steps, seed=1, epochs=1, world=World(), store=store)
+    check_is_light(stack.enter_context(opened).feed.source)
+
+
+@pytest.mark.parametrize("cache", ["true", "false"])
+def test_a_validation_source_of_spike_needs_no_torch(cache: str, clips_yaml: Path, stack: ExitStack):
+    config, _, clips = clips_of(clips_yaml, f"DATA.USE_RAM_CACHE={cache}")
+    store = open_store(clips, config, budget_bytes=10**8, workers=0)
+    check_is_light(stack.enter_context(open_scoring_feed(clips, config, WISHES, store)).feed.source)
+
+
+def test_frames_that_spike_decodes_for_its_store_need_no_torch(clips_yaml: Path):
+    check_is_light(FrameItems(clips_of(clips_yaml)[1]), "items")
+
+
+@pytest.mark.parametrize("kept", [{}, {"fast_dataloader": True}, {"device_augment": True}])
+def test_a_training_source_of_yolo_needs_no_torch(kept: dict[str, Any], tmp_path: Path, stack: ExitStack):
+    config = yolo_input.InputConfig(
+        augment=AugmentConfig(),
+        size=64,
+        batch_size=4,
+        seed=0,
+        grid=32,
+        epochs=1,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        world=World(),
+    )
+    opened = yolo_input.open_input(files_of(tmp_path), config, TrainOptions(workers=0, **kept))
+    check_is_light(stack.enter_context(opened).feed.source)
+
+
+def test_a_validation_source_of_yolo_needs_no_torch(tmp_path: Path):
+    images = files_of(tmp_path)
+    pictures = ResizedPictures(images, size=64, augment=False)
+    check_is_light(ValidationSource(images, pictures, size=64, largest_hw=(128, 128)))
+
+
+def test_the_probe_notices_torch():
+    has_torch, _ = what_a_worker_did("value", torch.device("cpu"))
+    assert has_torch
