@@ -96,6 +96,7 @@ def bad_files() -> Iterator[tuple[str, bytes]]:
     yield "only a header", b"II*\0\x08\0\0\0"
     packed = planes("uint16", top=4096).transpose(1, 2, 0)
     yield "12 bits, cut off", packed_tiff(packed, 12)[:-200]
+    yield "12 bits, cut off before the list of pages", packed_tiff(packed, 12)[:300]
     yield "12 bits, no rows", packed_tiff(packed, 12, t257=0)
     yield "12 bits, no columns", packed_tiff(packed, 12, t256=0)
     yield "12 bits, no values in a pixel", packed_tiff(packed, 12, t277=0)

@@ -92,6 +92,8 @@ def _decode_tiff(content: bytes) -> np.ndarray:
             stored = _stored_in(file, content)
     except DecodeError:
         raise
+    except (LookupError, ArithmeticError, TypeError) as error:  # a parser that trusted the file
+        raise DecodeError(f"it is a cut off or damaged TIFF ({type(error).__name__} in tifffile).") from None
     except Exception as error:  # whatever a parser may raise for bytes that anybody made
         raise DecodeError(f"it cannot be decoded as TIFF: {' '.join(str(error).split())[:200]}.") from None
     if not stored.size:

@@ -127,7 +127,7 @@ def resolve(entry: str, *, base: str | None, yaml_folder: Path) -> str:
     """
     path = entry if base is None else os.path.join(base, entry)
     # YOLOv7 looks for /images/ with both slashes, and so misses the labels of a folder `images` right here.
-    if path.startswith("images/") and os.path.isdir("labels"):
+    if path.startswith("images/") and os.path.isdir("labels") and os.path.exists(path):
         return f"./{path}"
     if os.path.isabs(path) or os.path.exists(path):
         return path

@@ -63,6 +63,15 @@ def test_a_missing_labels_folder_is_named_with_the_first_file_that_was_looked_fo
         opened(made, allow_bad_labels=True)
 
 
+def test_a_missing_labels_folder_is_named_where_the_pictures_are_in_the_working_directory(made, monkeypatch):
+    (made.folder / "labels").rename(made.folder / "label")
+    monkeypatch.chdir(made.folder)
+    made.folder.joinpath("data.yaml").write_text("train: images/train\nval: images/val\nnames: [a, b]\n")
+    expected = r"there is no folder labels, and images/train holds no label file; .* would be labels/train/0\.txt\."
+    with pytest.raises(DataError, match=expected):
+        open_training_splits(read_data_yaml("data.yaml"), strict=False, single_class=False, allow_bad_labels=False)
+
+
 def test_label_files_of_other_names_are_counted(made):
     for path in (made.folder / "labels/train").iterdir():
         path.rename(path.with_name(f"label_{path.name}"))

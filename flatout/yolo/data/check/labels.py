@@ -11,6 +11,7 @@ import numpy as np
 from flatout.errors import counted
 from flatout.yolo.data.check.facts import SetFacts, SplitFacts
 from flatout.yolo.data.check.registry import Finding, looking_for
+from flatout.yolo.data.find import label_path
 from flatout.yolo.data.label_text import drops_a_label
 from flatout.yolo.data.scan_table import REASONS
 
@@ -35,7 +36,7 @@ MOST_LINES_LOOKED_UP = 100
     "labels-none",
     "error",
     "a train split without any label that can be used",
-    "correct what the text names; there is nothing to learn from pictures alone",
+    "correct this cause; there is nothing to learn from pictures alone",
     stops=True,
 )
 def labels_none(facts: SetFacts) -> Iterable[Finding]:
@@ -264,6 +265,9 @@ def _why_none(split: SplitFacts) -> str:
     except OSError:
         return f"the folder {folder} does not exist or cannot be read; labels of {first.image} would be {first.label}"
     there = f"{counted(num_files, 'label file')} of other names" if num_files else "no label file"
+    if first.label.startswith("images/"):  # beside the pictures, because there is no folder `labels`
+        usual = label_path(f"./{first.image}").removeprefix("./")
+        return f"there is no folder labels, and {folder} holds {there}; labels of {first.image} would be {usual}"
     return f"{folder} holds {there}; labels of {first.image} would be {first.label}"
 
 
