@@ -50,10 +50,6 @@ elif kind == "items":
     unpickled.decode(0)
 print("torch" in sys.modules, time.process_time())
 """
-LOADS_TORCH = pytest.mark.xfail(
-    strict=True,
-    reason="names of images travel as flatout.defect.train.input._Named, and that module imports torch at the top",
-)
 
 
 def what_a_worker_did(kind: str, sent: object) -> tuple[bool, float]:
@@ -104,7 +100,7 @@ def defect_source(data: Path, stack: ExitStack, **changes: Any) -> Source:
         pytest.param({"cache_size": 0}, id="decoded by workers"),
         pytest.param({"cache_size": 1, "group_images": 2}, id="kept by groups"),
         pytest.param({"line_ratio": 0.5, "noise": 2.0}, id="lines and noise"),
-        pytest.param({"device_strips": "on"}, id="painted on the device", marks=LOADS_TORCH),
+        pytest.param({"device_strips": "on"}, id="painted on the device"),
     ],
 )
 def test_a_training_source_of_defect_needs_no_torch(changes: dict[str, Any], strips: Path, stack: ExitStack):

@@ -192,3 +192,16 @@ class ParameterSource(_RecipeSource):
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
         for name in self.fields:
             out[name][...] = draws["item" if name == "items" else name]
+
+
+class ImageNames:
+    """Names of images whose pixels are on the device. Here, because workers unpickle it and must not load torch."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._names = names
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        raise AssertionError("pixels are on the device")
+
+    def where(self, index: int) -> str:
+        return self._names[index]

@@ -194,7 +194,11 @@ class TestCompiling:
         sizes: list[int] = []
 
         def records(network: nn.Module) -> object:
-            return lambda x: (sizes.append(len(x)), network(x))[1]
+            def call(x: torch.Tensor) -> object:
+                sizes.append(len(x))
+                return network(x)
+
+            return call
 
         monkeypatch.setattr(torch, "compile", records)
         network = nn.Linear(2, 2)
@@ -209,7 +213,7 @@ class TestCompiling:
     ) -> None:
         network, compiled = nn.Linear(2, 2), nn.Linear(2, 2)
         step = Step(
-            SimpleNamespace(fillings={}),  # type: ignore[arg-type]
+            SimpleNamespace(fillings={}),
             network,
             network,
             torch.optim.SGD(network.parameters(), 0.1),

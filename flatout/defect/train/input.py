@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-import numpy as np
 import torch
 
 from flatout.defect.choose_render import renderer_for
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
-from flatout.defect.source import ParameterSource, PatchSource, Recipe
+from flatout.defect.source import ImageNames, ParameterSource, PatchSource, Recipe
 from flatout.defect.strips.canonical import PLANES
 from flatout.defect.strips.find import HARD_NEGATIVES, list_images, root_of, training_folder
 from flatout.defect.strips.items import Strips
@@ -190,23 +189,10 @@ def patches_of(
     """Batches cut and painted where the images are; they are only read, so several feeds may share them."""
     workers = DEVICE_WORKERS if isinstance(options.num_workers, str) else min(DEVICE_WORKERS, options.num_workers)
     config = FeedConfig(workers=workers, epochs=options.epochs)
-    feed = Feed(ParameterSource(recipe, _Named(names)), plan, config, unreadable=kept.unreadable)
+    feed = Feed(ParameterSource(recipe, ImageNames(names)), plan, config, unreadable=kept.unreadable)
     patch_hw = recipe.grid.patch_hw
     outputs = {
         "images": Output((PLANES, *patch_hw), torch.float32, options.channels_last),
         "masks": Output((1, *patch_hw), torch.uint8),
     }
     return DeviceFeed(feed, kept, renderer_for(recipe.grid, recipe.config, recipe.kernels, kept.device), outputs)
-
-
-class _Named:
-    """Names of images whose pixels are elsewhere."""
-
-    def __init__(self, names: list[str]) -> None:
-        self._names = names
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        raise AssertionError("pixels are on the device")
-
-    def where(self, index: int) -> str:
-        return self._names[index]

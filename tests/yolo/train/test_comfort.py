@@ -280,7 +280,7 @@ def test_compile_auto_judges_by_steps_that_hold_no_one_off_costs(monkeypatch, se
         use_forward=used.append,
     )  # fmt: skip
     progress, spending = SimpleNamespace(advance=lambda *told: None), SimpleNamespace(figures=lambda left_s: {})
-    teller = Teller(loop, progress, spending, compile_auto=True)  # type: ignore[arg-type]
+    teller = Teller(loop, progress, spending, compile_auto=True)
     for steps, step_ms in zip((100, 150, 200, 250), (900.0, *settled_ms, 900.0), strict=True):
         loop.steps_here = steps
         teller(Tick(0, steps, {}, 0.0, step_ms, 0.0, 1.0))
