@@ -11,6 +11,7 @@ command therefore has a thread that hears of signals from the kernel (`watched`)
 training began stays ignored: that is how nohup, and shells with their background jobs, ask for it. No torch here.
 """
 
+import atexit
 import os
 import select
 import signal
@@ -217,7 +218,8 @@ _listeners: list[_Listener] = []
 def watched() -> Iterator[None]:
     """From here to the end of the block a training command answers signals, even while C code keeps the main thread.
 
-    Until a `StopSignals` or `Interrupts` takes over there is nothing to clean up, and the process ends at once.
+    Until a `StopSignals` or `Interrupts` takes over there is nothing to clean up, and the process ends at once. While
+    the interpreter shuts down, which takes a second with torch, signals no longer change the exit code.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -231,6 +233,9 @@ def watched() -> Iterator[None]:
         signal.set_wakeup_fd(before)
         os.close(writer)
         thread.join(ANSWER_S)
+        # Now and not before the block: what is registered last runs first. Once, however many commands a process runs.
+        atexit.unregister(ignore_ending)
+        atexit.register(ignore_ending)
 
 
 class _AtOnce(_Listener):
@@ -284,9 +289,10 @@ def nothing_lost(name: str) -> str:
 
 
 def ignore_ending() -> None:
-    """For a process that is about to end by itself: SIGTERM changes nothing any more."""
+    """For a process that is about to end by itself: SIGTERM and SIGHUP change nothing any more."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def stop_at_once() -> None:

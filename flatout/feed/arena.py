@@ -11,6 +11,7 @@ import errno
 import logging
 import mmap
 import os
+import resource
 import tempfile
 import weakref
 
@@ -51,6 +52,7 @@ class Arena:
     @classmethod
     def create(cls, nbytes: int) -> "Arena":
         """An arena with a first extent of `nbytes` at offset 0, in the best memory that has room for it."""
+        _refuse_beyond_file_limit(page_aligned(nbytes))
         for opener in (_open_memfd, _open_in_dev_shm, _open_in_temporary_folder):
             try:
                 fd = opener()
@@ -71,6 +73,7 @@ class Arena:
     def grow(self, nbytes: int) -> int:
         """Reserve and map a new extent; returns its offset. Raises ResourceError if there is no room."""
         offset, length = self._end, page_aligned(nbytes)
+        _refuse_beyond_file_limit(offset + length)
         try:
             os.posix_fallocate(self.fd, offset, length)
         except OSError as error:
@@ -115,6 +118,15 @@ class Arena:
             os.close(self.fd)
             self.fd = -1
             self._maps.clear()
+
+
+def _refuse_beyond_file_limit(nbytes: int) -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limit != resource.RLIM_INFINITY and nbytes > limit:
+        raise ResourceError(
+            f"The feed's slots need {nbytes / 2**20:.1f} MiB, and this process may write files of {limit / 2**20:.1f} "
+            "MiB at most, shared memory included. Raise the limit: ulimit -f unlimited"
+        )
 
 
 def _map(fd: int, offset: int, length: int, flags: int) -> np.ndarray:

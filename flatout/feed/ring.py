@@ -332,7 +332,7 @@ class Ring:
         return ticket, task
 
     def note_item(self, worker: int, item: int) -> None:
-        """This worker reads `item` now; its watch starts anew."""
+        """This worker reads `item` now; its watch starts again."""
         cell = self._cells[worker]
         cell["item"] = item
         cell["since_ns"] = time.monotonic_ns()

@@ -222,7 +222,7 @@ def test_a_training_command_listens_before_it_imports_torch(words: list[str]):
 
 
 def test_ctrl_c_while_torch_is_imported_is_answered():
-    # With --on-done it leaves the look at the data, which would end it, to the training.
+    # With a command for the end, data is looked at after torch is imported.
     process = start(*COMMANDS["train.py"], "--on-done", "true")
     wait_until(lambda: has_mapped(process.pid, "libtorch_cpu"), 30)
     process.send_signal(signal.SIGINT)
@@ -294,3 +294,19 @@ def test_a_process_that_passes_signals_on_stays_until_those_end_that_it_passed_t
     process.send_signal(signal.SIGTERM)
     said, _ = process.communicate(timeout=5)
     assert (process.returncode, said) == (0, "15\ndone\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_the_interpreter_shuts_down_does_not_change_the_exit_code(number: signal.Signals):
+    """Unloading torch takes a second: a supervisor must not take a complete training for one that was killed."""
+    late = f"""
+import atexit, os, sys
+from flatout.engine.interrupts import watched
+atexit.register(os.kill, os.getpid(), {int(number)})
+with watched():
+    pass
+sys.exit(3)
+"""
+    process = start("-c", late)
+    said, _ = process.communicate(timeout=10)
+    assert (process.returncode, said) == (3, "")

@@ -1,5 +1,6 @@
 """Too little of something: shared memory, memory, descriptors, processes, room for ragged rows."""
 
+import resource
 import signal
 from collections import Counter
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 
 from flatout.errors import ResourceError
 from flatout.feed import Feed, FeedConfig, Plan
+from flatout.feed.arena import Arena
 from flatout.profiler import machine
 from tests.feed.comparing import digests
 from tests.feed.injections import in_private_mounts, limited_cgroup, run_script
@@ -130,6 +132,20 @@ if __name__ == '__main__':
 
 
 # Memory.
+
+
+def test_a_limit_of_file_sizes_that_stops_shared_memory_is_named():
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        arena = Arena.create(1 << 20)
+        with pytest.raises(ResourceError, match=r"need 2\.0 MiB, .* files of 1\.0 MiB at most.*: ulimit -f unlimited"):
+            arena.grow(1 << 20)
+        with pytest.raises(ResourceError, match="ulimit -f unlimited"):
+            Arena.create(2 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    arena.close()
 
 
 def with_free_memory(monkeypatch, free: int) -> None:

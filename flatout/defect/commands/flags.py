@@ -23,7 +23,7 @@ VERDICT_FLAGS = {
     r"--save-every-minutes": "--save_every_minutes",
     r".*--notest.*": "--use_mask false (no validation)",
 }
-"""What a profile advises -> how a defect training is told."""
+"""What a profile advises -> the flag of a defect training for it."""
 
 
 def parser_for(

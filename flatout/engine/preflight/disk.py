@@ -95,4 +95,6 @@ def _moments_to_come(optimizer: torch.optim.Optimizer) -> int:
 
 
 def _gb(num_bytes: int) -> str:
+    if num_bytes < 100_000:
+        return f"{num_bytes / 1e3:.0f} kB"
     return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

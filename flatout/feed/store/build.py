@@ -154,7 +154,7 @@ def _tell(items: Items, unreadable: Mapping[int, str]) -> None:
     if unreadable:
         index, cause = next(iter(unreadable.items()))
         logger.warning(
-            "%d of %d items could not be decoded and are not in the store; the first: %s (%s).",
+            "%d of %d items could not be decoded and will be missing from the store; the first: %s (%s).",
             len(unreadable),
             len(items),
             items.where(index),

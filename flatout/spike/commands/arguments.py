@@ -10,7 +10,7 @@ VERDICT_FLAGS = {
     r"--log-every (\d+)": r"--set LOG.PROGRESS_EVERY_STEPS=\1",
     r".*--notest.*": "--set LOG.VAL_EVERY_STEPS=N, larger than now",
 }
-"""What a profile advises -> how a spike training is told."""
+"""What a profile advises -> the key or flag of a spike training for it."""
 
 
 def parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
