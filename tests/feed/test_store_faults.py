@@ -114,8 +114,8 @@ def test_verify_finds_damaged_bytes_and_deleted_inputs(tmp_path, blobs, caplog, 
     assert caplog.messages == [
         f"The store is built anew: the stored bytes of {blobs.paths[-1]} are damaged.",
         f"The store is built anew: {blobs.paths[2]} is gone or has another content than when it was decoded.",
-        f"1 of 24 items could not be decoded and will be missing from the store; the first: {blobs.paths[2]} (FileNotFoundError: "
-        f"[Errno 2] No such file or directory: '{blobs.paths[2]}').",
+        f"1 of 24 items could not be decoded and will be missing from the store; the first: {blobs.paths[2]} "
+        f"(FileNotFoundError: [Errno 2] No such file or directory: '{blobs.paths[2]}').",
     ]
 
 
@@ -137,7 +137,9 @@ def test_items_that_cannot_be_decoded_are_left_out_and_raise_when_they_are_read(
             fine = [index for index in range(COUNT) if index not in (4, 9)]
             assert contents(store, fine) == contents(blobs, fine)
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith("2 of 24 items could not be decoded and will be missing from the store; the first: ")
+    assert caplog.messages[0].startswith(
+        "2 of 24 items could not be decoded and will be missing from the store; the first: "
+    )
 
 
 def test_an_input_that_is_deleted_later_is_still_in_the_store_of_this_run(tmp_path, blobs):
