@@ -173,9 +173,9 @@ def new_run_folder(project: Path, name: str, exist_ok: bool) -> Path:
 
 
 def numbered(project: Path, name: str) -> dict[int, Path]:
-    """The existing folders of a name by number, rising; plain `exp` counts as 1."""
+    """The existing folders of a name by number, rising; plain `exp` counts as 1, and `exp0` is another name."""
     matches = (
-        (re.fullmatch(rf"{re.escape(name)}(\d*)", path.name), path)
+        (re.fullmatch(rf"{re.escape(name)}([2-9]|[1-9]\d+)?", path.name), path)
         for path in (project.iterdir() if project.is_dir() else ())
     )
     return dict(sorted((int(match[1] or 1), path) for match, path in matches if match))

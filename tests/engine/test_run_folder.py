@@ -56,6 +56,13 @@ def test_a_name_that_ends_in_a_digit_keeps_its_digits(tmp_path: Path):
     assert new_run_folder(tmp_path, "v7", exist_ok=False) == tmp_path / "v72"
 
 
+@pytest.mark.parametrize("other", ["f200", "f2001", "f201"])
+def test_a_run_of_another_name_that_only_looks_numbered_is_not_continued(tmp_path: Path, other: str):
+    """Numbers begin with 2 and have no leading zero: f200 is no run of f20."""
+    begun(tmp_path, name=other)
+    assert begun(tmp_path, name="f20") == tmp_path / "f20"
+
+
 def test_a_file_in_the_way_is_named(tmp_path: Path):
     (tmp_path / "exp").write_text("")
     with pytest.raises(ConfigError, match=r"exp is a file\. Choose another folder with --name"):
