@@ -166,7 +166,8 @@ def test_a_signal_in_a_long_first_step_is_answered_at_once(toys: Toys, undisturb
 
 def test_a_signal_while_a_batch_is_awaited_saves_what_was_trained(toys: Toys, tmp_path: Path):
     """Between two windows of accumulation; here each is one step."""
-    run = toys.start(tmp_path, "--window", 1, "--workers", 1, "--save-every-steps", 1000, *SLOWLY)
+    # So slowly that the training is not over before its worker is stopped, on a busy machine either.
+    run = toys.start(tmp_path, "--window", 1, "--workers", 1, "--save-every-steps", 1000, "--delay-ms", 100)
     run.wait_for_words("training")
     wait_until(lambda: len(run.children()) == 2, 10)
     feeding = run.children()
