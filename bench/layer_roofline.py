@@ -50,7 +50,7 @@ BYTES = DTYPE.itemsize
 TOP_CONVOLUTIONS = 12
 TABLE_ROWS = 40
 OPERATIONS_SHARE = 0.6
-"""Of a case's time; what is left is for alternatives."""
+"""Share of a case's time for its operations; the rest is for alternatives."""
 REPEATS, REPEAT_MS = 5, 4.0
 MAX_SETS = 24
 SPIN_HZ = 2e9

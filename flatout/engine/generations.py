@@ -81,7 +81,7 @@ class Generations:
         self.retrying(lambda: write_container(self._final, sections))
 
     def settle(self) -> None:
-        """Of a run that is marked as finished: put what `write_final` wrote in place of the generations.
+        """Finish a run that is marked as finished: put what `write_final` wrote in place of the generations.
 
         Does nothing if that was done before, or if there is nothing to put there.
         """

@@ -25,7 +25,7 @@ CANCEL_POLL_S = 0.002
 STRIKES = 3
 """Workers that may die on one item before it is put in quarantine."""
 FILES_NAMED = 10
-"""Of those that could not be read, in an error text."""
+"""Files that an error text names at most."""
 
 
 class SampleError(DataError):

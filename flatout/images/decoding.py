@@ -16,7 +16,7 @@ from flatout.images.header import READABLE, Header, header_of
 MOST_PIXELS = 100_000_000
 """10,000 x 10,000; decoding that takes 300 MB. OpenCV itself stops at ten times as many."""
 MOST_PIXELS_PER_BYTE = 16_384
-"""Of a file. Some formats can hold any number of equal pixels in a few bytes; so much emptiness is no photograph."""
+"""Most pixels per byte of a file. Some formats hold any number of equal pixels in a few bytes; no photograph does."""
 HARMLESS_PIXELS = 6_000_000
 """Decoded however few bytes they are: below 50 MB, whatever the decoder needs in between."""
 MOST_MISSING = 0.01

@@ -74,7 +74,7 @@ def header_of(content: bytes | memoryview) -> Header:
 
 
 def read_header(read_at: ReadAt, num_bytes: int) -> Header:
-    """Of a file of so many bytes; DecodeError if it begins like a picture but does not go on like one."""
+    """Header of a file of so many bytes; DecodeError if it begins like a picture but does not go on like one."""
     start = read_at(0, 32)
     kind = sniff(start)
     if kind not in _READERS:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 MOST_BYTES = 1 << 16
-"""Of what is printed; the rest is dropped."""
+"""Most bytes that are kept of what is printed."""
 
 _OPENCV_PREFIX = re.compile(r"^\[ *[A-Z]+:\d+@[\d.]+\] (?:global )?(?:\S+:\d+ )?")
 

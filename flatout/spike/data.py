@@ -226,7 +226,7 @@ def _frames(
 
 
 def _size_hw(files: SequenceFiles, stems: Sequence[str]) -> tuple[int, int]:
-    """Of the frames of a sequence, by the first that can be read."""
+    """Size of the frames of a sequence, by the first that can be read."""
     errors: list[Exception] = []
     for stem in stems:
         try:

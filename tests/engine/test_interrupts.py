@@ -254,7 +254,7 @@ def start_computing(listener: str, *, nothing_unsaved: bool) -> "subprocess.Pope
 
 
 def cpu_ticks(pid: int) -> int:
-    """Of a process, in hundredths of a second."""
+    """CPU time of a process, in hundredths of a second."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
 
 

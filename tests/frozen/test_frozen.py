@@ -21,7 +21,7 @@ MARK = "==== "
 
 @pytest.fixture(scope="session")
 def seen() -> dict[str, str]:
-    """Of every job, one training for all tests."""
+    """One training of every job, for all tests."""
     return seen_runs()
 
 

@@ -13,7 +13,7 @@ from flatout.errors import DataError
 from flatout.yolo.data.coco_json import listed
 
 DECIMALS = 3
-"""Of coordinates, in pixels; COCO's own have two."""
+"""Decimals of coordinates in pixels; COCO's own have two."""
 MOST_MASK_PIXELS = 100_000_000
 
 SizeOf = Callable[[dict[str, Any]], tuple[int, int] | None]

@@ -60,7 +60,7 @@ SAMPLED = 16
 """Pictures that are resized beforehand, to learn how much room all of them take."""
 BLOCK_BYTES = 4096
 BATCH_BYTES = 8_000_000
-"""Of picture files between two looks at signals: some tenths of a second of work."""
+"""Bytes of picture files between two looks at signals: some tenths of a second of work."""
 SAME_TIME_NS = 2_000_000_000
 """Some file systems keep times to 2 s."""
 _COMPARED = ("source", "root", "size", "stretch", "enlarge", "quality")
@@ -72,13 +72,13 @@ class ResizeConfig:
     """What becomes of each picture."""
 
     size: int
-    """Of the longer side, in pixels."""
+    """Longer side, in pixels."""
     stretch: bool = False
     """Exact squares, whatever the picture's shape."""
     enlarge: bool = False
     """Small pictures too."""
     quality: int = 95
-    """Of JPEG, and of WebP that is not lossless."""
+    """Quality of JPEG, and of WebP that is not lossless."""
 
     def __post_init__(self) -> None:
         if self.size < LEAST_SIZE:
@@ -99,7 +99,7 @@ class ResizedSet:
     num_kept: int
     """From an earlier call."""
     num_bytes: int
-    """Of the pictures that were written by this call."""
+    """Size of the pictures that were written by this call."""
     skipped: Mapping[str, str]
     """Pictures that cannot be read, and why; they are not in the tree."""
 
@@ -581,7 +581,7 @@ class Tree:
         write_whole(place, json.dumps(resized).encode(), time_ns=os.stat(path).st_mtime_ns)
 
     def _size_by_rule(self, image: dict[str, Any]) -> tuple[int, int]:
-        """Of a picture that the annotation file knows and the split does not."""
+        """Size of a picture that the annotation file knows and the split does not."""
         try:
             height, width = target_hw((int(image["height"]), int(image["width"])), self._config)
         except (KeyError, TypeError, ValueError, ZeroDivisionError):

@@ -44,7 +44,7 @@ class Truth(NamedTuple):
 
     file: Path
     category_ids: tuple[int, ...]
-    """Of each class."""
+    """Category id of each class."""
     pictures: dict[str, CocoPicture]
     """By path."""
     remarks: tuple[str, ...] = ()

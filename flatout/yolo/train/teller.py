@@ -26,7 +26,7 @@ class Teller:
         self._loop, self._progress, self._spending = loop, progress, spending
         self._is_undecided = compile_auto
         self._steps_before = 0
-        """Of this process, when the interval under way began."""
+        """Steps of this process when the interval under way began."""
         self._settled_ms: list[float] = []
 
     def __call__(self, tick: Tick) -> None:

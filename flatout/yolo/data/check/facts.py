@@ -53,7 +53,7 @@ class SplitFacts:
 
     @property
     def dropped_share(self) -> float:
-        """Of all labels, those that cannot be used."""
+        """Share of all labels that cannot be used."""
         return self.num_dropped / max(1, self.num_dropped + len(self.table.class_box_T5))
 
     def label_place(self, picture: int) -> str:
