@@ -21,7 +21,7 @@ class Facts(NamedTuple):
     ending: str
     """"whole", "absent" (no end marker where there should be one) or "more" (bytes after the end)."""
     num_bytes: int
-    """Of the file."""
+    """Size of the file in bytes."""
 
 
 def read_facts(path: str, *, verify: bool = False) -> Facts:

@@ -67,7 +67,7 @@ def _decode_picture(content: bytes) -> np.ndarray:
 
 
 def _checked_header(content: bytes) -> Header:
-    """Of a picture that fits into memory, as far as its header says."""
+    """Header of a picture that, as far as it says, fits into memory."""
     try:
         header = header_of(content)
         check_promise(header, len(content))
