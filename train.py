@@ -8,7 +8,7 @@ from flatout.__main__ import main
 if __name__ == "__main__":
     if PurePath(globals().get("__file__", "")).name != "train.py":
         # Another program runs the text of this file until there is a parser, and goes on by itself (docs/migrate.md).
-        from flatout.yolo.compat.flags import train_parser
+        from flatout.yolo.commands.flags import train_parser
 
         parser = train_parser("train.py")
         opt = parser.parse_args()

@@ -1,7 +1,8 @@
 """How far is a picture that is kept as 4:2:0 from the picture, in levels of 0 to 255?
 
 Photographs of $FLATOUT_DATA (coco_mini and bccd), resized for training at 320 and 640 px, through
-`flatout.yolo.augment.chroma` and back; every value of every channel counts. Beside it the bytes of a picture both ways.
+`flatout.yolo.augment.gpu.chroma` and back; every value of every channel counts. Beside it the bytes of a picture
+both ways.
 Answer: bench/results/augment_chroma_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -14,9 +15,9 @@ import torch
 
 from bench.measure import arguments, facts_line, report
 from flatout.images import read_picture
-from flatout.yolo.augment.chroma import subsample
-from flatout.yolo.augment.chroma_torch import to_bgr
-from flatout.yolo.data.resize import resize_long_side
+from flatout.yolo.augment.gpu.chroma import subsample
+from flatout.yolo.augment.gpu.render_torch import to_bgr
+from flatout.yolo.data.letterbox import resize_long_side
 
 NAMES = ("coco_mini", "bccd")
 SIZES = (320, 640)

@@ -30,8 +30,8 @@ from bench.promises import Criterion
 from flatout.feed import Batch, Feed, FeedConfig, Plan, Store, StoreConfig
 from flatout.yolo.augment.color import Color, colors
 from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.images import ResizedPictures
 from flatout.yolo.augment.paint import Painter, Placed, compose, warp
-from flatout.yolo.augment.pictures import ResizedPictures
 from flatout.yolo.augment.source import PAINTERS, TrainingSource
 from flatout.yolo.data.image_set import ImageSet, Labels
 from tests.reference.plain_augment import PlainItems, collate
@@ -188,7 +188,7 @@ def core_times(size: int, *, repeats: int) -> list[str]:
     origin_K2 = np.array([(0, size // 4), (size, size // 4), (0, size), (size, size)])
     matrix_33 = np.array([[1.05, 0, -0.55 * size], [0, 1.05, -0.55 * size], [0, 0, 1]])
     placed = Placed(tiles, origin_K2, (2 * size, 2 * size), [], matrix_33, (size, size), True, False)
-    color = Color(*(each[0] for each in colors(np.array([[1.01, 1.3, 0.8]]))))
+    color = Color(*(each[0] for each in colors({"hsv": np.array([[1.01, 1.3, 0.8]])})))
     canvas, out_CHW = compose(tiles, origin_K2, placed.canvas_wh), np.empty((3, size, size), np.uint8)
     image = warp(canvas, matrix_33, placed.out_wh, perspective=False)
     hsv, flip_2 = cv2.cvtColor(image, cv2.COLOR_BGR2HSV), np.array([False, True])

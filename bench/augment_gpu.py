@@ -28,14 +28,12 @@ from bench.promises import Criterion
 from flatout.feed import Plan
 from flatout.feed.device_store import DeviceStore, free_bytes, free_ram_bytes
 from flatout.feed.source import Out, Rows, RowsOut
-from flatout.yolo.augment.choose_render import label_finisher_for, renderer_for
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.device_input import DeviceInputConfig, training_input
-from flatout.yolo.augment.device_source import ParameterSource
-from flatout.yolo.augment.labels_torch import DeviceLabels, TorchLabels
-from flatout.yolo.augment.memory_plan import Room, plan_memory
-from flatout.yolo.augment.open_labels import TILES
-from flatout.yolo.augment.render_torch import TorchRender
+from flatout.yolo.augment.gpu.batches import label_finisher_for, renderer_for
+from flatout.yolo.augment.gpu.input import DeviceInputConfig, Room, plan_memory, training_input
+from flatout.yolo.augment.gpu.labels_torch import DeviceLabels, TorchLabels
+from flatout.yolo.augment.gpu.render_torch import TorchRender
+from flatout.yolo.augment.gpu.source import TILES, ParameterSource
 from flatout.yolo.data.image_set import ImageSet, Labels
 
 CONFIG = AugmentConfig(translate=0.1, scale=0.5, mixup=0.05, paste_in=0.0)

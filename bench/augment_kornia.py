@@ -20,9 +20,9 @@ from bench.augment_gpu import BOXES, CASES, CONFIG, Case, Pictures, draw_set, em
 from bench.device_copy import time_on_device
 from bench.measure import Timing, arguments, facts_line, measure, report
 from flatout.feed.device_store import DeviceStore
-from flatout.yolo.augment.choose_render import renderer_for
-from flatout.yolo.augment.chroma import Subsampled
-from flatout.yolo.augment.device_source import ParameterSource
+from flatout.yolo.augment.gpu.batches import renderer_for
+from flatout.yolo.augment.gpu.chroma import Subsampled
+from flatout.yolo.augment.gpu.source import ParameterSource
 
 REPEATS = 20
 

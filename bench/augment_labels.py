@@ -18,7 +18,7 @@ from bench.augment_gpu import CONFIG, POINTS, draw_set
 from bench.measure import arguments, facts_line, report, summarize
 from flatout.feed.source import Out, Rows, RowsOut
 from flatout.yolo.augment import polygons
-from flatout.yolo.augment.device_source import ParameterSource
+from flatout.yolo.augment.gpu.source import ParameterSource
 from flatout.yolo.augment.polygons_compiled import compiled_boxes
 
 SAMPLES, PICTURES, SIZE = 192, 6000, 320

@@ -21,8 +21,8 @@ from bench.items import draw_jpeg
 from bench.measure import arguments, facts_line, report
 from flatout.feed import Store, StoreConfig
 from flatout.feed.device_store import DeviceStore
-from flatout.yolo.augment.jpeg_on_device import Decode, DeviceDecoded, nvjpeg
-from flatout.yolo.augment.pictures import ResizedPictures
+from flatout.yolo.augment.gpu.jpeg import Decode, DeviceDecoded, nvjpeg
+from flatout.yolo.augment.images import ResizedPictures
 from flatout.yolo.data.image_set import ImageSet
 
 SIZES = (320, 640)

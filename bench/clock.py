@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from bench import noise
 from bench.measure import Timing, arguments, facts_line, measure, report
-from flatout.profiler import clock
+from flatout.clock import clock
 
 OFF_LIMIT_US = 0.5
 

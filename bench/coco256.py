@@ -7,11 +7,13 @@ and 5,000 that nothing is chosen by. Scores are called coco256 AP, never COCO AP
 of stretched pictures are lost, and these are other pictures than those of val2017.
 
     python -m bench.coco256 join --pictures IMAGES --labels LABELS --leave-out NAMES --out SET
+    python -m bench.coco256 fingerprint --set SET --out FILE.json      what the set is made of, and a digest per list
     python -m bench.coco256 pack --set SET --out PARTS         the set as files of at most --mib each
     python -m bench.coco256 unpack --parts PARTS --out SET     ... and back, elsewhere; parts may come one by one
     python -m bench.coco256 train --set SET --project RUNS --name NAME [--epochs 100] [-- MORE FLAGS OF train.py]
     python -m bench.coco256 evaluate --set SET --weights FILE --out FILE.json
-    python -m bench.coco256 report --runs FILE.json ... --write
+    python -m bench.coco256 letterboxed --data DATA.yaml --weights FILE --out FILE.json     pictures in their own shape
+    python -m bench.coco256 report --runs RUNS/NAME.json ... [--scores FILE.json ...] --machine h200 --write
 
 Answer: bench/results/coco256_<machine>_<yyyymm>.md and .json.
 """
@@ -29,7 +31,9 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from bench.measure import arguments, facts, report
@@ -45,6 +49,9 @@ CHANGED = {"aspect": 0.5, "paste_in": 0.0}
 SPLITS = {"train": "train", "val": "tune", "test": "record"}
 """Which list is which split of the data YAML."""
 BUSY_EVERY_S = 0.5
+LETTERBOXED_PX = (256, 320, 480, 640)
+CURVE_AT = (0, 1, 2, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90)
+"""Epochs of the curve that the report shows, beside the last; its .json has all of them."""
 
 
 class Label(NamedTuple):
@@ -84,6 +91,8 @@ def main() -> int:
         ("unpack", _unpack, ("--parts", "--out")),
         ("train", _train, ("--set", "--project")),
         ("evaluate", _evaluate, ("--set", "--weights", "--out")),
+        ("fingerprint", _fingerprint, ("--set", "--out")),
+        ("letterboxed", _letterboxed, ("--data", "--weights", "--out")),
     ):
         command = commands.add_parser(name)
         command.set_defaults(function=function)
@@ -101,6 +110,11 @@ def main() -> int:
     reporting = commands.add_parser("report")
     reporting.set_defaults(function=_report)
     reporting.add_argument("--runs", type=Path, nargs="+", required=True)
+    reporting.add_argument("--scores", type=Path, nargs="*", default=[], help="of evaluate, in the order of the runs")
+    reporting.add_argument("--letterboxed", type=Path, help="scores of the first run's weights, of letterboxed")
+    reporting.add_argument("--fingerprint", type=Path, help="of the set, of fingerprint")
+    reporting.add_argument("--gpu", help="of runs whose file does not name it")
+    reporting.add_argument("--commit", help="that the runs were made with")
     options = parser.parse_args()
     options.function(options)
     return 0
@@ -202,6 +216,25 @@ def _write_yaml(out: Path) -> None:
     (out / "data.yaml").write_text(f"{lists}nc: 80\nnames: {json.dumps(_names())}\n")
 
 
+def _fingerprint(options: argparse.Namespace) -> None:
+    """Counts of the join, and per list a digest of names, pictures and labels: equal digests mean equal data."""
+    counts = json.loads((options.set / "joined.json").read_text())
+    digests = {name: _digest(options.set, name) for name in SPLITS.values()}
+    options.out.write_text(json.dumps({"joined": counts, "sha256": digests}, indent=1) + "\n")
+    print(options.out.read_text(), end="")
+
+
+def _digest(folder: Path, name: str) -> str:
+    """SHA-256 over a line per picture, in the order of the list: number, SHA-256 of picture and of labels or '-'."""
+    whole = hashlib.sha256()
+    for line in (folder / f"{name}.txt").read_text().splitlines():
+        number = Path(line).stem
+        files = (folder / "images" / f"{number}.jpg", folder / "labels" / f"{number}.txt")
+        parts = (hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else "-" for file in files)
+        whole.update(f"{number} {' '.join(parts)}\n".encode())
+    return whole.hexdigest()
+
+
 # Carrying it elsewhere
 
 
@@ -282,7 +315,7 @@ def _train(options: argparse.Namespace) -> None:
         "exit_code": code,
         "wall_s": wall_s,
         "busy_percent": busy.stop(),
-        "facts": facts(),
+        "facts": facts() | busy.gpu,
         "curve": list(_curve(options.project / options.name)) if code == 0 else [],
     }
     (options.project / f"{options.name}.json").write_text(json.dumps(kept) + "\n")
@@ -301,6 +334,8 @@ class _Busy:
 
     def __init__(self) -> None:
         self.samples: list[list[float]] = []
+        self.gpu: dict[str, str] = {}
+        """Its name, as a fact; empty where there is none."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
@@ -318,6 +353,7 @@ class _Busy:
             handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         except pynvml.NVMLError:
             return  # no GPU: nothing to say about it
+        self.gpu["GPU"] = pynvml.nvmlDeviceGetName(handle)
         began = time.perf_counter()
         while not self._ended.wait(BUSY_EVERY_S):
             busy = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
@@ -329,7 +365,7 @@ class _Busy:
 
 def _evaluate(options: argparse.Namespace) -> None:
     """coco256 AP of weights on both held-out sets, by hotcoco from the joined annotations."""
-    from flatout.yolo.evaluate.whole import test
+    from flatout.yolo.evaluate.evaluate import test
     from flatout.yolo.options import TestOptions
 
     scores = {}
@@ -347,28 +383,187 @@ def _evaluate(options: argparse.Namespace) -> None:
     options.out.write_text(json.dumps(scores) + "\n")
 
 
+def _letterboxed(options: argparse.Namespace) -> None:
+    """AP by hotcoco in pictures of any shape, which are padded and not stretched; their data YAML has annotations."""
+    from flatout.yolo.evaluate.evaluate import test
+    from flatout.yolo.options import TestOptions
+
+    scores: dict[str, Any] = {}
+    for size in LETTERBOXED_PX:
+        result = test(
+            TestOptions(
+                weights=(str(options.weights),), data=str(options.data), img_size=size, save_json=True, device="cpu",
+                project=str(options.out.parent), name=f"{options.out.stem}-{size}",
+            )
+        )  # fmt: skip
+        print(result.text)
+        if result.coco is None:
+            raise SystemExit("hotcoco gave no AP; the reason stands above.")
+        scores[f"{size} px"] = {"pictures": result.outcome.evaluation.num_images, **result.coco._asdict()}
+    options.out.write_text(json.dumps(scores, indent=1) + "\n")
+
+
 # Report
 
 
+class Part(NamedTuple):
+    """A stretch of a run's wall time."""
+
+    name: str
+    begin_s: float
+    end_s: float
+
+
 def _report(options: argparse.Namespace) -> None:
-    runs = [json.loads(path.read_text()) for path in options.runs]
-    report("coco256", "\n".join(_table(runs)), {"runs": runs}, options)
+    runs = [_read_run(path) for path in options.runs]
+    for run, path in zip(runs, options.scores, strict=False):
+        run["scores"] = json.loads(path.read_text())
+    numbers: dict[str, Any] = {"commit": options.commit, "runs": runs}
+    for name in ("fingerprint", "letterboxed"):
+        if path := getattr(options, name):
+            numbers[name] = json.loads(path.read_text())
+    measured_on = {**runs[0]["facts"], **({"GPU": options.gpu} if options.gpu else {})}
+    report("coco256", "\n".join(_text(numbers)), numbers, options, measured_on=measured_on)
+
+
+def _read_run(path: Path) -> dict[str, Any]:
+    """A run's file with what its log and its folder, which lie beside it, say in addition."""
+    run = json.loads(path.read_text())
+    log = path.with_suffix(".log").read_text()
+    parts = parts_of(log, run["wall_s"])
+    busy, epochs = run.pop("busy_percent"), ends_of_epochs(log)
+    rows = [json.loads(line) for line in (path.parent / run["name"] / "log.jsonl").read_text().splitlines()]
+    curve = {name: [row[name] for row in run["curve"]] for name in ("map50", "map")}
+    run |= {
+        "command": without_paths(run["command"]),
+        "parts_s": {part.name: round(part.end_s - part.begin_s, 2) for part in parts},
+        "trained_s": [row["seconds"] for row in rows],
+        "images_per_s": [round(row["images_per_s"]) for row in rows],
+        "busy_overall_percent": _mean_between(busy, 0, run["wall_s"]),
+        "busy_of_epochs_percent": [_mean_between(busy, begin, end) for begin, end in pairwise(epochs)],
+        "curve": curve,
+    }
+    return run
+
+
+def parts_of(log: str, wall_s: float) -> list[Part]:
+    """What the wall time of a run went into, by the clock before the lines of its log."""
+    marks = [
+        ("start: Python, torch, the GPU", r""),
+        ("data scanned", r"val: \d+ found"),
+        ("network, pictures decoded", r"Pictures for training:"),
+        ("pictures to the GPU", r"\d+ of \d+ items on cuda"),
+        ("first steps, to the first line", r"train +\d+/"),
+        ("rest of epoch 0, with validation", r" +all "),
+    ]
+    found = [_times(log, pattern)[0] for _, pattern in marks] + [ends_of_epochs(log)[-1], wall_s]
+    names = [*(name for name, _ in marks), "all other epochs, with validation", "plots, last files, end of the process"]
+    return [Part(*part) for part in zip(names, [0.0, *found], found, strict=False)]
+
+
+def ends_of_epochs(log: str) -> list[float]:
+    """Seconds at which the score of an epoch was printed."""
+    return _times(log, r" +all ")
+
+
+def _times(log: str, pattern: str) -> list[float]:
+    """Seconds of the lines that begin with a pattern, behind their clock."""
+    return [float(seconds) for seconds in re.findall(rf"^ *(\d+\.\d+) {pattern}", log, re.MULTILINE)]
+
+
+def without_paths(command: str) -> str:
+    """A command with SET and RUNS in place of folders of the machine that it ran on."""
+    command = re.sub(r"--data \S+/", "--data SET/", command)
+    return re.sub(r"--hyp \S+/", "--hyp RUNS/", re.sub(r"--project \S+", "--project RUNS", command))
+
+
+def _mean_between(samples: Sequence[Sequence[float]], begin_s: float, end_s: float) -> float | None:
+    own = [share for seconds, share in samples if begin_s <= seconds < end_s]
+    return round(sum(own) / len(own), 2) if own else None
+
+
+def _text(numbers: dict[str, Any]) -> Iterator[str]:
+    runs = numbers["runs"]
+    if numbers["commit"]:
+        yield f"commit {numbers['commit']}"
+        yield ""
+    yield from _table(runs)
+    for run in runs:
+        yield ""
+        yield from _details(run)
+    if letterboxed := numbers.get("letterboxed"):
+        yield ""
+        yield f"{runs[0]['name']}, letterboxed, on a CPU:"
+        for size, scores in letterboxed.items():
+            yield f"  {scores['pictures']} pictures at {size}: {_scores_line(scores)}"
+    if fingerprint := numbers.get("fingerprint"):
+        yield ""
+        yield "Data: " + ", ".join(f"{name} {count:,}" for name, count in fingerprint["joined"].items())
+        for name, digest in fingerprint["sha256"].items():
+            yield f"  {name:8}{digest}"
+    yield ""
+    yield "Scores on tune and record are coco256 AP by hotcoco: crowds are boxes, pictures are squares. No COCO AP."
+    if "letterboxed" in numbers:
+        yield "The letterboxed pictures are too few to compare weights by."
+    if len(runs) == 1:
+        yield "One run, one seed: the spread between seeds is not known, and nothing was compared with it yet."
 
 
 def _table(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
-    heads = ("loss", 7), ("epochs", 8), ("minutes", 9), ("GPU busy", 10)
+    heads = ("loss", 7), ("epochs", 8), ("minutes", 9), ("img/s", 9), ("GPU busy", 10)
     scores = ("tune AP", 9), ("AP50", 7), ("record AP", 11), ("AP50", 7)
     yield f"{'run':22}" + "".join(f"{head:>{width}}" for head, width in (*heads, *scores))
     for run in runs:
-        busy = [share for _, share in run["busy_percent"]]
         tune, record = (run.get("scores", {}).get(name, {}) for name in ("tune", "record"))
         columns = (tune.get("ap"), tune.get("ap50"), record.get("ap"), record.get("ap50"))
         shown = [f"{100 * value:.1f}" if value is not None else "-" for value in columns]
+        busy = run["busy_overall_percent"]
         yield (
             f"{run['name']:22}{run['loss']:>7}{run['epochs']:>8}{run['wall_s'] / 60:>9.1f}"
-            f"{(f'{sum(busy) / len(busy):.0f} %' if busy else '-'):>10}"
+            f"{median(run['images_per_s']):>9,.0f}{(f'{busy:.1f} %' if busy is not None else '-'):>10}"
             f"{shown[0]:>9}{shown[1]:>7}{shown[2]:>11}{shown[3]:>7}"
         )
+
+
+def _details(run: dict[str, Any]) -> Iterator[str]:
+    yield f"{run['name']}: {run['command']}"
+    yield ""
+    yield f"{'part of the wall time':42}{'s':>9}{'share':>8}"
+    for name, seconds in run["parts_s"].items():
+        yield f"  {name:40}{seconds:>9.1f}{seconds / run['wall_s']:>8.1%}"
+    yield f"  {'from the command to finished weights':40}{run['wall_s']:>9.1f}{1:>8.1%}"
+    settled, busy = run["trained_s"][1:], [share for share in run["busy_of_epochs_percent"] if share is not None]
+    others_s = run["parts_s"]["all other epochs, with validation"] / max(len(settled), 1)
+    if settled:
+        trained_s = sum(settled) / len(settled)
+        yield ""
+        yield (
+            f"Epochs after the first take {others_s:.1f} s on average: {trained_s:.1f} s of training "
+            f"({median(run['images_per_s'][1:]):,.0f} img/s) and {others_s - trained_s:.1f} s of validation and files."
+        )
+    if busy:
+        yield (
+            f"The GPU runs kernels in {sum(busy) / len(busy):.1f} % of their time "
+            f"({min(busy):.1f} to {max(busy):.1f} per epoch), and in {run['busy_overall_percent']:.1f} % of all time."
+        )
+    yield ""
+    last = len(run["curve"]["map"]) - 1
+    shown = [*(epoch for epoch in CURVE_AT if epoch < last), last]
+    yield f"{'epoch':12}" + "".join(f"{epoch:>7}" for epoch in shown)
+    for name, key in (("mAP@.5", "map50"), ("mAP@.5:.95", "map")):
+        yield f"{name:12}" + "".join(f"{run['curve'][key][epoch]:>7.3f}" for epoch in shown)
+    for name, scores in run.get("scores", {}).items():
+        yield f"{name:8}{_scores_line(scores)}"
+
+
+def _scores_line(scores: dict[str, float]) -> str:
+    """All AP of a set, in per cent."""
+    names = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
+    return ", ".join(f"{_words(name)} {100 * scores[name]:.1f}" for name in names)
+
+
+def _words(name: str) -> str:
+    return name.replace("ap", "AP").replace("_", " ")
 
 
 if __name__ == "__main__":

@@ -25,18 +25,16 @@ import numpy as np
 import torch
 
 from bench.measure import arguments, report
-from flatout.defect.evaluate.heat_map import HeatMapper
-from flatout.defect.evaluate.judge import MakeMap, judge
-from flatout.defect.evaluate.outcome import Outcome
+from flatout.defect.data.find import Judged
+from flatout.defect.data.items import list_pairs, read_canonical, read_pair, read_template
+from flatout.defect.evaluate.evaluate import HeatMapper, MakeMap, judge
+from flatout.defect.evaluate.scores import Outcome
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
-from flatout.defect.strips.find import Judged
-from flatout.defect.strips.items import read_canonical
-from flatout.defect.strips.pairs import list_pairs, read_pair, read_template
-from flatout.defect.synth.blobs import SHAPES
+from flatout.defect.synth.pool import SHAPES
 from flatout.defect.train import train
 from flatout.defect.weights import load_network
-from flatout.engine.device_choice import choose_device
+from flatout.ranks.device import choose_device
 
 FLOOR_ABOVE = 100
 KINDS = {"as they come": 0, "aligned": 4}

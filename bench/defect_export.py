@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from bench.measure import arguments, report
+from flatout.defect.data.find import list_judged
 from flatout.defect.demo_data import DemoDataConfig, draw_strip, write_demo_data
-from flatout.defect.evaluate.judge import judge
+from flatout.defect.evaluate.evaluate import judge
 from flatout.defect.export import export_onnx, reduce_precision
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
-from flatout.defect.strips.find import list_judged
 from flatout.defect.train import train
 from flatout.defect.weights import load_network
 from flatout.export.precision import Precision

@@ -28,18 +28,17 @@ from bench.defect_baselines import PATCH, August, July
 from bench.defect_reads import reads_in_groups, reads_of_files
 from bench.measure import arguments, report
 from bench.page_cache import resident_share, state_line
+from flatout.clock import machine
+from flatout.defect.data.items import Strips
 from flatout.defect.demo_data import STRIP_HW, draw_strip, write_strip
-from flatout.defect.options import TrainOptions
+from flatout.defect.input import InputConfig, feed_config
 from flatout.defect.patches import Grid
-from flatout.defect.source import PatchSource, Recipe
-from flatout.defect.strips.items import Strips
+from flatout.defect.source import PatchSource, SampleRecipe
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.kernels import Kernels
-from flatout.defect.train.input import feed_config
-from flatout.engine.distributed import World
 from flatout.feed import Feed, FeedConfig, Plan, Store, StoreConfig
 from flatout.feed.source import Out
-from flatout.profiler import machine
+from flatout.ranks.world import World
 
 
 def main() -> None:
@@ -87,8 +86,8 @@ def _linked(paths: list[Path], num: int) -> list[Path]:
     return links
 
 
-def recipe_for(num_images: int) -> Recipe:
-    return Recipe(Grid.over(STRIP_HW, PATCH), SynthConfig(), Kernels.standard(), num_images=num_images)
+def recipe_for(num_images: int) -> SampleRecipe:
+    return SampleRecipe(Grid.over(STRIP_HW, PATCH), SynthConfig(), Kernels.standard(), num_images=num_images)
 
 
 def sample_costs(paths: list[Path], repeats: int, numbers: dict[str, Any]) -> list[str]:
@@ -228,10 +227,10 @@ def scaling(paths: list[Path], seconds: float, repeats: int, numbers: dict[str, 
 
 def _endless_feed(source: PatchSource, batch: int, workers: int) -> Feed:
     """An epoch without end: its turns are not what is asked here."""
-    options = TrainOptions(bs=batch, num_workers=workers, epochs=10_000)
+    config = InputConfig(total_batch=batch, workers=workers, epochs=10_000)
     order = np.tile(np.random.default_rng(0).permutation(len(source)), 400)
     plan = Plan(num_samples=len(source), batch_size=batch, order=order)
-    return Feed(source, plan, feed_config(options, plan, World()))
+    return Feed(source, plan, feed_config(config, plan, World()))
 
 
 def _rate(batches: Iterator[object], unseen: int, batch: int, seconds: float) -> float:

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.page_cache import drop, resident_share
-from flatout.defect.options import TrainOptions
-from flatout.defect.source import PatchSource, Recipe
-from flatout.defect.strips.items import Strips
-from flatout.defect.train.input import make_plan, store_config
-from flatout.engine.distributed import World
+from flatout.defect.data.items import Strips
+from flatout.defect.input import InputConfig, make_plan, store_config
+from flatout.defect.source import PatchSource, SampleRecipe
 from flatout.feed import Feed, FeedConfig, Plan, Store, StoreConfig
+from flatout.ranks.world import World
 
 DELAYS_MS = (0.0, 0.5, 15.0, 50.0)
 
@@ -41,7 +40,7 @@ class Epoch(NamedTuple):
 
 
 def reads_of_files(
-    paths: list[Path], recipe_for: Callable[[int], Recipe], repeats: int, numbers: dict[str, Any]
+    paths: list[Path], recipe_for: Callable[[int], SampleRecipe], repeats: int, numbers: dict[str, Any]
 ) -> list[str]:
     """Reads in the first epoch and in the second, and how long they take: warm with delays, and cold."""
     lines, good = [], {True: "PASS", False: "FAIL"}
@@ -66,7 +65,9 @@ def reads_of_files(
     return lines
 
 
-def _two_epochs(paths: list[Path], recipe_for: Callable[[int], Recipe], delay_ms: float, about: str) -> list[Epoch]:
+def _two_epochs(
+    paths: list[Path], recipe_for: Callable[[int], SampleRecipe], delay_ms: float, about: str
+) -> list[Epoch]:
     slow = Slow(paths)
     slow.delay_ms, slow.num_reads = delay_ms, 0
     slow.parameters = f"{Strips.parameters}, {about}"  # a store of its own
@@ -84,15 +85,17 @@ def _two_epochs(paths: list[Path], recipe_for: Callable[[int], Recipe], delay_ms
     return epochs
 
 
-def reads_in_groups(paths: list[Path], recipe_for: Callable[[int], Recipe], group: int, numbers: dict[str, Any]) -> str:
+def reads_in_groups(
+    paths: list[Path], recipe_for: Callable[[int], SampleRecipe], group: int, numbers: dict[str, Any]
+) -> str:
     """The set does not fit; patches of so many images at a time, and room for these."""
-    options = TrainOptions(bs=32, num_workers=0, epochs=2, group_images=group, cache_size=group)
+    config = InputConfig(total_batch=32, workers=0, epochs=2, group_images=group, cache_size=group)
     slow = Slow(paths)
     recipe = recipe_for(len(paths))
     reads: list[int] = []
     with (
-        Store.open(slow, store_config(slow, options)) as store,
-        Feed(PatchSource(recipe, store), make_plan(recipe, options, World()), FeedConfig(workers=0, epochs=2)) as feed,
+        Store.open(slow, store_config(slow, config)) as store,
+        Feed(PatchSource(recipe, store), make_plan(recipe, config, World()), FeedConfig(workers=0, epochs=2)) as feed,
     ):
         for _ in range(2):
             for _ in feed:

@@ -38,13 +38,14 @@ from bench.defect_baselines import August, July
 from bench.defect_trainers import LoopTrainer, PlainTrainer, Timed, as_a_training_sets_it, compile_ahead
 from bench.measure import arguments, report
 from flatout.defect.demo_data import STRIP_HW, draw_strip, write_strip
-from flatout.defect.evaluate.heat_map import HeatMapper
+from flatout.defect.evaluate.evaluate import HeatMapper
+from flatout.defect.input import find_images, make_plan, make_recipe, patches_of
 from flatout.defect.model import DefectNet
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
-from flatout.defect.train.input import TrainingInput, find_images, make_plan, make_recipe, patches_of
-from flatout.engine.distributed import World
+from flatout.defect.train import images_config, input_config, samples_config
 from flatout.feed.device_store import DeviceStore
+from flatout.ranks.world import World
 
 MULTIPLY_ADDS = 9.484e9
 """Of network v1 and a patch, forward; backward takes twice as many."""
@@ -212,12 +213,13 @@ class Sides:
 
     def _loop(self, side: str) -> LoopTrainer:
         options = replace(self._recipe, **SETTINGS[side])
-        images = find_images(options)
-        recipe = make_recipe(options, images)
+        images = find_images(images_config(options))
+        recipe = make_recipe(samples_config(options), images)
         names = [str(path) for path in self._paths]
-        batches = patches_of(self._kept, names, recipe, options, make_plan(recipe, options, World()))
-        source = self._stack.enter_context(TrainingInput(batches, ExitStack()))
-        return LoopTrainer(source, options, self._device)
+        config = input_config(options)
+        batches = patches_of(self._kept, names, recipe, config, make_plan(recipe, config, World()))
+        self._stack.enter_context(batches.feed)
+        return LoopTrainer(batches, options, self._device)
 
     def turns(self, sides: tuple[str, ...], length: Length) -> dict[str, Turns]:
         """One after the other, several times."""

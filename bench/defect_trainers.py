@@ -5,9 +5,10 @@ Both are timed alike: some steps go by unseen; then the device is waited for, at
 
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,17 +16,18 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bench.defect_baselines import August, July
-from flatout.defect.loss import focal_loss
 from flatout.defect.model import DefectNet
 from flatout.defect.options import TrainOptions
-from flatout.defect.train.assemble import amp_of, laid_out, make_loop
-from flatout.defect.train.input import TrainingInput
-from flatout.engine.compiling import Compiled
-from flatout.engine.distributed import World
-from flatout.engine.job import EpochReport, Tick
-from flatout.engine.loop import Loop
+from flatout.defect.step import focal_loss
+from flatout.defect.train import DefectRecipe
+from flatout.engine.compile import Compiled
+from flatout.engine.job import Batches, Tick
+from flatout.engine.loop import Loop, LoopConfig
 from flatout.engine.precision import Precision
-from flatout.feed.device import DeviceBatch
+from flatout.feed.device import DeviceBatch, DeviceBatches
+from flatout.ranks.signals import Interrupts
+from flatout.ranks.world import World
+from flatout.runs.recipe import Model, RunContext
 
 WORKERS, PREFETCH = 7, 2
 
@@ -49,14 +51,32 @@ def as_a_training_sets_it(*, searching: bool) -> None:
     torch.backends.cudnn.benchmark = searching
 
 
+class NoFiles(DefectRecipe):
+    """What `flatout defect train` trains and how, without its images."""
+
+    def _make_network(self) -> DefectNet:
+        return DefectNet(self.options.network, self.options.base_width)
+
+
+def built(options: TrainOptions, device: torch.device) -> tuple[DefectRecipe, Model]:
+    """The network and the optimizer of the product, for a run that has no folder."""
+    recipe = NoFiles(options, World(), device)
+    run = RunContext(
+        world=recipe.world, device=device, folder=Path(), continues=False, interrupts=Interrupts(), stack=ExitStack(),
+        draws=False,
+    )  # fmt: skip
+    return recipe, recipe.build(run, None)
+
+
 def compile_ahead(options: TrainOptions, device: torch.device) -> None:
     """Leave the compiled network in the compiler's cache on disk. For a process of its own, while this one gets ready:
     compiling keeps a core busy for most of a minute, and the GPU hardly at all."""
     as_a_training_sets_it(searching=False)
-    network = laid_out(DefectNet(base=options.base_width), options, device).train()
+    recipe, model = built(options, device)
+    network = model.network.train()
     side = options.patch
     images = torch.rand(options.bs, 3, side, side, device=device).contiguous(memory_format=torch.channels_last)
-    with Precision(amp_of(options, device), device).autocast():
+    with Precision(recipe.amp, device).autocast():
         loss = focal_loss(Compiled(network)(images), torch.zeros_like(images[:, :1]), gamma=2.0)
     loss.backward()
 
@@ -159,35 +179,52 @@ INTERVAL = 20
 class LoopTrainer:
     """`flatout defect train` with these options, without files: its input, its loop, its graphs."""
 
-    def __init__(self, source: TrainingInput, options: TrainOptions, device: torch.device) -> None:
+    def __init__(self, batches: DeviceBatches, options: TrainOptions, device: torch.device) -> None:
         torch.manual_seed(0)
-        self._options = options = replace(
-            options, epochs=10_000, log_every=INTERVAL, save_every_steps=10**9, save_every_minutes=1e9
+        recipe, model = built(replace(options, epochs=10_000), device)
+        settings, self._bs = recipe.step_settings(), options.bs
+        self._fed, self._ready = batches, Ready(next(iter(batches.epoch(0))))
+        self.loop = Loop(
+            job=recipe.job(model),
+            network=model.network,
+            optimizer=model.optimizer,
+            schedule=recipe.schedule(model, len(batches)),
+            batches=batches,
+            config=LoopConfig(
+                epochs=model.epochs,
+                steps_per_epoch=len(batches),
+                amp=settings.amp,
+                log_every=min(INTERVAL, len(batches)),
+                save_every_s=1e9,
+                save_every_steps=10**9,
+                graphs=settings.graphs,
+            ),
+            device=device,
+            forward=Compiled(model.network) if options.compile == "on" else None,
+            tell=lambda tick: self._watch(tick),
         )
-        network = laid_out(DefectNet(base=options.base_width), options, device)
-        end: Any = NoEpochEnd()
-        self.loop = make_loop(options, network=network, source=source, epoch_end=end, device=device, world=World())
-        self._fed, self._ready = source.batches, Ready(next(iter(source.batches.epoch(0))))
+        self._watch = StopWatch(self.loop, 0, 0)
 
     def run(self, steps: int, *, unseen: int = INTERVAL) -> Timed:
         """With its real input."""
-        self.loop.batches = self._fed
-        return self._timed(steps, unseen)
+        return self._timed(self._fed, steps, unseen)
 
     def run_ready(self, steps: int, *, unseen: int = INTERVAL) -> Timed:
         """On one and the same batch, which is on the device already: the network and the optimizer alone."""
-        self.loop.batches = self._ready
-        return self._timed(steps, unseen)
+        return self._timed(self._ready, steps, unseen)
 
-    def _timed(self, steps: int, unseen: int) -> Timed:
-        self.loop.tell = watch = StopWatch(self.loop, unseen, steps)
+    def _timed(self, batches: Batches, steps: int, unseen: int) -> Timed:
+        self.loop.batches, self._watch = batches, StopWatch(self.loop, unseen, steps)
         with suppress(_Ended):
             self.loop.run()
-        return Timed(watch.steps * self._options.bs / watch.seconds, watch.waited_s / watch.seconds)
+        watch = self._watch
+        return Timed(watch.steps * self._bs / watch.seconds, watch.waited_s / watch.seconds)
 
 
 class Ready:
     """A batch that is always there."""
+
+    held_back_s = 0.0
 
     def __init__(self, batch: DeviceBatch) -> None:
         self._batch = replace(batch, fields={name: tensor.clone() for name, tensor in batch.fields.items()})
@@ -195,13 +232,3 @@ class Ready:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[DeviceBatch]:
         while True:
             yield self._batch
-
-
-class NoEpochEnd:
-    """Nothing is validated or written here."""
-
-    def __call__(self, epoch: int, report: EpochReport) -> bool:
-        return False
-
-    def keep_examples(self, *batch: object) -> None:
-        pass

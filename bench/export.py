@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bench.measure import arguments, report
-from flatout.yolo.export import ExportOptions, export_network, latency
+from flatout.yolo.export import ExportOptions, export_network, files
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
 
@@ -27,9 +27,9 @@ FORMS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     options = arguments(__doc__).parse_args()
-    latency.MOST_TURNS = latency.LEAST_TURNS = QUICK_TURNS if options.quick else TURNS
+    files.MOST_TURNS = files.LEAST_TURNS = QUICK_TURNS if options.quick else TURNS
     numbers: dict[str, Any] = {}
-    lines = [f"one picture per call, {torch.get_num_threads()} threads, medians of {latency.MOST_TURNS} calls"]
+    lines = [f"one picture per call, {torch.get_num_threads()} threads, medians of {files.MOST_TURNS} calls"]
     for name, size in QUICK if options.quick else CASES:
         torch.manual_seed(0)
         network = build_network(load_config(name)).eval()

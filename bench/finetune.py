@@ -1,23 +1,31 @@
 """What are the weights that come with flatout worth on a small data set of one's own?
 
 BCCD (blood cells; 292 pictures for training, 72 for validation, 320 px wide), yolov7-tiny, size 320, batch 16, 20
-epochs with --fast, three seeds: from the weights and from scratch, by the recipe for scratch (its warm-up of 1,000
-iterations is longer than the training) and by hyp.finetune.yaml (100 iterations). All run side by side.
-Give the data set by --data, as for bench.bccd, and other weights than those that come with flatout by --weights.
+epochs with --fast, three seeds: from the weights and from scratch, which is the same network with the same anchors; by
+the recipe for scratch (mosaics, and a warm-up of 1,000 iterations, longer than the training) and by hyp.finetune.yaml
+(no mosaics, 100 iterations). What is compared is the best of both recipes on each side.
+Give the data set by --data, as for bench.bccd, and other weights than those that come with flatout by --weights. More
+flags of train.py go behind --: on a CPU with bf16, `-- --channels-last --amp bf16` takes a third of the time.
 Answer: bench/results/finetune_<machine>_<yyyymm>.md and .json with every curve (rewrite them with --write).
 """
 
 import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
 from bench.bccd import SEEDS, TINY, Curve, read, spread, start, wait
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
+from flatout.clock import machine
 
 LEAST_MAP50, LEAST_GAIN = 0.88, 0.03
-RECIPES = {"long warm-up": TINY, "short warm-up": "data/hyp.finetune.yaml"}
+RECIPES = {"recipe for scratch": TINY, "recipe for fine-tuning": "data/hyp.finetune.yaml"}
 FINE_TUNED, SCRATCH = "fine-tuned", "from scratch"
+NETWORK = "yolov7-tiny-320"
+"""Of the weights, for a start without them."""
 
 
 def main() -> int:
@@ -25,37 +33,59 @@ def main() -> int:
     parser.add_argument("--data", type=Path, required=True, help="data.yaml of the pictures")
     parser.add_argument("--weights", default="yolov7-tiny", help="default: %(default)s")
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--at-once", type=int, default=machine.cores().usable, help="trainings (default: %(default)s)")
+    parser.add_argument("more", nargs="*", help="more flags of train.py, behind --")
     options = parser.parse_args()
     print(facts_line(), flush=True)
+    ways = ways_of(options.weights, options.more)
     seeds = SEEDS[:1] if options.quick else SEEDS
-    ways = {
-        f"{origin}, {recipe}": ("--hyp", hyp, "--workers", "1", "--fast", *flags)
-        for recipe, hyp in RECIPES.items()
-        for origin, flags in ((FINE_TUNED, ("--weights", options.weights, "--cfg", "")), (SCRATCH, ()))
-    }
     with tempfile.TemporaryDirectory() as folder:
-        runs = [
-            (way, seed, start(way, flags, seed, options.data, options.epochs, Path(folder)))
-            for way, flags in ways.items()
-            for seed in seeds
-        ]
-        ended = [(way, seed) for way, seed, process in runs if wait(process)]
-        curves = [read(Path(folder), way, seed) for way, seed in ended]
+        train = partial(_train, data=options.data, epochs=options.epochs, project=Path(folder))
+        with ThreadPoolExecutor(options.at_once) as pool:
+            runs = [pool.submit(train, way, flags, seed) for seed in seeds for way, flags in ways.items()]
+        curves = [curve for curve in (run.result() for run in runs) if curve is not None]
     criteria = list(judge(curves))
-    lines = [f"{'way':30}{'seeds':>6}{'mAP@.5 of best.pt':>22}{'mAP@.5:.95':>22}"]
-    for way in dict.fromkeys(curve.way for curve in curves):
-        own = [curve.best for curve in curves if curve.way == way]
-        map50, map50_95 = zip(*own, strict=True)
-        lines.append(f"{way:30}{len(own):6d}{spread(list(map50)):>22}{spread(list(map50_95)):>22}")
     numbers = {
+        "flags": options.more,
         "curves": [curve._asdict() for curve in curves],
         "criteria": [{"promise": each.promise, "value": each.value, "passed": each.passed} for each in criteria],
     }
-    report("finetune", "\n".join([*lines, "", *map(str, criteria)]), numbers, options)
+    report("finetune", "\n".join([*table(curves, options.more), "", *map(str, criteria)]), numbers, options)
     return int(not all(each.passed for each in criteria))
 
 
-def judge(curves: list[Curve]) -> list[Criterion]:
+def ways_of(weights: str, more: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Flags of every way to train: where it starts from, and by which recipe."""
+    origins = {FINE_TUNED: ("--weights", weights, "--cfg", ""), SCRATCH: ("--weights", "", "--cfg", NETWORK)}
+    return {
+        f"{origin}, {recipe}": ("--hyp", hyp, "--workers", "1", "--fast", *flags, *more)
+        for recipe, hyp in RECIPES.items()
+        for origin, flags in origins.items()
+    }
+
+
+def _train(way: str, flags: Sequence[str], seed: int, *, data: Path, epochs: int, project: Path) -> Curve | None:
+    """The curve of one training; None if it failed, which does not end the others."""
+    if not wait(start(way, flags, seed, data, epochs, project)):
+        return None
+    curve = read(project, way, seed)
+    print(f"{way}, seed {seed}: mAP@.5 {curve.best[0]:.3f}, mAP@.5:.95 {curve.best[1]:.3f}", flush=True)
+    return curve
+
+
+def table(curves: Sequence[Curve], more: Sequence[str]) -> Iterator[str]:
+    if more:
+        yield f"with {' '.join(more)}"
+        yield ""
+    yield f"{'way':40}{'seeds':>6}{'mAP@.5 of best.pt':>22}{'mAP@.5:.95':>22}{'last epoch':>18}"
+    for way in sorted({curve.way for curve in curves}):
+        own = [curve for curve in curves if curve.way == way]
+        map50, map50_95 = ([pair[index] for pair in (curve.best for curve in own)] for index in range(2))
+        last = f"{mean(curve.map50[-1] for curve in own):.3f} / {mean(curve.map50_95[-1] for curve in own):.3f}"
+        yield f"{way:40}{len(own):6d}{spread(map50):>22}{spread(map50_95):>22}{last:>18}"
+
+
+def judge(curves: Sequence[Curve]) -> list[Criterion]:
     """Fine-tuned well enough, and better than from scratch; each by the better of the two recipes."""
     best = {
         origin: max(

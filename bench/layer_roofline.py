@@ -35,7 +35,7 @@ from torch.overrides import TorchFunctionMode
 
 from bench.measure import Timing, arguments, facts, facts_line, measure, report, summarize
 from bench.model_step import CASES, Case, make_step
-from flatout.yolo.model import layers, weight_casts
+from flatout.yolo.model import layers, network
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.heads import Detect, IDetect
 from flatout.yolo.model.network import Network, build_network
@@ -515,7 +515,7 @@ def cast_passes(operation: Operation, device: str) -> list[Pass]:
 
     def casting(before: torch.dtype, after: torch.dtype) -> Call:
         tensors = [each.detach().to(before, copy=True) for each in weights]
-        return lambda: weight_casts._copy_all(tensors, after)
+        return lambda: network._copy_all(tensors, after)
 
     moved = (4 + BYTES) * prod(operation.output)
     return [

@@ -20,8 +20,7 @@ import torch
 from bench import noise
 from bench.detections import Case, make_case
 from bench.measure import arguments, facts_line, report
-from flatout.yolo.assign import Search, assign_ota
-from flatout.yolo.loss import LossConfig, ota_loss
+from flatout.yolo.loss import LossConfig, Search, assign_ota, ota_loss
 from tests.reference.ota_twin import class_cost_by_definition, class_cost_in_closed_form, twin_assign
 
 BATCHES, BOXES = (4, 16, 64), (4, 16, 60)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flatout.profiler import machine
+from flatout.clock import machine
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -70,9 +70,9 @@ def _gpu() -> dict[str, str]:
     return {"GPU": torch.cuda.get_device_name()} if torch is not None and torch.cuda.is_available() else {}
 
 
-def facts_line() -> str:
-    """The facts on one line, for the head of a report."""
-    return ", ".join(f"{name} {value}" for name, value in facts().items())
+def facts_line(about: dict[str, str] | None = None) -> str:
+    """The facts on one line, for the head of a report; those of this machine if none are given."""
+    return ", ".join(f"{name} {value}" for name, value in (about or facts()).items())
 
 
 def machine_label() -> str:
@@ -91,14 +91,25 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def report(name: str, text: str, numbers: dict[str, Any], options: argparse.Namespace) -> None:
-    """Print the answer; with --write keep it as <name>_<machine>_<yyyymm>.md and .json."""
+def report(
+    name: str,
+    text: str,
+    numbers: dict[str, Any],
+    options: argparse.Namespace,
+    *,
+    measured_on: dict[str, str] | None = None,
+) -> None:
+    """Print the answer; with --write keep it as <name>_<machine>_<yyyymm>.md and .json.
+
+    `measured_on` are the facts of another machine, whose measurements are only written down here.
+    """
     print(text)
+    about = measured_on or facts()
     if options.write:
         stem = RESULTS / f"{name}_{options.machine}_{date.today():%Y%m}"
         RESULTS.mkdir(exist_ok=True)
-        stem.with_suffix(".md").write_text(f"# {name}\n\n{facts_line()}\n\n```\n{text}\n```\n")
-        stem.with_suffix(".json").write_text(json.dumps({"facts": facts(), **numbers}, indent=1) + "\n")
+        stem.with_suffix(".md").write_text(f"# {name}\n\n{facts_line(about)}\n\n```\n{text}\n```\n")
+        stem.with_suffix(".json").write_text(json.dumps({"facts": about, **numbers}, indent=1) + "\n")
         print(f"written: {stem.relative_to(RESULTS.parent.parent)}.md and .json")
 
 

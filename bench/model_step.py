@@ -22,7 +22,7 @@ import torch
 
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
-from flatout.yolo.model import norm_act, pooling, weight_casts
+from flatout.yolo.model import network, norm_act, pooling
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
 
@@ -180,7 +180,7 @@ def torch_kernels() -> Iterator[None]:
 @contextmanager
 def casts_apart() -> Iterator[None]:
     """Let autocast cast every weight and gradient by itself."""
-    with mock.patch.object(weight_casts, "_pays", _never):
+    with mock.patch.object(network, "_pays", _never):
         yield
 
 

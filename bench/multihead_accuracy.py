@@ -20,7 +20,7 @@ import yaml
 
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
-from flatout.demo import training_options
+from flatout.yolo.commands.demo import training_options
 from flatout.yolo.demo_data.files import DemoDataConfig, write_demo_data
 from flatout.yolo.find_file import find_file
 from flatout.yolo.options import TrainOptions

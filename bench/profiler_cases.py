@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 
 from flatout import Feed, FeedConfig, Field, Plan, SampleSource, Store, StoreConfig
-from flatout.profiler import clock
-from flatout.profiler.engine_steps import EngineObservation
+from flatout.clock import clock
+from flatout.profiler.observe.engine_steps import EngineObservation
 from flatout.profiler.outcome import Profile
-from flatout.yolo.assign import Anchors
-from flatout.yolo.loading import start_network
-from flatout.yolo.loss import LossConfig, ota_loss
+from flatout.yolo.load_network import start_network
+from flatout.yolo.loss import Anchors, LossConfig, ota_loss
 from flatout.yolo.model.network import Network
 from tests.reference.ota_twin import class_cost_by_definition, twin_assign, twin_loss
 

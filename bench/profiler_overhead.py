@@ -22,12 +22,12 @@ import torch
 
 from bench import noise
 from bench.measure import arguments, facts_line, report, summarize
+from flatout.clock import clock
 from flatout.engine.job import Tick
-from flatout.profiler import clock
-from flatout.profiler.device_clock import DeviceClock
-from flatout.profiler.engine_steps import STEP_BEGINS
-from flatout.profiler.recorder import StepRecorder
-from flatout.profiler.sampler import Sampler
+from flatout.profiler.observe.device_times import DeviceClock
+from flatout.profiler.observe.engine_steps import STEP_BEGINS
+from flatout.profiler.observe.recorder import StepRecorder
+from flatout.profiler.observe.sampler import Sampler
 
 LIMIT = 0.01
 STAGES = ("feed.wait", "train.wait", "train.inputs", "train.loss", "train.forward", "train.backward", "train.optimizer")
@@ -148,7 +148,7 @@ def on_gpu(*, quick: bool) -> Answer:
     from bench.augment_gpu import Pictures, draw_set
     from bench.train_step import Case, make_loop
     from flatout.feed import Plan
-    from flatout.yolo.augment.device_input import DeviceInputConfig, training_input
+    from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
     from flatout.yolo.find_file import shipped_folder
     from flatout.yolo.hyp import load_hyp
 

@@ -23,19 +23,18 @@ from torch import Tensor
 
 from bench.profiler_cases import in_turns
 from bench.profiler_training_files import BOXES, CLASSES, write_pictures, write_small_network
-from flatout.profile_cli.engine_training import Switch
-from flatout.profile_cli.one_batch import one_batch
-from flatout.profile_cli.yolo import YoloTraining
-from flatout.profiler.limits import drain
+from flatout.profiler.observe.limits import drain
+from flatout.profiler.observe.observation import ALL
 from flatout.profiler.outcome import Profile
-from flatout.profiler.turns import ALL
 from flatout.profiler.verdict import Trial, remedy_of
 from flatout.profiler.verdict.numbers import Numbers
-from flatout.profiler.verdict.trials import remedy_of_whole
-from flatout.profiler.verdict.whatif import WhatIf
-from flatout.yolo.assign import Anchors
-from flatout.yolo.loss import LossConfig, LossParts, ota_loss
-from flatout.yolo.train import loss_choice
+from flatout.profiler.verdict.predict_step import WhatIf, remedy_of_whole
+from flatout.runs.profiled import Switch
+from flatout.runs.watched_batches import OneBatch
+from flatout.yolo.commands.train import COMMAND
+from flatout.yolo.loss import Anchors, LossConfig, LossParts, ota_loss
+from flatout.yolo.profile import YoloTraining
+from flatout.yolo.train import step
 from tests.reference.ota_twin import class_cost_by_definition, twin_assign, twin_loss
 
 Loss = Callable[..., LossParts]
@@ -79,7 +78,7 @@ def training(yaml: Path, size: Size, *flags: str, batch: int, workers: int, cfg:
     # A run so short that it begins at once: longer ones first try out cuDNN's kernels.
     common += ["--img", str(size.side_px), "--batch", str(batch), "--noautoanchor", "--epochs", "30"]
     common += ["--device", size.device, "--workers", str(workers)]
-    return YoloTraining.from_flags([*common, *flags], num_steps=size.steps)
+    return YoloTraining.from_flags(COMMAND, [*common, *flags], num_steps=size.steps)
 
 
 class Seen:
@@ -91,7 +90,7 @@ class Seen:
 
     def profile(self, training: YoloTraining, loss: Loss | None) -> Profile:
         if loss is not None:
-            with mock.patch.object(loss_choice, "ota_loss", loss):
+            with mock.patch.object(step, "ota_loss", loss):
                 return training.observe(BEFORE)
         if training not in self._profiles:
             self._profiles[training] = training.observe(BEFORE)
@@ -167,8 +166,7 @@ def by_workers(workers: int) -> Callable[[Case, Profile], float]:
 
 def by_one_batch(case: Case, profile: Profile) -> float:
     """From the network's part of the step alone, on one batch, both ways: what `flatout profile` tries."""
-    with one_batch():
-        now = case.before.shorter().compute()
+    now = case.before.shorter().compute(OneBatch())
     trial = case.before.trial("tried", Switch("-", case.switch), now)
     return remedy_of(profile.measurement, trial).images_per_s
 

@@ -24,9 +24,7 @@ from bench.measure import arguments, facts_line, report
 from flatout.images import decode
 from flatout.yolo.data.find import Pair, find_images, pair_up
 from flatout.yolo.data.label_cache import scan_cached
-from flatout.yolo.data.scan import ScanConfig, scan
-from flatout.yolo.data.scan_picture import scan_picture
-from flatout.yolo.data.scan_table import table_of
+from flatout.yolo.data.scan import ScanConfig, scan, scan_picture, table_of
 
 COCO = 118_287
 LABELS_PER_PICTURE = 7

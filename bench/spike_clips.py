@@ -19,15 +19,15 @@ import numpy as np
 from bench.measure import arguments, report
 from bench.spike_crop import in_rounds
 from flatout.feed import Out
-from flatout.spike.clip_feed import open_store, training_source
 from flatout.spike.config import DataConfig
-from flatout.spike.data import ClipSet, open_clips
-from flatout.spike.frames import Frames
+from flatout.spike.data.clip_set import ClipSet, open_clips
+from flatout.spike.data.decode import Box
+from flatout.spike.data.frames import Frames
+from flatout.spike.data.precompute import write_voxels
+from flatout.spike.data.source import ClipSource, shown_of
+from flatout.spike.data.voxels import frames_per_bin
+from flatout.spike.input import open_store, training_source
 from flatout.spike.pictures import write_picture
-from flatout.spike.precompute import write_voxels
-from flatout.spike.source import ClipSource, shown_of
-from flatout.spike.streams.decode import Box
-from flatout.spike.voxels import frames_per_bin
 from tests.reference.spike_decode import decode_by_index
 
 FRAMES = 6

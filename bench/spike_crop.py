@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from bench.measure import Timing, arguments, facts_line, report, summarize
-from flatout.spike.streams.decode import Box, decode, map_stream, whole
-from flatout.spike.streams.layout import Layout
-from flatout.spike.voxels import crop_counts
+from flatout.spike.data.decode import Box, decode, map_stream, whole
+from flatout.spike.data.stream_layout import Layout
+from flatout.spike.data.voxels import crop_counts
 from tests.reference.spike_decode import decode_by_index
 
 LAYOUT = Layout("packed", 88, 360, 640, True)

@@ -17,7 +17,7 @@ import numpy as np
 from bench.measure import arguments, report
 from bench.spike_clips import write_frames
 from flatout.spike.config import DataConfig
-from flatout.spike.precompute import write_voxels
+from flatout.spike.data.precompute import write_voxels
 
 ROOT = Path(__file__).parents[1]
 RGB_HW, SPIKE_HW = (720, 1280), (360, 640)

@@ -34,18 +34,16 @@ from bench.device_copy import time_on_device
 from bench.measure import Timing, arguments, facts_line, measure, report
 from bench.promises import Criterion
 from bench.spike_clips import write_frames
+from flatout.clock import machine
 from flatout.feed import Out
 from flatout.feed.device_store import DeviceStore
-from flatout.profiler import machine
-from flatout.spike.clip_feed import open_store, training_source
 from flatout.spike.config import DataConfig, SpikeConfig, load_config
-from flatout.spike.data import ClipSet, open_clips
-from flatout.spike.device_clip import ToClip
-from flatout.spike.frames import Frames
+from flatout.spike.data.clip_set import ClipSet, open_clips
+from flatout.spike.data.frames import Frames
+from flatout.spike.data.source import NumbersSource, boxes_of, shown_of
+from flatout.spike.input import Render, open_store, training_source
 from flatout.spike.loader_plan import GIB
-from flatout.spike.resident import Render
-from flatout.spike.resident_numbers import NumbersSource
-from flatout.spike.source import boxes_of, shown_of
+from flatout.spike.step import ToClip
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "data/spike/gopro_balanced.yaml"

@@ -14,13 +14,13 @@ import numpy as np
 
 from bench.measure import arguments, report
 from flatout.feed import Feed, FeedConfig, Plan, Store
-from flatout.spike.clip_feed import open_store
 from flatout.spike.config import DataConfig
-from flatout.spike.data import ClipSet, open_clips
+from flatout.spike.data.clip_set import ClipSet, open_clips
+from flatout.spike.data.decode import Box
+from flatout.spike.data.frames import Frames, Part
+from flatout.spike.data.source import ClipSource, shown_of
 from flatout.spike.demo_data import DemoConfig, write_demo_data
-from flatout.spike.frames import Frames, Part
-from flatout.spike.source import ClipSource, shown_of
-from flatout.spike.streams.decode import Box
+from flatout.spike.input import open_store
 
 BATCH = 4
 DELAYS_MS = (0.0, 5.0, 15.0)

@@ -19,11 +19,11 @@ import torch
 
 from bench.measure import arguments, report
 from bench.spike_gpu import draw
-from flatout.engine.distributed import World
 from flatout.feed import Store
-from flatout.spike.clip_feed import ClipFeed, FeedWishes, open_store, open_training_feed
+from flatout.ranks.world import World
 from flatout.spike.config import DataConfig, LoaderConfig
-from flatout.spike.data import ClipSet, open_clips
+from flatout.spike.data.clip_set import ClipSet, open_clips
+from flatout.spike.input import ClipFeed, FeedWishes, open_store, open_training_feed
 from flatout.spike.loader_plan import plan_loader
 from flatout.spike.schedule import plan_steps
 

@@ -24,25 +24,23 @@ import torch
 from bench.augment_gpu import Pictures, draw_set
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
-from flatout.engine.ema import MovingAverage
-from flatout.engine.job import EpochReport, Tick
+from flatout.engine.job import Tick
 from flatout.engine.loop import Loop, LoopConfig
+from flatout.engine.optim import MovingAverage
 from flatout.engine.precision import DTYPES
 from flatout.feed import Feed, FeedConfig, Plan
 from flatout.feed.device import DeviceBatches
-from flatout.yolo.augment.device_input import DeviceInputConfig, training_input
-from flatout.yolo.augment.pictures import ResizedPictures
+from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
+from flatout.yolo.augment.images import ResizedPictures
 from flatout.yolo.augment.source import TrainingSource
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.find_file import shipped_folder
 from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
-from flatout.yolo.schedule import YoloSchedule
 from flatout.yolo.train import prepare
-from flatout.yolo.train.batch_pictures import BatchPictures
-from flatout.yolo.train.job import DetectionJob, StepConfig, capacity_for
-from flatout.yolo.train.loss_choice import DetectionLoss
+from flatout.yolo.train.schedule import YoloSchedule
+from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepConfig, capacity_for
 
 LOG_EVERY = 20
 SETTLED = 3
@@ -88,13 +86,6 @@ class Row:
     launches: float
     """Kernel and graph launches by the host per step."""
     peak_gib: float
-
-
-class NoEpochEnd:
-    """Nothing is validated or saved here."""
-
-    def __call__(self, epoch: int, report: EpochReport, num_targets: int, width_px: int) -> bool:
-        return False
 
 
 def main() -> int:
@@ -200,7 +191,7 @@ def make_loop(
         capacity=capacity_for(24, case.batch),
     )
     return Loop(
-        job=DetectionJob(step_config, DetectionLoss(head, config, ota=ota), NoEpochEnd(), BatchPictures(None, ())),  # type: ignore[arg-type]
+        job=DetectionJob(step_config, DetectionLoss(head, config, ota=ota)),
         network=network,
         optimizer=prepare.optimizer_for(network, hyp, total_batch=case.batch, adam=False),
         schedule=YoloSchedule(hyp, epochs=100, steps_per_epoch=num_steps, total_batch=case.batch),

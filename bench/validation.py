@@ -27,7 +27,7 @@ from torch import Tensor
 from bench import noise
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
-from flatout.yolo.letterbox import Letterbox
+from flatout.yolo.boxes import Letterbox
 from flatout.yolo.metrics import IOU_THRESHOLDS, Evaluator, labels_in_pictures
 from flatout.yolo.nms import NmsConfig, non_max_suppression
 from tests.reference.plain_evaluation import matched_per_image

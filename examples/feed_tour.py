@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flatout import Batch, Feed, FeedConfig, Field, Plan, Rows, SampleSource
-from flatout.profiler import clock
+from flatout.clock import clock
 
 SIZE = 320
 

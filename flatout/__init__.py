@@ -2,6 +2,18 @@
 
 The public names are those in `__all__`; what is not listed is free to change. Each is imported
 when it is first used, so `import flatout` costs nothing: no torch, no numpy, no process, no file.
+
+Packages, from those that know nothing of the others to those that use them:
+
+    clock       stages of time, the machine, workers at work       safefiles  files nobody vouches for, read safely
+    feed        batches, read by workers into their final place    doctor     is this machine fit to train?
+    images      picture files of any origin                        profiler   where the time goes, and what would help
+    ranks       several processes as one training                  engine     the training loop that any job can use
+    runs        the life of a training run                         charts     every plot
+    export      networks as files for other programs               yolo, defect, spike: the jobs
+    bootstrap, monitor, profile_command: commands about runs of any job
+
+CONTRIBUTING.md says where to add what.
 """
 
 from importlib import import_module
@@ -12,10 +24,13 @@ if TYPE_CHECKING:
     from flatout.feed import (
         Batch,
         DecodeError,
+        DeviceFeed,
+        DeviceStore,
         Feed,
         FeedConfig,
         Field,
         Items,
+        Loader,
         Out,
         Plan,
         Rows,
@@ -23,11 +38,10 @@ if TYPE_CHECKING:
         Source,
         Store,
         StoreConfig,
+        cat_rows,
+        join_rows,
         plan_workers,
     )
-    from flatout.feed.device_feed import DeviceFeed
-    from flatout.feed.device_store import DeviceStore
-    from flatout.feed.loader import Loader, cat_rows, join_rows
 
 __version__ = "0.1.0"
 
@@ -57,15 +71,6 @@ __all__ = [
     "yolo",
 ]
 
-# These import torch, so they are not in flatout.feed itself, which workers import.
-_NEED_TORCH = {
-    "DeviceFeed": "flatout.feed.device_feed",
-    "DeviceStore": "flatout.feed.device_store",
-    "Loader": "flatout.feed.loader",
-    "cat_rows": "flatout.feed.loader",
-    "join_rows": "flatout.feed.loader",
-}
-
 _JOBS = ("defect", "spike", "yolo")
 
 
@@ -74,7 +79,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _JOBS:
         return import_module(f"flatout.{name}")
-    return getattr(import_module(_NEED_TORCH.get(name, "flatout.feed")), name)
+    return getattr(import_module("flatout.feed"), name)
 
 
 def __dir__() -> list[str]:

@@ -14,29 +14,21 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from flatout import __version__
-from flatout.door import Command, answer, listing
+from flatout.cli import JOBS, Command, answer, listing
 from flatout.errors import FlatoutError, ResourceError, one_line
 
 COMMANDS = {
     "bootstrap": Command("print a script that makes a rented machine train and go on", "flatout.bootstrap"),
     "defect": Command("defects between dies: what is in target and in neither reference", "flatout.defect.cli"),
-    "demo": Command("see flatout at work on a small made-up data set", "flatout.demo"),
+    "demo": Command("see flatout at work on a small made-up data set", "flatout.yolo.commands.demo"),
     "doctor": Command("look at this machine and say what would slow training down", "flatout.doctor"),
     "monitor": Command("curves and state of a run in a browser, also after a crash", "flatout.monitor"),
-    "profile": Command("where a training's time goes, and what each remedy is worth", "flatout.profile_cli"),
+    "profile": Command("where a training's time goes, and what each remedy is worth", "flatout.profile_command"),
     "spike": Command("video deblurring with a spike camera: prepare, check, train, test, predict", "flatout.spike.cli"),
     "yolo": Command("detection: train, test and detect with YOLOv7's networks and commands", "flatout.yolo.cli"),
 }
 
-TRAININGS = {
-    ("demo",),
-    ("yolo", "train"),
-    ("yolo", "stages"),
-    ("defect", "train"),
-    ("defect", "demo"),
-    ("spike", "train"),
-    ("spike", "demo"),
-}
+TRAININGS = {("demo",), ("yolo", "stages"), *((job, command) for job in JOBS for command in ("train", "demo"))}
 """Commands that answer signals from their first moment on, before anything heavy is imported."""
 
 INTERNAL_ERROR = 70
@@ -117,7 +109,7 @@ def program() -> str:
 
 
 def _watched() -> AbstractContextManager[None]:
-    from flatout.engine.interrupts import watched  # now, because it needs a Python that is new enough
+    from flatout.ranks import watched
 
     return watched()
 

@@ -174,7 +174,7 @@ def test_several_gpus_train_together() -> None:
         "flatout yolo train --once --mirror gs://b/r --device 0,1,2"
     )
     assert train_line(Job(command=("defect", "train"), package=PACKAGE, gpus="all")) == (
-        "python -m torch.distributed.run --standalone --nproc_per_node gpu -m flatout defect train --once"
+        'flatout defect train --once --device "$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd, -)"'
     )
 
 

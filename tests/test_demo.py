@@ -1,4 +1,4 @@
-"""`flatout demo`: an ordinary training on pictures it draws, told in numbers that add up."""
+"""`flatout demo`: photographs searched in seconds, then a training on pictures it draws, in numbers that add up."""
 
 import json
 import re
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from flatout import demo
 from flatout.__main__ import main
+from flatout.yolo.commands import demo
 from flatout.yolo.demo_data import files
 from flatout.yolo.find_file import find_file
 from flatout.yolo.hyp import load_hyp
@@ -67,10 +67,18 @@ def test_stages_are_told_by_size_and_add_up():
 
 def test_every_stage_of_the_loop_has_a_name_for_people():
     """A mark that is added to the loop is added here as well."""
-    where = ("engine/*.py", "yolo/train/*.py", "yolo/loss/*.py", "feed/device*.py")
+    where = ("engine/*.py", "runs/*.py", "yolo/train/*.py", "yolo/loss/*.py", "feed/device*.py")
     sources = [path for pattern in where for path in (ROOT / "flatout").glob(pattern)]
     marks = {mark for source in sources for mark in re.findall(r'stage\("([\w.]+)"\)', source.read_text())}
     assert marks == demo.STAGES.keys() - {"feed.wait", "gc"}  # marks of the feed and of the recorder
+
+
+def test_the_first_act_finds_things_in_photographs_and_draws_them(tmp_path, one_thread):
+    told = demo.detect_in_photographs(tmp_path / "photographs", "cpu")
+    drawn = sorted(path.name for path in (tmp_path / "photographs").iterdir())
+    assert drawn == sorted(path.name for path in (ROOT / "data/photographs").glob("*.jpg"))
+    assert re.search(r"bus.jpg +1 bus\n", told) and re.search(r"cat.jpg .*\bcat", told)
+    assert str(tmp_path / "photographs") in told
 
 
 @pytest.mark.slow
@@ -83,6 +91,7 @@ def test_it_trains_reports_and_trains_anew(tmp_path, monkeypatch, capsys):
         assert main(["demo", "--out", str(tmp_path), "--device", "cpu"]) == 0
         told = capsys.readouterr().out
         assert "mAP@.5 " in told and "Where the time went" in told
+        assert told.index("1 bus") < told.index("Training yolov7-tiny") and str(tmp_path / "photographs") in told
         assert (tmp_path / run / "weights/last.pt").exists()
         assert str(tmp_path / run / "test_batch0_pred.jpg") in told
 

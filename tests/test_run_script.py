@@ -41,6 +41,10 @@ esac
 """
 
 
+ALL_TESTS = "-m pytest -q -n 2 --dist worksteal"
+"""Where nothing says how many cores there are."""
+
+
 class Checkout:
     """A copy of what ./run needs, in a folder with a space in its name, with only stubs on its PATH."""
 
@@ -112,17 +116,24 @@ def test_the_first_call_sets_up_and_the_second_starts_at_once(checkout, tmp_path
     assert "installing flatout" in first.stderr
     second = checkout.run("test")
     assert (second.returncode, second.stderr) == (0, "")
-    assert checkout.calls == ["-m pytest -q"]
+    assert checkout.calls == [ALL_TESTS]
+
+
+@pytest.mark.parametrize(("cores", "processes"), [(1, 1), (2, 2), (64, 8)])
+def test_all_tests_take_every_core_up_to_eight(checkout, cores, processes):
+    checkout.add_tool("nproc", f"#!/bin/sh\necho {cores}\n")
+    checkout.run("test")
+    assert checkout.calls[-1] == f"-m pytest -q -n {processes} --dist worksteal"
 
 
 def test_where_there_is_a_gpu_tests_that_need_one_follow_in_a_run_of_their_own(checkout):
     checkout.add_tool("nvidia-smi", '#!/bin/sh\n[ "$1" = -L ] || echo 580.10\n')
     checkout.run("test")
-    assert checkout.calls[-2:] == ["-m pytest -q", "-m pytest -q -m gpu"]
+    assert checkout.calls[-2:] == [ALL_TESTS, "-m pytest -q -m gpu"]
     checkout.run("test", "tests/feed")
     assert checkout.calls == ["-m pytest -q tests/feed"]
     failed = checkout.run("test", STUB_PYTEST="1")
-    assert (failed.returncode, checkout.calls) == (1, ["-m pytest -q"])
+    assert (failed.returncode, checkout.calls) == (1, [ALL_TESTS])
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", "run"])
@@ -154,7 +165,7 @@ def test_a_failed_installation_is_one_sentence_with_the_log_and_5_and_is_redone(
     log = checkout.root / ".venv/setup.log"
     assert failed.stderr.splitlines()[-1] == f"run: the installation failed; the reason is at the end of {log}"
     assert log.exists()
-    assert "-m pytest -q" not in checkout.calls
+    assert ALL_TESTS not in checkout.calls
     assert checkout.run("test").returncode == 0
     assert len(venv_calls(checkout)) == 1
 
@@ -227,12 +238,12 @@ def test_the_chosen_python_is_used_and_a_wrong_choice_harms_nothing(checkout):
     done = checkout.run("test", cwd=checkout.root.parent, FLATOUT_PYTHON="./other python")
     assert f"making .venv from {checkout.root.parent}/./other python" in done.stderr
     checkout.run("test")
-    assert checkout.calls == ["-m pytest -q"]
+    assert checkout.calls == [ALL_TESTS]
     wrong = checkout.run("test", FLATOUT_PYTHON="/no/python")
     assert wrong.returncode == 5
     assert "looked for: /no/python" in wrong.stderr
     checkout.run("test")
-    assert checkout.calls == ["-m pytest -q"]
+    assert checkout.calls == [ALL_TESTS]
 
 
 def test_choosing_another_python_makes_the_environment_anew(checkout):

@@ -15,20 +15,22 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.defect.strips.items import Strips
-from flatout.defect.train.input import find_images, make_recipe, open_input
-from flatout.engine.distributed import World
+from flatout.defect.data.items import Strips
+from flatout.defect.input import find_images, make_recipe, open_input
+from flatout.defect.train import images_config, input_config, samples_config
 from flatout.feed import Source
-from flatout.spike.clip_feed import FeedWishes, open_resident_feed, open_scoring_feed, open_store, open_training_feed
+from flatout.ranks.world import World
 from flatout.spike.config import load_config
-from flatout.spike.data import ClipSet, open_training
-from flatout.spike.frames import FrameItems
+from flatout.spike.data.clip_set import ClipSet, open_training
+from flatout.spike.data.frames import FrameItems
+from flatout.spike.input import FeedWishes, open_resident_feed, open_scoring_feed, open_store, open_training_feed
 from flatout.spike.schedule import plan_steps
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.pictures import ResizedPictures
+from flatout.yolo.augment.images import ResizedPictures
 from flatout.yolo.augment.source import ValidationSource
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import input as yolo_input
+from flatout.yolo.train.autotune import input_choices
 from tests.defect.small_runs import small_data, small_options
 from tests.old_runs.situations import SITUATIONS
 from tests.yolo.small_sets import files_of
@@ -88,9 +90,9 @@ def clips_yaml(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def defect_source(data: Path, stack: ExitStack, **changes: Any) -> Source:
     options = small_options(data, data / "runs", **changes)
-    images = find_images(options)
-    opened = open_input(images, make_recipe(options, images), options, torch.device("cpu"), World())
-    return stack.enter_context(opened).batches.feed.source
+    images = find_images(images_config(options))
+    samples = make_recipe(samples_config(options), images)
+    return open_input(images, samples, input_config(options), torch.device("cpu"), World(), stack).feed.source
 
 
 @pytest.mark.parametrize(
@@ -156,8 +158,9 @@ def test_a_training_source_of_yolo_needs_no_torch(kept: dict[str, Any], tmp_path
         dtype=torch.float32,
         world=World(),
     )
-    opened = yolo_input.open_input(files_of(tmp_path), config, TrainOptions(workers=0, **kept))
-    check_is_light(stack.enter_context(opened).feed.source)
+    images = files_of(tmp_path)
+    choices = input_choices(images, config, TrainOptions(workers=0, **kept).asked, torch.nn.Identity())
+    check_is_light(stack.enter_context(yolo_input.open_input(images, config, choices)).feed.source)
 
 
 def test_a_validation_source_of_yolo_needs_no_torch(tmp_path: Path):

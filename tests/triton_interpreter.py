@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engine.launch import HAS_TRITON
+from flatout.kernels import HAS_TRITON
 
 ROOT = Path(__file__).parents[1]
 

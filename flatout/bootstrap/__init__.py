@@ -1,7 +1,15 @@
-"""flatout bootstrap: print the on-start script of a rented machine."""
+"""flatout bootstrap: print the on-start script of a rented machine.
+
+Files:
+
+    script  The on-start script of a rented machine: a few lines that say what, and a body that is the same for all
+"""
 
 import argparse
 from collections.abc import Sequence
+from importlib import import_module
+
+from flatout.cli import JOBS
 
 _EXAMPLES = """\
 examples:
@@ -32,10 +40,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _check_flags(command: Sequence[str]) -> None:
     """A mistyped flag costs nothing here, and the start of a rented machine there."""
-    if list(command[:2]) == ["yolo", "train"]:
-        from flatout.yolo.compat.flags import train_parser
-
-        train_parser("flatout yolo train").parse_args(list(command[2:]))
+    job, *words = command
+    if job in JOBS and words[:1] == ["train"]:
+        import_module(JOBS[job]).COMMAND.parser(f"flatout {job} train").parse_typed(words[1:])
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -110,11 +110,8 @@ def train_line(job: Job) -> str:
     line = shlex.join([*job.command, "--once", *(["--mirror", job.mirror] if job.mirror else [])])
     if job.gpus == "1":
         return f"flatout {line}"
-    if job.command[0] == "yolo":
-        # Exit codes survive, and saving takes as long as it takes; torchrun ends processes after half a minute.
-        return f"flatout {line} --device {_ALL_GPUS if job.gpus == 'all' else ','.join(map(str, range(int(job.gpus))))}"
-    count = "gpu" if job.gpus == "all" else job.gpus
-    return f"python -m torch.distributed.run --standalone --nproc_per_node {count} -m flatout {line}"
+    # Exit codes survive, and saving takes as long as it takes; torchrun ends processes after half a minute.
+    return f"flatout {line} --device {_ALL_GPUS if job.gpus == 'all' else ','.join(map(str, range(int(job.gpus))))}"
 
 
 def _quoted_shell(flag: str, commands: str) -> str:

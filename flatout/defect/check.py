@@ -4,24 +4,21 @@ sizes, planes, ranges, values that are no numbers, pictures without content, pla
 references that are copies of target, masks that are missing, empty or of another size
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
+from flatout.defect.data.decode import read_stored
+from flatout.defect.data.find import HARD_NEGATIVES, ImgFormat, list_images, list_judged, root_of, training_folder
+from flatout.defect.data.items import TOP, canonical, planes_first, read_mask
 from flatout.defect.patches import Grid
-from flatout.defect.strips.canonical import TOP, canonical, planes_first
-from flatout.defect.strips.decode import read_stored
-from flatout.defect.strips.find import HARD_NEGATIVES, ImgFormat, list_images, list_judged, root_of, training_folder
-from flatout.defect.strips.items import read_mask
 from flatout.errors import ConfigError, DataError, counted
-from flatout.feed.source import DecodeError
+from flatout.feed import DecodeError
+from flatout.findings import LEVEL_OF, LEVELS, Finding, Severity, is_bad, places, summary
 from flatout.images import decoder_messages
 
-Severity = Literal["error", "warning", "note"]
 FLAT_BELOW = 1.0
 """Grey levels of standard deviation below which a plane shows nothing."""
 SHIFT_PX = 1.0
@@ -30,16 +27,6 @@ NOISE_SIGMAS = 6
 SAME_FIT = 1e-3
 """Share by which a fit may be worse than the best and still be as good; a pixel costs coarse patterns 0.3 % or more."""
 CHECKS = 9
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Something about one file."""
-
-    severity: Severity
-    kind: str
-    where: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -52,25 +39,20 @@ class Report:
 
     @property
     def is_bad(self) -> bool:
-        return any(finding.severity == "error" for finding in self.findings)
+        return is_bad(self.findings)
 
     def lines(self, most: int = 5) -> list[str]:
         """A paragraph per kind, each with the first places."""
-        counts = Counter((finding.severity, finding.kind) for finding in self.findings)
         lines = [
             counted(self.num_images, "image")
             + (f" of {self.shape_hw[0]} x {self.shape_hw[1]}" if self.shape_hw else "")
         ]
-        for (severity, kind), count in counts.items():
-            lines.append(f"{severity:<8} {kind}: {count}")
-            places = [each for each in self.findings if (each.severity, each.kind) == (severity, kind)]
-            lines += [f"           {each.where}: {each.text}" for each in places[:most]]
-            lines += [f"           ... and {count - most} more"] if count > most else []
-        totals = Counter(finding.severity for finding in self.findings)
-        told = ", ".join(
-            counted(totals[severity], severity) for severity in ("error", "warning", "note") if totals[severity]
-        )
-        return [*lines, f"{CHECKS} checks: {told or 'nothing found'}"]
+        for severity, level in LEVEL_OF.items():
+            of_level = [finding for finding in self.findings if finding.level == level]
+            for kind in dict.fromkeys(finding.topic for finding in of_level):
+                own = [finding for finding in of_level if finding.topic == kind]
+                lines += [f"{severity:<8} {kind}: {len(own)}", *places(own, most)]
+        return [*lines, summary(self.findings, CHECKS)]
 
 
 def check_data_set(path: str, img_format: ImgFormat, *, patch: int = 128) -> Report:
@@ -89,9 +71,12 @@ def check_data_set(path: str, img_format: ImgFormat, *, patch: int = 128) -> Rep
             findings += checker.image(judged.path)
             if not judged.is_good:
                 findings += checker.mask(judged.path, judged.mask)
-    order = {"error": 0, "warning": 1, "note": 2}
-    findings.sort(key=lambda finding: order[finding.severity])
+    findings.sort(key=lambda finding: -LEVELS.index(finding.level))
     return Report(findings, len(images), checker.shape_hw)
+
+
+def _found(severity: Severity, kind: str, where: str, text: str) -> Finding:
+    return Finding(kind, text, LEVEL_OF[severity], where=where)
 
 
 class _Checker:
@@ -108,7 +93,7 @@ class _Checker:
                 stored = read_stored(path)
             planes_CHW = canonical(stored)
         except (OSError, DecodeError) as error:
-            yield Finding("error", "cannot be used", str(path), " ".join([str(error), *messages[:1]]))
+            yield _found("error", "cannot be used", str(path), " ".join([str(error), *messages[:1]]))
             return
         yield from self._size(path, (planes_CHW.shape[1], planes_CHW.shape[2]))
         yield from _values(path, stored, planes_CHW)
@@ -116,30 +101,28 @@ class _Checker:
             return
         for plane, name in ((1, "ref1"), (2, "ref2")):
             if np.array_equal(planes_CHW[0], planes_CHW[plane]):
-                yield Finding(
-                    "note", "copied plane", str(path), f"{name} equals target: nothing can be learned from it"
-                )
+                yield _found("note", "copied plane", str(path), f"{name} equals target: nothing can be learned from it")
                 continue
             dx, dy = displacement(planes_CHW[0], planes_CHW[plane])
             if max(abs(dx), abs(dy)) >= SHIFT_PX:
                 text = f"{name} lies {dx:+.0f} px in x and {dy:+.0f} px in y from target: align it, or set shift_px"
-                yield Finding("warning", "misregistered", str(path), text)
+                yield _found("warning", "misregistered", str(path), text)
 
     def mask(self, image: Path, mask: Path | None) -> Iterator[Finding]:
         if mask is None:
-            yield Finding("warning", "mask missing", str(image), f"no {image.stem}_mask.* in the ground truth")
+            yield _found("warning", "mask missing", str(image), f"no {image.stem}_mask.* in the ground truth")
             return
         messages: list[str] = []
         try:
             with decoder_messages() as messages:
                 mask_HW = read_mask(mask)
         except (OSError, DecodeError) as error:
-            yield Finding("error", "cannot be used", str(mask), " ".join([str(error), *messages[:1]]))
+            yield _found("error", "cannot be used", str(mask), " ".join([str(error), *messages[:1]]))
             return
         if self.shape_hw is not None and mask_HW.shape != self.shape_hw:
-            yield Finding("error", "size", str(mask), f"the mask measures {mask_HW.shape[0]} x {mask_HW.shape[1]}")
+            yield _found("error", "size", str(mask), f"the mask measures {mask_HW.shape[0]} x {mask_HW.shape[1]}")
         elif not mask_HW.any():
-            yield Finding("warning", "mask empty", str(mask), "it marks nothing, but lies among defective images")
+            yield _found("warning", "mask empty", str(mask), "it marks nothing, but lies among defective images")
 
     def _size(self, path: Path, shape_hw: tuple[int, int]) -> Iterator[Finding]:
         if self.shape_hw is None:
@@ -147,23 +130,23 @@ class _Checker:
             try:
                 Grid.over(shape_hw, self._patch)
             except ConfigError as error:
-                yield Finding("error", "size", str(path), str(error))
+                yield _found("error", "size", str(path), str(error))
         elif shape_hw != self.shape_hw:
             text = f"it measures {shape_hw[0]} x {shape_hw[1]}, the first image {self.shape_hw[0]} x {self.shape_hw[1]}"
-            yield Finding("error", "size", str(path), text)
+            yield _found("error", "size", str(path), text)
 
 
 def _values(path: Path, stored: np.ndarray, planes_CHW: np.ndarray) -> Iterator[Finding]:
     kept = planes_first(stored)
     low, high = float(kept.min()), float(kept.max())
     if low < 0 or high > TOP:
-        yield Finding(
+        yield _found(
             "note", "range", str(path), f"values {low:g} to {high:g} are stretched to 0 to 255, as all planes are"
         )
     for plane in np.flatnonzero(_is_flat(planes_CHW)):
         name = ("target", "ref1", "ref2")[plane]
         shade = "black" if planes_CHW[plane].max() == 0 else "of one shade"
-        yield Finding("error", "no content", str(path), f"{name} is all {shade}")
+        yield _found("error", "no content", str(path), f"{name} is all {shade}")
 
 
 def _is_flat(planes_CHW: np.ndarray) -> np.ndarray:

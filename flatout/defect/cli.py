@@ -1,6 +1,6 @@
 """flatout defect: finds the command and hands over to it."""
 
-from flatout.door import Command, answer_or_explain
+from flatout.cli import Command, answer_or_explain
 
 DESCRIPTION = "Defects between dies: what is in target and in neither reference."
 COMMANDS = {

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from flatout.defect.strips.canonical import TOP
-from flatout.defect.strips.find import DEFECTIVE, GOOD
-from flatout.defect.synth.allocate import IN_PLANE_GC, R1, R2, B, T
+from flatout.defect.data.find import DEFECTIVE, GOOD
+from flatout.defect.data.items import TOP
+from flatout.defect.synth.draw import IN_PLANE_GC, R1, R2, B, T
 from flatout.defect.synth.kernels import Kernels
 from flatout.defect.synth.paint import paint
-from flatout.engine.drawn_set import draw_set
+from flatout.demo_folder import draw_set
 from flatout.errors import ConfigError
 
 STRIP_HW = (976, 176)

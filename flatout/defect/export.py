@@ -17,19 +17,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flatout.defect.data.find import ImgFormat, list_images
+from flatout.defect.data.items import PLANES, TOP, read_canonical
 from flatout.defect.model import DefectNet
 from flatout.defect.options import PATCH_OF_TYPE
 from flatout.defect.patches import Grid
-from flatout.defect.strips.canonical import PLANES, TOP
-from flatout.defect.strips.find import ImgFormat, list_images
-from flatout.defect.strips.items import read_canonical
 from flatout.defect.weights import load_network
 from flatout.errors import ConfigError, DataError, ParityError, ResourceError
-from flatout.export.onnx_model import Model, save, state_facts, traced
-from flatout.export.packages import is_there, need, refuse_missing
-from flatout.export.precision import Precision, in_float16, in_int8, last_convolutions
-from flatout.export.session import Session
-from flatout.feed.source import DecodeError
+from flatout.export import (
+    Model,
+    Precision,
+    Session,
+    in_float16,
+    in_int8,
+    is_there,
+    last_convolutions,
+    need,
+    refuse_missing,
+    save,
+    state_facts,
+    traced,
+)
+from flatout.feed import DecodeError
 
 logger = logging.getLogger(__name__)
 

@@ -12,25 +12,24 @@ import numpy as np
 import torch
 
 from flatout.config import build_config
+from flatout.defect.data.find import EXTENSIONS
+from flatout.defect.data.items import read_canonical
 from flatout.defect.demo_data import STRIP_HW
-from flatout.defect.evaluate.detections import Detection, detect
-from flatout.defect.evaluate.heat_map import HeatMapper
-from flatout.defect.evaluate.judge import FINE
+from flatout.defect.evaluate.evaluate import FINE, HeatMapper
+from flatout.defect.evaluate.scores import Detection, detect
 from flatout.defect.options import CPU, PATCH_OF_TYPE, Network, TestOptions, TrainOptions
 from flatout.defect.patches import Grid
 from flatout.defect.pictures import overlay
-from flatout.defect.strips.find import EXTENSIONS
-from flatout.defect.strips.items import read_canonical
 from flatout.defect.weights import load_network
-from flatout.engine.device_choice import choose_device
 from flatout.errors import CheckpointError, ConfigError, DataError
-from flatout.feed.source import DecodeError
+from flatout.feed import DecodeError
+from flatout.ranks import choose_device
 
 if TYPE_CHECKING:
-    from flatout.defect.evaluate.outcome import Outcome
+    from flatout.defect.evaluate.scores import Outcome
     from flatout.defect.export import Exported
     from flatout.defect.train import TrainResult
-    from flatout.engine.callbacks import Callback
+    from flatout.engine import Callback
 
 Given = str | Path | np.ndarray
 """A file or folder; or planes, [3, H, W] in 0..255."""
@@ -76,8 +75,7 @@ class Inspector:
         training (docs/callbacks.md).
         """
         from flatout.defect.train import train
-        from flatout.engine.on_done import OnDone
-        from flatout.engine.spending import Spending
+        from flatout.runs import OnDone, Spending
 
         start = self._fresh or self._of_weights()
         values = {"training_dataset_path": str(data), "gpu_id": self._gpu_id(), **start, **options}

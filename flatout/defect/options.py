@@ -1,149 +1,141 @@
-"""What a training was asked to do: one field per flag and per key of the YAML file, under the same name.
+"""What a training or a test was asked to do: one field per flag and per key of the YAML file, under the same name.
 
 The defaults live here and nowhere else. No torch: help must answer at once.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from flatout.defect.strips.find import ImgFormat
+from flatout.cli import option
+from flatout.defect.data.find import ImgFormat
 from flatout.defect.synth.config import BoardShape, DefectMode, Range, SynthConfig
-from flatout.errors import ConfigError
+from flatout.runs import RunOptions, too_small
 
 Network = Literal["v1", "v2"]
 ImageType = Literal["strip", "square", "mvtec"]
 PATCH_OF_TYPE: dict[str, int] = {"strip": 128, "square": 128, "mvtec": 256}
 CPU = -1
+NEW_WORDS = {"gpu_id": "device", "checkpoint_path": "project"}
+"""What older names mean."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
+class TrainOptions(RunOptions):
     """A training of the defect job."""
 
     # Names of the trainer that people know
-    training_dataset_path: str = ""
-    """R/train/good, or the root R; see docs/defect.md for what else may lie below R."""
-    img_format: ImgFormat = "tiff"
-    image_type: ImageType | None = None
-    """An old name for a patch size; the size of images is read from the first file."""
-    patch_size: int | None = None
-    """None: 128, or what image_type stands for."""
-    bs: int = 16
-    """Samples per step, over all GPUs together."""
-    lr: float = 1e-3
-    epochs: int = 30
-    gpu_id: int | None = None
-    """None: a GPU if there is one; -1: the CPU."""
-    checkpoint_path: str = "runs/defect"
-    """Folder that run folders are made in."""
-    num_defects_range: tuple[int, int] = (3, 8)
-    use_mask: bool = True
-    """Whether to validate after every epoch, if there is a valid/ folder. Training needs no masks."""
-    seed: int = 42
-    cache_size: int | None = None
-    """Decoded images to keep, once for all workers; None: all that fit into half of the free memory."""
-    gamma_start: float = 2.0
-    gamma_end: float = 2.0
-    defect_mode: DefectMode = "gaussian"
-    psf_type: str = "type1"
-    psf_pool_size: int = 1000
-    num_workers: int | str = "auto"
-    prefetch_factor: int | None = None
-    partial_leak_prob: float = 0.0
-    partial_leak_scale: Range = (0.2, 0.7)
+    training_dataset_path: str = option(
+        "",
+        "R/train/good, or the root R; docs/defect.md says what else may lie below R",
+        change="place",
+        metavar="FOLDER",
+    )
+    img_format: ImgFormat = option("tiff", "kind of files that are read")
+    image_type: ImageType | None = option(None, "an old name for a patch size: 128, 128 or 256")
+    patch_size: int | None = option(None, "side of a patch in pixels (default: 128, or what image_type stands for)")
+    bs: int = option(16, "samples per step, over all GPUs together")
+    lr: float = option(1e-3, "learning rate of Adam; a fifth after 80 %% and again after 90 %% of the epochs")
+    epochs: int = option(30, "passes over the training images")
+    gpu_id: int | None = option(None, "old name of --device: the number of a GPU, or -1 for the CPU", change="exact")
+    checkpoint_path: str = option("", "old name of --project", change="exact", metavar="FOLDER")
+    num_defects_range: tuple[int, int] = option((3, 8), "fewest and most defects of a sample, 2 to 64")
+    use_mask: bool = option(
+        True, "validate after every epoch, if there is a valid/ folder; training needs no masks", change="exact"
+    )
+    seed: int = option(42, "of first weights, order and painted defects")
+    cache_size: int | None = option(
+        None,
+        "decoded images to keep, once for all workers; 0: none (default: all that fit into half of the free memory)",
+        change="exact",
+    )
+    gamma_start: float = option(2.0, "gamma of the focal loss in the first epoch")
+    gamma_end: float = option(2.0, "gamma towards the last epoch, along half a wave")
+    defect_mode: DefectMode = option("gaussian", "spots, diffraction patterns, or larger shapes with full swing")
+    psf_type: str = option("type1", "with defect_mode psf: kind of the diffraction patterns")
+    psf_pool_size: int = option(1000, "with defect_mode psf: how many patterns are made beforehand")
+    num_workers: int | str = option("auto", "processes that crop and paint: a number, auto or cpu*0.9", change="exact")
+    prefetch_factor: int | None = option(
+        None, "batches to hold ready (default: enough for all workers)", change="exact"
+    )
+    partial_leak_prob: float = option(0.0, "chance that a defect of target shows weakly in one reference")
+    partial_leak_scale: Range = option((0.2, 0.7), "how weakly: smallest and largest share of its strength")
 
     # Ours: recipe
-    network: Network = "v1"
-    base_width: int = 64
-    weights: str = ""
-    """A file to start from: of ours, or of an older training."""
-    min_patches: tuple[int, int] | None = None
-    """Rows and columns of the grid at least; None: neighbours share 16 pixels."""
-    amplitudes: tuple[Range, ...] = ((60.0, 60.0), (80.0, 80.0))
-    board_shapes: tuple[BoardShape, ...] = ("blob",)
-    """With defect_mode board: blob, open, short, spur, pinhole; equally many of those that are named."""
-    min_target_only: int = 1
-    defect_share: float = 0.5
-    """Of patches that are neither hard negatives nor get lines."""
-    alpha_background: float = 1.0
-    alpha_defect: float = 1.0
-    hard_negative_dir: str = ""
-    """Images that must not fire; empty: R/train/hard_negative_samples if their share is not 0."""
-    hard_negative_ratio: float = 0.0
-    line_ratio: float = 0.0
-    shift_px: float = 0.0
-    noise: float = 0.0
-    edge_noise: float = 0.0
-    gain: float = 0.0
-    offset: float = 0.0
-    steepness: float = 1.0
-    """Contrast after shift and noise; 4 for scans of black and white."""
-    one_reference: bool = False
-    """ref2 is ref1 again: for pairs of a picture and a template."""
-    group_images: int = 0
-    """Visit patches in groups of this many images, for sets that do not fit; 0: shuffle all."""
-    patience: int = 0
-    """Epochs without a better validation after which training ends; 0: never."""
+    network: Network = option("v1", "v2 has pooling, channel weights and fewer convolutions")
+    base_width: int = option(64, "channels of the first layer; the others follow from it")
+    weights: str = option("", "start from this file: of ours, or of an older training", change="place", metavar="FILE")
+    min_patches: tuple[int, int] | None = option(
+        None, "rows and columns of patches per image at least (default: neighbours share 16 pixels)"
+    )
+    amplitudes: tuple[Range, ...] = option(
+        ((60.0, 60.0), (80.0, 80.0)),
+        "strengths of defects or ranges of them, such as 60 8:12; the sign is random (default: 60 80)",
+    )
+    board_shapes: tuple[BoardShape, ...] = option(
+        ("blob",), "with defect_mode board: equally many of those that are named"
+    )
+    min_target_only: int = option(1, "fewest defects of a sample that are in target alone, 0 or 1")
+    defect_share: float = option(0.5, "share of samples with defects, of those that are no hard negatives or lines")
+    alpha_background: float = option(1.0, "weight of background in the loss")
+    alpha_defect: float = option(1.0, "weight of defects in the loss")
+    hard_negative_dir: str = option(
+        "",
+        "folder of images that must not fire (default: R/train/hard_negative_samples)",
+        change="place",
+        metavar="FOLDER",
+    )
+    hard_negative_ratio: float = option(0.0, "share of samples that are cut from those images")
+    line_ratio: float = option(0.0, "share of samples with lines that differ between the planes, and no label")
+    shift_px: float = option(0.0, "largest shift of a reference against target, in pixels")
+    noise: float = option(0.0, "standard deviation of noise in each plane, in grey levels")
+    edge_noise: float = option(0.0, "noise in proportion to the local step: ragged edges")
+    gain: float = option(0.0, "largest relative change of a plane's contrast")
+    offset: float = option(0.0, "largest change of a plane's brightness, in grey levels")
+    steepness: float = option(1.0, "contrast after shift and noise; 4 for scans of black and white")
+    one_reference: bool = option(False, "ref2 is ref1 again: for pairs of an image and a template")
+    group_images: int = option(
+        0, "visit patches in groups of this many images, for sets that do not fit; 0: shuffle all"
+    )
 
     # Ours: speed
-    amp: Literal["auto", "off", "bf16", "fp16"] = "auto"
-    """auto: bf16 on a GPU that has it, else fp16; off on a CPU."""
-    channels_last: bool = True
-    compile: Literal["on", "off"] = "off"
-    graphs: bool = True
-    """Run a step as one CUDA graph, where there is a GPU."""
-    device_strips: Literal["auto", "on", "off"] = "auto"
-    """Keep images in GPU memory and paint there; auto: where there is a GPU."""
+    amp: Literal["auto", "off", "bf16", "fp16"] = option(
+        "auto", "mixed precision; auto: bf16 on a GPU that has it, else fp16; off on a CPU", change="rounding"
+    )
+    channels_last: bool = option(True, "the memory layout that convolutions on GPUs prefer", change="rounding")
+    graphs: bool = option(True, "run a step as one CUDA graph, where there is a GPU", change="exact")
+    device_strips: Literal["auto", "on", "off"] = option(
+        "auto", "keep images in GPU memory and paint there; auto: where there is a GPU", change="exact"
+    )
 
-    # Ours: files
-    name: str = "exp"
-    exist_ok: bool = False
-    fresh: bool = False
-    once: bool = False
-    """Exit with 0 if the run is complete, instead of beginning the next one: for what restarts always."""
-    resume: str = ""
-    """A run folder or checkpoint to continue."""
-    allow_data_change: bool = False
-    break_lock: bool = False
-    deterministic: bool = False
-    save_every_minutes: float = 10.0
-    save_every_steps: int = 1000
-    log_every: int = 20
-    log_to: tuple[Literal["tensorboard", "wandb", "mlflow", "none"], ...] = ()
-    """Where numbers go besides the run folder; empty: tensorboard, if it is installed."""
-    price: float | None = None
-    """What an hour of this machine costs, in any currency."""
-    budget: str = ""
-    """Stop, saved, when this much is spent: money (with a price) or time, like 5.00 or 2h30m."""
-    on_done: str = ""
-    """A command to run when all is over; $FLATOUT_OUTCOME and others tell it what."""
-    no_preflight: bool = False
-    """Do not look at disk and GPU before training."""
-    stop_after: int | None = None
-    """FLATOUT_STOP_AFTER: end cleanly after this many steps."""
+    # Those of every run, with other defaults
+    project: str = option("runs/defect", "folder of the folders of runs", change="exact", metavar="FOLDER")
+    log_every: int = option(20, "steps between two lines of the log", change="exact", metavar="STEPS")
 
-    def __post_init__(self) -> None:
-        for field in ("bs", "epochs", "log_every", "save_every_steps"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"{field}={getattr(self, field)} must be 1 or more.")
+    def _problems(self) -> Iterator[str]:
+        yield from too_small(self, 1, "bs", "epochs", "base_width", underscores=True)
+        yield from too_small(
+            self, 0, "cache_size", "group_images", "alpha_background", "alpha_defect", "gamma_start", underscores=True
+        )
         if self.lr <= 0:
-            raise ConfigError(f"lr={self.lr} must be above 0.")
+            yield f"--lr {self.lr} must be above 0"
         if self.patch % 32 or self.patch < 32:
-            raise ConfigError(f"patch_size={self.patch} must be a multiple of 32: the network halves it five times.")
-        for field in ("cache_size", "group_images", "patience", "alpha_background", "alpha_defect", "gamma_start"):
-            if (getattr(self, field) or 0) < 0:
-                raise ConfigError(f"{field}={getattr(self, field)} must not be negative.")
+            yield f"--patch_size {self.patch} must be a multiple of 32: the network halves it five times"
 
     @property
     def patch(self) -> int:
         return self.patch_size or PATCH_OF_TYPE[self.image_type or "strip"]
 
-    @property
-    def device(self) -> str:
-        """As `flatout.engine.device_choice` reads it."""
-        if self.gpu_id is None:
-            return ""
-        return "cpu" if self.gpu_id == CPU else str(self.gpu_id)
+    def in_new_words(self) -> "TrainOptions":
+        """Without old names for what every run has; where both are given, the new one counts."""
+        is_default = self.project == TrainOptions.project
+        return replace(
+            self,
+            project=self.checkpoint_path or self.project if is_default else self.project,
+            device=self.device or device_of_id(self.gpu_id),
+            checkpoint_path="",
+            gpu_id=None,
+        )
 
     def synth(self, amplitudes: tuple[Range, ...]) -> SynthConfig:
         """The recipe of samples; `amplitudes` are those of the mode."""
@@ -171,61 +163,39 @@ class TrainOptions:
 class TestOptions:
     """An evaluation, or a prediction where nothing is known about the images."""
 
-    model_path: str = ""
-    test_path: str = ""
-    """The root of a data set, its test/ folder, or any folder with images."""
-    output_dir: str = "runs/defect/test"
-    img_format: ImgFormat = "tiff"
-    image_type: ImageType | None = None
-    patch_size: int | None = None
-    """None: as in training."""
-    min_patches: tuple[int, int] | None = None
-    gpu_id: int | None = None
-    use_ground_truth_mask: bool = True
-    untiled: bool = False
-    """One pass over the whole image instead of patches: faster, and slightly different at borders."""
-    threshold: float | None = None
-    """Probability above which a pixel counts; None: the one that training chose, else 0.5."""
-    dead_pixels: str = ""
-    """CSV with columns dead_x and dead_y: boxes around these pixels are set to 0."""
-    save_maps: bool = True
-    save_pictures: bool = True
-    sweep: bool = False
-    """Also report the mean probability of made-up defects by strength and group."""
+    __test__ = False  # pytest: a class of ours, not of tests
+
+    model_path: str = option("", "weights: best.pt, or the file of an older training")
+    test_path: str = option("", "the root of a data set, its test/ folder, or any folder with images")
+    output_dir: str = option("runs/defect/test", "folder to write to")
+    img_format: ImgFormat = option("tiff", "kind of files that are read")
+    image_type: ImageType | None = option(None, "an old name for a patch size: 128, 128 or 256")
+    patch_size: int | None = option(None, "side of a patch in pixels (default: as in training)")
+    min_patches: tuple[int, int] | None = option(
+        None, "rows and columns of patches per image at least (default: neighbours share 16 pixels)"
+    )
+    device: str = option("", "cpu, or the number of a GPU; '' is the first GPU, else the CPU")
+    gpu_id: int | None = option(None, "old name of --device: the number of a GPU, or -1 for the CPU")
+    use_ground_truth_mask: bool = option(True, "compare with masks, where there are some")
+    untiled: bool = option(
+        False, "one pass over the whole image instead of patches: faster, and slightly different at borders"
+    )
+    threshold: float | None = option(
+        None, "probability above which a pixel counts (default: the one that training chose, else 0.5)"
+    )
+    dead_pixels: str = option("", "CSV with columns dead_x and dead_y: boxes around these pixels are set to 0")
+    save_maps: bool = option(True, "write heat maps, as float32 TIFF")
+    save_pictures: bool = option(True, "write pictures of what was found")
+    sweep: bool = option(False, "also report the mean probability of made-up defects by strength and group")
 
     @property
-    def device(self) -> str:
-        if self.gpu_id is None:
-            return ""
-        return "cpu" if self.gpu_id == CPU else str(self.gpu_id)
+    def where(self) -> str:
+        """The device, by its old or its new name."""
+        return self.device or device_of_id(self.gpu_id)
 
 
-_OF_THIS_CALL = (
-    "resume", "break_lock", "allow_data_change", "stop_after", "price", "budget", "on_done", "no_preflight",
-    "once",
-)  # fmt: skip
-_NO_MATTER = (
-    *_OF_THIS_CALL, "fresh", "exist_ok", "checkpoint_path", "name", "gpu_id", "num_workers", "prefetch_factor",
-    "save_every_minutes", "save_every_steps", "log_every", "cache_size", "device_strips", "graphs", "compile",
-    "log_to",
-)  # fmt: skip
-"""Where, on what and how fast: nothing that is learned depends on them."""
-
-
-def plain(options: TrainOptions) -> dict[str, Any]:
-    """In values that YAML and JSON know."""
-    return {key: _listed(value) for key, value in asdict(options).items()}
-
-
-def config_of_run(options: TrainOptions) -> dict[str, Any]:
-    """What a result depends on: commands with equal ones mean the same run."""
-    return {key: value for key, value in plain(options).items() if key not in _NO_MATTER}
-
-
-def of_this_call(options: TrainOptions) -> dict[str, Any]:
-    """What every command says anew, also when it continues a run."""
-    return {key: getattr(options, key) for key in _OF_THIS_CALL}
-
-
-def _listed(value: Any) -> Any:
-    return [_listed(item) for item in value] if isinstance(value, tuple) else value
+def device_of_id(gpu_id: int | None) -> str:
+    """The old `--gpu_id` as `--device` has it; "" where it was not given."""
+    if gpu_id is None:
+        return ""
+    return "cpu" if gpu_id == CPU else str(gpu_id)

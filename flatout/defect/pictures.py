@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flatout.defect.strips.canonical import TOP
+from flatout.defect.data.items import TOP
 from flatout.errors import ResourceError
 
 GAP = 4

@@ -13,18 +13,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from flatout.defect.evaluate.heat_map import HeatMapper
-from flatout.defect.evaluate.judge import Seen, judge
-from flatout.defect.evaluate.outcome import Outcome
+from flatout.defect.data.find import Judged, list_images, list_judged
+from flatout.defect.data.items import read_canonical
+from flatout.defect.evaluate.evaluate import HeatMapper, Seen, judge
+from flatout.defect.evaluate.scores import Outcome
 from flatout.defect.options import PATCH_OF_TYPE, TestOptions
 from flatout.defect.patches import Grid
 from flatout.defect.pictures import result_png
-from flatout.defect.strips.find import Judged, list_images, list_judged
-from flatout.defect.strips.items import read_canonical
 from flatout.defect.weights import Weights, load_network
-from flatout.engine.device_choice import choose_device
 from flatout.errors import ConfigError, DataError, ResourceError
-from flatout.feed.source import DecodeError
+from flatout.feed import DecodeError
+from flatout.ranks import choose_device
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ def predict(options: TestOptions) -> Outcome:
         raise ConfigError("--model_path and --test_path are missing: a file of weights, and a folder with images.")
     network, weights = load_network(options.model_path)
     images = images_of(options)
-    device = choose_device(options.device)
+    device = choose_device(options.where)
     grid = grid_for(options, weights, images[0].path)
     network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     mapper = HeatMapper(network, grid, device, untiled=options.untiled)

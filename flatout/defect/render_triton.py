@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from flatout.defect import render_kernels
+from flatout.defect.data.items import MIDDLE, PLANES
 from flatout.defect.patches import Grid
-from flatout.defect.render_torch import PatchRenderer
-from flatout.defect.strips.canonical import MIDDLE, PLANES
+from flatout.defect.render import PatchRenderer
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.draw import DEFECTS
 from flatout.defect.synth.kernels import Kernels
 from flatout.defect.synth.paint import VISIBLE
-from flatout.engine.launch import is_aligned, launch
-from flatout.feed.device_store import Sources
+from flatout.feed import Sources
+from flatout.kernels import is_aligned, launch
 
 BLOCK_ROWS, BLOCK_COLUMNS = 8, 64
 NUM_WARPS = 4

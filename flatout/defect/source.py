@@ -14,17 +14,21 @@ from typing import Protocol
 
 import numpy as np
 
+from flatout.defect.data.items import PLANES
 from flatout.defect.patches import Grid
-from flatout.defect.strips.canonical import PLANES
-from flatout.defect.synth.ahead import Ahead
 from flatout.defect.synth.config import SynthConfig
-from flatout.defect.synth.disturb import crop, crop_disturbed, noise_table
-from flatout.defect.synth.draw import HARD_NEGATIVE, LINES, MOST_LINES, draw_samples, row_of
+from flatout.defect.synth.draw import HARD_NEGATIVE, LINES, MOST_LINES, Ahead, draw_samples, row_of
 from flatout.defect.synth.kernels import Kernels
-from flatout.defect.synth.lines import paint_lines
-from flatout.defect.synth.paint import MOST_AT_ONCE_PX, paint, paint_apart
-from flatout.feed.source import Field, Fields, Out, Substituted
-from flatout.feed.substitutes import Unreadable
+from flatout.defect.synth.paint import (
+    MOST_AT_ONCE_PX,
+    crop,
+    crop_disturbed,
+    noise_table,
+    paint,
+    paint_apart,
+    paint_lines,
+)
+from flatout.feed import Field, Fields, Out, Substituted, Unreadable
 
 AT_ONCE = 8
 """Defects of a micro-batch from which on painting them together is faster than one by one."""
@@ -38,7 +42,7 @@ class Images(Protocol):
     def where(self, index: int) -> str: ...
 
 
-class Recipe:
+class SampleRecipe:
     """What a run's samples are: which patches there are, and what is done to them. Pure; pickled for workers.
 
     Images 0 .. num_images - 1 are cut up by the grid; `num_hard_negatives` more follow them.
@@ -97,7 +101,7 @@ class Recipe:
 class _RecipeSource:
     """Samples of a recipe by number: how many, where each is from, what is drawn for it, and what is shown instead."""
 
-    def __init__(self, recipe: Recipe, images: Images) -> None:
+    def __init__(self, recipe: SampleRecipe, images: Images) -> None:
         self._recipe, self._images = recipe, images
 
     def __len__(self) -> int:
@@ -123,7 +127,7 @@ class _RecipeSource:
 class PatchSource(_RecipeSource):
     """Finished samples: `images` float32 [3, P, P] in 0..255, `masks` uint8 [1, P, P] of 0 and 1."""
 
-    def __init__(self, recipe: Recipe, images: Images) -> None:
+    def __init__(self, recipe: SampleRecipe, images: Images) -> None:
         super().__init__(recipe, images)
         height, width = recipe.grid.patch_hw
         self.fields: Fields = {
@@ -165,7 +169,7 @@ class PatchSource(_RecipeSource):
 class ParameterSource(_RecipeSource):
     """The same samples as numbers, for `render_torch`."""
 
-    def __init__(self, recipe: Recipe, images: Images) -> None:
+    def __init__(self, recipe: SampleRecipe, images: Images) -> None:
         super().__init__(recipe, images)
         config, places = recipe.config, recipe.config.num_defects[1]
         fields: dict[str, Field] = {

@@ -12,13 +12,17 @@ from typing import Any
 from torch import Tensor
 
 from flatout.defect.model import DefectNet, Version
-from flatout.engine.checkpoint.container import is_container, sections_of
-from flatout.engine.checkpoint.opening import file_kind, reading
-from flatout.engine.checkpoint.plain import PlainReader
-from flatout.engine.checkpoint.refusal import Refusal
-from flatout.engine.checkpoint.torch_file import read_objects
-from flatout.engine.checkpoint.vocabulary import plain_vocabulary
 from flatout.errors import CheckpointError
+from flatout.safefiles import (
+    PlainReader,
+    Refusal,
+    file_kind,
+    is_container,
+    plain_vocabulary,
+    read_objects,
+    reading,
+    sections_of,
+)
 
 FIRST = "encoder.block1.0.weight"
 OF_V2 = "encoder.sppf.conv1.0.weight"

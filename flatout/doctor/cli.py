@@ -5,11 +5,61 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flatout.doctor.examine import Facts, examine, judge
-from flatout.doctor.finding import LEVELS, Finding, exit_code
+from flatout.clock import machine
+from flatout.doctor import gpu, host, images
+from flatout.findings import LEVELS, Finding, exit_code
+
+# Gather every fact about this machine, then judge them: `judge(examine())` is the whole doctor.
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything the doctor found out; plain data, the `facts` of `--json`."""
+
+    cores: machine.Cores
+    memory: machine.Memory
+    shm: machine.Shm | None
+    descriptors: machine.Descriptors
+    software: host.Software
+    torch: gpu.TorchFacts
+    driver: gpu.DriverFacts
+    images: images.ImageFacts
+    disk: host.DiskFacts | None
+
+
+def examine(disk_folder: Path | None = None) -> Facts:
+    """Look at the machine, run one kernel per GPU, time JPEG decoding, and the disk of `disk_folder` if given."""
+    return Facts(
+        cores=machine.cores(),
+        memory=machine.memory(),
+        shm=machine.shm(),
+        descriptors=machine.descriptors(),
+        software=host.software(),
+        torch=gpu.torch_facts(),
+        driver=gpu.driver_facts(),
+        images=images.image_facts(),
+        disk=host.disk_facts(disk_folder) if disk_folder else None,
+    )
+
+
+def judge(facts: Facts) -> dict[str, list[Finding]]:
+    """Findings by section of the report."""
+    return {
+        "machine": [
+            host.judge_cores(facts.cores),
+            host.judge_memory(facts.memory),
+            host.judge_shm(facts.shm),
+            host.judge_descriptors(facts.descriptors),
+        ],
+        "software": host.judge_software(facts.software),
+        "torch and GPUs": gpu.judge(facts.torch, facts.driver),
+        "images": images.judge(facts.images),
+        "disk": [host.judge(facts.disk)],
+    }
+
 
 DESCRIPTION = """\
 Look at this machine and say what would slow training down or stop it, with one line of advice each:
@@ -45,7 +95,11 @@ def main(argv: list[str]) -> int:
 
 def as_json(facts: Facts, sections: dict[str, list[Finding]], code: int) -> str:
     """One JSON document: facts, findings with their section, exit code."""
-    findings = [{"section": name} | asdict(finding) for name, part in sections.items() for finding in part]
+    findings = [
+        {"section": name, "topic": each.topic, "value": each.value, "level": each.level, "advice": each.advice}
+        for name, part in sections.items()
+        for each in part
+    ]
     return json.dumps({"facts": asdict(facts), "findings": findings, "exit_code": code}, indent=2)
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flatout.doctor.finding import Finding
 from flatout.doctor.host import installed
+from flatout.findings import Finding
 
 WIDTH_PX, HEIGHT_PX = 640, 480
 MEASURE_S = 0.15

@@ -42,6 +42,10 @@ class RunStart:
     epochs: int
     continues: bool
     """Steps of this run were trained before, by another process."""
+    step: int = 0
+    """Steps of that epoch that are done. All of them: its end has not been worked off."""
+    steps_done: int = 0
+    """Of the whole training, by whichever process."""
     histograms: Mapping[str, np.ndarray] = field(default_factory=dict)
     """What is known of the data beforehand; yolo: "classes", the class of every box, [T]."""
 
@@ -53,6 +57,8 @@ class Scores:
     epoch: int
     at: int
     """What charts plot it over: the epoch; for the spike job, optimizer steps."""
+    steps_done: int = 0
+    """Of the whole training, by whichever process."""
     scalars: Mapping[str, float]
     """Means of the epoch's losses, learning rates, and what a validation found if there was one, under the tags that
     the job's charts have."""

@@ -1,28 +1,19 @@
-"""What the loop asks of a job, and what it tells it."""
+"""What the loop asks of those it works for, and what it tells them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 from torch import Tensor, nn
 
 from flatout.engine.graphs import Filling
 
 
-class HostBatch(Protocol):
-    """What the loop looks at in a batch; the job knows the rest."""
+class Batches(Protocol):
+    """Where batches come from; the loop says of which epoch, and from which step on."""
 
     @property
-    def indices(self) -> np.ndarray: ...
-
-    def __len__(self) -> int: ...
-
-
-class Batches(Protocol):
-    """Where batches come from; the loop says of which epoch, and from which step on.
-
-    `held_back_s`, if there is such an attribute: seconds so far for which `next()` waited for the device, not for data.
-    """
+    def held_back_s(self) -> float:
+        """Seconds so far for which `next()` waited for the device, not for data."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]: ...
 
@@ -39,6 +30,9 @@ class Tick(NamedTuple):
     wait_ms: float
     """Of `step_ms`, spent waiting for a batch."""
     samples_per_s: float
+    steps_done: int = 0
+    """Of the whole training, by whichever process."""
+    steps_left: int = 0
 
 
 class EpochReport(NamedTuple):
@@ -73,7 +67,7 @@ class EpochReport(NamedTuple):
 
 
 class Job(Protocol):
-    """What is trained."""
+    """What a step computes."""
 
     @property
     def item_names(self) -> tuple[str, ...]:
@@ -92,8 +86,20 @@ class Job(Protocol):
     def step(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Forward and loss: a scalar to differentiate, and float32 [items] to report. Must not wait for the device."""
 
-    def end_epoch(self, epoch: int, report: EpochReport) -> bool:
-        """Validate and record; True ends the training. May raise Interrupted: it is called again after the resume."""
+
+Sections = dict[str, Any]
+"""A saved state: "weights", "training" and "run"."""
+
+
+class EpochEnd(Protocol):
+    """What happens after an epoch, and what is saved beside the loop's own tensors and position."""
+
+    def __call__(self, epoch: int, report: EpochReport, sections: Callable[[], Sections]) -> bool:
+        """Validate and record; True ends the training, on all ranks. `sections` gives the whole state, for files of an
+        epoch's own.
+
+        May raise Interrupted: it is called again after the resume.
+        """
 
     def sections(self) -> dict[str, dict[str, object]]:
         """What a saved file says beside tensors and position: "weights" (how the network is built), "run", "job"."""
@@ -102,4 +108,18 @@ class Job(Protocol):
         """Continue from the section "job"."""
 
     def flush(self) -> None:
-        """Write what is due beside the generation that was just saved, such as the best weights so far."""
+        """Write what is due beside the checkpoint that was just saved, such as the best weights so far."""
+
+
+class NoEpochEnd:
+    """For a loop whose epochs are neither validated nor recorded."""
+
+    def __call__(self, epoch: int, report: EpochReport, sections: Callable[[], Sections]) -> bool:
+        return False
+
+    def sections(self) -> dict[str, dict[str, object]]:
+        return {"weights": {}, "run": {}, "job": {}}
+
+    def load_state(self, state: Mapping[str, Any]) -> None: ...
+
+    def flush(self) -> None: ...

@@ -1,14 +1,15 @@
-"""The training loop of every job: batches in, weights out, at any moment resumable.
+r"""The training loop of every job: batches in, weights out, at any moment resumable.
 
     batch --inputs--> forward, loss, backward --(where an accumulation window ends)--> optimizer, moving average
-          \\-- rows of numbers stay on the device until the log interval --> one line, guards
+          \-- rows of numbers stay on the device until the log interval --> one line, guards
 
 The loop owns the position (epoch, step), number formats, the optimizer and the moving average. It knows no boxes,
-defects or spikes: a `Job` says what a step computes and what happens after an epoch. Its state is complete wherever an
-accumulation window ends; there, and only there, a training is saved or stopped.
+defects or spikes: a `Job` says what a step computes, an `EpochEnd` what happens after an epoch. Its state is complete
+wherever an accumulation window ends; there, and only there, a training is saved or stopped.
 """
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,27 +19,59 @@ import numpy as np
 import torch
 from torch import nn
 
+from flatout.clock import clock
 from flatout.engine.callbacks import Callbacks, Saved
-from flatout.engine.checkpoint.atomic import ran_out_of_room
-from flatout.engine.distributed import World
-from flatout.engine.divergence import Guard
-from flatout.engine.ema import MovingAverage
-from flatout.engine.generations import Generations
-from flatout.engine.interrupts import Interrupts, StopRequested
-from flatout.engine.job import Batches, Job, Tick
-from flatout.engine.meter import Meter
-from flatout.engine.optim import apply_knobs, load_optimizer
-from flatout.engine.out_of_memory import no_room
+from flatout.engine.checkpoints import Generations, load_for_all
+from flatout.engine.compile import CompileAuto
+from flatout.engine.job import Batches, EpochEnd, Job, NoEpochEnd, Tick
+from flatout.engine.meter import Guard, Meter, StepLog
+from flatout.engine.optim import MovingAverage, apply_knobs, load_optimizer
 from flatout.engine.precision import Amp, Precision
-from flatout.engine.random_state import random_state, set_random_state
+from flatout.engine.reproducible import random_state, set_random_state
 from flatout.engine.schedule import Schedule
-from flatout.engine.shared_state import load_for_all
 from flatout.engine.step import Step
-from flatout.engine.step_log import StepLog
 from flatout.errors import DivergedError, Interrupted, ResourceError
-from flatout.profiler import clock
+from flatout.ranks import Interrupts, StopRequested, World
+from flatout.safefiles import ran_out_of_room
 
 logger = logging.getLogger(__name__)
+
+# A GPU that is too small, in a sentence that says what would fit.
+
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+MARGIN = 0.9
+
+
+def no_room(error: BaseException, *, batch_size: int, device: torch.device) -> ResourceError:
+    """The error to raise for torch's own; the batch is never made smaller in silence."""
+    used, total = _used_and_total(device)
+    asked = _asked(str(error))
+    fitting = fitting_batch(batch_size, used=used + asked, total=total)
+    where = f"{used / 2**30:.1f} GiB of {total / 2**30:.1f} GiB were in use" if total else "its size is unknown"
+    return ResourceError(
+        f"out of GPU memory with {batch_size} pictures per step ({where}, {asked / 2**20:.0f} MiB more were asked). "
+        f"About {fitting} would fit: use --batch-size {fitting}, a smaller --img-size, or --amp bf16. "
+        "Everything up to the last saved state is kept; a smaller batch is a new run."
+    )
+
+
+def fitting_batch(batch_size: int, *, used: int, total: int) -> int:
+    """Memory grows with the batch, near enough; a tenth is left free."""
+    if not total or not used:
+        return max(1, batch_size // 2)
+    return max(1, min(batch_size - 1, int(MARGIN * batch_size * total / used)))
+
+
+def _asked(text: str) -> int:
+    found = re.search(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", text)
+    return int(float(found[1]) * _UNITS[found[2]]) if found else 0
+
+
+def _used_and_total(device: torch.device) -> tuple[int, int]:
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return 0, 0
+    return torch.cuda.max_memory_allocated(device), torch.cuda.get_device_properties(device).total_memory
+
 
 ASK_RANKS_EVERY = 10
 """Least steps between two questions to the other ranks whether a signal came."""
@@ -63,6 +96,8 @@ class LoopConfig:
     """Steps of this process after which it saves and ends."""
     graphs: bool = False
     """Run steps of fixed shape as one CUDA graph."""
+    compile_auto: bool = False
+    """Compile the network once steps have settled, if that pays within the run. With several ranks nothing is."""
 
 
 def stopped_after(steps: int, *, asked: int) -> str:
@@ -94,6 +129,7 @@ class Loop:
         batches: Batches,
         config: LoopConfig,
         device: torch.device,
+        epoch_end: EpochEnd | None = None,
         average: MovingAverage | None = None,
         generations: Generations | None = None,
         interrupts: Interrupts | None = None,
@@ -109,6 +145,7 @@ class Loop:
         optimizer step (epoch, steps of it that are done) whether there is something to do, such as a validation within
         an epoch; all ranks must answer alike, and its time is nobody's."""
         self.job, self.network, self.optimizer = job, network, optimizer
+        self._epoch_end: EpochEnd = epoch_end or NoEpochEnd()
         self.schedule, self.batches, self.config = schedule, batches, config
         self.device, self.average, self.generations = device, average, generations
         self.world = world or World()
@@ -116,8 +153,9 @@ class Loop:
         self.epoch, self.step = 0, 0
         """The next step to train; `step` = steps per epoch: the end of the epoch has not been worked off."""
         self._interrupts = interrupts or Interrupts()
-        self.tell, self._callbacks, self._stop_early = tell, callbacks or Callbacks(), stop_early
+        self._tell, self._callbacks, self._stop_early = tell, callbacks or Callbacks(), stop_early
         self._between = between
+        self._compile_auto = CompileAuto(network) if config.compile_auto and self.world.size == 1 else None
         self._log = StepLog(len(job.item_names) + 2, config.log_every, device)
         self._meter = Meter(job.item_names)
         self._guard = Guard()
@@ -162,8 +200,12 @@ class Loop:
         return self._is_over or self.epoch >= self.config.epochs
 
     @property
+    def steps_done(self) -> int:
+        return self.epoch * self.config.steps_per_epoch + self.step
+
+    @property
     def steps_left(self) -> int:
-        return (self.config.epochs - self.epoch) * self.config.steps_per_epoch - self.step
+        return self.config.epochs * self.config.steps_per_epoch - self.steps_done
 
     # One epoch
 
@@ -182,10 +224,10 @@ class Loop:
             self._pause_if_due()
         batches = iter(self.batches.epoch(self.epoch, start=self.step))
         while self.step < self.config.steps_per_epoch:
-            began, held_back_s = time.perf_counter(), self._held_back_s
+            began, held_back_s = time.perf_counter(), self.batches.held_back_s
             batch = self._next_batch(batches)
             # A host that is ahead of its device waits here too, but not for data.
-            self._meter.waited(time.perf_counter() - began - (self._held_back_s - held_back_s))
+            self._meter.waited(time.perf_counter() - began - (self.batches.held_back_s - held_back_s))
             self._train_step(batch)
         self._look_at_all()
 
@@ -199,10 +241,6 @@ class Loop:
                     return next(batches)
             except StopRequested:
                 self._save_and_stop(self._interrupts.requested)
-
-    @property
-    def _held_back_s(self) -> float:
-        return float(getattr(self.batches, "held_back_s", 0.0))
 
     def _train_step(self, batch: Any) -> None:
         knobs = self.schedule(self.epoch, self.step)
@@ -231,10 +269,6 @@ class Loop:
             self._at_boundary()
             self._pause_if_due()
 
-    def use_forward(self, forward: nn.Module) -> None:
-        """From the next step on, call the network through `forward`."""
-        self._training_step.use_forward(forward)
-
     # What the numbers say
 
     def _look(self, rows_NK: np.ndarray) -> None:
@@ -242,9 +276,11 @@ class Loop:
         bad_loss_N, bad_gradient_N = self.world.largest(rows_NK[:, -2:] > 0).astype(bool).T
         self._meter.add(rows_NK[:, :-2], bad_loss_N | bad_gradient_N)
         if len(rows_NK):
-            tick = self._meter.tick(self.epoch, self.step)
-            self.tell(tick)
+            tick = self._meter.tick(self.epoch, self.step, steps_done=self.steps_done, steps_left=self.steps_left)
+            self._tell(tick)
             self._callbacks.log(tick)
+            if self._compile_auto is not None and (compiled := self._compile_auto(tick, self.steps_here)) is not None:
+                self._training_step.use_forward(compiled)
         if self._guard.is_lost(bad_loss_N, bad_gradient_N, scaled=self.config.amp == "fp16"):
             self._roll_back()
 
@@ -350,11 +386,10 @@ class Loop:
                 raise Interrupted(
                     f"{self._interrupts.requested}: saved at the end of epoch {self.epoch}. Run the same command again."
                 )
-            stop = self.job.end_epoch(self.epoch, self._meter.report())
+            stop = self._epoch_end(self.epoch, self._meter.report(), self.sections)
         except Interrupted:
             self.save()
             raise
-        stop = self.world.from_first(stop)
         self.epoch, self.step = self.epoch + 1, 0
         self._is_over = stop or self.epoch == self.config.epochs
         if not self._is_over:
@@ -384,7 +419,7 @@ class Loop:
         was_gone = generations.restore_folder()
         try:
             # First what lies beside the generation: killed in between, the epoch it comes from is trained again.
-            generations.retrying(self.job.flush)
+            generations.retrying(self._epoch_end.flush)
             generations.save(self.sections())
         except ResourceError as error:
             if not ran_out_of_room(error):
@@ -398,9 +433,9 @@ class Loop:
             )
 
     def sections(self) -> dict[str, Any]:
-        """All that a training is: tensors, position, random states, and what the job adds."""
-        job = self.job.sections()
-        weights: dict[str, object] = job["weights"] | {"state": self.network.state_dict()}
+        """All that a training is: tensors, position, random states, and what the end of an epoch adds."""
+        beside = self._epoch_end.sections()
+        weights: dict[str, object] = beside["weights"] | {"state": self.network.state_dict()}
         if self.average is not None:
             weights |= {"ema": self.average.network.state_dict(), "updates": self.average.updates}
         training = {
@@ -409,10 +444,10 @@ class Loop:
             "precision": self.precision.state_dict(),
             "random": random_state(self.device),
             "meter": self._meter.state_dict(),
-            "job": job["job"],
+            "job": beside["job"],
             "over_at": self.config.epochs if self._is_over else None,
         }
-        return {"weights": weights, "training": training, "run": job["run"]}
+        return {"weights": weights, "training": training, "run": beside["run"]}
 
     def load_sections(self, sections: Mapping[str, Any]) -> None:
         """Continue from what `sections` gave."""
@@ -428,7 +463,7 @@ class Loop:
         self._is_over = training.get("over_at") == self.config.epochs
         self._log.drain()
         self._meter.load_state_dict(training["meter"])
-        self.job.load_state(training["job"])
+        self._epoch_end.load_state(training["job"])
         self._training_step.graphs.forget()
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -11,15 +11,46 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.checkpoint.atomic import replacing
 from flatout.errors import ConfigError
-from flatout.export.packages import need
+from flatout.safefiles import replacing
+
+# The packages that an export needs and a training does not: imported when they are needed, or asked for by name.
+
+
+def need(name: str) -> Any:
+    """An optional package or one of its modules; ConfigError says how to get it."""
+    try:
+        return import_module(name)
+    except ImportError:
+        raise ConfigError(_missing(name)) from None
+
+
+def refuse_missing(*names: str) -> None:
+    """ConfigError now rather than after a minute of work; nothing is imported."""
+    for name in names:
+        if not is_there(name):
+            raise ConfigError(_missing(name))
+
+
+def is_there(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ValueError:  # a module without a spec, or none at all in its place
+        return False
+
+
+def _missing(name: str) -> str:
+    return f"Exporting needs the package {name.partition('.')[0]}: pip install onnx onnxruntime onnxslim"
+
 
 Model: TypeAlias = Any
 """onnx.ModelProto."""
@@ -116,3 +147,24 @@ def save(model: Model, path: Path) -> int:
     with replacing(path, needed_bytes=len(content)) as sink:
         sink.write(content)
     return len(content)
+
+
+# An ONNX model run by ONNX Runtime on the CPU.
+
+
+class Session:
+    """A loaded model: arrays in, arrays out by name."""
+
+    def __init__(self, model: Any, *, threads: int = 0) -> None:
+        """`model` is an onnx.ModelProto or the path of a file; 0 threads leaves the number to ONNX Runtime."""
+        onnxruntime = need("onnxruntime")
+        settings = onnxruntime.SessionOptions()
+        settings.intra_op_num_threads = threads
+        settings.log_severity_level = 3
+        source = model.SerializeToString() if hasattr(model, "SerializeToString") else str(model)
+        self._session = onnxruntime.InferenceSession(source, settings, providers=["CPUExecutionProvider"])
+        self._outputs = [output.name for output in self._session.get_outputs()]
+
+    def __call__(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found = self._session.run(None, dict(inputs))
+        return dict(zip(self._outputs, found, strict=True))

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flatout.export.onnx_model import Model
-from flatout.export.packages import need
+from flatout.export.onnx_model import Model, need
 
 Precision = Literal["float32", "float16", "int8"]
 

@@ -1,9 +1,13 @@
-"""What the feed hands out: one step's samples, as arrays."""
+"""What the feed hands out: one step's samples as arrays, and how ragged rows become one of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+
+from flatout.feed.ring import Layout, Ring, Task, pack
+from flatout.feed.source import Rows
 
 
 @dataclass(frozen=True)
@@ -50,3 +54,89 @@ class Batch:
             fields={name: array.copy() for name, array in self.fields.items()},
             counts={name: array.copy() for name, array in self.counts.items()},
         )
+
+
+# How ragged rows get from many workers into one array in batch order.
+#
+# Workers finish in any order and do not know how many rows come before theirs. Each puts its piece
+# into the slot's scratch, wherever there is room, and notes where; when the batch is complete the
+# parent copies the pieces, a few kilobytes each, into one buffer in batch order.
+
+
+def rows_layout(fields: Mapping[str, Rows], num_rows: Mapping[str, int]) -> Layout:
+    """Where the rows of each ragged field lie in one block."""
+    return pack([(name, field.dtype, (num_rows[name], field.width)) for name, field in fields.items()])
+
+
+def hand_over(ring: Ring, task: Task, taken: Mapping[str, Sequence[np.ndarray]]) -> int:
+    """Copy a task's rows, one array per sample, to scratch; returns the bytes needed if they do not fit, else 0."""
+    slot, fields = ring.slots[task.slot], ring.spec.rows_fields
+    layout = rows_layout(fields, {name: sum(map(len, taken[name])) for name in fields})
+    offset = _place_for(ring, task, layout.nbytes)
+    if offset is None:
+        return layout.nbytes
+    views = layout.views(ring.arena.bytes_at(offset, layout.nbytes))
+    for number, name in enumerate(fields):
+        np.concatenate(taken[name], out=views[name])
+        slot.counts[name][task.begin : task.end] = list(map(len, taken[name]))
+        slot.rows_at[ring.piece_of(task), number] = offset + layout.parts[name][0]
+    return 0
+
+
+def gather_rows(ring: Ring, slot_number: int, buffer: "RowsBuffer") -> dict[str, np.ndarray]:
+    """Rows [T, W] of each ragged field of a complete batch, in batch order."""
+    slot, fields = ring.slots[slot_number], ring.spec.rows_fields
+    counts = {name: slot.counts[name][: slot.num_rows] for name in fields}
+    layout = rows_layout(fields, {name: int(counts[name].sum()) for name in fields})
+    views = layout.views(buffer.at_least(layout.nbytes))
+    begins = np.arange(0, slot.num_rows, ring.spec.micro_batch)
+    for number, (name, field) in enumerate(fields.items()):
+        end = 0
+        for piece, num_rows in enumerate(np.add.reduceat(counts[name], begins).tolist() if len(begins) else []):
+            memory = ring.arena.bytes_at(int(slot.rows_at[piece, number]), num_rows * field.row_bytes)
+            views[name][end : end + num_rows] = memory.view(field.dtype).reshape(num_rows, field.width)
+            end += num_rows
+    return views
+
+
+class RowsBuffer:
+    """Memory for the gathered rows of one slot; grows as batches ask for more."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def at_least(self, nbytes: int) -> np.ndarray:
+        if len(self._memory) < nbytes:
+            self._memory = self.allocate(nbytes + nbytes // 4)
+        return self._memory
+
+    def allocate(self, nbytes: int) -> np.ndarray:
+        """Fresh bytes; the way to the GPU overrides this with pinned ones."""
+        return np.empty(nbytes, np.uint8)
+
+
+def _place_for(ring: Ring, task: Task, nbytes: int) -> int | None:
+    if not task.spill_bytes:
+        return ring.reserve(task.slot, nbytes)
+    ring.arena.extent(task.spill_offset, task.spill_bytes)
+    return task.spill_offset if nbytes <= task.spill_bytes else None
+
+
+# Decoded items by number.
+
+
+class Arrays(Protocol):
+    """Decoded items, cheap to look at: a list of arrays, or a Store."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> np.ndarray: ...
+
+
+@runtime_checkable
+class ShapedArrays(Arrays, Protocol):
+    """Items of one dtype and rank that are made when they are asked for; their shapes are known before."""
+
+    dtype: np.dtype
+    shapes_ND: np.ndarray
+    """int64, one row for each item."""

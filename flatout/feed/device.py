@@ -14,18 +14,16 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.feed.batch import Batch
-from flatout.feed.feed import Feed, Pass
-from flatout.feed.rows import RowsBuffer
-from flatout.feed.stream import Lease
-from flatout.feed.works import Works
-from flatout.profiler import clock
+from flatout.clock import clock
+from flatout.feed.batch import Batch, RowsBuffer
+from flatout.feed.feed import Feed
+from flatout.feed.runtime import Lease, Works
 
 logger = logging.getLogger(__name__)
 
@@ -58,12 +56,33 @@ class DeviceBatch:
 DevicePass = Generator[DeviceBatch, None, None]
 
 
+class HostPass(Protocol):
+    """The batches of an epoch in the slots they were made in, below the copy to the device: what `Feed.open` gives."""
+
+    @property
+    def works(self) -> Works: ...
+
+    def is_ready(self) -> bool: ...
+
+    def take(self) -> Lease | None: ...
+
+    def give_back(self, lease: Lease) -> None: ...
+
+    def position_after(self, step: int) -> tuple[int, int]: ...
+
+
+OpenPass = Callable[[Feed, int, int], HostPass]
+"""(feed, epoch, first step) -> the pass that is copied to the device."""
+
+
 class DeviceBatches:
     """A feed's stream as tensors on a device. Its state is that of the batch handed out last."""
 
     def __init__(self, feed: Feed, device: str | torch.device) -> None:
         self.feed = feed
         self.device = torch.device(device)
+        self.open_pass: OpenPass = Feed.open
+        """Opens the passes below the copies; may be replaced before the first epoch, to copy other ones."""
         self.held_back_s = 0.0
         """Seconds for which the host, asking for a batch, waited for a device that was behind: no wait for data."""
         self._position: tuple[int, int] | None = None
@@ -81,7 +100,7 @@ class DeviceBatches:
         """The batches of an epoch from step `start` on."""
         if self._pass is not None and (unfinished := self._pass()) is not None:
             unfinished.close()  # its copies must end before the slots they read are used anew
-        run = self.feed.open(epoch, start)
+        run = self.open_pass(self.feed, epoch, start)
         self._position = (epoch, start)
         batches = self._copied_ahead(run) if self.device.type == "cuda" else self._wrapped(run)
         tracked = self._tracked(run, batches)
@@ -100,13 +119,13 @@ class DeviceBatches:
         """What is done with a batch on the device before it is handed out; on the stream of the copy."""
         return tensors
 
-    def _tracked(self, run: Pass, batches: DevicePass) -> DevicePass:
+    def _tracked(self, run: HostPass, batches: DevicePass) -> DevicePass:
         with closing(batches):
             for batch in batches:
                 self._position = run.position_after(batch.step)
                 yield batch
 
-    def _wrapped(self, run: Pass) -> DevicePass:
+    def _wrapped(self, run: HostPass) -> DevicePass:
         """On the host nothing is copied: tensors are views of the slot."""
         for turn in itertools.count():
             if (lease := run.take()) is None:
@@ -115,7 +134,7 @@ class DeviceBatches:
             yield _device_batch(lease.batch, self._finish(turn, lease.batch, views))
             run.give_back(lease)
 
-    def _copied_ahead(self, run: Pass) -> DevicePass:
+    def _copied_ahead(self, run: HostPass) -> DevicePass:
         """Before a batch is handed out, the copy of the next one is under way if it is complete by then."""
         copier = _Copier(run, self.device, self._finish, self._count_held_back)
         try:
@@ -146,7 +165,7 @@ class _Copy(NamedTuple):
 class _Copier:
     """Two sets of device buffers, filled in turn on a side stream."""
 
-    def __init__(self, run: Pass, device: torch.device, finish: Finish, held_back: Callable[[float], None]) -> None:
+    def __init__(self, run: HostPass, device: torch.device, finish: Finish, held_back: Callable[[float], None]) -> None:
         """`held_back` hears for how many seconds the device was waited for."""
         self._run = run
         self._finish, self._held_back = finish, held_back

@@ -13,13 +13,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from flatout.clock import clock
 from flatout.errors import ConfigError, ResourceError
 from flatout.feed.batch import Batch
-from flatout.feed.brought import CHUNKS, NUMBERS
 from flatout.feed.device import DeviceBatches
 from flatout.feed.device_store import Brought, DeviceStore, Sources
 from flatout.feed.feed import Feed
-from flatout.profiler import clock
+from flatout.feed.streamed_items import CHUNKS, NUMBERS
 
 
 class Render(Protocol):

@@ -12,12 +12,10 @@ import numpy as np
 
 from flatout.errors import ConfigError
 from flatout.feed.batch import Batch
-from flatout.feed.knobs import FeedConfig
-from flatout.feed.meter import Meter
+from flatout.feed.config import FeedConfig
 from flatout.feed.plan import EpochPlans, Plan
+from flatout.feed.runtime import Lease, Meter, Works
 from flatout.feed.source import ItemSource, Source, check_source
-from flatout.feed.stream import Lease
-from flatout.feed.works import Works
 
 if TYPE_CHECKING:
     from flatout.feed.device import DeviceBatches

@@ -18,22 +18,35 @@ from multiprocessing import spawn
 from typing import IO
 
 from flatout.errors import ChildLostError, ConfigError, ResourceError
-from flatout.feed.crew import Lines, RemoteError, describe_exit, wait_readable
-from flatout.feed.nursery import (
-    Ended,
-    Nursery,
-    NurseryFds,
-    Refused,
-    Started,
-    live_by_the_pipe,
-    opening_a_source,
-)
-from flatout.feed.pickling import blame
+from flatout.feed.backend import Lines, RemoteError, describe_exit, wait_readable
+from flatout.feed.forkserver import Ended, Nursery, NurseryFds, Refused, Started, live_by_the_pipe, opening_a_source
 from flatout.feed.ring import Ring, RingSpec
 from flatout.feed.source import Source
 from flatout.feed.worker import Report, WorkOrders
 
 logger = logging.getLogger(__name__)
+
+# Which part of an object keeps it from being sent to another process?
+
+
+def unpicklable_attributes(owner: object) -> list[str]:
+    """Names of the attributes of `owner` that cannot be pickled."""
+    return [name for name, value in getattr(owner, "__dict__", {}).items() if not _can_be_pickled(value)]
+
+
+def blame(owner: object) -> str:
+    """The attributes to blame, as part of a sentence; 'it' if none of them alone is."""
+    culprits = unpicklable_attributes(owner)
+    return f"its attribute {' and '.join(map(repr, culprits))}" if culprits else "it"
+
+
+def _can_be_pickled(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # whatever a class does when it is pickled
+        return False
+    return True
+
 
 START_TIMEOUT_S = 120
 END_TIMEOUT_S = 5
@@ -161,7 +174,7 @@ class Processes:
             self._pack(parcel)
             parcel.seek(0)
             return subprocess.Popen(
-                [sys.executable, "-c", "from flatout.feed.nursery import main; main()", *map(str, fds.flat)],
+                [sys.executable, "-c", "from flatout.feed.forkserver import main; main()", *map(str, fds.flat)],
                 stdin=parcel,
                 pass_fds=fds.flat,
                 env=one_thread | dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

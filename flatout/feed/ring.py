@@ -26,12 +26,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
+from flatout.clock import STAGE_DTYPE, TIMELINE_DTYPE
 from flatout.errors import DataError, ResourceError
 from flatout.feed.arena import Arena, page_aligned
 from flatout.feed.plan import Step
 from flatout.feed.source import Field, Fields, Rows
-from flatout.profiler.clock import STAGE_DTYPE
-from flatout.profiler.shared_timeline import TIMELINE_DTYPE
 
 CACHE_LINE = 64
 IDLE = -1

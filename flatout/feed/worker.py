@@ -15,13 +15,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flatout.clock import TracedTotals, clock
 from flatout.errors import DataError
+from flatout.feed.batch import hand_over
 from flatout.feed.ring import IDLE, UNKNOWN, UNREADABLE, Ring, Slot, Task
-from flatout.feed.rows import hand_over
-from flatout.feed.source import Item, ItemSource, Out, ReadingNote, RowsOut, Source
-from flatout.feed.substitutes import UNREADABLE_ERRORS, Unreadable, read_patiently
-from flatout.profiler import clock
-from flatout.profiler.shared_timeline import TracedTotals
+from flatout.feed.source import (
+    UNREADABLE_ERRORS,
+    Item,
+    ItemSource,
+    Out,
+    ReadingNote,
+    RowsOut,
+    Source,
+    Unreadable,
+    read_patiently,
+)
 
 WORK, QUIT = b"\x01", b"\x00"
 

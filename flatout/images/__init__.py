@@ -1,42 +1,34 @@
-"""Picture files of any origin: what their header says, and their pixels as `cv2.imread` gives them. No torch."""
+"""Picture files of any origin: what their header says, and their pixels as `cv2.imread` gives them. No torch.
 
-from flatout.images.decoding import (
-    MOST_MISSING,
-    Picture,
-    check_promise,
-    check_size,
-    decode,
-    described,
-    for_opencv,
-    most_pixels,
-    read_picture,
-    read_usable,
-)
-from flatout.images.file import Facts, check_png, open_regular, read_bytes, read_facts
-from flatout.images.header import FORMATS, NO_PICTURES, NOT_OPENED, READABLE, Header, header_of
-from flatout.images.messages import decoder_messages
+Files:
 
-__all__ = [
-    "FORMATS",
-    "MOST_MISSING",
-    "NOT_OPENED",
-    "NO_PICTURES",
-    "READABLE",
-    "Facts",
-    "Header",
-    "Picture",
-    "check_png",
-    "check_promise",
-    "check_size",
-    "decode",
-    "decoder_messages",
-    "described",
-    "for_opencv",
-    "header_of",
-    "most_pixels",
-    "open_regular",
-    "read_bytes",
-    "read_facts",
-    "read_picture",
-    "read_usable",
-]
+    decoding  A picture file on disk -> pixels as `cv2.imread` gives them, and what decoders print meanwhile
+    header    What is this picture, by its first bytes: format, size, orientation - without decoding a pixel
+"""
+
+from typing import TYPE_CHECKING
+
+from flatout.lazy import face
+
+if TYPE_CHECKING:
+    from flatout.images.decoding import (
+        MOST_MISSING,
+        Facts,
+        Picture,
+        check_png,
+        check_promise,
+        check_size,
+        decode,
+        decoder_messages,
+        described,
+        for_opencv,
+        most_pixels,
+        open_regular,
+        read_bytes,
+        read_facts,
+        read_picture,
+        read_usable,
+    )
+    from flatout.images.header import FORMATS, NO_PICTURES, NOT_OPENED, READABLE, Header, header_of
+
+__getattr__, __dir__ = face(__name__)

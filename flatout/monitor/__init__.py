@@ -1,6 +1,11 @@
 """`flatout monitor RUN`: curves, state, speed, time left and the machine's load, in a browser. Reads, never writes.
 
 The page is served to this machine only, under an address that cannot be guessed; `ssh -L` brings it to yours.
+
+Files:
+
+    run_state  What a run folder says about its run, at any moment: while files are being written, and after a crash
+    server     A small read-only server for one run: the page, and what it asks for
 """
 
 import argparse
@@ -56,7 +61,9 @@ def _is_run(folder: Path) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="flatout monitor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="flatout monitor",
+        description=__doc__.partition("\n\nFiles:")[0],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=Path, nargs="?", default=Path("runs"), help="run folder, or where to look for one")
     parser.add_argument("--port", type=int, default=0, help="default: any free one")

@@ -186,7 +186,7 @@ def _started_s(folder: Path) -> float | None:
 
 def _files(folder: Path) -> list[Path]:
     try:
-        return [*folder.iterdir(), *(folder / "weights").glob("*")]
+        return [*folder.iterdir(), *folder.glob("*/*")]
     except OSError:
         return []
 

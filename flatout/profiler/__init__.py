@@ -1,46 +1,40 @@
-"""The clock every part of flatout stamps, and the profiler that reads it: ledger, verdict, predicted speeds.
+"""The profiler: it reads the clock that every part of flatout stamps; ledger, verdict, predicted speeds.
 
-`flatout.profiler.watch` and what it returns are public. Each name is imported when it is first used: feed workers
-import the clock from here, and must not load torch with it.
+`flatout.profiler.watch` and what it returns are public. Each name is imported when it is first used.
+
+Files:
+
+    demands      How long is a step, given what it asks of each resource?
+    ledger       One table per step that sums to the wall clock
+    measurement  What was measured, as plain numbers: the only thing the ledger and the verdict look at
+    outcome      What an observation comes to: numbers, ledger, verdict, and the ways to show them
+    observe/     Looking at a training while it runs
+    report/      A measurement and its verdict for a person
+    verdict/     Why is a training as slow as it is
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from flatout.lazy import face
+
 if TYPE_CHECKING:
+    from flatout.profiler.demands import KEPT_DECODED, Demands
     from flatout.profiler.ledger import Ledger, make_ledger
-    from flatout.profiler.limits import find_limits
-    from flatout.profiler.measurement import Measurement
+    from flatout.profiler.measurement import Limits, Measurement
+    from flatout.profiler.observe.device_times import DeviceTrace
+    from flatout.profiler.observe.engine_steps import EngineObservation
+    from flatout.profiler.observe.limits import drain, find_limits
+    from flatout.profiler.observe.observation import ALL, KERNELS, SPEED, Turns
+    from flatout.profiler.observe.speed_of_light import SpeedOfLight, measure_machine
+    from flatout.profiler.observe.summary import machine_facts
+    from flatout.profiler.observe.watch import watch
+    from flatout.profiler.outcome import Profile
+    from flatout.profiler.report.page import KINDS
     from flatout.profiler.report.save import load_measurement
-    from flatout.profiler.verdict import Trial, Verdict, judge
-    from flatout.profiler.watching import watch
+    from flatout.profiler.report.text import between_lines, light_lines, runs_of, shown_rows, verdict_lines, wait_lines
+    from flatout.profiler.verdict import Remedy, Trial, Verdict, WholeTrial, judge
+    from flatout.profiler.verdict.remedy import number, respelled
+    from flatout.profiler.verdict.rules_device import CUDA_GRAPH
+    from flatout.profiler.verdict.rules_input import ON_DEVICE
 
-__all__ = [
-    "Ledger",
-    "Measurement",
-    "Trial",
-    "Verdict",
-    "find_limits",
-    "judge",
-    "load_measurement",
-    "make_ledger",
-    "watch",
-]
-
-_HOME = {
-    "Ledger": "ledger",
-    "Measurement": "measurement",
-    "Trial": "verdict",
-    "Verdict": "verdict",
-    "find_limits": "limits",
-    "judge": "verdict",
-    "load_measurement": "report.save",
-    "make_ledger": "ledger",
-    "watch": "watching",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__, __dir__ = face(__name__)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flatout.clock import label_of
 from flatout.profiler.measurement import Lane, Measurement
-from flatout.profiler.stages import label_of
 
 
 @dataclass(frozen=True)

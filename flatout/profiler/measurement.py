@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flatout.profiler.speed_of_light import SpeedOfLight
+from flatout.profiler.observe.speed_of_light import SpeedOfLight
 
 UNEXPLAINED = "unexplained"
 IDLE = "idle"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from flatout.profiler.ledger import Ledger, make_ledger
 from flatout.profiler.measurement import Limits, Measurement
-from flatout.profiler.observation import Observation
+from flatout.profiler.observe.observation import Observation
+from flatout.profiler.observe.speed_of_light import SpeedOfLight
 from flatout.profiler.report.save import save_report
 from flatout.profiler.report.text import report_text
-from flatout.profiler.speed_of_light import SpeedOfLight
 from flatout.profiler.verdict import Remedy, Trial, Verdict, WholeTrial, judge
 
 

@@ -1,6 +1,6 @@
 """flatout spike: finds the command and hands over to it."""
 
-from flatout.door import Command, answer_or_explain
+from flatout.cli import Command, answer_or_explain
 
 DESCRIPTION = "Spike-camera guided video deblurring."
 COMMANDS = {

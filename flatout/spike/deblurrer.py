@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from flatout.config import build_config
 from flatout.errors import CheckpointError, ConfigError
 from flatout.spike.config import load_config
-from flatout.spike.train.options import TrainOptions
+from flatout.spike.options import TrainOptions
 
 if TYPE_CHECKING:
-    from flatout.engine.callbacks import Callback
+    from flatout.engine import Callback
     from flatout.spike.evaluate import Evaluation
     from flatout.spike.predict import Predicted, Ready
     from flatout.spike.train import TrainResult

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from flatout.engine.drawn_set import draw_set
+from flatout.demo_folder import draw_set
 from flatout.errors import ConfigError
+from flatout.spike.data.decode import pack
 from flatout.spike.pictures import write_picture
-from flatout.spike.streams.decode import pack
 
 VERSION = 1
 """Of the simulation: raised when the same numbers make other scenes."""

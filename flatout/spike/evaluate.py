@@ -1,4 +1,4 @@
-"""How good is a network on a split? Every frame is scored exactly once, beside the blurry input's own score.
+"""How good is a network on a split? PSNR and SSIM of every frame, large ones in tiles, beside the blurry input.
 
 clips --tiles, network--> frames --as 8-bit pictures--> PSNR, SSIM per frame --> means
 """
@@ -7,20 +7,170 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.profiler import clock
-from flatout.spike.clip_feed import ClipFeed
+from flatout.clock import clock
+from flatout.errors import ConfigError
 from flatout.spike.config import TestConfig
-from flatout.spike.device_clip import ToClip, pictures
-from flatout.spike.metrics import Scores, ref_luma, ref_psnr, ref_ssim_y, standard_scores
+from flatout.spike.input import ClipFeed
 from flatout.spike.model import Clip
-from flatout.spike.tiles import in_tiles
+from flatout.spike.step import ToClip, pictures
 
 logger = logging.getLogger(__name__)
+
+# A large frame in tiles without seams: neighbours fade into each other, and the border of the picture does not fade.
+#
+# Dimension key:  n side of the picture   t side of a tile
+
+
+def tile_starts(n: int, tile: int, overlap: int) -> list[int]:
+    """Where tiles begin; the last one is shifted back to end with the picture."""
+    if not 0 <= overlap < tile:
+        raise ConfigError(f"tile overlap {overlap} must be from 0 to below the tile size {tile}.")
+    if n <= tile:
+        return [0]
+    starts = list(range(0, n - tile, tile - overlap))
+    return [*starts, n - tile]
+
+
+def tile_weights(n: int, tile: int, overlap: int) -> list[np.ndarray]:
+    """Weights of each tile along an axis, float64 [t]: rising (i + 1/2) / overlap on sides that have a neighbour."""
+    starts = tile_starts(n, tile, overlap)
+    length = min(n, tile)
+    weights = []
+    for number, start in enumerate(starts):
+        weight_t = np.ones(length)
+        if number > 0:
+            shared = starts[number - 1] + length - start
+            weight_t[:shared] *= (np.arange(shared) + 0.5) / shared if shared else 1
+        if number + 1 < len(starts):
+            shared = start + length - starts[number + 1]
+            if shared:
+                weight_t[length - shared :] *= ((np.arange(shared) + 0.5) / shared)[::-1]
+        weights.append(weight_t)
+    return weights
+
+
+Work = Callable[[Tensor, Tensor], Tensor]
+
+
+def in_tiles(work: Work, blur: Tensor, spikes: Tensor, *, tile: int, overlap: int, step: tuple[int, int]) -> Tensor:
+    """`work` on [N, L, 3, H, W] and its spikes [N, L, C, H / r, W / r], tile by tile if a side exceeds the tile.
+
+    `step`: RGB pixels per axis at which a tile may begin so that its spikes are exact; tiles are rounded to it.
+    """
+    height, width = blur.shape[-2:]
+    if not tile or (height <= tile and width <= tile):
+        return work(blur, spikes)
+    total = torch.zeros(blur.shape, device=blur.device)
+    weight_sum = torch.zeros(height, width, device=blur.device)
+    ratio = (spikes.shape[-2] / height, spikes.shape[-1] / width)
+    axes = [_axis(n, tile, overlap, b) for n, b in zip((height, width), step, strict=True)]
+    for top, weight_y in axes[0]:
+        for left, weight_x in axes[1]:
+            bottom, right = top + len(weight_y), left + len(weight_x)
+            part = spikes[
+                ..., round(top * ratio[0]) : round(bottom * ratio[0]), round(left * ratio[1]) : round(right * ratio[1])
+            ]
+            weight = torch.from_numpy(np.outer(weight_y, weight_x)).to(total)
+            done = work(blur[..., top:bottom, left:right], part)
+            total[..., top:bottom, left:right] += done * weight
+            weight_sum[top:bottom, left:right] += weight
+    return total / weight_sum
+
+
+def _axis(n: int, tile: int, overlap: int, step: int) -> list[tuple[int, np.ndarray]]:
+    """(start, weights) of the tiles of an axis, starts and sizes multiples of `step` where n is one."""
+    tile, overlap = max(step, tile // step * step), overlap // step * step
+    return list(zip(tile_starts(n, tile, overlap), tile_weights(n, tile, overlap), strict=True))
+
+
+# How good is a deblurred frame? PSNR and SSIM as papers compute them, and as the early code did under its own name.
+#
+# Dimension key:  N frames (or clips)   H W frame
+
+WINDOW, SIGMA = 11, 1.5
+C1, C2 = (0.01 * 255) ** 2, (0.03 * 255) ** 2
+BEST_PSNR = 99.0
+"""What the early code says of equal pictures."""
+
+
+class Scores(NamedTuple):
+    """Of each frame, float64 [N]."""
+
+    psnr: Tensor
+    ssim: Tensor
+
+
+def standard_scores(predicted_N3HW: Tensor, target_N3HW: Tensor) -> Scores:
+    """Both as 8-bit pictures: values in 0..1 are clamped and rounded first."""
+    predicted, target = (_as_bytes(each) for each in (predicted_N3HW, target_N3HW))
+    return Scores(psnr_of_bytes(predicted, target), ssim_of_bytes(predicted, target))
+
+
+def psnr_of_bytes(predicted_N3HW: Tensor, target_N3HW: Tensor) -> Tensor:
+    """Per frame over all three channels, of values 0..255."""
+    mse_N = (predicted_N3HW - target_N3HW).square().mean(dim=(1, 2, 3))
+    return 10 * torch.log10(255.0**2 / mse_N)
+
+
+def ssim_of_bytes(predicted_N3HW: Tensor, target_N3HW: Tensor) -> Tensor:
+    """Per frame, mean over channels and the region where the Gaussian window fits, of values 0..255."""
+    kernel = _gaussian(predicted_N3HW)
+
+    def blurred(x: Tensor) -> Tensor:
+        # Two passes of a line instead of one of a square: the same sums.
+        rows = F.conv2d(x, kernel.view(1, 1, -1, 1).expand(3, 1, -1, 1), groups=3)
+        return F.conv2d(rows, kernel.view(1, 1, 1, -1).expand(3, 1, 1, -1), groups=3)
+
+    a, b = predicted_N3HW, target_N3HW
+    mean_a, mean_b = blurred(a), blurred(b)
+    var_a, var_b = blurred(a * a) - mean_a**2, blurred(b * b) - mean_b**2
+    cov = blurred(a * b) - mean_a * mean_b
+    ssim = ((2 * mean_a * mean_b + C1) * (2 * cov + C2)) / ((mean_a**2 + mean_b**2 + C1) * (var_a + var_b + C2))
+    return ssim.mean(dim=(1, 2, 3))
+
+
+def ref_psnr(predicted: Tensor, target: Tensor) -> Tensor:
+    """Of a whole tensor with values in 0..1, clamped, as the early code has it."""
+    mse = (predicted.clamp(0, 1) - target.clamp(0, 1)).square().mean()
+    return torch.where(mse <= 1e-10, torch.full_like(mse, BEST_PSNR), 10 * torch.log10(1 / mse))
+
+
+def ref_luma(rgb_N3HW: Tensor) -> Tensor:
+    """Y of values in 0..1, [N, 1, H, W]."""
+    weights = torch.tensor([0.257, 0.504, 0.098], dtype=rgb_N3HW.dtype, device=rgb_N3HW.device)
+    return (rgb_N3HW.clamp(0, 1) * weights.view(1, 3, 1, 1)).sum(1, keepdim=True) + 16 / 255
+
+
+def ref_ssim_y(predicted_N3HW: Tensor, target_N3HW: Tensor) -> Tensor:
+    """Uniform window over Y with zero padding, mean over everything: not comparable with papers."""
+    a, b = ref_luma(predicted_N3HW), ref_luma(target_N3HW)
+
+    def mean(x: Tensor) -> Tensor:
+        return F.avg_pool2d(x, WINDOW, 1, WINDOW // 2, count_include_pad=True)
+
+    mean_a, mean_b = mean(a), mean(b)
+    var_a, var_b = mean(a * a) - mean_a**2, mean(b * b) - mean_b**2
+    cov = mean(a * b) - mean_a * mean_b
+    above = (2 * mean_a * mean_b + 1e-4) * (2 * cov + 9e-4)
+    below = (mean_a**2 + mean_b**2 + 1e-4) * (var_a + var_b + 9e-4)
+    return (above / (below + 1e-12)).mean()
+
+
+def _as_bytes(values: Tensor) -> Tensor:
+    return (values.clamp(0, 1) * 255).round().double()
+
+
+def _gaussian(like: Tensor) -> Tensor:
+    x = torch.arange(WINDOW, dtype=like.dtype, device=like.device) - WINDOW // 2
+    weights = torch.exp(-(x**2) / (2 * SIGMA**2))
+    return weights / weights.sum()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from flatout.clock import machine
 from flatout.errors import ResourceError
-from flatout.feed.headcount import WorkerPlan, plan_workers
-from flatout.feed.plan import choose_slots
-from flatout.profiler import machine
+from flatout.feed import WorkerPlan, choose_slots, plan_workers
 from flatout.spike.config import LoaderConfig
 
 MEMORY_SHARE = 0.5

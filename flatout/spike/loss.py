@@ -10,10 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.engine.checkpoint.opening import reading
-from flatout.engine.checkpoint.torch_file import read_objects
-from flatout.engine.checkpoint.vocabulary import plain_vocabulary
 from flatout.errors import CheckpointError, ConfigError
+from flatout.safefiles import read_plain
 from flatout.spike.config import LossConfig, PerceptualConfig
 
 logger = logging.getLogger(__name__)
@@ -101,8 +99,7 @@ def _tensors_in(path: Path) -> dict[str, Tensor]:
         from safetensors.torch import load_file
 
         return load_file(path)
-    with reading(path) as file:
-        objects = read_objects(file, plain_vocabulary)
+    objects = read_plain(path)
     if not isinstance(objects, dict):
         raise CheckpointError(f"{path}: no state dict of tensors.")
     return {str(key): value for key, value in objects.items() if isinstance(value, Tensor)}

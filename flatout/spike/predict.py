@@ -12,17 +12,17 @@ import numpy as np
 import torch
 
 from flatout.config import build_config
-from flatout.engine.device_choice import choose_device
-from flatout.engine.precision import DTYPES, default_fast_amp
+from flatout.engine import DTYPES, default_fast_amp
 from flatout.errors import CheckpointError, DataError
-from flatout.spike.clip_feed import FeedWishes, open_scoring_feed
+from flatout.ranks import choose_device
 from flatout.spike.config import SpikeConfig
-from flatout.spike.data import ClipSet, clips_of, open_clips, validation_split
-from flatout.spike.device_clip import ToClip
+from flatout.spike.data.clip_set import ClipSet, clips_of, open_clips, validation_split
+from flatout.spike.data.tree import VOXEL_EXTS, SequenceFiles, stems_in
 from flatout.spike.evaluate import Evaluation, Restore, Restored, evaluate
+from flatout.spike.input import FeedWishes, open_scoring_feed
 from flatout.spike.pictures import as_bytes, side_by_side, write_picture, write_video
-from flatout.spike.tree import VOXEL_EXTS, SequenceFiles, stems_in
-from flatout.spike.weight_files import load_network
+from flatout.spike.step import ToClip
+from flatout.spike.weights import load_network
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ not fill a step at the end of an epoch are not trained, so no gradient leaks int
 import math
 from typing import NamedTuple
 
-from flatout.engine.schedule import Knobs
+from flatout.engine import Knobs
 from flatout.errors import ConfigError
 
 FIRST_SHARE = 0.001

@@ -1,6 +1,6 @@
 """flatout yolo: finds the command and hands over to it."""
 
-from flatout.door import Command, answer_or_explain
+from flatout.cli import Command, answer_or_explain
 
 DESCRIPTION = "Detection with YOLOv7's networks."
 COMMANDS = {

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 
 from flatout.errors import CheckpointError
-from flatout.yolo.loading import network_of
-from flatout.yolo.model.blueprint import small_side
+from flatout.yolo.find_file import check_out, weights_file
+from flatout.yolo.load_network import network_of
 from flatout.yolo.model.deploy import largest_difference, to_deploy
 from flatout.yolo.model.network import Network
-from flatout.yolo.out_file import check_out
+from flatout.yolo.model.spec import small_side
 from flatout.yolo.weights import State, Weights, read_weights, save_safetensors, save_weights
 
 WRITERS: dict[str, Callable[[Path, Weights], None]] = {".safetensors": save_safetensors, ".pt": save_weights}
@@ -66,6 +66,7 @@ def convert_weights(
     """
     out = Path(out)
     check_out(out, force=force)
+    source = weights_file(source, flag="")
     weights = read_weights(source)
     taken = "network" if weights.ema is None or ema is False else "moving average"
     if ema is None and not deploy and out.suffix == ".pt":

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from flatout.errors import CheckpointError
-from flatout.yolo.loading import blueprint_of, check_fit, is_fused, num_classes_of
-from flatout.yolo.model.blueprint import Blueprint, Head, Row
+from flatout.yolo.load_network import blueprint_of, check_fit, is_fused, num_classes_of
 from flatout.yolo.model.configs import find_config, load_config
-from flatout.yolo.model.draft import draw_blueprint
-from flatout.yolo.model.fuse import fused
+from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.info import Info, describe, layer_table
 from flatout.yolo.model.network import Network
+from flatout.yolo.model.parse import draw_blueprint
+from flatout.yolo.model.spec import Blueprint, Head, Row
 from flatout.yolo.weights import State, Weights, read_weights
 
 

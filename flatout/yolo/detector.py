@@ -8,22 +8,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from flatout.config import build_config
-from flatout.engine.device_choice import choose_device, make_current
-from flatout.errors import CheckpointError, ConfigError, DataError, counted
+from flatout.errors import ConfigError, DataError, counted
 from flatout.feed import plan_workers
-from flatout.yolo.evaluate.networks import Subject
+from flatout.ranks import choose_device, make_current
+from flatout.yolo.evaluate.evaluation_run import Subject
+from flatout.yolo.find_file import shipped_weights, weights_file
 from flatout.yolo.model.configs import find_config, names_config
 from flatout.yolo.options import TestOptions, TrainOptions
 from flatout.yolo.predict.frames import Unreadable
-from flatout.yolo.predict.given import Given, frames_of_given
-from flatout.yolo.predict.lines import shown
-from flatout.yolo.predict.load_predictor import load_networks, predictor_for
 from flatout.yolo.predict.options import PredictOptions
-from flatout.yolo.predict.result import Result
-from flatout.yolo.predict.results import results_of
+from flatout.yolo.predict.predictor import load_networks, predictor_for
+from flatout.yolo.predict.result import Result, shown
+from flatout.yolo.predict.results import Given, frames_of_given, results_of
 
 if TYPE_CHECKING:
-    from flatout.engine.callbacks import Callback
+    from flatout.engine import Callback
     from flatout.yolo.evaluate import TestResult
     from flatout.yolo.export import ExportOutcome
     from flatout.yolo.train import TrainResult
@@ -43,12 +42,10 @@ class Detector:
         """The model config of a detector that has no weights yet."""
         self.weights: Path | None = None
         """The file of weights; after `train`, the best of the run."""
-        if names_config(path_or_cfg):
+        if shipped_weights(path_or_cfg) is None and names_config(path_or_cfg):
             self.config = find_config(path_or_cfg)
         else:
-            self.weights = Path(path_or_cfg)
-            if not self.weights.is_file():
-                raise CheckpointError(f"{path_or_cfg}: no such file of weights. Check the path.")
+            self.weights = weights_file(path_or_cfg, flag="")
 
     def __repr__(self) -> str:
         return f"Detector({str(self.weights or self.config)!r})"
@@ -66,8 +63,7 @@ class Detector:
         from scratch, one from weights starts from them. Raises Interrupted once a signal was obeyed and everything is
         saved: the same call then continues.
         """
-        from flatout.engine.on_done import OnDone
-        from flatout.engine.spending import Spending
+        from flatout.runs import OnDone, Spending
         from flatout.yolo.train import train
 
         start = {"cfg": str(self.config), "weights": ""} if self.config else {"weights": str(self.weights)}

@@ -2,12 +2,15 @@
 
     as given  ->  below the working directory, exactly one  ->  those that come with flatout
 
-The first two are YOLOv7's rule; the third lets its commands work in a folder that has neither cfg/ nor data/.
+The first two are YOLOv7's rule; the third lets its commands work in a folder that has neither cfg/ nor data/. Weights
+are not searched for below the working directory: they are a file as given, or a bare name such as `yolov7-tiny`, which
+means the trained weights that come with flatout.
 """
 
 import difflib
 import glob
 import logging
+import os
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 
@@ -35,7 +38,7 @@ _PREFIX = {"--hyp": "hyp.", "--head-params": "hyp.", "FILE": "stages."}
 
 
 def shipped_folder(name: str) -> Path:
-    """`cfg` or `data`: at the top of a checkout, or inside the installed package."""
+    """`cfg`, `data` or `weights`: at the top of a checkout, or inside the installed package."""
     return cfg_folder().parent / name
 
 
@@ -61,23 +64,48 @@ def find_weights(given: str) -> Path | None:
     """The file that `--weights` means; None is a start from scratch, which is said where nobody asked for it."""
     if given == "":
         return None
-    path = Path(given)
-    if path.is_file():
-        return path
-    if given == NEVER_RELEASED:
+    if given == NEVER_RELEASED and not Path(given).is_file():
         logger.warning("--weights was not given, and there is no %s: training starts from scratch.", NEVER_RELEASED)
         return None
-    raise CheckpointError(
-        f"--weights {given}: no such file. {_where_to_get(path)}Check the path, or give --weights '' to start from "
-        "scratch."
-    )
+    return weights_file(given, advice="Check the path, or give --weights '' to start from scratch.")
+
+
+def weights_files(given: Iterable[str]) -> tuple[str, ...]:
+    """The files that `--weights` means where it takes several, as `test` and `detect` do."""
+    return tuple(str(weights_file(each)) for each in given)
+
+
+def weights_file(given: str | Path, *, flag: str = "--weights ", advice: str = "Check the path.") -> Path:
+    """The file to read weights from: as given, else those that come with flatout under that name."""
+    # A folder called yolov7-tiny is no weights; any other folder is refused by whoever reads it, with a better reason.
+    # Not Path.is_file(): it raises where a name is longer than names can be.
+    shipped = None if os.path.isfile(given) else shipped_weights(given)
+    if shipped is not None:
+        logger.info("%s%s: taking the trained weights that come with flatout, %s", flag, given, shipped)
+        return shipped
+    if os.path.exists(given):
+        return Path(given)
+    raise CheckpointError(f"{flag}{given}: no such file. {_where_to_get(Path(given))}{advice}")
+
+
+def shipped_weights(name: str | Path) -> Path | None:
+    """Trained weights that come with flatout, by their bare name: no folder, no ending. None if there are none."""
+    return _all_shipped_weights().get(str(name))
+
+
+def _all_shipped_weights() -> dict[str, Path]:
+    return {file.stem: file for file in sorted(shipped_folder("weights").glob("*.safetensors"))}
 
 
 def _where_to_get(path: Path) -> str:
-    """For files that YOLOv7's authors have released: nothing is downloaded here, but everybody can do it by hand."""
-    if path.name not in RELEASED:
+    """What could be meant: a file of YOLOv7's authors, which is fetched by hand, or weights that come with flatout."""
+    ours = _all_shipped_weights()
+    if path.name in RELEASED:
+        instead = f"(without its ending, {path.stem} means flatout's own weights). " if path.stem in ours else ""
+        return f"Fetch it by hand, into this folder: curl -LO {RELEASES}/{path.name} {instead}"
+    if path.suffix or path.parent != Path():
         return ""
-    return f"Fetch it by hand, into this folder: curl -LO {RELEASES}/{path.name} "
+    return f"Weights that come with flatout: {', '.join(ours)}. "
 
 
 def find_cfg(given: str, *, weights: Path | None) -> Path | None:
@@ -126,3 +154,25 @@ def _like(path: Path, names: Iterable[str]) -> str | None:
     by_stem = {PurePath(name).stem: name for name in names}
     close = difflib.get_close_matches(path.stem, by_stem, n=1)
     return by_stem[close[0]] if close else None
+
+
+# May a file of weights be written under this name? Asked before anything heavy is loaded or computed.
+
+ENDINGS = (".safetensors", ".pt")
+"""Of a file's name; they say its format."""
+MAX_NAME_BYTES = 200
+"""Of any file system we know 255, of which the hidden name it is written under needs some."""
+
+
+def check_out(out: Path, *, force: bool) -> None:
+    """ConfigError if the name says no format, or if the file exists and must not be overwritten."""
+    if out.suffix not in ENDINGS:
+        raise ConfigError(f"{out}: the name must end in {' or '.join(ENDINGS)}, which says the format.")
+    if len(os.fsencode(out.name)) > MAX_NAME_BYTES:
+        raise ConfigError(f"{str(out)[:200]}...: the name is too long for a file. Choose a shorter one.")
+    if os.path.isdir(out):
+        raise ConfigError(f"{out}: is a folder. Choose the name of a file.")
+    if os.path.exists(out) and not force:
+        raise ConfigError(f"{out}: exists already. Choose another name, or overwrite it with --force.")
+    if not os.path.isdir(out.parent):
+        raise ConfigError(f"{out}: its folder does not exist. Make it first, or choose another one.")

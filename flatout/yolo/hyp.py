@@ -1,4 +1,4 @@
-"""The hyper-parameters of a training: the 30 keys of YOLOv7's hyp files, and three more.
+"""The hyper-parameters of a training: the 30 keys of YOLOv7's hyp files, and four more.
 
 A file names every key that is not optional; what it means is checked when it is read, all mistakes at once.
 """
@@ -60,6 +60,8 @@ class Hyp:
     paste_in: float
     aspect: float = 0.0
     """Width over height is changed by a factor of up to 1 + this; not a key of YOLOv7."""
+    gamma: float = 0.0
+    """Brightness is bent by an exponent from exp(-this) to exp(this); not a key of YOLOv7."""
 
     loss_ota: int = 1
     """1: targets are assigned by OTA; anything else: by anchor shape alone."""

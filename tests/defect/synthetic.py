@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from flatout.defect.patches import Grid
-from flatout.defect.source import Recipe
+from flatout.defect.source import SampleRecipe
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.kernels import Kernels
 from flatout.defect.synth.pool import amplitudes_of, make_kernels
@@ -38,11 +38,11 @@ class Textures:
         return f"texture {index}"
 
 
-def recipe_for(images: Textures, *, patch: int = 48, hard: int = 0, **settings: Any) -> Recipe:
+def recipe_for(images: Textures, *, patch: int = 48, hard: int = 0, **settings: Any) -> SampleRecipe:
     config = SynthConfig(**settings)
     kernels = Kernels.standard()
     if config.mode != "gaussian":
         kernels = make_kernels(config.mode, psf_type="type1", pool_size=4, seed=0)
         config = SynthConfig(**settings, amplitudes=amplitudes_of(config.mode, "type1", config.amplitudes))
     grid = Grid.over(images[0].shape[1:], patch)
-    return Recipe(grid, config, kernels, num_images=len(images) - hard, num_hard_negatives=hard)
+    return SampleRecipe(grid, config, kernels, num_images=len(images) - hard, num_hard_negatives=hard)

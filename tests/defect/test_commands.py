@@ -20,8 +20,8 @@ from flatout.defect.export import WholeImage, export_onnx
 from flatout.defect.model import DefectNet
 from flatout.defect.patches import Grid
 from flatout.defect.weights import about
-from flatout.engine.checkpoint.container import write_container
 from flatout.errors import ConfigError
+from flatout.safefiles.container import write_container
 from tests.defect.small_runs import small_data
 
 
@@ -140,7 +140,7 @@ def test_check_finds_nothing_in_a_drawn_set_and_everything_in_a_spoiled_one(tmp_
     write_strip(root / "train/hard_negative_samples/dark.tiff", np.zeros((3, 128, 160), np.float32))
     next((root / "ground_truth/bright_spots").iterdir()).unlink()
     report = check_data_set(str(good), "tiff")
-    found = {(finding.kind, Path(finding.where).stem) for finding in report.findings}
+    found = {(finding.topic, Path(finding.where).stem) for finding in report.findings}
     assert found == {
         ("size", "small"),
         ("no content", "black"),
@@ -205,7 +205,7 @@ def test_the_network_for_whole_images_equals_patch_by_patch_stitching(version):
     network = DefectNet(version, 8).eval()
     grid = Grid.over((75, 61), 32)
     images = torch.from_numpy(np.random.default_rng(0).uniform(0, 255, (2, 3, 75, 61)).astype(np.float32))
-    from flatout.defect.evaluate.heat_map import HeatMapper
+    from flatout.defect.evaluate.evaluate import HeatMapper
 
     with torch.inference_mode():
         found = WholeImage(network, grid)(images).numpy()

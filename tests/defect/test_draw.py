@@ -124,7 +124,7 @@ def test_recipes_that_cannot_be_are_refused(settings, text):
 
 
 def test_what_a_worker_imports_does_not_load_torch():
-    program = "import sys, flatout.defect.source, flatout.defect.strips.items; assert 'torch' not in sys.modules"
+    program = "import sys, flatout.defect.source, flatout.defect.data.items; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 

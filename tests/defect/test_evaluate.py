@@ -4,17 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.defect.evaluate.detections import (
+from flatout.defect.evaluate.evaluate import HeatMapper
+from flatout.defect.evaluate.scores import (
     DetectConfig,
     Located,
+    PixelCounts,
     detect,
+    rank,
     recall_at,
     recall_at_false_positives,
     silence_dead_pixels,
     truth_in_name,
 )
-from flatout.defect.evaluate.heat_map import HeatMapper
-from flatout.defect.evaluate.ranking import PixelCounts, rank
 from flatout.defect.patches import Grid, stitch_owner
 from tests.defect.golden_files import arrays_of, entries, records
 from tests.golden_cases import golden_cases

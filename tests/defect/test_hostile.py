@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flatout.defect.check import check_data_set
-from flatout.defect.strips.items import read_canonical
+from flatout.defect.data.items import read_canonical
 from flatout.feed.source import DecodeError
 from tests.defect.hostile_strips import bad_files, good_files, mutations
 
@@ -34,7 +34,7 @@ def test_the_check_keeps_decoders_quiet_and_says_what_they_said(tmp_path: Path, 
     for number, content in enumerate(contents):
         (folder / f"{number:03}.tiff").write_bytes(content)
     report = check_data_set(str(tmp_path), "tiff")
-    assert len({finding.where for finding in report.findings if finding.kind == "cannot be used"}) > 20
+    assert len({finding.where for finding in report.findings if finding.topic == "cannot be used"}) > 20
     assert capfd.readouterr().err == ""
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import flatout.defect
-from flatout.defect.strips.items import read_canonical
+from flatout.defect.data.items import read_canonical
 from flatout.errors import CheckpointError, ConfigError, DataError
 from tests.defect.small_runs import small_data
 

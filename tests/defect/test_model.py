@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.defect.loss import focal_loss
 from flatout.defect.model import DefectNet
-from flatout.defect.schedule import StepwiseSchedule, focal_gamma
+from flatout.defect.step import StepwiseSchedule, focal_gamma, focal_loss
 from flatout.defect.weights import load_network
 from flatout.errors import CheckpointError, ConfigError
 from tests.defect.golden_files import arrays_split, entries, records

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from bench.defect_boards import _floor
-from flatout.defect.evaluate.judge import judge
-from flatout.defect.strips.canonical import canonical
-from flatout.defect.strips.find import Judged
-from flatout.defect.strips.pairs import best_shift, list_pairs, moved, read_pair, read_template
+from flatout.defect.data.find import Judged
+from flatout.defect.data.items import best_shift, canonical, list_pairs, moved, read_pair, read_template
+from flatout.defect.evaluate.evaluate import judge
 from flatout.errors import DataError
 
 BOARDS = Path(os.environ.get("FLATOUT_DATA", "none")) / "deeppcb_mini"

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.defect import choose_render
-from flatout.defect.choose_render import renderer_for
+from flatout.defect import render
 from flatout.defect.patches import Grid
-from flatout.defect.render_torch import PatchRenderer
+from flatout.defect.render import PatchRenderer, renderer_for
 from flatout.defect.source import ParameterSource, PatchSource
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.draw import DEFECTS, LINES
@@ -27,7 +26,9 @@ from tests.triton_interpreter import check_in_interpreter, needs_triton
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 
 
-def render(renderer: PatchRenderer, images: np.ndarray, params: dict[str, Any], device: str) -> dict[str, np.ndarray]:
+def arrays_of(
+    renderer: PatchRenderer, images: np.ndarray, params: dict[str, Any], device: str
+) -> dict[str, np.ndarray]:
     return {name: tensor.cpu().numpy() for name, tensor in rendered(renderer, images, params, device).items()}
 
 
@@ -50,7 +51,7 @@ def test_the_device_renderer_matches_the_golden_patches(case, device):
         "items": np.zeros(1, np.int32),
     }
     renderer = renderer_for(grid, SynthConfig(), kernels, torch.device(device))
-    found = render(renderer, patch_CHW[None], sample, device)
+    found = arrays_of(renderer, patch_CHW[None], sample, device)
     np.testing.assert_allclose(found["images"][0], arrays[f"{name}_out"], rtol=0, atol=2e-4)
     np.testing.assert_array_equal(found["masks"][0, 0], arrays[f"{name}_mask"])
 
@@ -64,7 +65,7 @@ def test_painting_on_a_device_equals_painting_by_workers(name, device):
     (wanted,) = plain_batches(PatchSource(recipe, images), plan, 1)
     (params,) = plain_batches(ParameterSource(recipe, images), plan, 1)
     renderer = renderer_for(recipe.grid, recipe.config, recipe.kernels, torch.device(device))
-    found = render(renderer, np.stack(images.images), dict(params.fields), device)
+    found = arrays_of(renderer, np.stack(images.images), dict(params.fields), device)
     np.testing.assert_allclose(found["images"], wanted["images"], rtol=0, atol=2e-4)
     np.testing.assert_array_equal(found["masks"], wanted["masks"])
     assert wanted["masks"].any()
@@ -87,8 +88,8 @@ def test_on_a_gpu_the_kernel_paints_the_bits_of_torch(name, channels_last):
 
 
 def test_without_triton_a_gpu_paints_by_torch_and_says_so_once(monkeypatch, caplog):
-    monkeypatch.setattr(choose_render, "HAS_TRITON", False)
-    choose_render.say_what_is_missing.cache_clear()
+    monkeypatch.setattr(render, "HAS_TRITON", False)
+    render.say_what_is_missing.cache_clear()
     monkeypatch.setattr(PatchRenderer, "__init__", lambda self, *arguments: None)
     arguments: Any = (None, None, None, torch.device("cuda"))
     with caplog.at_level(logging.WARNING):
@@ -207,6 +208,6 @@ def test_patches_of_a_damaged_image_are_cut_at_the_same_place_of_another_one(dam
         was_hard = before["items"] >= 6
         np.testing.assert_array_equal(numbers["items"] >= 6, was_hard & (damaged != {6, 7}))
         np.testing.assert_array_equal(numbers.indices, finished.indices)
-        found = render(renderer, np.stack(Textures(8).images), dict(numbers.fields), "cpu")
+        found = arrays_of(renderer, np.stack(Textures(8).images), dict(numbers.fields), "cpu")
         np.testing.assert_allclose(found["images"], finished["images"], rtol=0, atol=2e-4)
     assert num_replaced > 2

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import tifffile
 
-from flatout.defect.strips.canonical import canonical
-from flatout.defect.strips.decode import decode
-from flatout.defect.strips.find import list_images, list_judged, root_of, training_folder
-from flatout.defect.strips.items import Strips, read_canonical, read_mask
+from flatout.defect.data.decode import decode
+from flatout.defect.data.find import list_images, list_judged, root_of, training_folder
+from flatout.defect.data.items import Strips, canonical, read_canonical, read_mask
 from flatout.errors import DataError
 from flatout.feed.source import DecodeError
 from tests.defect.golden_files import records

@@ -4,17 +4,13 @@ import cv2
 import numpy as np
 import pytest
 
-from flatout.defect.synth.allocate import IN_PLANE_GC, groups_by_rank
-from flatout.defect.synth.blobs import SHAPES
 from flatout.defect.synth.config import SynthConfig
-from flatout.defect.synth.draw import draw_samples, row_of
+from flatout.defect.synth.draw import IN_PLANE_GC, draw_samples, groups_by_rank, row_of
 from flatout.defect.synth.kernels import Kernels, gaussian_kernel, label_of
-from flatout.defect.synth.lines import Line, add_line, room_of
-from flatout.defect.synth.paint import paint, paint_apart
-from flatout.defect.synth.pool import make_kernels
-from flatout.defect.synth.psf import Psf, camera_crop, cut_out
+from flatout.defect.synth.paint import Line, add_line, paint, paint_apart, room_of
+from flatout.defect.synth.pool import SHAPES, Psf, camera_crop, cut_out, make_kernels
 from flatout.errors import ConfigError
-from flatout.feed.lru import Lru
+from flatout.feed.store.keep import Lru
 from tests.defect.golden_files import arrays_split, records
 from tests.golden_cases import golden_cases
 from tests.reference.plain_defects import GROUPS, paint_plain

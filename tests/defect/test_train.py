@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,21 +18,21 @@ import numpy as np
 import pytest
 import torch
 
+from flatout.defect import step as job
+from flatout.defect.data.items import Strips
 from flatout.defect.demo_data import draw_strip, write_strip
-from flatout.defect.evaluate.ranking import rank
-from flatout.defect.loss import focal_loss
+from flatout.defect.evaluate.scores import rank
+from flatout.defect.input import GroupedOrder, find_images, make_recipe, open_input
 from flatout.defect.options import TrainOptions
 from flatout.defect.source import PatchSource
-from flatout.defect.strips.items import Strips
-from flatout.defect.train import job, train
-from flatout.defect.train.grouped import GroupedOrder
-from flatout.defect.train.input import find_images, make_recipe, open_input
+from flatout.defect.step import focal_loss
+from flatout.defect.train import images_config, input_config, samples_config, train
 from flatout.defect.weights import load_network
-from flatout.engine.checkpoint import atomic
-from flatout.engine.checkpoint.container import read_container
-from flatout.engine.distributed import World
 from flatout.errors import CheckpointError, ConfigError, DataError, Interrupted, ResourceError
 from flatout.feed import Plan
+from flatout.ranks.world import World
+from flatout.safefiles import atomic
+from flatout.safefiles.container import read_container
 from tests.defect.golden_files import records
 from tests.defect.small_runs import small_data, small_options
 from tests.golden_cases import golden_cases
@@ -152,7 +153,7 @@ def test_training_starts_from_older_weights_that_fit(data, unbroken, tmp_path):
     ("changes", "text"),
     [
         ({"patch_size": 48}, "multiple of 32"),
-        ({"bs": 0}, "bs=0"),
+        ({"bs": 0}, "--bs 0 must be 1 or more"),
         ({"lr": 0.0}, "above 0"),
         ({"training_dataset_path": ""}, "training_dataset_path is missing"),
         ({"patch_size": 96}, "smaller than the patch"),
@@ -203,13 +204,15 @@ def test_a_grouped_order_visits_every_patch_once_and_one_group_at_a_time(group):
 def test_in_groups_every_file_is_read_once_an_epoch_with_room_for_one_group(group, reads_per_file, data, monkeypatch):
     """Without groups the same room keeps two of four files, and the others are read for each of their six patches."""
     options = small_options(data, data, group_images=group, cache_size=2)
-    images = find_images(options)
+    images = find_images(images_config(options))
+    samples = make_recipe(samples_config(options), images)
     reads, decode = [], Strips.decode
     monkeypatch.setattr(Strips, "decode", lambda self, index: reads.append(index) or decode(self, index))
-    with open_input(images, make_recipe(options, images), options, torch.device("cpu"), World()) as source:
+    with ExitStack() as stack:
+        batches = open_input(images, samples, input_config(options), torch.device("cpu"), World(), stack)
         for epoch in range(2):
             reads.clear()
-            assert sum(len(batch) for batch in source.batches.epoch(epoch)) == 24
+            assert sum(len(batch) for batch in batches.epoch(epoch)) == 24
             assert max(Counter(reads).values()) == reads_per_file
             assert epoch or not group or sorted(reads) == [0, 1, 2, 3]
 
@@ -261,8 +264,8 @@ def test_a_hundred_steps_teach_what_is_in_target_alone(tmp_path):
     for number in range(48):
         write_strip(tmp_path / f"fresh/train/good/{number:03}.tiff", draw_strip(5000 + number, (64, 64)))
     fresh = replace(options, training_dataset_path=str(tmp_path / "fresh"), defect_share=1.0)
-    images = find_images(fresh)
-    recipe = make_recipe(fresh, images)
+    images = find_images(images_config(fresh))
+    recipe = make_recipe(samples_config(fresh), images)
     (batch,) = plain_batches(PatchSource(recipe, images.strips), Plan(num_samples=48, batch_size=48, shuffle=False), 0)
     with torch.inference_mode():
         heat = torch.softmax(network(torch.from_numpy(batch["images"]) / 255), 1)[:, 1].numpy()

@@ -1,12 +1,14 @@
 """On a GPU: images in its memory, painted there, a step as one graph, and nothing that waits."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 
+from flatout.defect.input import find_images, make_recipe, open_input
 from flatout.defect.options import TrainOptions
-from flatout.defect.train import train
-from flatout.defect.train.input import find_images, make_recipe, open_input
-from flatout.engine.distributed import World
+from flatout.defect.train import images_config, input_config, samples_config, train
+from flatout.ranks.world import World
 from tests.defect.small_runs import small_data, small_options
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
@@ -19,12 +21,14 @@ def test_batches_made_on_the_gpu_equal_those_of_workers_and_nothing_waits(settin
     batches = {}
     for side in ("off", "on"):
         options = small_options(data, tmp_path, device_strips=side, gpu_id=0, psf_pool_size=8, **settings)
-        images = find_images(options)
-        with open_input(images, make_recipe(options, images), options, device, World()) as source:
-            stream = source.batches.epoch(1)
+        images = find_images(images_config(options))
+        samples = make_recipe(samples_config(options), images)
+        with ExitStack() as stack:
+            source = open_input(images, samples, input_config(options), device, World(), stack)
+            stream = source.epoch(1)
             batches[side] = [(batch["images"].clone(), batch["masks"].clone()) for batch in stream]
             if side == "on":
-                again = source.batches.epoch(2)
+                again = source.epoch(2)
                 next(again)
                 torch.cuda.set_sync_debug_mode("error")
                 try:

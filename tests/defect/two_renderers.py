@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.defect.render_torch import PatchRenderer
+from flatout.defect.render import PatchRenderer
 from flatout.defect.source import ParameterSource
 from flatout.feed import Plan
 from flatout.feed.device_store import Sources

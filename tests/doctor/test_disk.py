@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from flatout.doctor import disk
+from flatout.doctor import host
 
 
 def test_the_disk_is_measured_and_nothing_is_left_behind(tmp_path: Path):
-    facts = disk.disk_facts(tmp_path)
+    facts = host.disk_facts(tmp_path)
     assert facts.error is None
     assert min(facts.write_mb_s, facts.read_mb_s, facts.small_reads_s) > 0
     assert list(tmp_path.iterdir()) == []
@@ -20,22 +20,22 @@ def test_an_error_in_the_middle_leaves_no_file_behind(tmp_path: Path, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    assert disk.disk_facts(tmp_path).error == "No space left on device"
+    assert host.disk_facts(tmp_path).error == "No space left on device"
     with pytest.raises(OSError, match="No space"):
-        disk._small_files(tmp_path)
+        host._small_files(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_measured_is_one_sentence(tmp_path: Path):
     (tmp_path / "file").touch()
     for folder, reason in [("missing", "No such file or directory"), ("file", "Not a directory")]:
-        finding = disk.judge(disk.disk_facts(tmp_path / folder))
+        finding = host.judge(host.disk_facts(tmp_path / folder))
         assert finding.level == "warn"
         assert finding.value == f"{tmp_path / folder} cannot be measured: {reason}"
 
 
 def test_slow_disks_are_named():
-    assert disk.judge(disk.DiskFacts("data", 100, 120, 3000)).level == "warn"
-    assert disk.judge(disk.DiskFacts("data", 100, 900, 90)).level == "warn"
-    assert disk.judge(disk.DiskFacts("data", 100, 900, 3000)).level == "ok"
-    assert "--disk FOLDER" in disk.judge(None).advice
+    assert host.judge(host.DiskFacts("data", 100, 120, 3000)).level == "warn"
+    assert host.judge(host.DiskFacts("data", 100, 900, 90)).level == "warn"
+    assert host.judge(host.DiskFacts("data", 100, 900, 3000)).level == "ok"
+    assert "--disk FOLDER" in host.judge(None).advice

@@ -2,9 +2,9 @@
 
 import pytest
 
+from flatout.clock.machine import Cores, Descriptors, Memory, Shm
 from flatout.doctor import host
-from flatout.doctor.finding import Finding, in_units
-from flatout.profiler.machine import Cores, Descriptors, Memory, Shm
+from flatout.findings import Finding, in_units
 
 GIB = 2**30
 

@@ -3,7 +3,7 @@
 import pytest
 
 from flatout.doctor import images
-from flatout.doctor.finding import Finding
+from flatout.findings import Finding
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
+from flatout.clock.machine import Cores, Descriptors, Memory, Shm
 from flatout.doctor import main
-from flatout.doctor.cli import as_json, as_text, summary
-from flatout.doctor.disk import DiskFacts
-from flatout.doctor.examine import Facts, judge
-from flatout.doctor.finding import exit_code
+from flatout.doctor.cli import Facts, as_json, as_text, judge, summary
 from flatout.doctor.gpu import DriverFacts, DriverGpu, TorchFacts, TorchGpu
-from flatout.doctor.host import Software
+from flatout.doctor.host import DiskFacts, Software
 from flatout.doctor.images import ImageFacts
-from flatout.profiler.machine import Cores, Descriptors, Memory, Shm
+from flatout.findings import exit_code
 
 GIB = 2**30
 

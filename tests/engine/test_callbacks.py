@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 
 from flatout.engine.callbacks import Callback, Callbacks, End, RunStart, Saved, Scores
-from flatout.engine.ending import telling_end
 from flatout.engine.job import Tick
-from flatout.engine.loggers.choose import choose_loggers
-from flatout.engine.loggers.weights_and_biases import WeightsAndBiases
 from flatout.errors import ConfigError, DivergedError, Interrupted
+from flatout.runs.loggers.choose import choose_loggers
+from flatout.runs.run_end import telling_end
 
 TICK = Tick(epoch=0, step=2, items={"loss": 1.0}, lr=0.1, step_ms=1.0, wait_ms=0.0, samples_per_s=8.0)
 
@@ -222,7 +221,7 @@ def test_wandb_works_offline_and_continues_under_its_id(
     (tmp_path / "last.pt").write_bytes(b"weights")
     cv2.imwrite(str(tmp_path / "results.png"), np.zeros((8, 8, 3), np.uint8))
     for continues in (False, True):
-        callbacks = Callbacks(choose_loggers(("wandb",), wandb=WeightsAndBiases(save_period=1, alias="mine")))
+        callbacks = Callbacks(choose_loggers(("wandb",), wandb={"save_period": 1, "alias": "mine"}))
         callbacks.start(start_of(tmp_path, continues=continues))
         callbacks.validation(scores(0, box_loss=0.5))
         callbacks.checkpoint(Saved(path=tmp_path / "last.pt", epoch=1, step=0))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flatout.engine.divergence import MAX_ROLLBACKS, PATIENCE, PATIENCE_WITH_SCALE, Guard
+from flatout.engine.meter import MAX_ROLLBACKS, PATIENCE, PATIENCE_WITH_SCALE, Guard
 
 
 def judged(guard: Guard, flags: list[int], *, gradients: bool = False, scaled: bool = False) -> bool:

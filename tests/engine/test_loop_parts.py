@@ -10,16 +10,15 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.engine.compiling import Compiled, compile_pays
-from flatout.engine.distributed import World, read_world
-from flatout.engine.meter import Meter
+from flatout.engine.compile import Compiled, compile_pays
+from flatout.engine.meter import Meter, StepLog
 from flatout.engine.optim import apply_knobs, load_optimizer, make_optimizer, step_unless
 from flatout.engine.precision import Precision
-from flatout.engine.random_state import random_state, seed_all, set_random_state
+from flatout.engine.reproducible import random_state, seed_all, set_random_state
 from flatout.engine.schedule import Knobs
 from flatout.engine.step import Step
-from flatout.engine.step_log import StepLog
 from flatout.errors import ConfigError
+from flatout.ranks.world import World, read_world
 
 CPU = torch.device("cpu")
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.distributed import World
-from flatout.engine.interrupts import Interrupts
-from flatout.engine.job import EpochReport, Tick
+from flatout.engine.job import Tick
 from flatout.engine.loop import ASK_RANKS_EVERY, Loop, LoopConfig, StoppedAfter
 from flatout.engine.optim import make_optimizer
 from flatout.engine.schedule import Knobs
 from flatout.errors import Interrupted
+from flatout.ranks.signals import Interrupts
+from flatout.ranks.world import World
 
 STEPS = 100
 
@@ -53,6 +53,7 @@ class Same:
 
     item_names = ("loss",)
     fillings: Mapping[str, Any] = {}
+    held_back_s = 0.0
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         return (Batch() for _ in range(start, STEPS))
@@ -67,15 +68,12 @@ class Same:
         loss = network(inputs["x"]).square().sum()
         return loss, loss.detach().reshape(1)
 
-    def end_epoch(self, epoch: int, report: EpochReport) -> bool:
-        return False
-
 
 def of_two_ranks(window: int, interrupts: Interrupts | None = None, **knobs: Any) -> Loop:
     """Steps that end a window: 0, `window`, 2 * `window`, ..."""
     network, job = Shared(1, 1), Same()
     return Loop(
-        job=job,  # type: ignore[arg-type]
+        job=job,
         network=network,
         optimizer=make_optimizer("sgd", [list(network.parameters())], lr=0.1, momentum=0.9, decays=(0.0,)),
         schedule=lambda epoch, step: Knobs((0.1,), None, steps=step % window == 0),
@@ -108,8 +106,6 @@ def test_a_number_of_steps_is_obeyed_without_asking_first(window: int, wanted: i
 class HeldBack(Same):
     """Every batch is asked for in vain for a while, half of it because the device is behind."""
 
-    held_back_s = 0.0
-
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         for batch in super().epoch(epoch, start):
             time.sleep(0.01)
@@ -120,7 +116,7 @@ class HeldBack(Same):
 def test_waiting_for_a_device_that_is_behind_is_no_wait_for_data() -> None:
     network, job, ticks = nn.Linear(1, 1), HeldBack(), list[Tick]()
     Loop(
-        job=job,  # type: ignore[arg-type]
+        job=job,
         network=network,
         optimizer=make_optimizer("sgd", [list(network.parameters())], lr=0.1, momentum=0.9, decays=(0.0,)),
         schedule=lambda epoch, step: Knobs((0.1,), None, steps=True),

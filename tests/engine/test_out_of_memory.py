@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flatout.engine.out_of_memory import fitting_batch, no_room
+from flatout.engine.loop import fitting_batch, no_room
 
 GIB = 2**30
 

@@ -5,8 +5,8 @@ import copy
 import torch
 from torch import nn
 
-from flatout.engine.ema import MovingAverage
-from flatout.engine.running_statistics import RunningStatistics
+from flatout.engine.optim import MovingAverage
+from flatout.engine.step import RunningStatistics
 
 
 def network() -> nn.Module:

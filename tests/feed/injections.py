@@ -12,8 +12,8 @@ from types import TracebackType
 
 import pytest
 
+from flatout.clock import cgroup
 from flatout.feed import Feed
-from flatout.profiler import cgroup
 
 CHECKOUT = Path(__file__).parents[2]
 MARK = "FLATOUT_TEST_MARK"
@@ -44,9 +44,16 @@ def is_stopped(pid: int) -> bool:
     return status_of(pid).get("State", "").startswith("T")
 
 
+def nurseries_of(feed: Feed) -> set[int]:
+    """The process that a feed's workers were forked from; none where all of them are just being replaced."""
+    statuses = map(status_of, list(feed.worker_pids.values()))
+    return {int(status["PPid"]) for status in statuses if not status.get("State", "Z").startswith("Z")}
+
+
 def nursery_of(feed: Feed) -> int:
-    """The process that a feed's workers were forked from."""
-    return int(status_of(next(iter(feed.worker_pids.values())))["PPid"])
+    """The same where workers are known to be there."""
+    (nursery,) = nurseries_of(feed)
+    return nursery
 
 
 def open_files(pid: int) -> list[str]:

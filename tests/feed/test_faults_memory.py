@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flatout.clock import machine
 from flatout.errors import ResourceError
 from flatout.feed import Feed, FeedConfig, Plan
 from flatout.feed.arena import Arena
-from flatout.profiler import machine
 from tests.feed.comparing import digests
 from tests.feed.injections import in_private_mounts, limited_cgroup, run_script
 from tests.feed.sources import Crowds, Pictures, lines_of
@@ -150,7 +150,7 @@ def test_a_limit_of_file_sizes_that_stops_shared_memory_is_named():
 
 def with_free_memory(monkeypatch, free: int) -> None:
     facts = machine.memory()
-    monkeypatch.setattr("flatout.feed.works.machine.memory", lambda: replace(facts, free=free))
+    monkeypatch.setattr("flatout.feed.runtime.machine.memory", lambda: replace(facts, free=free))
 
 
 def test_slots_that_would_take_more_than_half_of_the_memory_are_fewer_and_that_is_said(monkeypatch, caplog):

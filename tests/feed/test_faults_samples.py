@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from flatout.errors import ChildLostError, DataError
-from flatout.feed import DecodeError, Feed, FeedConfig, Plan, SampleError, Unreadable, foreman
+from flatout.feed import DecodeError, Feed, FeedConfig, Plan, SampleError, Unreadable, supervisor
 from tests.feed.comparing import digest, digests
 from tests.feed.injections import wait_until
 from tests.feed.sources import (
@@ -258,7 +258,7 @@ def test_a_deadly_sample_is_quarantined_after_three_deaths(tmp_path: Path, sourc
 
 
 def test_without_quarantine_a_deadly_sample_ends_the_run(monkeypatch):
-    monkeypatch.setattr(foreman, "STRIKES", 10**6)
+    monkeypatch.setattr(supervisor, "STRIKES", 10**6)
     with troubled({21: die}, workers=1) as feed:
         with pytest.raises(ChildLostError, match=r"14 workers in a row .*SIGKILL.*workers=0") as caught:
             digests(feed)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from flatout.errors import ChildLostError
-from flatout.feed import Feed, FeedConfig, Field, Plan, foreman, processes
-from flatout.feed.crew import Lines
+from flatout.feed import Feed, FeedConfig, Field, Plan, processes, supervisor
+from flatout.feed.backend import Lines
 from flatout.feed.ring import UNKNOWN, Ring, RingSpec, Task
 from tests.feed.comparing import digest, digests
 from tests.feed.injections import (
@@ -24,6 +24,7 @@ from tests.feed.injections import (
     is_gone,
     is_stopped,
     limited_cgroup,
+    nurseries_of,
     nursery_of,
     run_script,
     wait_until,
@@ -79,7 +80,7 @@ def test_a_killed_worker_is_replaced_and_the_bytes_stay_the_same(tmp_path: Path,
 
 @pytest.mark.parametrize("seed", range(5))
 def test_workers_killed_at_random_moments_change_no_byte(monkeypatch, seed: int):
-    monkeypatch.setattr(foreman, "STRIKES", 100)  # three of these kills can hit one sample by chance
+    monkeypatch.setattr(supervisor, "STRIKES", 100)  # three of these kills can hit one sample by chance
     random_ = random.Random(seed)
     with Feed(
         Pictures(COUNT, sleep_s=0.001), PLAN, FeedConfig(workers=3, epochs=3, micro_batch=2, start_method="fork")
@@ -161,7 +162,8 @@ def test_a_nursery_that_is_killed_again_and_again_says_what_to_do():
         with troubled({}) as feed:
             while True:
                 for _ in feed.epoch(0):
-                    kill(nursery_of(feed))
+                    for nursery in nurseries_of(feed):
+                        kill(nursery)
 
     with pytest.raises(ChildLostError, match=r"ended 4 times \(SIGKILL\)\. .*\(dmesg\), use fewer workers"):
         read_and_kill()

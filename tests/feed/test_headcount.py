@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from flatout.clock import machine
 from flatout.errors import ConfigError
-from flatout.feed.headcount import WorkerPlan, plan_workers
-from flatout.profiler import machine
+from flatout.feed.config import WorkerPlan, plan_workers
 from tests.golden_cases import golden_cases
 
 INPUTS = {"cores", "gpus", "total", "train", "val"}

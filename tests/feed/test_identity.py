@@ -64,6 +64,7 @@ def test_the_comparison_can_fail():
 
         def read(self, indices, draws, out):
             super().read(indices, draws, out)
+            time.sleep(0.01)  # so that neither of two workers does everything before the other has started
             for row in range(len(indices)):
                 out["index"][row] = self.visits
                 self.visits += 1

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flatout.feed.lru import Lru
+from flatout.feed.store.keep import Lru
 from tests.golden_cases import golden_cases
 
 

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
+from flatout.clock.clock import StageTime
 from flatout.feed import Feed, FeedConfig, Field, Plan, SampleSource
-from flatout.feed.meter import Meter
-from flatout.profiler.clock import StageTime
+from flatout.feed.runtime import Meter
 
 
 class Slow(SampleSource):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from flatout.errors import DataError
+from flatout.feed.batch import RowsBuffer, gather_rows, hand_over
 from flatout.feed.plan import Step
 from flatout.feed.ring import DEADLY, UNREADABLE, Ring, RingSpec, Task, pack
-from flatout.feed.rows import RowsBuffer, gather_rows, hand_over
 from flatout.feed.source import Field, Fields, Rows
 
 FIELDS: Fields = {

@@ -11,12 +11,11 @@ import pytest
 
 from flatout.errors import ConfigError
 from flatout.feed import Feed, FeedConfig, Plan, Store, StoreConfig
-from flatout.feed.progress import progress_line
 from flatout.feed.store.file import Header
-from flatout.feed.store.home import default_folder
-from flatout.feed.store.key import key_of
-from flatout.feed.store.opening import Budget, is_enough, memory_budget
+from flatout.feed.store.home import default_folder, key_of
+from flatout.feed.store.open_store import Budget, is_enough, memory_budget
 from flatout.feed.store.store import HIT, MISS
+from flatout.progress import progress_line
 from tests.feed.blobs import Blobs, Sums, contents, write_blobs
 from tests.feed.injections import CHECKOUT, Script, run_script
 from tests.feed.sources import lines_of

@@ -16,7 +16,7 @@ import pytest
 
 from flatout.errors import ConfigError
 from flatout.feed import DecodeError, Feed, FeedConfig, Plan, SampleError, Store, StoreConfig
-from flatout.feed.fd_address import FdAddress
+from flatout.feed.store.home import FdAddress
 from tests.feed.blobs import Blobs, Sums, contents, write_blobs
 from tests.feed.injections import Script, in_private_mounts, run_script, wait_until
 from tests.feed.sources import die, fail, lines_of
@@ -89,7 +89,7 @@ def test_damaged_data_is_never_handed_out_and_the_next_run_builds_anew(tmp_path,
 @pytest.mark.parametrize("place", ["disk", "ram"])
 def test_verify_finds_what_times_and_sizes_cannot_show(tmp_path, blobs, caplog, monkeypatch, place):
     # As on a file system whose times are coarse: the key stays the same.
-    monkeypatch.setattr("flatout.feed.store.key._state_of", lambda path: "always the same")
+    monkeypatch.setattr("flatout.feed.store.home._state_of", lambda path: "always the same")
     with Store.open(blobs, config(tmp_path, place, verify=True)):
         Path(blobs.paths[7]).write_bytes(bytes(12 * 47))
         with Store.open(blobs, config(tmp_path, place)) as trusting:
@@ -103,7 +103,7 @@ def test_verify_finds_what_times_and_sizes_cannot_show(tmp_path, blobs, caplog, 
 
 
 def test_verify_finds_damaged_bytes_and_deleted_inputs(tmp_path, blobs, caplog, monkeypatch):
-    monkeypatch.setattr("flatout.feed.store.key._state_of", lambda path: "always the same")
+    monkeypatch.setattr("flatout.feed.store.home._state_of", lambda path: "always the same")
     Store.open(blobs, config(tmp_path)).close()
     data = bytearray(the_file(tmp_path).read_bytes())
     data[-3] ^= 16
@@ -401,7 +401,7 @@ def test_memory_that_others_map_cannot_be_written_or_cut(tmp_path, blobs):
 
 
 def test_a_build_without_terminal_tells_how_far_it_is(tmp_path, blobs, caplog, monkeypatch):
-    monkeypatch.setattr("flatout.feed.progress.LINE_INTERVAL_S", 0.0)
+    monkeypatch.setattr("flatout.progress.LINE_INTERVAL_S", 0.0)
     with caplog.at_level(logging.INFO):
         Store.open(blobs, config(tmp_path)).close()
     assert any(message.startswith("decoding: 24/24 items, 0 MB, ") for message in caplog.messages)

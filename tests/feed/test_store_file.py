@@ -9,9 +9,18 @@ import numpy as np
 import pytest
 
 from flatout.errors import DataError
-from flatout.feed.store.file import ENTRY, HEAD, PAGE, StoreFile, StoreFileError, data_offset, describe
+from flatout.feed.store.file import (
+    ENTRY,
+    HEAD,
+    PAGE,
+    NoRoomError,
+    StoreFile,
+    StoreFileError,
+    StoreWriter,
+    data_offset,
+    describe,
+)
 from flatout.feed.store.items import KINDS, decode_item
-from flatout.feed.store.writer import NoRoomError, StoreWriter
 
 SHAPES = [(), (0,), (7,), (3, 5), (2, 0, 4), (4, 3, 2), (2, 1, 2, 1, 2, 2)]
 

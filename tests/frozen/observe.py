@@ -2,7 +2,7 @@
 
 Writes one text per job into the folder. Each command runs in a process of its own, forked from this one, which has
 imported torch for all of them. Of each job: a training that is stopped in the middle of an epoch, the same one refused
-with another recipe and with other data, and continued to its end; for yolo also what a mirror holds.
+with another recipe and with other data, and continued to its end; and what a mirror holds.
 """
 
 import hashlib
@@ -22,15 +22,14 @@ import torch._dynamo  # the first optimizer of a process imports it, which takes
 
 from flatout.__main__ import main as flatout_main
 from flatout.engine.callbacks import Callback, Callbacks, End, RunStart, Saved, Scores
-from flatout.engine.checkpoint.container import read_container
 from flatout.engine.job import Tick
+from flatout.safefiles.container import read_container
 from tests.old_runs.situations import SITUATIONS, Situation
 
 OTHER_RECIPE = {
     "yolo": ("--exist-ok", "--img", "96"),
-    "defect": ("--exist_ok", "true", "--lr", "0.5"),
-    # spike has no --exist-ok: it does not refuse, but begins another run.
-    "spike": ("--set", "TRAIN.OPTIM.LR=0.5"),
+    "defect": ("--exist_ok", "true", "--lr", "0.5"),  # as people typed it before there were dashes
+    "spike": ("--exist-ok", "--set", "TRAIN.OPTIM.LR=0.5"),
 }
 PART_OF_DATA = {
     "yolo": "set/images/train/15.bmp",
@@ -121,10 +120,9 @@ def _sections(job: str, situation: Situation, folder: Path) -> Iterator[tuple[st
     yield "finished: sections of last.pt", keys.of(run, "last.pt", "finished")
     yield "finished: sections of best.pt", keys.of(run, "best.pt", "finished")
     yield "finished, --once", _closing(run_command([*command, "--once"], folder), run)
-    if job == "yolo":  # today no other job has --mirror
-        mirrored = run_command([*command, "--fresh", "--mirror", f"file://{folder}/mirror"], folder)
-        yield "finished with --mirror", _closing(mirrored, run)
-        yield "finished with --mirror: what it holds", _mirror_listing(folder / "mirror")
+    mirrored = run_command([*command, "--fresh", "--mirror", f"file://{folder}/mirror"], folder)
+    yield "finished with --mirror", _closing(mirrored, run)
+    yield "finished with --mirror: what it holds", _mirror_listing(folder / "mirror")
 
 
 def run_command(words: Sequence[str], folder: Path, *, stop_after: int | None = None) -> Done:
@@ -276,7 +274,7 @@ def _tensors(named: Mapping[Any, object]) -> str:
 
 
 def _mirror_listing(mirror: Path) -> str:
-    """Files of the run by the newest manifest. Subfolders but that of the weights are skipped today."""
+    """Files of the run by the newest manifest."""
     (place,) = mirror.iterdir()
     manifests = sorted((place / "manifests").iterdir())
     newest = json.loads(manifests[-1].read_text())

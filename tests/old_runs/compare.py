@@ -1,9 +1,10 @@
 """Show that two checkouts train the same weights, bit by bit: python -m tests.old_runs.compare OTHER_CHECKOUT [JOB ...]
 
 Runs the small seeded trainings with the code of this tree and with that of the other one, on this machine and on the
-same data, and compares all files of weights that each leaves behind, tensor by tensor: those of epochs as well, since
-yolo rounds its final ones to half precision. Digests of weights that were recorded elsewhere would not do: they depend
-on the processor. Exits with 1 if anything differs.
+same data: stopped in the middle of an epoch, where states of the optimizer and all else are on the disk, and then to
+their ends. Compares all files of weights that each leaves behind, tensor by tensor; of the final last.pt the weights
+alone, since versions differ in how much of the state they leave there. Digests of weights that were recorded elsewhere
+would not do: they depend on the processor. Exits with 1 if anything differs.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flatout.engine.checkpoint.container import read_container
+from flatout.safefiles.container import read_container
 from tests.old_runs.situations import SITUATIONS, Situation
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ class Comparison(NamedTuple):
 
     def __str__(self) -> str:
         outcome = f"{len(self.differences)} differ" if self.differences else "equal"
-        return f"{self.job:<8} {self.file:<13} {self.num_tensors:>4} tensors  {outcome}"
+        return f"{self.job:<8} {self.file:<22} {self.num_tensors:>4} tensors  {outcome}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,17 +68,26 @@ def compare(job: str, tree: Path, other: Path) -> list[Comparison]:
         situation.prepare(here)
         # Copied, not made again: the data are the same even where two versions would generate them differently.
         shutil.copytree(here, there)
-        for code, folder in ((tree, here), (other, there)):
-            train(situation, folder, code)
-        ours, theirs = (_files(folder / situation.run) for folder in (here, there))
-        names = sorted({**ours, **theirs})
-        return [Comparison(job, name, *differences(ours.get(name, {}), theirs.get(name, {}))) for name in names]
+        found = []
+        for when, stop_after in (("stopped", situation.stop_after), ("finished", None)):
+            for code, folder in ((tree, here), (other, there)):
+                train(situation, folder, code, stop_after)
+            ours, theirs = (_files(folder / situation.run) for folder in (here, there))
+            if when == "finished":
+                for files in (ours, theirs):
+                    files["last.pt"] = _final(files["last.pt"])
+                    files.pop("last.prev.pt", None)
+            for name in sorted({**ours, **theirs}):
+                compared = differences(ours.get(name, {}), theirs.get(name, {}))
+                found.append(Comparison(job, f"{when} {name}", *compared))
+        return found
 
 
-def train(situation: Situation, folder: Path, code: Path) -> None:
+def train(situation: Situation, folder: Path, code: Path, stop_after: int | None) -> None:
     """Run the training in a process of its own that imports flatout from the tree `code`; RuntimeError if it fails."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("FLATOUT_")}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(code), "CUDA_VISIBLE_DEVICES": ""}
+    environment |= {} if stop_after is None else {"FLATOUT_STOP_AFTER": str(stop_after)}
     # An installed flatout must not be mistaken for the tree's: the process that trains looks for itself.
     program = "import sys, flatout, runpy; assert flatout.__file__.startswith(sys.argv.pop(1)), flatout.__file__; "
     program += "runpy.run_module('flatout', run_name='__main__', alter_sys=True)"
@@ -106,9 +116,21 @@ def _difference(name: str, here: Tensor | None, there: Tensor | None) -> str:
 
 def _files(run: Path) -> dict[str, dict[str, Tensor]]:
     """All tensors of a run, by file and by their path in it: weights, moving averages, state of the optimizer."""
-    found = {path.name: dict(_tensors_in(read_container(path), "")) for path in run.glob("*/*.pt")}
+    found = {path.name: tensors_of(path) for path in run.glob("*/*.pt")}
     assert {"last.pt", "best.pt"} <= found.keys(), f"{run} holds {sorted(found)}"
     return found
+
+
+def _final(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights that a finished training leaves: of a whole state the moving average, where there is one."""
+    average = {name.replace("weights.ema.", ""): each for name, each in tensors.items() if "weights.ema." in name}
+    plain = {name.replace("weights.state.", ""): each for name, each in tensors.items() if "weights.state." in name}
+    return average or plain
+
+
+def tensors_of(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file by their path in it."""
+    return dict(_tensors_in(read_container(path), ""))
 
 
 def _tensors_in(value: object, where: str) -> Iterator[tuple[str, Tensor]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engine.checkpoint.container import read_container
+from flatout.safefiles.container import read_container
 from tests.old_runs.make import run
 from tests.old_runs.situations import SITUATIONS
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flatout.profiler.others import Others
+from flatout.clock.machine import Others
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ PLAIN_LOSS = Trial(what="loss without a loop over images", change="loss_ota: 0",
 DEMO_WAITS = tuple(
     WaitBetween(where=where, stage=stage, times=times, text=text)
     for where, stage, times, text in (
-        ("flatout/yolo/nms/candidates.py:112", "validate", 120, "int(wanted_E.count_nonzero()) <= limit"),
+        ("flatout/yolo/nms/suppress.py:112", "validate", 120, "int(wanted_E.count_nonzero()) <= limit"),
         ("flatout/yolo/train/batch_pictures.py:41", "pictures", 8, "targets_T6 = targets_T6[targets_T6[:, 0] >= 0]"),
         ("flatout/yolo/train/batch_pictures.py:44", "pictures", 8, "images_BCHW.cpu().numpy(),"),
         ("flatout/yolo/metrics/stream.py:69", "validate", 4, "torch.cat(column).cpu()"),

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from flatout.profiler import clock
+from flatout.clock import clock
 
 
 def test_nothing_is_recorded_while_off():
@@ -75,5 +75,5 @@ def test_a_table_is_taken_over_with_the_names_it_has():
 
 
 def test_the_clock_needs_no_torch():
-    code = "import sys, flatout.profiler.clock; sys.exit('torch' in sys.modules)"
+    code = "import sys, flatout.clock.clock; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

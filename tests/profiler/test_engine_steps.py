@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from flatout import Feed, FeedConfig, Field, Plan, SampleSource
+from flatout.clock import clock, worker_registry
 from flatout.errors import ConfigError
-from flatout.profiler import clock, crews
-from flatout.profiler.engine_steps import EngineObservation
+from flatout.profiler.observe.engine_steps import EngineObservation
 
 
 class Numbers(SampleSource):
@@ -112,11 +112,11 @@ def test_a_training_that_ends_too_early_is_refused():
 
 
 def test_a_feed_is_known_for_as_long_as_it_is_open():
-    before = len(crews.at_work())
+    before = len(worker_registry.at_work())
     with Feed(Numbers(), Plan(num_samples=64, batch_size=8), FeedConfig(workers=1)) as feed:
         next(iter(feed))
-        assert len(crews.at_work()) == before + 1
-        spent = crews.spent(crews.at_work()[-1])
+        assert len(worker_registry.at_work()) == before + 1
+        spent = worker_registry.spent(worker_registry.at_work()[-1])
         assert spent.runs["decode"] >= 8
         assert spent.self_ns["decode"] >= 8e6
-    assert len(crews.at_work()) == before
+    assert len(worker_registry.at_work()) == before

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from flatout.profiler import find_limits
-from flatout.profiler.limits import Budget
-from flatout.profiler.speed_of_light import decode_mpx_s, measure_machine
+from flatout.profiler.observe.limits import Budget
+from flatout.profiler.observe.speed_of_light import decode_mpx_s, measure_machine
 
 
 class Batches:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.profiler import cgroup, machine
+from flatout.clock import cgroup, machine
 
 GIB = 2**30
 MEMINFO = "MemTotal:       67108864 kB\nMemFree:   1 kB\nMemAvailable:   33554432 kB\nHugePages_Total:       0\n"

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from flatout.errors import ConfigError
 from flatout.profiler import watch
-from flatout.profiler.batch_size import SamplesOf
+from flatout.profiler.observe.watch import SamplesOf
 from flatout.profiler.verdict import Remedy
 from tests.profiler import slow_loops
 

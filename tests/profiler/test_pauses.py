@@ -11,19 +11,20 @@ import torch
 from torch.utils.data import DataLoader
 
 from flatout import Feed, FeedConfig, Plan
-from flatout.profiler import clock, crews, step_trace, watch
-from flatout.profiler.device_trace import DeviceWork
-from flatout.profiler.engine_steps import EngineObservation
+from flatout.clock import clock, worker_registry
+from flatout.clock.stages import Event, owners
+from flatout.profiler import watch
 from flatout.profiler.measurement import WaitBetween, WaitSite
-from flatout.profiler.observation import Observation
-from flatout.profiler.pauses import owners
-from flatout.profiler.recorder import Event, StepRecorder
+from flatout.profiler.observe import device_times
+from flatout.profiler.observe.device_times import DeviceWork
+from flatout.profiler.observe.engine_steps import EngineObservation
+from flatout.profiler.observe.observation import ALL, Observation
+from flatout.profiler.observe.recorder import StepRecorder
+from flatout.profiler.observe.summary import NoWorkers
+from flatout.profiler.observe.waits import WaitCounter
+from flatout.profiler.report.page import timeline_svg
 from flatout.profiler.report.save import load_measurement, save_report
-from flatout.profiler.report.timeline import timeline_svg
-from flatout.profiler.turns import ALL
 from flatout.profiler.verdict import judge
-from flatout.profiler.waits import WaitCounter
-from flatout.profiler.workers_seen import NoWorkers
 from tests.profiler import slow_loops
 from tests.profiler.situations import SITUATIONS
 from tests.profiler.test_engine_steps import Numbers
@@ -137,7 +138,7 @@ def test_a_pass_over_another_loader_is_no_part_of_a_watched_step():
 
 
 def test_workers_of_a_validation_are_no_workers_of_the_training(monkeypatch):
-    monkeypatch.setattr(crews, "_crews", weakref.WeakKeyDictionary())  # other tests keep feeds open
+    monkeypatch.setattr(worker_registry, "_crews", weakref.WeakKeyDictionary())  # other tests keep feeds open
     observation = EngineObservation(images_per_step=8, num_steps=None)
     plan = Plan(num_samples=64, batch_size=8)
     with observation.observing(), Feed(Numbers(), plan, FeedConfig(workers=1)) as feed, contextlib.ExitStack() as stack:
@@ -145,7 +146,7 @@ def test_workers_of_a_validation_are_no_workers_of_the_training(monkeypatch):
         with clock.stage("train.validate"):
             other = stack.enter_context(Feed(Numbers(), plan, FeedConfig(workers=1)))
             next(iter(other))
-        assert sorted(crew.is_apart for crew in crews.at_work()) == [False, True]
+        assert sorted(crew.is_apart for crew in worker_registry.at_work()) == [False, True]
         train(3, steps_per_epoch=8, feed=feed)
         measurement = observation.finish() or observation.measurement
     assert measurement.num_workers == 1
@@ -166,7 +167,7 @@ class Traces:
 
     def __init__(self, monkeypatch):
         self.running, self.stopped = 0, []
-        monkeypatch.setattr(step_trace, "DeviceTrace", lambda: self)
+        monkeypatch.setattr(device_times, "DeviceTrace", lambda: self)
 
     def start(self):
         self.running += 1
@@ -241,7 +242,7 @@ def test_waits_between_steps_are_kept_and_shown(tmp_path):
     measurement = SITUATIONS["H200: the demo, epochs of 8 steps"].measurement
     html = save_report(tmp_path, measurement, judge(measurement)).read_text()
     assert load_measurement(tmp_path / "profile.json").waits_between == list(measurement.waits_between)
-    assert "Between steps" in html and "nms/candidates.py:112" in html
+    assert "Between steps" in html and "nms/suppress.py:112" in html
 
 
 def test_a_profile_of_an_earlier_version_is_read(tmp_path):

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.profiler import clock
-from flatout.profiler.device_clock import self_times
-from flatout.profiler.device_trace import DeviceTrace, TraceEvent, _entries, covered, sum_up
-from flatout.profiler.recorder import StepRecorder
-from flatout.profiler.sampler import uneven
+from flatout.clock import clock
+from flatout.profiler.observe.device_times import DeviceTrace, TraceEvent, _entries, covered, self_times, sum_up
+from flatout.profiler.observe.recorder import StepRecorder
+from flatout.profiler.observe.sampler import uneven
 
 
 def run_steps(recorder, num_steps):

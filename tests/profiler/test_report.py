@@ -8,14 +8,13 @@ import subprocess
 
 import pytest
 
+from flatout.clock.stages import Event
 from flatout.errors import ConfigError
 from flatout.profiler.ledger import make_ledger
 from flatout.profiler.measurement import Limits, WaitSite
-from flatout.profiler.recorder import Event
-from flatout.profiler.report.colors import colors_of
+from flatout.profiler.report.page import colors_of, timeline_svg
 from flatout.profiler.report.save import load_measurement, save_report
 from flatout.profiler.report.text import report_text
-from flatout.profiler.report.timeline import timeline_svg
 from flatout.profiler.verdict import judge
 from tests.profiler.situations import RTX_5090, RTX_5090_WITH_WAITS, SITUATIONS, measured, network
 

@@ -3,7 +3,7 @@
 import pytest
 
 from flatout.feed.plan import choose_slots
-from flatout.profiler.turns import ALL, KERNELS, SPEED
+from flatout.profiler.observe.observation import ALL, KERNELS, SPEED
 
 
 @pytest.mark.parametrize("turns", [ALL, KERNELS, SPEED])

@@ -444,7 +444,7 @@ def test_threads_that_find_no_core_are_no_cause_where_another_is_found_but_are_t
 
 @pytest.mark.parametrize("own_flags", [SPIKE_FLAGS, DEFECT_FLAGS], ids=["spike", "defect"])
 def test_no_other_job_is_advised_a_flag_that_only_yolo_has(own_flags):
-    yolos = re.compile(r"--(workers|cache-images|device-augment|fast|log-every|notest)\b")
+    yolos = re.compile(r"--(workers|cache-images|device-augment|fast|notest)\b")
     advised = set()
     validated = measured(100, {"forward": 25, "backward": 30, "validate": 40}, cores=2)
     for situation in [*(each.measurement for each in SITUATIONS.values()), validated]:

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from flatout.clock import machine
 from flatout.errors import ConfigError
-from flatout.profiler import machine, watch
+from flatout.profiler import watch
 from tests.profiler import slow_loops
 
 ROOT = Path(__file__).parents[2]

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from flatout.profiler import clock, watch
-from flatout.profiler.device_clock import DeviceClock
-from flatout.profiler.recorder import StepRecorder
-from flatout.profiler.speed_of_light import measure_machine
-from flatout.profiler.waits import WaitCounter
+from flatout.clock import clock
+from flatout.profiler import watch
+from flatout.profiler.observe.device_times import DeviceClock
+from flatout.profiler.observe.recorder import StepRecorder
+from flatout.profiler.observe.speed_of_light import measure_machine
+from flatout.profiler.observe.waits import WaitCounter
 
 pytestmark = [
     pytest.mark.gpu,

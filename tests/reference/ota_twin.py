@@ -1,4 +1,4 @@
-"""YOLOv7's losses one image at a time: the plain twin of flatout/yolo/assign and flatout/yolo/loss.
+"""YOLOv7's losses one image at a time: the plain twin of flatout/yolo/loss.
 
 Written from the definition with ordinary operations, vectorised over the targets and candidates of an image. It shares
 nothing with the batched code but the box functions, which have goldens of their own.

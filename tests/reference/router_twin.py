@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flatout.yolo.assign.matches import Anchors
 from flatout.yolo.loss.config import LossConfig
-from flatout.yolo.model.head_config import HeadConfig
+from flatout.yolo.loss.matches import Anchors
+from flatout.yolo.multihead.head_config import HeadConfig
 from tests.reference.ota_twin import twin_assign, twin_loss
 
 

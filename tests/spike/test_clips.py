@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from flatout.spike.clips import scored_windows, training_windows, usable_runs, windows_of
-from flatout.spike.crops import num_origins, spike_span, step_of
-from flatout.spike.streams.layout import StreamWishes, decide
+from flatout.spike.data.clip_set import num_origins, spike_span, step_of
+from flatout.spike.data.stream_layout import StreamWishes, decide
+from flatout.spike.data.tree import scored_windows, training_windows, usable_runs, windows_of
 from tests.golden_cases import golden_cases
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from flatout.errors import ConfigError, ResourceError
 from flatout.spike.config import SpikeConfig, load_config, plain
-from flatout.spike.config_table import rows
 from flatout.spike.loader_plan import block, check_memory, hint, plan_loader
+from tests.spike.config_table import rows
 
 ROOT = Path(__file__).parents[2]
 GUIDE = """\
@@ -102,7 +102,7 @@ def test_shipped_configs_are_read_train_on_rates_and_survive_writing(path, tmp_p
 def test_the_page_shows_every_key_with_its_default():
     page = (ROOT / "docs/spike.md").read_text()
     for row in rows(SpikeConfig):
-        assert row in page, f"docs/spike.md lacks {row!r}: write it anew with python -m flatout.spike.config_table"
+        assert row in page, f"docs/spike.md lacks {row!r}: write it anew with python -m tests.spike.config_table"
 
 
 def test_every_key_is_explained():

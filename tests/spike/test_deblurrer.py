@@ -5,7 +5,7 @@ import torch
 
 import flatout.spike
 from flatout.errors import CheckpointError, ConfigError
-from flatout.spike.weight_files import load_network
+from flatout.spike.weights import load_network
 from tests.spike.test_train import TINY
 
 OVERRIDES = {**dict(each.split("=") for each in TINY), "TRAIN.EPOCHS": 1}

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.spike.streams.decode import Box, content_of, decode, map_stream, pack
-from flatout.spike.streams.layout import Layout, StreamError
-from flatout.spike.voxels import voxel_counts
+from flatout.spike.data.decode import Box, content_of, decode, map_stream, pack
+from flatout.spike.data.stream_layout import Layout, StreamError
+from flatout.spike.data.voxels import voxel_counts
 from tests.golden_cases import golden_cases
 from tests.spike.recipe import simulate
 

@@ -34,6 +34,6 @@ def test_the_door_lists_its_commands_and_corrects_mistakes(capsys):
 
 def test_workers_never_import_torch():
     """What a worker unpickles: a source of clips, and all that it stands on."""
-    program = "import sys, flatout.spike.source, flatout.spike.resident_numbers; print('torch' in sys.modules)"
+    program = "import sys, flatout.spike.data.source, flatout.spike.data.source; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -3,7 +3,7 @@
 import pytest
 
 from flatout.errors import ConfigError, DataError
-from flatout.spike.streams.layout import StreamError, StreamWishes, decide, highest
+from flatout.spike.data.stream_layout import StreamError, StreamWishes, decide, highest
 from tests.golden_cases import golden_cases
 
 KEYS = {"fmt": "format", "h": "height", "w": "width", "t": "frames"}

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from flatout.spike.evaluate import in_tiles, ref_luma, ref_psnr, ref_ssim_y, standard_scores, tile_starts, tile_weights
 from flatout.spike.loss import charbonnier
-from flatout.spike.metrics import ref_luma, ref_psnr, ref_ssim_y, standard_scores
-from flatout.spike.tiles import in_tiles, tile_starts, tile_weights
 from tests.golden_cases import golden_cases
 
 

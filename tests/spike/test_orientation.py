@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from flatout.spike.streams.orientation import compare
+from flatout.spike.data.stream_layout import compare
 from tests.golden_cases import golden_cases
 from tests.spike.recipe import simulate
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from flatout.spike.config import DataConfig
-from flatout.spike.data import NoSamples, open_training, shared_sequences
-from flatout.spike.prepare import PrepareConfig, TreeError, make_validation, prepare, validation_names
+from flatout.spike.data.clip_set import NoSamples, open_training, shared_sequences
+from flatout.spike.data.prepare import PrepareConfig, TreeError, make_validation, prepare, validation_names
 from tests.golden_cases import golden_cases
 
 

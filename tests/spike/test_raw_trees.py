@@ -9,10 +9,9 @@ import pytest
 
 from flatout.errors import ConfigError, DataError
 from flatout.spike.config import DataConfig
-from flatout.spike.data import open_clips
-from flatout.spike.prepare import PrepareConfig, prepare
-from flatout.spike.streams.decode import decode, map_stream, pack
-from flatout.spike.x4k import index_of, numbers_in_time
+from flatout.spike.data.clip_set import open_clips
+from flatout.spike.data.decode import decode, map_stream, pack
+from flatout.spike.data.prepare import PrepareConfig, index_of, numbers_in_time, prepare
 
 SIZE_HW = (16, 32)
 SPIKE_HW = (8, 16)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from flatout.spike.check import orientation_of
 from flatout.spike.config import DataConfig
-from flatout.spike.data import open_clips, open_training
-from flatout.spike.examine import orientation_of
-from flatout.spike.frames import read_image
-from flatout.spike.metrics import standard_scores
-from flatout.spike.prepare import PrepareConfig, prepare
-from flatout.spike.streams.decode import content_of, decode, map_stream
-from flatout.spike.streams.layout import StreamError, StreamWishes, decide
+from flatout.spike.data.clip_set import open_clips, open_training
+from flatout.spike.data.decode import content_of, decode, map_stream
+from flatout.spike.data.frames import read_image
+from flatout.spike.data.prepare import PrepareConfig, prepare
+from flatout.spike.data.stream_layout import StreamError, StreamWishes, decide
+from flatout.spike.evaluate import standard_scores
 
 MINI = Path(os.environ.get("FLATOUT_DATA", "")) / "spike_mini"
 pytestmark = pytest.mark.skipif(

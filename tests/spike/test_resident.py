@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from flatout.engine.distributed import World
 from flatout.errors import ConfigError
-from flatout.spike.clip_feed import FeedWishes, open_resident_feed, open_store, open_training_feed
+from flatout.ranks.world import World
 from flatout.spike.config import AugmentConfig, DataConfig
-from flatout.spike.data import open_clips
+from flatout.spike.data.clip_set import open_clips
+from flatout.spike.data.decode import decode, map_stream
+from flatout.spike.input import FeedWishes, open_resident_feed, open_store, open_training_feed
 from flatout.spike.schedule import plan_steps
-from flatout.spike.streams.decode import decode, map_stream
 from tests.spike.test_source import damaged_tree
 
 FIELDS = ("blur", "sharp", "spikes", "spike_frames", "score")

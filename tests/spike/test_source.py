@@ -11,14 +11,14 @@ import torch
 
 from flatout.errors import ConfigError, DataError
 from flatout.feed import Feed, FeedConfig, Out, Plan
-from flatout.spike.clip_feed import open_store, training_source
 from flatout.spike.config import AugmentConfig, DataConfig
-from flatout.spike.data import ClipSet, Frame, SequenceFacts, open_clips
-from flatout.spike.device_clip import pictures
-from flatout.spike.frames import Frames
-from flatout.spike.precompute import write_voxels
-from flatout.spike.source import ClipSource, Turn, shown_of, turned
-from flatout.spike.streams.layout import Layout
+from flatout.spike.data.clip_set import ClipSet, Frame, SequenceFacts, open_clips
+from flatout.spike.data.frames import Frames
+from flatout.spike.data.precompute import write_voxels
+from flatout.spike.data.source import ClipSource, Turn, shown_of, turned
+from flatout.spike.data.stream_layout import Layout
+from flatout.spike.input import open_store, training_source
+from flatout.spike.step import pictures
 from tests.golden_cases import golden_cases
 
 TURNS = {

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from flatout.__main__ import main
-from flatout.engine.checkpoint import atomic
-from flatout.engine.checkpoint.container import read_container
 from flatout.errors import DataError, ResourceError
+from flatout.safefiles import atomic
+from flatout.safefiles.container import read_container
 from flatout.spike.config import ModelConfig, SpikeConfig, load_config
 from flatout.spike.model import Clip, DeblurNet
 from flatout.spike.predict import ready

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flatout.errors import ConfigError, DataError
-from flatout.spike.voxels import (
+from flatout.spike.data.voxels import (
     bin_of_frames,
     centre_window,
     count_dtype,
@@ -58,7 +58,7 @@ def test_bins_match_the_golden_table(case):
 def test_voxels_match_the_golden_arrays(case):
     import torch
 
-    from flatout.spike.normalise import Normalise
+    from flatout.spike.step import Normalise
 
     parameters, num_bins, kind, expected = case
     spikes, _ = simulate(parameters)

@@ -2,7 +2,7 @@
 
 import torch
 
-from flatout.yolo.assign import Matches, Search, list_matches
+from flatout.yolo.loss import Matches, Search, list_matches
 from tests.reference.ota_twin import candidates, class_cost_in_closed_form, margin_of_image, pairs_of_image, twin_assign
 from tests.yolo.detection_batch import DetectionBatch
 

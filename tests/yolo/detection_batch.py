@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flatout.yolo.assign import Anchors
+from flatout.yolo.loss import Anchors
 
 ANCHORS_PX = {
     3: [[12, 16, 19, 36, 40, 28], [36, 75, 76, 55, 72, 146], [142, 110, 192, 243, 459, 401]],

@@ -9,8 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.yolo.assign import Anchors, Matches, Search, assign_all, assign_ota
-from flatout.yolo.loss import LossConfig, LossParts, aux_ota_loss, ota_loss, plain_loss
+from flatout.yolo.loss import (
+    Anchors,
+    LossConfig,
+    LossParts,
+    Matches,
+    Search,
+    assign_all,
+    assign_ota,
+    aux_ota_loss,
+    ota_loss,
+    plain_loss,
+)
 from tests.yolo.detection_batch import DetectionBatch
 
 

@@ -74,8 +74,8 @@ def serve() -> None:
     """Until standard input ends: fork a process per order, wait for it, tell its exit code."""
 
     import flatout.yolo.evaluate
-    import flatout.yolo.export.whole
-    import flatout.yolo.predict.whole
+    import flatout.yolo.export.files
+    import flatout.yolo.predict.detect
     import flatout.yolo.train  # noqa: F401
 
     for line in sys.stdin:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout.yolo.assign import Search, assign_all, assign_ota, list_matches, ota
-from flatout.yolo.assign.matches import Anchors, Matches, pack_place, unpack_place
+from flatout.yolo.loss import Search, assign_all, assign_ota, list_matches, ota
+from flatout.yolo.loss.matches import Anchors, Matches, pack_place, unpack_place
 from tests.reference.ota_twin import twin_assign
 from tests.yolo.comparing_matches import assert_same_matches
 from tests.yolo.detection_batch import DetectionBatch, awkward, make_batch

@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 
-from flatout.yolo.data.coco_json import annotation_file
+from flatout.yolo.data.coco import annotation_file
 from flatout.yolo.data.data_yaml import DataSet, open_data_yaml
 from flatout.yolo.data.image_set import ImageSet, Labels
 from flatout.yolo.evaluate import coco_ap

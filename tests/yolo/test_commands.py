@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from flatout.__main__ import main
-from flatout.yolo.commands.log_lines import show_log
-from flatout.yolo.compat import flags
-from flatout.yolo.compat.not_built import refuse_what_is_not_built
+from flatout.cli import show_log
+from flatout.yolo.commands import flags
+from flatout.yolo.commands.flags import refuse_what_is_not_built
 from flatout.yolo.export import ExportOptions
 from flatout.yolo.find_file import find_cfg, find_file
 from flatout.yolo.options import TestOptions, TrainOptions
@@ -74,7 +74,7 @@ def check_training(typed: Typed) -> None:
         use_compile=typed.env.get("USE_COMPILE") == "1",
         diagnose_compile=typed.env.get("DIAGNOSE_COMPILE") == "1",
     )
-    got = flags.train_options(flags.train_parser().parse_args(typed.words), typed.env)
+    got = flags.options_from(flags.train_parser().parse_typed(typed.words), typed.env)
     assert got == expected
     check_files(typed, got)
 
@@ -132,10 +132,9 @@ def test_the_flags_of_the_plan_exist_with_their_defaults(record):
 
 @pytest.mark.parametrize("variable", golden_cases("yolov7-data/commands.json", variables))
 def test_the_variables_of_the_plan_are_off_by_default_and_obeyed(variable):
-    args = flags.train_parser().parse_args([])
-    assert flags.train_options(args, {variable: "0"}) == flags.train_options(args, {}) == TrainOptions()
+    assert flags.options_from({}, {variable: "0"}) == flags.options_from({}, {}) == TrainOptions()
     field = variable.lower()
-    assert getattr(flags.train_options(args, {variable: "1"}), field) is True
+    assert getattr(flags.options_from({}, {variable: "1"}), field) is True
 
 
 @pytest.mark.parametrize("script", BUILT)

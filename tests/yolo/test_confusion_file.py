@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flatout.errors import ConfigError, DataError
-from flatout.yolo.confusion_file import read_confusion, write_confusion
+from flatout.yolo.metrics.confusion_file import read_confusion, write_confusion
 
 COUNTS = np.array([[41, 3, 2], [1, 9, 0], [4, 5, 0]])
 """Row = predicted, column = true: 46 cats and 17 dogs, of which 4 and 5 were missed."""

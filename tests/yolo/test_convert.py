@@ -7,7 +7,7 @@ import torch
 
 from flatout.errors import CheckpointError, ConfigError
 from flatout.yolo.convert import convert_weights
-from flatout.yolo.loading import load_network
+from flatout.yolo.load_network import load_network
 from flatout.yolo.model.deploy import to_deploy
 from flatout.yolo.model.network import build_network
 from flatout.yolo.weights import read_weights, save_weights

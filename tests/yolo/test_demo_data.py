@@ -12,8 +12,7 @@ import pytest
 from flatout.__main__ import main
 from flatout.yolo.demo_data.files import DemoDataConfig, draw_number, label_rows, label_text, write_demo_data
 from flatout.yolo.demo_data.scene import MOST_COVERED, SIDE_PX
-from flatout.yolo.demo_data.shapes import SHAPES, Points
-from flatout.yolo.demo_data.surfaces import SURFACES
+from flatout.yolo.demo_data.stamp import SHAPES, SURFACES, Points
 
 SMALL = DemoDataConfig(images=5, val=3, seed=4)
 

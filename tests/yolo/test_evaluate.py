@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatout.yolo.confusion_file import read_confusion
 from flatout.yolo.evaluate import Evaluate
+from flatout.yolo.evaluate.validation_input import ValidationBatch, ValidationInput, open_validation
 from flatout.yolo.loss import LossConfig, LossParts, plain_loss
 from flatout.yolo.metrics import IOU_THRESHOLDS, score_classes
+from flatout.yolo.metrics.confusion_file import read_confusion
 from flatout.yolo.model.heads import Predictions
 from flatout.yolo.nms import NmsConfig
-from flatout.yolo.validation_input import ValidationBatch, ValidationInput, open_validation
 from tests.reference.plain_evaluation import matched_by_loops, to_picture_by_hand
 from tests.reference.plain_nms import plain_nms
 from tests.yolo.detection_batch import make_anchors, make_map
@@ -135,10 +135,11 @@ def test_losses_are_means_over_the_batches_and_zeros_without_a_loss(batches):
 
     outcome = Evaluate(names=NAMES).run(Scripted(answers), batches, loss=loss)
     each = torch.stack([loss(answer.predictions.raw, answer.targets_T6).items[:3] for answer in answers])
-    assert outcome.val_losses == pytest.approx(each.mean(0).tolist(), rel=1e-6)
-    assert outcome.scores[4:] == outcome.val_losses
+    assert list(outcome.val_losses.values()) == pytest.approx(each.mean(0).tolist(), rel=1e-6)
+    assert list(outcome.val_losses) == ["box", "obj", "cls"]
+    assert outcome.scores["val_obj"] == outcome.val_losses["obj"]
     without = Evaluate(names=NAMES).run(Scripted(answers), batches)
-    assert without.val_losses == (0.0, 0.0, 0.0)
+    assert without.val_losses == {"box": 0.0, "obj": 0.0, "cls": 0.0}
     assert without.evaluation.map50_95 == outcome.evaluation.map50_95
 
 

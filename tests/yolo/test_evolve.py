@@ -11,15 +11,22 @@ import cv2
 import numpy as np
 import pytest
 
+from flatout.charts.evolution import evolve_png
 from flatout.errors import ConfigError, DivergedError, Interrupted
-from flatout.yolo.evolve import evolve, whole
-from flatout.yolo.evolve.genes import DECIMALS, GENES, choose_parent, mutated
-from flatout.yolo.evolve.rows import KEYS, SCORES, Rows, hyp_text, values_of
+from flatout.runs.folder import Wanted, choose_run
+from flatout.yolo.evolve import evolve
+from flatout.yolo.evolve import search as module
+from flatout.yolo.evolve.rows import DECIMALS, GENES, KEYS, Rows, choose_parent, hyp_text, mutated, values_of
+from flatout.yolo.find_file import find_file
 from flatout.yolo.hyp import load_hyp
-from flatout.yolo.metrics import fitness
+from flatout.yolo.metrics import YOLOV7_RESULTS, fitness
 from flatout.yolo.options import GENERATIONS, TrainOptions
-from flatout.yolo.pictures.evolution import evolve_png
+from flatout.yolo.run_config import identity
 from tests.yolo.recipes import recipe
+
+
+def scores_of(*numbers: float) -> dict[str, float]:
+    return dict(zip(YOLOV7_RESULTS, numbers, strict=True))
 
 
 def test_every_key_of_a_hyp_file_is_in_a_row_and_every_gene_has_its_own_gain():
@@ -65,7 +72,7 @@ def test_parents_are_the_best_five_by_their_lead():
 def test_a_line_that_was_cut_off_is_forgotten(tmp_path: Path):
     rows, values = Rows(tmp_path), values_of(recipe())
     for score in (0.1, 0.3, 0.2):
-        rows.add((0, 0, score, score, 0, 0, 0), values)
+        rows.add(scores_of(0, 0, score, score, 0, 0, 0), values)
     text = rows.path.read_text()
     assert [len(line.split()) for line in text.splitlines()] == [7 + 31] * 3
     rows.path.write_text(text[:-5])
@@ -100,14 +107,14 @@ class Trainer:
         hyp = load_hyp(options.hyp)
         Path(options.project, options.name).mkdir(exist_ok=True)
         score = 0.5 / (1 + abs(hyp.lr0 - 0.013) + abs(hyp.box - 0.07) + hyp.translate)
-        outcome = SimpleNamespace(scores=(0.1, 0.2, score, score / 2, 1.0, 2.0, 3.0))
+        outcome = SimpleNamespace(scores=scores_of(0.1, 0.2, score, score / 2, 1.0, 2.0, 3.0))
         return SimpleNamespace(finished=True, outcome=outcome, why="")
 
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The picture takes longer than all the rest here."""
-    monkeypatch.setattr("flatout.yolo.pictures.evolution.evolve_png", lambda table, file: file)
+    monkeypatch.setattr("flatout.charts.evolve_png", lambda table, parameters, file: file)
 
 
 @pytest.fixture
@@ -117,13 +124,13 @@ def search(tmp_path: Path) -> TrainOptions:
 
 @pytest.mark.usefixtures("undrawn")
 def test_an_interrupted_search_ends_as_an_undisturbed_one(search: TrainOptions, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(whole, "train", Trainer())
+    monkeypatch.setattr(module, "train", Trainer())
     undisturbed = evolve(replace(search, name="a"))
     for stop in (1, 2, 5):
-        monkeypatch.setattr(whole, "train", Trainer({stop: Interrupted.by("SIGTERM")}))
+        monkeypatch.setattr(module, "train", Trainer({stop: Interrupted.by("SIGTERM")}))
         with pytest.raises(Interrupted):
             evolve(replace(search, name="b"))
-    monkeypatch.setattr(whole, "train", trainer := Trainer())
+    monkeypatch.setattr(module, "train", trainer := Trainer())
     resumed = evolve(replace(search, name="b"))
     assert trainer.calls == 12 - (0 + 1 + 4), "generations that are complete are not trained again"
     assert (resumed.folder / "evolve.txt").read_bytes() == (undisturbed.folder / "evolve.txt").read_bytes()
@@ -133,12 +140,12 @@ def test_an_interrupted_search_ends_as_an_undisturbed_one(search: TrainOptions, 
 
 @pytest.mark.usefixtures("undrawn")
 def test_what_a_search_leaves(search: TrainOptions, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(whole, "train", Trainer())
+    monkeypatch.setattr(module, "train", Trainer())
     folder = evolve(replace(search, evolve=8)).folder
-    drawn = cv2.imread(str(evolve_png(folder / "evolve.csv")))
+    drawn = cv2.imread(str(evolve_png(folder / "evolve.csv", KEYS)))
     assert drawn is not None and (drawn < 200).any(axis=2).mean() > 0.01, "an empty sheet"
     rows = list(csv.DictReader((folder / "evolve.csv").open()))
-    assert list(rows[0]) == ["generation", "fitness", *SCORES, *KEYS] and len(rows) == 8
+    assert list(rows[0]) == ["generation", "fitness", *YOLOV7_RESULTS, *KEYS] and len(rows) == 8
     best = max(rows, key=lambda row: float(row["fitness"]))
     assert float(best["fitness"]) == pytest.approx(
         fitness(map50=float(best["mAP_0.5"]), map50_95=float(best["mAP_0.5:0.95"])), abs=1e-6
@@ -150,7 +157,7 @@ def test_what_a_search_leaves(search: TrainOptions, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_seed_decides(search: TrainOptions, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(whole, "train", Trainer())
+    monkeypatch.setattr(module, "train", Trainer())
     texts = [(evolve(replace(search, evolve=4, name=n, seed=seed)).folder / "evolve.txt").read_text()
              for n, seed in (("a", 1), ("b", 1), ("c", 2))]  # fmt: skip
     assert texts[0] == texts[1] != texts[2]
@@ -161,7 +168,7 @@ def test_the_seed_decides(search: TrainOptions, monkeypatch: pytest.MonkeyPatch)
 def test_a_generation_that_diverges_counts_as_nothing(
     search: TrainOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(whole, "train", Trainer({2: DivergedError("Loss is not finite.")}))
+    monkeypatch.setattr(module, "train", Trainer({2: DivergedError("Loss is not finite.")}))
     result = evolve(replace(search, evolve=3))
     assert Rows(result.folder).fitness_N[1] == 0 and result.finished
     assert "It counts as 0" in caplog.text
@@ -173,15 +180,47 @@ def test_a_search_in_which_nothing_was_found_says_so_and_what_it_took(
 ):
     caplog.set_level("INFO", "flatout")
     diverged = DivergedError("Loss is not finite.")
-    monkeypatch.setattr(whole, "train", Trainer({1: diverged, 2: diverged}))
+    monkeypatch.setattr(module, "train", Trainer({1: diverged, 2: diverged}))
     folder = evolve(replace(search, evolve=2)).folder
     assert "No generation has found anything" in caplog.text
     assert "Generation 1: fitness 0.00000, its folder is removed; the best is 0.00000 of generation 0." in caplog.text
     assert caplog.messages[-1].startswith(f"{folder}: 0:0"), "what it took comes last"
-    monkeypatch.setattr(whole, "train", Trainer())
+    monkeypatch.setattr(module, "train", Trainer())
     caplog.clear()
     evolve(replace(search, evolve=2, name="found"))
     assert "No generation has found anything" not in caplog.text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_training_does_not_go_on_in_the_folder_of_a_search_nor_a_search_in_that_of_a_training(
+    search: TrainOptions, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "train", Trainer({2: Interrupted.by("SIGTERM")}))
+    with pytest.raises(Interrupted):
+        evolve(search)
+    training, hyp = replace(search, evolve=False), load_hyp(find_file(search.hyp))
+    meant = identity(training, hyp, cuda=False, bf16=False)
+    with choose_run(Wanted(project=Path(search.project), name="exp", identity=meant)) as run:
+        assert (run.folder.name, run.continues) == ("exp2", False)
+    monkeypatch.setattr(module, "train", Trainer())
+    assert evolve(search).folder.name == "exp"
+    assert evolve(search).folder.name == "exp3", "exp2 is unfinished, and a training"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_search_that_an_older_version_began_goes_on(search: TrainOptions, monkeypatch: pytest.MonkeyPatch):
+    """It wrote down more options, and did not know the newest."""
+    monkeypatch.setattr(module, "train", Trainer({2: Interrupted.by("SIGTERM")}))
+    with pytest.raises(Interrupted):
+        evolve(search)
+    path = Path(search.project, "exp/run.json")
+    record = json.loads(path.read_text())
+    for key in ("hyp.aspect", "hyp.gamma", "head_attention"):
+        del record["config"][key]
+    record["config"] |= {"hyp": search.hyp, "nosave": False, "fast_dataloader": False, "v5_metric": False}
+    path.write_text(json.dumps(record))
+    monkeypatch.setattr(module, "train", trainer := Trainer())
+    assert evolve(search).folder.name == "exp" and trainer.calls == search.generations - 1
 
 
 def test_a_search_is_for_one_process(search: TrainOptions, monkeypatch: pytest.MonkeyPatch):

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from flatout.__main__ import main
+from flatout.cli import flags_of
 from flatout.errors import ConfigError
-from flatout.yolo.compat import detect_flags, export_flags, flags, not_built, test_flags, train_flags
+from flatout.yolo.commands import flags
 from flatout.yolo.export import ExportOptions
 from flatout.yolo.options import TestOptions, TrainOptions
 from flatout.yolo.predict.options import DetectOptions
@@ -25,7 +26,8 @@ PARSERS = {
     "detect.py": flags.detect_parser,
     "export.py": flags.export_parser,
 }
-NEW = [flag.name for group in (train_flags.SPEED, train_flags.RECIPE, train_flags.FILES) for flag in group]
+NEW_FIELDS = (*flags.SPEED, *flags.RECIPE, *flags.FILES)
+NEW = [flag.name for flag in flags_of(TrainOptions, NEW_FIELDS)]
 SAMPLES = {"int": ("7", 7), "float": ("0.25", 0.25), "str": ("abc", "abc")}
 
 
@@ -119,16 +121,38 @@ def test_a_new_flag_is_written_in_full(flag):
 
 
 def test_new_flags_do_not_begin_like_the_abbreviations_that_people_use():
-    ours = [*NEW, *(flag.name for table in (test_flags, detect_flags, export_flags) for flag in table.OURS)]
+    ours = [*NEW, *(flag.name for table in (flags.TEST_OURS, flags.DETECT_OURS, flags.EXPORT_OURS) for flag in table)]
     assert not [flag for flag in ours if flag.startswith(("--img", "--batch", "--conf", "--iou", "--cache-", "--topk"))]
-    assert not [flag.name for flag in detect_flags.OURS if flag.name.startswith("--class")]
+    assert not [flag.name for flag in flags.DETECT_OURS if flag.name.startswith("--class")]
+
+
+def test_every_option_that_has_a_flag_is_in_one_group_of_the_help():
+    grouped = (*flags.TRAIN_YOLOV7, *flags.TRAIN_FORK, *NEW_FIELDS)
+    assert sorted(grouped) == sorted(flag.dest for flag in flags_of(TrainOptions))
+
+
+@pytest.mark.parametrize(
+    ("words", "dest", "value"),
+    [
+        ("--batch_size 8", "batch_size", 8),
+        ("--exist_ok", "exist_ok", True),
+        ("--fast_dataloader", "fast_dataloader", True),
+        ("--save-period 3", "save_period", 3),
+        ("--upload-dataset", "upload_dataset", True),
+        ("--save_every_steps=5", "save_every_steps", 5),
+    ],
+)
+def test_dashes_and_underscores_are_the_same_in_a_flag_that_is_written_in_full(words, dest, value):
+    assert getattr(train_options(words), dest) == value
 
 
 # -- from words to options -----------------------------------------------------------------------------------------
 
 
 def train_options(words: str, **environ: str) -> TrainOptions:
-    return flags.train_options(parsed(flags.train_parser(), *words.split()), environ)
+    """As the command makes them: of what was typed and the environment."""
+    parsed(flags.train_parser(), *words.split())
+    return flags.options_from(flags.train_parser().parse_typed(words.split()), environ)
 
 
 def test_nothing_typed_means_the_defaults():
@@ -141,7 +165,7 @@ def test_nothing_typed_means_the_defaults():
 def test_a_shortcut_is_parsed_alone_and_resolved_afterwards():
     args = parsed(flags.train_parser(), "--fast-dataloader", "--workers", "8")
     assert (args.fast_dataloader, args.persistent_workers, args.worker_tensor) == (True, False, False)
-    options = flags.train_options(args, {}).resolved(cuda=False, bf16=False)
+    options = train_options("--fast-dataloader --workers 8").resolved(cuda=False, bf16=False)
     assert (options.persistent_workers, options.worker_tensor) == (True, True)
 
 
@@ -181,6 +205,14 @@ LEFT_OUT = {
 def test_a_part_of_fast_is_left_out_and_the_others_stay(words):
     assert parts(f"--fast {words}") == parts("--fast") | LEFT_OUT[words]
     assert parts(f"{words} --fast") == parts("--fast") | LEFT_OUT[words]
+
+
+def test_the_help_of_fast_names_every_part_by_the_flag_that_leaves_it_out():
+    (described,) = (flag.help for flag in flags_of(TrainOptions, ["fast"]))
+    named = {words for words in LEFT_OUT if f"{words})" in described or f"{words} " in described}
+    assert {part for words in named for part in LEFT_OUT[words]} == {
+        part for each in LEFT_OUT.values() for part in each
+    }
 
 
 def test_every_part_of_fast_can_be_left_out():
@@ -319,17 +351,17 @@ def test_a_new_flag_of_detect_is_written_in_full_and_stands_in_nobodys_way():
 def test_what_is_not_built_is_refused_by_name(words):
     flag = words.split()[0]
     with pytest.raises(ConfigError, match=rf"^{flag}: .*\. Leave the flag out\.$"):
-        not_built.refuse_what_is_not_built(train_options(words))
+        flags.refuse_what_is_not_built(train_options(words))
 
 
 def test_help_says_what_is_refused_and_of_nothing_else():
     told = {action.dest for action in flags.train_parser()._actions if "refused" in (action.help or "")}
-    assert told == set(not_built._REASONS)
+    assert told == set(flags._REASONS)
     for dest in told:
         other = {bool: True, int: 4}.get(type(getattr(TrainOptions(), dest)), "x")
         with pytest.raises(ConfigError, match="Leave the flag out"):
-            not_built.refuse_what_is_not_built(TrainOptions(**{dest: other}))
-    not_built.refuse_what_is_not_built(TrainOptions())
+            flags.refuse_what_is_not_built(TrainOptions(**{dest: other}))
+    flags.refuse_what_is_not_built(TrainOptions())
 
 
 def test_all_refusals_come_together_and_before_torch(capsys):

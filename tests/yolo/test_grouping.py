@@ -15,19 +15,28 @@ from flatout.errors import ConfigError
 from flatout.yolo.data.data_yaml import open_data_yaml
 from flatout.yolo.demo_data.files import DemoDataConfig, write_demo_data
 from flatout.yolo.find_file import shipped_folder
-from flatout.yolo.grouping.anticonfusion import group_apart, kept_together, known_pairs
-from flatout.yolo.grouping.balance import balanced
-from flatout.yolo.grouping.box_statistics import BoxTable, ClassStatistics, pictures_together, statistics_of
-from flatout.yolo.grouping.choose import GroupConfig, group_classes
-from flatout.yolo.grouping.geometry import group_by_geometry, k_means_on_a_line
-from flatout.yolo.grouping.groups import make_grouping
-from flatout.yolo.grouping.hybrid import HybridConfig, group_by_hybrid
-from flatout.yolo.grouping.k_means import in_order_of_occurrence, k_means, sum_of_squares
-from flatout.yolo.grouping.picture_shapes import ratio_ticks
-from flatout.yolo.grouping.sources import open_source
-from flatout.yolo.grouping.standard import group_standard
-from flatout.yolo.grouping.write import as_yaml
-from flatout.yolo.model.head_config import head_config_of, read_head_config
+from flatout.yolo.multihead.grouping.chart import ratio_ticks
+from flatout.yolo.multihead.grouping.choose import GroupConfig, as_yaml, group_classes
+from flatout.yolo.multihead.grouping.clustering import balanced, in_order_of_occurrence, k_means, sum_of_squares
+from flatout.yolo.multihead.grouping.methods import (
+    HybridConfig,
+    group_apart,
+    group_by_geometry,
+    group_by_hybrid,
+    group_standard,
+    k_means_on_a_line,
+    kept_together,
+    known_pairs,
+)
+from flatout.yolo.multihead.grouping.sources import open_source
+from flatout.yolo.multihead.grouping.statistics import (
+    BoxTable,
+    ClassStatistics,
+    make_grouping,
+    pictures_together,
+    statistics_of,
+)
+from flatout.yolo.multihead.head_config import head_config_of, read_head_config
 
 DATA = shipped_folder("data")
 COCO_NAMES = yaml.safe_load((DATA / "coco.yaml").read_text())["names"]

@@ -7,19 +7,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from flatout.yolo.grouping.balance import balanced
-from flatout.yolo.grouping.box_statistics import BoxTable, ClassStatistics, statistics_of
-from flatout.yolo.grouping.geometry import group_by_geometry
-from flatout.yolo.grouping.groups import Grouping
-from flatout.yolo.grouping.hybrid import (
+from flatout.yolo.multihead.grouping.clustering import balanced, k_means, spectral_embedding, sum_of_squares
+from flatout.yolo.multihead.grouping.methods import (
     HybridConfig,
     cooccurrence_similarity,
+    group_by_geometry,
     grouping_of_clusters,
     mixed_similarity,
     shape_similarity,
 )
-from flatout.yolo.grouping.k_means import k_means, sum_of_squares
-from flatout.yolo.grouping.spectral import spectral_embedding
+from flatout.yolo.multihead.grouping.statistics import BoxTable, ClassStatistics, Grouping, statistics_of
 from tests.golden_cases import golden_cases
 
 ARRAYS = {

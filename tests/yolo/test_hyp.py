@@ -35,9 +35,9 @@ def test_ota_is_on_unless_the_file_says_otherwise(tmp_path):
 
 
 def test_optional_keys_are_read(tmp_path):
-    hyp = load_hyp(changed(tmp_path, extra="warmup_iters: 12\nanchors: 3"))
-    assert (hyp.warmup_iters, hyp.anchors) == (12, 3)
-    assert (load_hyp(P5).warmup_iters, load_hyp(P5).anchors) == (None, None)
+    hyp = load_hyp(changed(tmp_path, extra="warmup_iters: 12\nanchors: 3\ngamma: 0.3"))
+    assert (hyp.warmup_iters, hyp.anchors, hyp.augment().gamma) == (12, 3, 0.3)
+    assert (load_hyp(P5).warmup_iters, load_hyp(P5).anchors, load_hyp(P5).augment().gamma) == (None, None, 0.0)
 
 
 def test_every_missing_unknown_and_wrong_key_is_told_at_once(tmp_path):

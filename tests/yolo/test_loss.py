@@ -7,10 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from flatout.yolo.assign import Matches, Search, assign_all, list_matches
-from flatout.yolo.assign.matches import pack_place
-from flatout.yolo.loss import LossConfig, aux_ota_loss, head_loss, ota_loss, plain_loss, rebalance, sum_parts
+from flatout.yolo.loss import (
+    LossConfig,
+    Matches,
+    Search,
+    assign_all,
+    aux_ota_loss,
+    head_loss,
+    list_matches,
+    ota_loss,
+    plain_loss,
+    rebalance,
+    sum_parts,
+)
 from flatout.yolo.loss.config import default_balance
+from flatout.yolo.loss.matches import pack_place
 from tests.reference.ota_twin import twin_assign, twin_loss
 from tests.yolo.detection_batch import DetectionBatch, awkward, make_batch
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout.yolo.assign import list_matches
-from flatout.yolo.loss import rebalance
+from flatout.yolo.loss import list_matches, rebalance
 from flatout.yolo.loss.config import default_balance
 from tests.golden_cases import golden_cases
 from tests.yolo.loss_cases import LossCase, assign_case, build, loss_cases, loss_of_case

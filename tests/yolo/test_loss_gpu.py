@@ -6,10 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout.yolo.assign import Anchors, Search, assign_all, assign_ota, list_matches
-from flatout.yolo.assign.candidates import list_candidates
-from flatout.yolo.loss import LossConfig, LossParts, aux_ota_loss, ota_loss, plain_loss
+from flatout.yolo.loss import (
+    Anchors,
+    LossConfig,
+    LossParts,
+    Search,
+    assign_all,
+    assign_ota,
+    aux_ota_loss,
+    list_matches,
+    ota_loss,
+    plain_loss,
+)
 from flatout.yolo.loss.config import default_balance
+from flatout.yolo.loss.ota import list_candidates
 from flatout.yolo.loss.terms import torch_head_loss
 from tests.yolo.comparing_matches import assert_same_matches
 from tests.yolo.detection_batch import DetectionBatch, awkward, make_batch
@@ -223,7 +233,7 @@ def test_a_crowd_in_a_batch_of_16_costs_less_than_a_second_and_two_gigabytes():
 
 def test_what_the_kernels_cannot_take_is_still_computed_and_said(caplog: pytest.LogCaptureFixture):
     batch = on_gpu(make_batch([4, 2], seed=12), torch.float64)
-    with caplog.at_level(logging.WARNING, logger="flatout.yolo.assign.kernels_ready"):
+    with caplog.at_level(logging.WARNING, logger="flatout.yolo.loss.kernel_support"):
         parts, _ = step(batch)
     assert "float64" in caplog.text
     single, _ = step(on_gpu(make_batch([4, 2], seed=12)))

@@ -9,21 +9,24 @@ import numpy as np
 import pytest
 import torch
 
+from flatout.charts.evaluation import as_shown, column_shares
 from flatout.errors import DataError
-from flatout.yolo.letterbox import Letterbox
+from flatout.yolo.boxes import Letterbox
+from flatout.yolo.evaluate.run import plot_evaluation
 from flatout.yolo.metrics import (
     IOU_THRESHOLDS,
     ConfusionMatrix,
     Evaluator,
     Labels,
     average_precision,
+    headings,
     match_to_labels,
     score_classes,
+    scores_by_class,
 )
+from flatout.yolo.metrics.evaluation import mean_scores
 from flatout.yolo.nms import Detections
-from flatout.yolo.pictures.confusion import as_shown, column_shares
-from flatout.yolo.pictures.evaluation import plot_evaluation
-from flatout.yolo.ranking import best_first
+from flatout.yolo.ragged import best_first
 from tests.reference.plain_evaluation import confused_by_loops, matched_by_loops, matched_per_image
 
 DOCS = Path(__file__).parents[2] / "docs/metrics.md"
@@ -126,7 +129,7 @@ def test_the_first_example_of_the_documentation_runs(capsys):
     shapes = [(WHOLE, ((1.0, 1.0), (0.0, 0.0)))]
     batch = (torch.zeros(1, 3, *WHOLE), torch.tensor([[0.0, 0, 0.5, 0.5, 0.2, 0.2]]), shapes)
     exec(code, {"batches": [batch], "model": lambda images: prediction})
-    assert [float(number) for number in capsys.readouterr().out.split()] == pytest.approx([1] * 5)
+    assert [float(number) for number in capsys.readouterr().out.split()] == pytest.approx([1] * 6)
 
 
 def test_padding_rows_of_targets_do_not_count():
@@ -149,8 +152,40 @@ def test_nothing_right_scores_nothing():
     evaluator.update(found, torch.tensor([[0.0, 1, 0.5, 0.5, 0.2, 0.2]]), Letterbox.centred(WHOLE, [WHOLE]), WHOLE)
     result = evaluator.result()
     assert (result.precision, result.recall, result.map50, result.map50_95) == (0, 0, 0, 0)
+    assert set(result.scores.values()) == {0.0}
     assert result.num_labels == 1
     assert result.maps.tolist() == [0, 0, 0]
+
+
+def means_of(
+    right_DK: list[list[int]], score_D: list[float], class_D: list[int], labels_L: list[int]
+) -> dict[str, float]:
+    arrays = (np.array(right_DK, bool), np.array(score_D, np.float32), np.array(class_D), np.array(labels_L))
+    return mean_scores(score_classes(*arrays))
+
+
+def test_f1_is_the_mean_over_classes_at_the_best_confidence_for_all():
+    """Class 0: two of three labels found, nothing wrong: 2 * 1 * (2/3) / (1 + 2/3) = 0.8. Class 1: all found: 1."""
+    scores = means_of([[1], [1], [1]], [0.9, 0.6, 0.9], [0, 0, 1], [0, 0, 0, 1])
+    assert (scores["precision"], scores["recall"]) == pytest.approx((1, 5 / 6))
+    assert scores["F1"] == pytest.approx(0.9), "not 10/11, the F1 of mean precision and mean recall"
+
+
+def test_average_recall_counts_every_detection_however_unsure():
+    """Two overlaps. Class 0 finds 3 and 2 of 4 labels, the last at a score of 0.002; class 1 finds 1 and 0 of 2; class
+    2 has a label and no detection, class 3 detections and no label."""
+    right_DK = [[1, 1], [1, 0], [0, 0], [1, 1], [1, 0], [0, 0]]
+    scores = means_of(right_DK, [0.9, 0.8, 0.7, 0.002, 0.9, 0.9], [0, 0, 0, 0, 1, 3], [0, 0, 0, 0, 1, 1, 2])
+    assert scores["AR_0.5:0.95"] == pytest.approx((3 / 4 + 2 / 4 + 1 / 2 + 0 + 0 + 0) / 6)
+
+
+def test_the_scores_of_classes_have_the_means_as_their_means():
+    result = evaluate(4).result()
+    by_class = scores_by_class(result.classes)
+    assert by_class.keys() == result.scores.keys() and len(headings()) == len(by_class)
+    for name, mean in result.scores.items():
+        assert 0 < mean == pytest.approx(by_class[name].mean()), name
+    assert (result.classes.full_recall_CK[:, 0] >= result.classes.curves.recall_CX.max(1) - 1e-12).all()
 
 
 def test_a_label_of_an_unknown_class_is_told():

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from flatout.errors import ConfigError, DataError
-from flatout.yolo.metrics import coco_api
-from flatout.yolo.metrics.coco import COCO_CATEGORY_IDS, CocoExport, image_id_of
-from flatout.yolo.metrics.coco_api import EVALUATORS, coco_scores
+from flatout.yolo.metrics import coco
+from flatout.yolo.metrics.coco import COCO_CATEGORY_IDS, EVALUATORS, CocoExport, coco_scores, image_id_of
 from flatout.yolo.nms import Detections
 
 INSTALLED = [each for each in EVALUATORS if importlib.util.find_spec(each[1].split(".")[0])]
@@ -54,7 +53,7 @@ def export(*, in_crowd: bool = True, far_off: bool = False) -> CocoExport:
 
 
 def use_only(evaluator: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coco_api, "EVALUATORS", (evaluator,))
+    monkeypatch.setattr(coco, "EVALUATORS", (evaluator,))
 
 
 def test_eighty_classes_map_to_ninety_one_numbers():
@@ -166,6 +165,6 @@ def test_a_missing_evaluator_is_one_clear_sentence(monkeypatch):
             raise ModuleNotFoundError(name)
         return real(name, *rest)
 
-    monkeypatch.setattr(coco_api.importlib, "import_module", absent)
+    monkeypatch.setattr(coco.importlib, "import_module", absent)
     with pytest.raises(ConfigError, match=r"COCO AP needs an evaluator.*pip install hotcoco"):
         coco_scores(TRUTH, export().table())

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from flatout.yolo.compat import flags
-from flatout.yolo.model.head_config import head_config_of
+from flatout.yolo.commands import flags
+from flatout.yolo.multihead.head_config import head_config_of
 
 PAGE = (Path(__file__).parents[2] / "docs/multihead.md").read_text()
 

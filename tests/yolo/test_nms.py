@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from flatout.errors import ConfigError
-from flatout.yolo.nms import NmsConfig, non_max_suppression, suppress, sweep
-from tests.reference.plain_nms import greedy, plain_nms
+from flatout.yolo.nms import NmsConfig, greedy, non_max_suppression, suppress
+from tests.reference import plain_nms as twin
+from tests.reference.plain_nms import plain_nms
 from tests.yolo.nms_predictions import OPTIONS, VALIDATION, draw
 
 
@@ -46,9 +47,9 @@ def test_classes_touch_when_boxes_are_wider_than_the_shift_between_them():
 def test_sizes_of_blocks_and_pieces_do_not_change_the_boxes(block, pairs, monkeypatch):
     prediction, config = draw(3, 50, 3, seed=3), NmsConfig(**VALIDATION)
     expected = plain_nms(prediction, config)
-    monkeypatch.setattr(sweep, "BLOCK", block)
-    monkeypatch.setattr(sweep, "PAIRS", pairs)
-    monkeypatch.setattr(suppress, "SCORES", 2 * prediction[0, :, 5:].numel())
+    monkeypatch.setattr(greedy, "BLOCK", block)
+    monkeypatch.setattr(greedy, "PAIRS", pairs)
+    monkeypatch.setattr(suppress, "MOST_SCORES", 2 * prediction[0, :, 5:].numel())
     assert_same(non_max_suppression(prediction, config).per_image(), expected)
 
 
@@ -140,9 +141,9 @@ def test_torchvisions_kernel_gives_the_same_boxes(options):
 def test_a_threshold_that_float32_cannot_hold_decides_as_the_exact_one():
     # IoU is float32(0.6), which is above 0.6; nearest-rounding of the threshold would make them equal.
     box = torch.tensor([[0.0, 0, 10, 10], [0, 0, 6, 10]])
-    assert greedy(box, torch.tensor([0.9, 0.8]), 0.6, 10).tolist() == [0]
-    assert sweep.sweep_kernel(box, torch.tensor([2]), suppress.float32_at_most(0.6), 10).tolist() == [0]
-    assert sweep.sweep_kernel(box, torch.tensor([2]), float(torch.tensor(0.6)), 10).tolist() == [0, 1]
+    assert twin.greedy(box, torch.tensor([0.9, 0.8]), 0.6, 10).tolist() == [0]
+    assert greedy.sweep_kernel(box, torch.tensor([2]), suppress.float32_at_most(0.6), 10).tolist() == [0]
+    assert greedy.sweep_kernel(box, torch.tensor([2]), float(torch.tensor(0.6)), 10).tolist() == [0, 1]
 
 
 def test_slow_nms_warns_and_drops_nothing(monkeypatch, caplog):

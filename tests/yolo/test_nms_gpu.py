@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flatout.yolo.letterbox import Letterbox
+from flatout.yolo.boxes import Letterbox
 from flatout.yolo.metrics import Evaluator
 from flatout.yolo.nms import NmsConfig, non_max_suppression
 from tests.yolo.nms_predictions import OPTIONS, VALIDATION, draw

@@ -7,18 +7,25 @@ import cv2
 import numpy as np
 import pytest
 
+from flatout.charts.axes import Axes, Place, ticks
+from flatout.charts.boxes import CAPTION_PX, GAP_PX, Tag, draw_batch, draw_boxes
+from flatout.charts.label_statistics import draw_label_statistics
+from flatout.charts.results import PANELS, read_results, results_png
+from flatout.charts.sheet import (
+    ACCENT,
+    PIXELS,
+    Sheet,
+    colour_of,
+    ink_on,
+    plain,
+    shortened,
+    shortened_file,
+    write_picture,
+)
 from flatout.errors import DataError
 from flatout.yolo.data.image_set import Labels
-from flatout.yolo.pictures.axes import Axes, Place, ticks
-from flatout.yolo.pictures.batch import CAPTION_PX, GAP_PX, draw_batch
-from flatout.yolo.pictures.boxes import Tag, draw_boxes
-from flatout.yolo.pictures.label_statistics import label_statistics
-from flatout.yolo.pictures.lettering import plain, shortened, shortened_file
-from flatout.yolo.pictures.palette import ACCENT, colour_of, ink_on
-from flatout.yolo.pictures.picture_file import write_picture
-from flatout.yolo.pictures.results import PANELS, read_results, results_png
-from flatout.yolo.pictures.sheet import PIXELS, Sheet
-from flatout.yolo.results_line import EpochResult, results_line
+from flatout.yolo.metrics import YOLOV7_RESULTS
+from flatout.yolo.train.validate import EpochResult, results_line
 
 NAMES = ("bolt", "nut")
 
@@ -46,7 +53,7 @@ def test_a_box_is_drawn_around_its_object():
 
 def test_names_in_a_crowd_do_not_cover_each_other(monkeypatch):
     tags: list[Tag] = []
-    monkeypatch.setattr("flatout.yolo.pictures.boxes._draw_tag", lambda image, tag, *more: tags.append(tag))
+    monkeypatch.setattr("flatout.charts.boxes._draw_tag", lambda image, tag, *more: tags.append(tag))
     rng = np.random.default_rng(0)
     low = rng.uniform(0, 180, (60, 2))
     box = np.concatenate((low, low + rng.uniform(3, 60, (60, 2))), 1)
@@ -135,7 +142,8 @@ def test_a_curve_goes_through_its_points_and_leaves_gaps():
 
 
 def results(num_epochs: int, *, val_loss: float = 0.04) -> str:
-    losses, scores = (0.1, 0.05, 0.02, 0.17), (0.5, 0.4, 0.45, 0.3, val_loss, val_loss, val_loss)
+    losses, numbers = (0.1, 0.05, 0.02, 0.17), (0.5, 0.4, 0.45, 0.3, val_loss, val_loss, val_loss)
+    scores = dict(zip(YOLOV7_RESULTS, numbers, strict=True))
     epochs = [EpochResult(epoch, num_epochs, 1.5, losses, 31, 320, scores) for epoch in range(num_epochs)]
     return "".join(map(results_line, epochs))
 
@@ -174,14 +182,16 @@ def test_statistics_are_drawn_for_any_number_of_classes_and_labels(tmp_path: Pat
     rng = np.random.default_rng(0)
     boxes = np.concatenate((rng.integers(0, num_classes, (num_labels, 1)), rng.uniform(0, 1, (num_labels, 4))), 1)
     labels = Labels(boxes.astype(np.float32), np.array([0, num_labels]), np.zeros((0, 2)), np.zeros(num_labels + 1))
-    path = label_statistics(labels, [f"kind {number}" for number in range(num_classes)], tmp_path / "labels.jpg")
+    path = draw_label_statistics(
+        labels.class_box_T5, [f"kind {number}" for number in range(num_classes)], tmp_path / "labels.jpg"
+    )
     assert read(path).shape[1] > 1000
 
 
 def test_where_boxes_lie_is_drawn_as_in_a_picture(tmp_path: Path):
     box = np.array([[0, 0.1, 0.2, 0.02, 0.02]] * 9, np.float32)  # left, near the top
     labels = Labels(box, np.array([0, 9]), np.zeros((0, 2)), np.zeros(10))
-    sheet = read(label_statistics(labels, ["a"], tmp_path / "labels.png"))
+    sheet = read(draw_label_statistics(labels.class_box_T5, ["a"], tmp_path / "labels.png"))
     dark = where(sheet, (122, 54, 8))
     lower_left = dark[(dark[:, 1] < sheet.shape[1] / 2) & (dark[:, 0] > sheet.shape[0] / 2)]
     centre = lower_left.mean(0) / sheet.shape[:2]

@@ -1,24 +1,36 @@
 """opt.yaml and hyp.yaml bring a run's options back; which differences make another run, and what `--resume` means."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.engine.run_folder import changes
 from flatout.errors import CheckpointError, ConfigError
-from flatout.yolo.compat.resume_options import (
-    checkpoint_to_resume,
-    config_of_run,
-    options_to_resume,
-    read_options,
-    write_options,
-)
+from flatout.runs.resume import Comparison, checkpoint_to_resume, options_to_resume
+from flatout.yolo.hyp import Hyp
 from flatout.yolo.options import TrainOptions
+from flatout.yolo.run_config import config_of_run, identity, read_options, write_options
 from tests.yolo.recipes import recipe
+
+
+def compared(
+    before: TrainOptions | Mapping[str, Any],
+    now: TrainOptions,
+    *,
+    hyp: Hyp | None = None,
+    is_named: bool = False,
+    cuda: bool = False,
+) -> Comparison:
+    """A run that was begun with some options, or whose record says so, and a command that may go on with it."""
+    old = config_of_run(before, recipe()) if isinstance(before, TrainOptions) else before
+    meant = identity(now, hyp or recipe(), cuda=cuda, bf16=cuda)
+    return meant.compare(json.loads(json.dumps(old)), is_named=is_named)
 
 
 @settings(deadline=None, max_examples=25)
@@ -53,22 +65,32 @@ def test_a_file_that_was_edited_wrongly_is_told_with_the_nearest_key(tmp_path):
         read_options(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"workers": 3},
-        {"device": "1"},
-        {"name": "b"},
-        {"fresh": True},
-        {"log_every": 9},
-        {"stop_after": 4},
-        {"resume": True},
-        {"no_persistent_workers": True},
-    ],
-)
+EXACT = [
+    {"workers": 3},
+    {"workers": "auto"},
+    {"device": "1"},
+    {"name": "b"},
+    {"fresh": True},
+    {"log_every": 9},
+    {"stop_after": 4},
+    {"resume": True},
+    {"no_persistent_workers": True},
+    {"fast_dataloader": True},
+    {"cache_images": True},
+    {"nosave": True},
+    {"patience": 5},
+    {"test_batch_size": 7},
+    {"hyp": "elsewhere/hyp.yaml"},
+    {"no_graphs": True},
+]
+"""What may be said of a run without a bit of its weights becoming another one."""
+
+
+@pytest.mark.parametrize("other", EXACT, ids=str)
 def test_where_and_on_what_a_run_goes_on_makes_no_other_run(other):
     hyp, options = recipe(), TrainOptions()
     assert config_of_run(replace(options, **other), hyp) == config_of_run(options, hyp)
+    assert compared(options, replace(options, **other)) == Comparison([], [], [])
 
 
 @pytest.mark.parametrize(
@@ -76,42 +98,110 @@ def test_where_and_on_what_a_run_goes_on_makes_no_other_run(other):
     [
         ({"batch_size": 32}, "batch_size 16 -> 32"),
         ({"img_size": (320, 320)}, "img_size [640, 640] -> [320, 320]"),
-        ({"fast_dataloader": True}, "fast_dataloader false -> true"),
         ({"seed": 4}, "seed null -> 4"),
-        ({"no_scaled_decode": True}, "no_scaled_decode unset -> true"),
+        ({"device_augment": True}, "device_augment false -> true"),
+        ({"fast": True}, "scaled_decode false -> true"),
+        ({"epochs": 200}, "epochs 300 -> 200"),
+        ({"cfg": "yolov7"}, 'cfg "" -> "yolov7"'),
     ],
 )
 def test_what_changes_the_result_makes_another_run(other, told):
-    hyp, options = recipe(), TrainOptions()
-    assert changes(config_of_run(options, hyp), config_of_run(replace(options, **other), hyp)) == [told]
+    assert compared(TrainOptions(), TrainOptions(**other)) == Comparison([], [told], [])
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"channels_last": True}, ["channels_last false -> true"]),
+        ({"amp": "bf16"}, ['amp "off" -> "bf16"']),
+        ({"compile": "on"}, ['compile "off" -> "on"']),
+        ({"use_compile": True}, ['compile "off" -> "on"']),
+        ({"deterministic": True}, ["deterministic false -> true"]),
+        ({"no_compile": True}, []),
+        ({"amp": "off"}, []),
+    ],
+)
+def test_what_only_rounds_differently_makes_no_other_run_and_is_told(other, told):
+    """By what it means: the number format of a CPU is off, whether or not that is said."""
+    assert compared(TrainOptions(), TrainOptions(**other)) == Comparison(told, [], [])
+
+
+def test_more_epochs_extend_a_run():
+    assert compared(TrainOptions(), TrainOptions(epochs=301)) == Comparison([], [], ["epochs 300 -> 301"])
+
+
+def test_files_that_moved_make_another_run_unless_the_run_is_named():
+    """Of a run that is named, what is in its files is compared: data by its fingerprint, weights by what is saved."""
+    moved = {"data": "elsewhere/coco.yaml", "weights": "elsewhere/yolov7.pt", "head_config": "heads.yaml"}
+    assert len(compared(TrainOptions(), TrainOptions(**moved)).different) == 3
+    assert compared(TrainOptions(), TrainOptions(**moved), is_named=True) == Comparison([], [], [])
+
+
+def test_a_shortcut_and_what_it_stands_for_on_this_machine_are_the_same_training():
+    fast, spelled_out = TrainOptions(fast=True), TrainOptions(fast_dataloader=True)
+    assert compared(TrainOptions(fast=True, no_scaled_decode=True), spelled_out) == Comparison([], [], [])
+    assert compared(fast, TrainOptions(fast=True, no_scaled_decode=True)).different == ["scaled_decode true -> false"]
+    on_gpu = compared(fast, spelled_out, cuda=True)
+    assert on_gpu.different == [
+        "device_augment true -> false", "gpu_decode true -> false", "scaled_decode true -> false",
+    ]  # fmt: skip
+    assert on_gpu.rounding == [
+        'amp "bf16" -> "fp16"', "channels_last true -> false", 'compile "auto" -> "off"',
+    ]  # fmt: skip
+
+
+def test_a_part_of_fast_that_is_left_out_means_nothing_without_fast():
+    assert compared(TrainOptions(), TrainOptions(no_scaled_decode=True)) == Comparison([], [], [])
 
 
 def test_a_run_that_began_before_parts_of_fast_could_be_left_out_goes_on():
     """Its record does not know these keys."""
-    config = config_of_run(TrainOptions(fast=True), recipe())
-    assert not [key for key in config if key.startswith("no_")]
+    options = TrainOptions(fast=True)
+    config = {key: value for key, value in config_of_run(options, recipe()).items() if not key.startswith("no_")}
+    assert compared(config, options) == Comparison([], [], [])
     assert config["compile"] == "off"
 
 
+@pytest.mark.parametrize("name", [field.name for field in fields(TrainOptions)])
+def test_an_option_that_came_later_stops_no_older_run_while_it_is_at_its_default(name):
+    config = config_of_run(TrainOptions(), recipe())
+    before = {key: value for key, value in config.items() if key != name}
+    assert compared(before, TrainOptions()) == Comparison([], [], [])
+
+
+def test_a_record_of_before_options_were_told_apart_by_what_they_change_goes_on():
+    """It held nearly all of them, under the names they have now."""
+    options = TrainOptions(batch_size=32, workers=3)
+    record = config_of_run(options, recipe()) | {
+        "hyp": "data/hyp.scratch.tiny.yaml", "rect": False, "nosave": False, "notest": False, "cache_images": False,
+        "fast_dataloader": True, "persistent_workers": False, "worker_tensor": False, "v5_metric": False,
+        "test_batch_size": None, "auto_lr": False, "bucket": "", "patience": 0,
+    }  # fmt: skip
+    assert compared(record, options) == Comparison([], [], [])
+    assert compared(record, replace(options, batch_size=64)).different == ["batch_size 32 -> 64"]
+
+
 def test_another_hyper_parameter_makes_another_run_even_in_a_file_of_the_same_name():
-    options = TrainOptions()
-    assert changes(config_of_run(options, recipe()), config_of_run(options, recipe(lr0=0.02))) == [
-        "hyp.lr0 0.01 -> 0.02"
-    ]
+    found = compared(TrainOptions(), TrainOptions(), hyp=recipe(lr0=0.02))
+    assert found == Comparison([], ["hyp.lr0 0.01 -> 0.02"], [])
 
 
-def test_a_key_that_came_later_stops_no_older_run_unless_it_is_used():
-    options = TrainOptions()
-    before = {key: value for key, value in config_of_run(options, recipe(aspect=0.5)).items() if key != "hyp.aspect"}
-    assert changes(before, config_of_run(options, recipe())) == []
-    assert changes(before, config_of_run(options, recipe(aspect=0.5))) == ["hyp.aspect unset -> 0.5"]
+@pytest.mark.parametrize("name", ["aspect", "gamma"])
+def test_a_key_that_came_later_stops_no_older_run_unless_it_is_used(name):
+    options, used = TrainOptions(), recipe(**{name: 0.5})
+    before = {key: value for key, value in config_of_run(options, used).items() if key != f"hyp.{name}"}
+    assert compared(before, options).different == []
+    assert compared(before, options, hyp=used).different == [f"hyp.{name} 0.0 -> 0.5"]
 
 
-def test_a_resumed_run_has_its_own_options_whatever_else_the_command_says(tmp_path):
-    stored, hyp = TrainOptions(batch_size=48, workers=3, name="bolts", break_lock=True), recipe(lr0=0.02)
-    write_options(tmp_path, stored, hyp)
-    asked = TrainOptions(resume=True, batch_size=8, workers=5, epochs=7, stop_after=2)
-    assert options_to_resume(asked, tmp_path) == (replace(stored, resume=True, stop_after=2, break_lock=False), hyp)
+def test_a_resumed_run_has_its_own_options_but_for_what_was_typed_and_what_every_command_says_anew():
+    stored = TrainOptions(batch_size=48, workers=3, name="bolts", break_lock=True, price=2.0)
+    asked = TrainOptions(resume=True, workers=5, epochs=7, stop_after=2)
+    expected = replace(stored, resume=True, stop_after=2, break_lock=False, price=None)
+    assert options_to_resume(stored, asked, {"resume"}) == expected
+    assert options_to_resume(stored, asked, {"resume", "workers"}) == replace(expected, workers=5)
+    # From Python nobody types: what is not at its default was said.
+    assert options_to_resume(stored, asked) == replace(expected, workers=5, epochs=7)
 
 
 def test_resume_without_a_value_takes_the_newest_run_and_with_one_that_one(tmp_path):
@@ -122,6 +212,7 @@ def test_resume_without_a_value_takes_the_newest_run_and_with_one_that_one(tmp_p
     assert checkpoint_to_resume(TrainOptions(), root=tmp_path) is None
     assert checkpoint_to_resume(TrainOptions(resume=True), root=tmp_path) == new
     assert checkpoint_to_resume(TrainOptions(resume=str(old)), root=tmp_path) == old
+    assert checkpoint_to_resume(TrainOptions(resume=str(old.parents[1])), root=tmp_path) == old.parents[1]
     with pytest.raises(CheckpointError, match=r"--resume gone.pt: no such file. Name a last.pt, or nothing"):
         checkpoint_to_resume(TrainOptions(resume="gone.pt"))
 

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.yolo.assign.heads import heads_on, route
 from flatout.yolo.loss import LossConfig, ota_router_loss, plain_loss, plain_router_loss
-from flatout.yolo.model.head_config import HeadConfig, HeadGroup
+from flatout.yolo.multihead.head_config import HeadConfig, HeadGroup
+from flatout.yolo.multihead.joined_maps import heads_on, route
 from tests.reference.router_twin import twin_router_loss
 from tests.yolo.detection_batch import awkward
 from tests.yolo.head_batches import HeadBatch, by_head, make_groups, make_head_batch

@@ -3,15 +3,12 @@
 import pytest
 import torch
 
-from flatout.yolo.assign import Anchors, Search, assign_ota
-from flatout.yolo.assign.candidates import list_candidates
-from flatout.yolo.assign.heads import heads_on, route
-from flatout.yolo.assign.joined_map import as_images
-from flatout.yolo.assign.ota import torch_assign_ota
-from flatout.yolo.loss import LossConfig
+from flatout.yolo.loss import Anchors, LossConfig, Search, assign_ota
 from flatout.yolo.loss.config import default_balance
+from flatout.yolo.loss.ota import list_candidates, torch_assign_ota
 from flatout.yolo.loss.terms import torch_head_loss
-from flatout.yolo.model.head_config import HeadConfig
+from flatout.yolo.multihead.head_config import HeadConfig
+from flatout.yolo.multihead.joined_maps import as_images, heads_on, route
 from tests.yolo.detection_batch import awkward
 from tests.yolo.head_batches import HeadBatch, make_groups, make_head_batch
 from tests.yolo.test_router import GROUPS, LOSSES, OPTIONS, PLAIN

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from flatout.yolo.compat.optimizer_order import parameter_groups as names_of_groups
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
-from flatout.yolo.multi_scale import draw_size, sizes_from
-from flatout.yolo.param_groups import parameter_groups
-from flatout.yolo.schedule import YoloSchedule
+from flatout.yolo.train.prepare import parameter_groups
+from flatout.yolo.train.schedule import YoloSchedule, draw_size, sizes_from
+from flatout.yolo.weights.optimizer_order import parameter_groups as names_of_groups
 from tests.yolo.recipes import recipe
 
 

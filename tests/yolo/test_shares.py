@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.yolo.data.rect import rect_batches
+from flatout.yolo.data.letterbox import rect_batches
 from flatout.yolo.evaluate import Evaluate, Outcome
-from flatout.yolo.evaluate.shares import Share, in_turn
-from flatout.yolo.train.loss_choice import DetectionLoss
-from flatout.yolo.validation_input import open_validation
+from flatout.yolo.evaluate.run import Share, in_turn
+from flatout.yolo.evaluate.validation_input import open_validation
+from flatout.yolo.train.step import DetectionLoss
 from tests.yolo.small_sets import files_of
 from tests.yolo.train.small_training import loss_config, narrow_network, tiny_hyp
 
@@ -30,7 +30,7 @@ def test_ranks_together_find_what_one_finds_alone(num_ranks: int, tmp_path: Path
     for rank in reversed(range(num_ranks)):
         together = judged(images, rank=rank, num_ranks=num_ranks, told=shares)
     assert together.scores == alone.scores
-    assert min(alone.scores) > 0, "or nothing would be compared"
+    assert min(alone.scores.values()) > 0, "or nothing would be compared"
     np.testing.assert_array_equal(together.evaluation.classes.ap_CK, alone.evaluation.classes.ap_CK)
     assert together.evaluation.num_images == alone.evaluation.num_images == len(images)
     assert alone.evaluation.confusion is not None and together.evaluation.confusion is not None

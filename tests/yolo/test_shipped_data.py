@@ -85,4 +85,5 @@ def test_a_wheel_holds_these_files_where_they_are_looked_for():
     assert settings["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == {
         "cfg": "flatout/cfg",
         "data": "flatout/data",
+        "weights": "flatout/weights",
     }

@@ -8,15 +8,21 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.engine.ema import MovingAverage, decay_at
+from flatout.engine.optim import MovingAverage, decay_at
 from flatout.yolo.loss import LossConfig
-from flatout.yolo.metrics import fitness
+from flatout.yolo.metrics import YOLOV7_RESULTS, fitness
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
-from flatout.yolo.multi_scale import scaled_shape, size_of_draw, sizes_from
-from flatout.yolo.param_groups import parameter_groups
-from flatout.yolo.results_line import EpochResult, results_line
-from flatout.yolo.schedule import YoloSchedule, accumulate_for, scaled_weight_decay
+from flatout.yolo.train.prepare import parameter_groups
+from flatout.yolo.train.schedule import (
+    YoloSchedule,
+    accumulate_for,
+    scaled_shape,
+    scaled_weight_decay,
+    size_of_draw,
+    sizes_from,
+)
+from flatout.yolo.train.validate import EpochResult, results_line
 from tests.golden_cases import golden_cases
 from tests.yolo.recipes import recipe
 
@@ -86,7 +92,7 @@ def check_results_line(record: dict[str, Any]) -> None:
         mean_losses=example["mean_losses"],
         num_targets=example["last_batch_targets"],
         width_px=example["last_batch_width"],
-        scores=example["results"],
+        scores=dict(zip(YOLOV7_RESULTS, example["results"], strict=True)),
     )
     assert results_line(result) == record["line"]
 

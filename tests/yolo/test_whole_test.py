@@ -13,10 +13,10 @@ import torch
 import yaml
 
 from flatout.errors import CheckpointError, ConfigError, DataError, ResourceError
-from flatout.yolo.device_choice import choose_device, choose_devices
-from flatout.yolo.evaluate import Speed, TestResult, whole
-from flatout.yolo.evaluate.pictures import EvaluationPictures
-from flatout.yolo.evaluate.table import header, row, speed_line
+from flatout.ranks.device import choose_device, choose_devices
+from flatout.yolo.evaluate import Speed, TestResult, evaluate
+from flatout.yolo.evaluate.evaluate import header, row, speed_line
+from flatout.yolo.evaluate.run import EvaluationPictures
 from flatout.yolo.metrics.coco import COCO_CATEGORY_IDS
 from flatout.yolo.model.network import Network
 from flatout.yolo.options import TestOptions
@@ -72,16 +72,17 @@ def run(place: Path, *, pictures: bool = False, **changed) -> TestResult:
     }
     options = TestOptions(**settings | changed)
     if pictures:
-        return whole.test(options)
+        return evaluate.test(options)
     with mock.patch.object(EvaluationPictures, "watch"), mock.patch.object(EvaluationPictures, "finish"):
-        return whole.test(options)
+        return evaluate.test(options)
 
 
 # --- what is printed
 
 
-def test_the_table_has_the_columns_of_yolov7():
-    assert header() == ("               Class      Images      Labels           P           R      mAP@.5  mAP@.5:.95")
+def test_the_table_has_the_columns_of_yolov7_and_then_ours():
+    columns = "               Class      Images      Labels           P           R      mAP@.5  mAP@.5:.95"
+    assert header() == f"{columns}          F1   AR@.5:.95"
     assert row("all", 5000, 36335, 0.7213, 0.63412, 0.68, 1e-5) == (
         "                 all        5000       36335       0.721       0.634        0.68       1e-05"
     )
@@ -94,11 +95,14 @@ def test_a_test_prints_header_all_classes_each_class_and_speed(place):
     result = run(place, save_hybrid=True)
     lines = str(result).splitlines()
     found = result.outcome.evaluation
-    means = (found.precision, found.recall, found.map50, found.map50_95)
+    names = ("precision", "recall", "mAP_0.5", "mAP_0.5:0.95", "F1", "AR_0.5:0.95")
+    means = [found.scores[name] for name in names]
     assert lines[0] == header()
     assert lines[1] == row("all", 11, found.num_labels, *means)
     assert [line.split()[0] for line in lines[2:4]] == NAMES
     assert sum(int(line.split()[2]) for line in lines[2:4]) == found.num_labels
+    of_classes = np.array([[float(word) for word in line.split()[3:]] for line in lines[2:4]])
+    np.testing.assert_allclose(of_classes.mean(0), means, atol=1e-3)
     assert re.fullmatch(r"Speed: [\d.]+/[\d.]+/[\d.]+ ms inference/NMS/total per 64x64 image at batch-size 4", lines[4])
     assert found.map50 > 0.9, "the labels were given to NMS"
     assert lines[-1] == "Results saved to runs/test/exp"
@@ -281,7 +285,7 @@ def test_augmented_views_add_boxes(place):
 
 def test_speed_judges_each_file_with_the_thresholds_of_detection(place, monkeypatch):
     seen = []
-    monkeypatch.setattr(whole.Exam, "run", spy(whole.Exam.run, seen))
+    monkeypatch.setattr(evaluate.Exam, "run", spy(evaluate.Exam.run, seen))
     result = run(place, weights=(str(place / "a.pt"), str(place / "b.pt")), task="speed", save_json=True)
     assert [(call["conf_thres"], call["iou_thres"]) for call in seen] == [(0.25, 0.45)] * 2
     assert len(result.outcomes) == 2
@@ -299,8 +303,8 @@ def spy(function, seen: list):
 
 
 def test_a_study_writes_a_line_per_size(place, monkeypatch):
-    assert (whole.STUDY_SIZES[0], whole.STUDY_SIZES[-1], len(whole.STUDY_SIZES)) == (256, 1536, 11)
-    monkeypatch.setattr(whole, "STUDY_SIZES", (64, 80))
+    assert (evaluate.STUDY_SIZES[0], evaluate.STUDY_SIZES[-1], len(evaluate.STUDY_SIZES)) == (256, 1536, 11)
+    monkeypatch.setattr(evaluate, "STUDY_SIZES", (64, 80))
     result = run(place, task="study")
     lines = Path("study_data_a.txt").read_text().splitlines()
     assert [line in result.text for line in lines] == [True, True]

@@ -1,6 +1,7 @@
-"""Draws the picture of the README from what `./run demo` left in runs/demo: python docs/pictures/demo/draw.py
+"""Draws the pictures of the README from what `./run demo` left in runs/demo: python docs/pictures/demo/draw.py
 
-The first pictures of the validation set, and what the network finds in them: nothing is chosen.
+found.jpg: the first pictures of the validation set, and what the network finds in them: nothing is chosen.
+photographs.jpg: what the weights that come with flatout find in its six photographs (data/photographs/ATTRIBUTION.md).
 """
 
 from pathlib import Path
@@ -9,15 +10,17 @@ import cv2
 import numpy as np
 import torch
 
+from flatout.charts.boxes import draw_boxes
 from flatout.images import read_picture
 from flatout.yolo.data.letterbox import fit, letterbox
-from flatout.yolo.loading import load_network
+from flatout.yolo.load_network import load_network
 from flatout.yolo.nms import NmsConfig, non_max_suppression
-from flatout.yolo.pictures.boxes import draw_boxes
 
 HERE, RUN = Path(__file__).parent, Path("runs/demo")
 INPUT_HW = (128, 160)
 COLUMNS, ROWS, GAP_PX = 4, 2, 6
+PHOTOGRAPHS = (("bus", "desk", "cat"), ("baseball", "fruit", "motorcycle"))
+WIDTH_PX = 1000
 NMS = NmsConfig(conf_thres=0.3, iou_thres=0.45)
 
 
@@ -32,7 +35,23 @@ def found_in(network: torch.nn.Module, image: np.ndarray) -> np.ndarray:
     return rows_n6
 
 
+def row_of(images: list[np.ndarray]) -> np.ndarray:
+    """Images side by side, at the one height that makes the row WIDTH_PX wide."""
+    room_px = WIDTH_PX - GAP_PX * (len(images) - 1)
+    height_px = room_px / sum(image.shape[1] / image.shape[0] for image in images)
+    edges = np.cumsum([0.0, *(height_px * image.shape[1] / image.shape[0] for image in images)]).round().astype(int)
+    row = np.full((round(height_px), WIDTH_PX, 3), 255, np.uint8)
+    for number, image in enumerate(images):
+        begin, end = edges[number : number + 2] + number * GAP_PX
+        row[:, begin:end] = cv2.resize(image, (int(end - begin), len(row)), interpolation=cv2.INTER_AREA)
+    return row
+
+
 def main() -> None:
+    drawn = [row_of([cv2.imread(str(RUN / f"photographs/{name}.jpg")) for name in names]) for names in PHOTOGRAPHS]
+    gap = np.full((GAP_PX, WIDTH_PX, 3), 255, np.uint8)
+    sheet = np.vstack([drawn[0], gap, drawn[1]])
+    cv2.imwrite(str(HERE / "photographs.jpg"), sheet, [cv2.IMWRITE_JPEG_QUALITY, 88])
     network, weights = load_network(RUN / "train/weights/last.pt")
     tiles = []
     for number in range(COLUMNS * ROWS):

@@ -10,11 +10,11 @@ import numpy as np
 
 from flatout.yaml_strict import load_yaml
 from flatout.yolo.find_file import shipped_folder
-from flatout.yolo.grouping.anticonfusion import known_pairs
-from flatout.yolo.grouping.choose import Grouped
-from flatout.yolo.grouping.groups import Grouping
-from flatout.yolo.grouping.picture import draw_grouping
-from flatout.yolo.model.head_config import head_config_of
+from flatout.yolo.multihead.grouping.chart import draw_grouping
+from flatout.yolo.multihead.grouping.choose import Grouped
+from flatout.yolo.multihead.grouping.methods import known_pairs
+from flatout.yolo.multihead.grouping.statistics import Grouping
+from flatout.yolo.multihead.head_config import head_config_of
 
 OUT = Path(__file__).parent / "apart.png"
 HEADS = shipped_folder("data") / "coco_320_1b4h_anticonfusion.yaml"

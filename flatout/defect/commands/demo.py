@@ -36,15 +36,15 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--gpu_id", type=int, help="-1: the CPU (default: a GPU if there is one)")
     args = parser.parse_args(argv)
     # Now, because help and mistakes are answered without torch.
+    from flatout.cli import show_log
     from flatout.defect.commands.flags import VERDICT_FLAGS
     from flatout.defect.demo_data import DemoDataConfig, write_demo_data
     from flatout.defect.evaluate.sweep import sweep_table
     from flatout.defect.options import TestOptions, TrainOptions
     from flatout.defect.predict import predict
     from flatout.defect.train import train
-    from flatout.engine.device_choice import choose_device
-    from flatout.engine.log_lines import show_log
-    from flatout.profiler.engine_steps import EngineObservation
+    from flatout.profiler import EngineObservation
+    from flatout.ranks import choose_device
 
     show_log()
     options = TrainOptions(gpu_id=args.gpu_id)

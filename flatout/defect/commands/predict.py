@@ -1,6 +1,6 @@
 """flatout defect predict: heat maps and detections of any images."""
 
-from flatout.defect.commands.flags import options_from, parser_for
+from flatout.defect.commands.flags import judging_parser, options_from
 from flatout.defect.options import TestOptions
 
 DESCRIPTION = """\
@@ -17,11 +17,9 @@ Exit code: 0, 2 wrong arguments, 3 images that cannot be read, 4 weights that ca
 
 def main(argv: list[str]) -> int:
     """Predict; returns the exit code."""
-    parser = parser_for(
-        "flatout defect predict", DESCRIPTION, EPILOG, TestOptions, hidden=("sweep", "use_ground_truth_mask")
-    )
-    options = options_from(parser.parse_args(argv), TestOptions)
-    from flatout.engine.log_lines import show_log
+    parser = judging_parser("flatout defect predict", DESCRIPTION, EPILOG, hidden=("sweep", "use_ground_truth_mask"))
+    options = options_from(parser.parse_typed(argv), TestOptions)
+    from flatout.cli import show_log
 
     show_log()
     # Now, because help and mistakes are answered without torch.

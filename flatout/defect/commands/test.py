@@ -1,6 +1,6 @@
 """flatout defect test: heat maps of test images, and how good they are."""
 
-from flatout.defect.commands.flags import options_from, parser_for
+from flatout.defect.commands.flags import judging_parser, options_from
 from flatout.defect.options import TestOptions
 
 DESCRIPTION = """\
@@ -18,9 +18,9 @@ Exit code: 0, 2 wrong arguments, 3 images that cannot be read, 4 weights that ca
 
 def main(argv: list[str]) -> int:
     """Evaluate; returns the exit code."""
-    parser = parser_for("flatout defect test", DESCRIPTION, EPILOG, TestOptions)
-    options = options_from(parser.parse_args(argv), TestOptions)
-    from flatout.engine.log_lines import show_log
+    parser = judging_parser("flatout defect test", DESCRIPTION, EPILOG)
+    options = options_from(parser.parse_typed(argv), TestOptions)
+    from flatout.cli import show_log
 
     show_log()
     # Now, because help and mistakes are answered without torch.

@@ -6,15 +6,15 @@ narrow range fires on every strong difference outside of it: this table shows th
 
 import numpy as np
 
-from flatout.defect.evaluate.heat_map import HeatMapper
+from flatout.defect.data.items import read_canonical
+from flatout.defect.evaluate.evaluate import HeatMapper
 from flatout.defect.options import TestOptions
 from flatout.defect.predict import grid_for, images_of
-from flatout.defect.strips.items import read_canonical
-from flatout.defect.synth.allocate import IN_PLANE_GC
+from flatout.defect.synth.draw import IN_PLANE_GC
 from flatout.defect.synth.kernels import Kernels
 from flatout.defect.synth.paint import paint
 from flatout.defect.weights import load_network
-from flatout.engine.device_choice import choose_device
+from flatout.ranks import choose_device
 
 STRENGTHS = (10, 20, 40, 80)
 NAMES = ("T", "R1", "R2", "B")
@@ -33,7 +33,7 @@ def sweep(mapper: HeatMapper, planes_CHW: np.ndarray) -> dict[str, list[float]]:
 def sweep_table(options: TestOptions) -> str:
     """The table for the first image of a test."""
     network, weights = load_network(options.model_path)
-    device = choose_device(options.device)
+    device = choose_device(options.where)
     first = images_of(options)[0].path
     mapper = HeatMapper(network.to(device), grid_for(options, weights, first), device, untiled=options.untiled)
     found = sweep(mapper, read_canonical(first))

@@ -5,14 +5,53 @@ What comes out are explicit parameters, the same for painting on the CPU and on 
 Dimension key:  M samples   K places for defects   C planes   L lines
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from flatout.defect.synth.allocate import IN_PLANE_GC, T, groups_by_rank, num_target_only, ranks
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.kernels import Kernels
-from flatout.feed.philox import keyed_uniform
+from flatout.feed import keyed_uniform
+
+# Which planes a defect goes into: smart allocation over whole batches.
+#
+#     T   target alone: this is what the label marks          R1  target and ref1
+#     B   all three planes                                    R2  target and ref2
+#
+# Dimension key:  M samples   K places for defects   C planes (target, ref1, ref2)
+
+T, R1, R2, B = range(4)
+MOST_TARGET_ONLY = 2
+IN_PLANE_GC = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1], [1, 1, 1]], np.bool_)
+"""Whether a defect of a group is painted in a plane."""
+
+
+def num_target_only(num_M: np.ndarray, uniform_M: np.ndarray, *, least: int = 1) -> np.ndarray:
+    """How many of n defects are in target alone: uniform on {least, ..., min(2, n // 2)}; int64 [M]."""
+    most_M = np.minimum(MOST_TARGET_ONLY, num_M // 2)
+    return np.asarray(least + (uniform_M * (most_M - least + 1)).astype(np.int64))
+
+
+def ranks(key_MK: np.ndarray, num_M: np.ndarray) -> np.ndarray:
+    """A random order of the first n places by random keys: the place of each in it, int64 [M, K]."""
+    unused_MK = np.arange(key_MK.shape[1]) >= num_M[:, None]
+    order_MK = np.argsort(np.where(unused_MK, 2.0, key_MK), axis=1, kind="stable")
+    return np.argsort(order_MK, axis=1)  # the inverse of an order
+
+
+def groups_by_rank(rank_MK: np.ndarray, num_M: np.ndarray, target_only_M: np.ndarray, coin_M: np.ndarray) -> np.ndarray:
+    """Group of each place, int64 [M, K]; meaningless from place n on.
+
+    The first t of the order are T. Of the r that follow, r // 3 are R1, as many R2, and all the rest B; a single one is
+    R1 or R2, as the coin (bool [M]: R2) says.
+    """
+    after_MK = rank_MK - target_only_M[:, None]
+    rest_M = num_M - target_only_M
+    third_M = (rest_M // 3)[:, None]
+    group_MK = np.where(after_MK < third_M, R1, np.where(after_MK < 2 * third_M, R2, B))
+    group_MK = np.where((rest_M == 1)[:, None], np.where(coin_M, R2, R1)[:, None], group_MK)
+    return np.asarray(np.where(after_MK < 0, T, group_MK))
+
 
 MOST_LINES = 3
 PLAIN, DEFECTS, LINES, HARD_NEGATIVE = range(4)
@@ -168,3 +207,41 @@ NOISE_ROOM = 512
 def row_of(draws: Mapping[str, np.ndarray], sample: int) -> dict[str, np.ndarray]:
     """The parameters of one sample."""
     return {name: array[sample] for name, array in draws.items()}
+
+
+# Numbers for a few samples at a time, at the price of many: drawn a block ahead and kept.
+#
+# Drawing is a hundred small array operations, whether for one sample or for sixteen. Every sample's numbers follow
+# from its position alone, so those of its neighbours may as well be drawn with it.
+#
+# Dimension key:  M samples
+
+BLOCK = 16
+"""Positions that are drawn together; whoever asks for half as many or more gets just those."""
+
+Numbers = dict[str, np.ndarray]
+Draw = Callable[[int, int, np.ndarray], Numbers]
+"""(seed, epoch, positions [M]) -> arrays [M, ...], row by row a function of the position."""
+
+
+class Ahead:
+    """Stands for a `Draw`. May be used by several threads, and pickled with what it draws."""
+
+    def __init__(self, draw: Draw) -> None:
+        self._draw = draw
+        self._kept: tuple[tuple[int, int, int], Numbers] | None = None
+
+    def __call__(self, seed: int, epoch: int, positions_M: np.ndarray) -> Numbers:
+        first, last = int(positions_M[0]), int(positions_M[-1])
+        begin = first // BLOCK * BLOCK
+        in_order = last - first == len(positions_M) - 1 and (
+            len(positions_M) < 2 or bool((np.diff(positions_M) == 1).all())
+        )
+        if 2 * len(positions_M) >= BLOCK or last >= begin + BLOCK or not in_order:
+            return self._draw(seed, epoch, positions_M)
+        kept = self._kept
+        if kept is None or kept[0] != (seed, epoch, begin):
+            block = self._draw(seed, epoch, np.arange(begin, begin + BLOCK))
+            # In one assignment, so that another thread sees all of it or nothing.
+            kept = self._kept = (seed, epoch, begin), block
+        return {name: array[first - begin : last - begin + 1] for name, array in kept[1].items()}

@@ -1,4 +1,4 @@
-"""Paint drawn defects into patches: a kernel's box at a time, clipped to the patch, saturated after each.
+"""Paint drawn defects and lines into patches, and disturb their planes.
 
 Order matters where defects overlap: 240 + 80 - 60 is 195, 240 - 60 + 80 is 255. A kernel is never rescaled at an edge.
 
@@ -13,8 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatout.defect.strips.canonical import MIDDLE, TOP
+from flatout.defect.data.items import MIDDLE, TOP
+from flatout.defect.synth.config import SynthConfig
+from flatout.defect.synth.draw import NOISE_ROOM
 from flatout.defect.synth.kernels import Kernels
+from flatout.feed import keyed_uniform
 
 VISIBLE = 100.0
 """Grey levels that a full-swing defect must change a pixel of target by to be labelled there."""
@@ -124,3 +127,140 @@ def _inside(x: int, y: int, reach: int, shape_hw: tuple[int, ...]) -> Inside | N
         return None
     part = slice(rows.start - top, rows.stop - top), slice(columns.start - left, columns.stop - left)
     return Inside(rows, columns, part)
+
+
+# Lines that are brighter or darker in target than in the references: what a network must learn not to report.
+#
+# Dimension key:  C planes   H W patch   L lines
+
+LEAST, MOST = 30.0, 50.0
+"""Amplitudes of lines, in grey levels."""
+REF_SCALE = 0.6
+"""What the references get of it."""
+
+
+class Room(NamedTuple):
+    """How far a line may go up and down before it saturates anywhere."""
+
+    up: float
+    down: float
+
+    @property
+    def allows_bright(self) -> bool:
+        return self.up >= LEAST
+
+    @property
+    def allows_dark(self) -> bool:
+        return self.down <= -LEAST
+
+
+class Line(NamedTuple):
+    """A line across the whole patch."""
+
+    horizontal: bool
+    place: int
+    width: int
+    amplitude: float
+
+    def area(self) -> tuple[slice, slice, slice]:
+        along, across = slice(None), slice(self.place, self.place + self.width)
+        return (along, across, along) if self.horizontal else (along, along, across)
+
+
+def room_of(area: np.ndarray) -> Room:
+    """From the pixels of all three planes under a line."""
+    return Room(min(TOP - float(area.max()), MOST), max(-float(area.min()), -MOST))
+
+
+def add_line(patch_CHW: np.ndarray, line: Line, ref_scale: float = REF_SCALE) -> None:
+    """Target gets the amplitude, the references a share of it; not clipped."""
+    patch_CHW[line.area()] += np.array([line.amplitude, *[line.amplitude * ref_scale] * 2], np.float32)[:, None, None]
+
+
+def paint_lines(patch_CHW: np.ndarray, sample: Mapping[str, np.ndarray]) -> None:
+    """The lines of a sample (see `draw`), in place; one that has no room is left out."""
+    lines = [choose_line(patch_CHW, numbers_5) for numbers_5 in sample["lines"][: int(sample["num_lines"])]]
+    for line in lines:
+        if line is not None:
+            add_line(patch_CHW, line)
+    np.clip(patch_CHW, 0, TOP, out=patch_CHW)
+
+
+def choose_line(patch_CHW: np.ndarray, numbers_5: np.ndarray) -> Line | None:
+    """A line from uniform numbers and the room that the pixels under it leave; None if there is none."""
+    horizontal, width = bool(numbers_5[0] < 0.5), int(numbers_5[1])
+    side = patch_CHW.shape[1 if horizontal else 2]
+    line = Line(horizontal, int(numbers_5[2] * (side - width + 1)), width, 0.0)
+    room = room_of(patch_CHW[line.area()])
+    dark = room.allows_dark and (not room.allows_bright or numbers_5[3] < 0.5)
+    if not dark and not room.allows_bright:
+        return None
+    strength = float(numbers_5[4])
+    amplitude = room.down + strength * (-LEAST - room.down) if dark else LEAST + strength * (room.up - LEAST)
+    return line._replace(amplitude=amplitude)
+
+
+# A crop, as it is or disturbed: planes moved against each other, of other contrast, noisy, ragged at edges.
+#
+# Dimension key:  C planes   H W image   P patch side
+
+
+def crop(planes_CHW: np.ndarray, corner_yx: tuple[int, int], out_CPP: np.ndarray) -> None:
+    """Copy a patch; what is kept in a store must never be painted on."""
+    y, x = corner_yx
+    height, width = out_CPP.shape[1:]
+    np.copyto(out_CPP, planes_CHW[:, y : y + height, x : x + width])
+
+
+def noise_table(patch_hw: tuple[int, int]) -> np.ndarray:
+    """Standard normal numbers float32 [room + P, room + P]; the same in every run: samples choose where they begin."""
+    height, width = (NOISE_ROOM + side for side in patch_hw)
+    uniform = keyed_uniform(0, 0, np.arange(height), 2 * width)
+    radius, angle = np.sqrt(-2 * np.log1p(-uniform[:, :width])), 2 * np.pi * uniform[:, width:]
+    return np.asarray(radius * np.cos(angle), np.float32)
+
+
+def crop_disturbed(
+    planes_CHW: np.ndarray,
+    corner_yx: tuple[int, int],
+    sample: Mapping[str, np.ndarray],
+    config: SynthConfig,
+    table: np.ndarray,
+    out_CPP: np.ndarray,
+) -> None:
+    """As `crop`, with the disturbances of `sample` (see `draw`)."""
+    height, width = out_CPP.shape[1:]
+    for plane in range(len(out_CPP)):
+        patch_PP = moved_crop(planes_CHW[plane], corner_yx, sample["shift"][plane], (height, width))
+        patch_PP = patch_PP * sample["gain"][plane] + sample["offset"][plane]
+        y, x = sample["noise_at"][plane]
+        strength: np.ndarray | float = config.noise
+        if config.edge_noise:
+            strength = config.noise + config.edge_noise * steepness(patch_PP)
+        patch_PP = patch_PP + table[y : y + height, x : x + width] * strength
+        if config.steepness != 1:
+            patch_PP = (patch_PP - MIDDLE) * config.steepness + MIDDLE
+        np.clip(patch_PP, 0, TOP, out=out_CPP[plane])
+
+
+def moved_crop(
+    plane_HW: np.ndarray, corner_yx: tuple[int, int], shift_xy: np.ndarray, patch_hw: tuple[int, int]
+) -> np.ndarray:
+    """A patch of a plane that is moved by a fraction of a pixel, float32 [P, P]; outside, its edge repeats."""
+    whole_xy = np.floor(shift_xy)
+    fx, fy = (shift_xy - whole_xy).astype(np.float32)
+    rows, columns = (
+        np.clip(corner + int(whole) + np.arange(side + 1), 0, length - 1)
+        for corner, whole, side, length in zip(corner_yx, whole_xy[::-1], patch_hw, plane_HW.shape, strict=True)
+    )
+    window = plane_HW[rows[:, None], columns]
+    mixed = window[:-1] + (window[1:] - window[:-1]) * fy
+    return np.asarray(mixed[:, :-1] + (mixed[:, 1:] - mixed[:, :-1]) * fx)
+
+
+def steepness(patch_PP: np.ndarray) -> np.ndarray:
+    """Half the difference between the neighbours of each pixel, in x plus in y; float32 [P, P]."""
+    steep = np.zeros_like(patch_PP)
+    steep[:, 1:-1] += np.abs(patch_PP[:, 2:] - patch_PP[:, :-2]) / 2
+    steep[1:-1] += np.abs(patch_PP[2:] - patch_PP[:-2]) / 2
+    return steep

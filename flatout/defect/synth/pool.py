@@ -1,17 +1,280 @@
-"""The kernels of a run: the two standard spots, or a pool of drawn ones that follows from the seed."""
+"""The kernels of a run: standard spots, drawn shapes of circuit boards, and points seen through optics."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
 
-from flatout.defect.synth.blobs import SHAPES
 from flatout.defect.synth.config import BoardShape, DefectMode, Range
 from flatout.defect.synth.kernels import Kernels
-from flatout.defect.synth.psf import Psf, camera_crop, cut_out
 from flatout.errors import ConfigError
+
+# Shapes of defects on circuit boards: ragged blobs, cuts, bridges, thorns and pinholes.
+#
+# Copper is taken away or added, whichever the pixels under a shape leave to do: a blob inside copper is a hole, at its
+# edge a mouse bite, alone a rest of copper; a cut across a trace is an open, a bridge between two of them a short, and
+# a thorn at an edge a spur.
+
+WAVES = 4
+"""Bulges around the outline."""
+RADIUS_PX = (1.5, 8.0)
+LONGEST = 2.5
+"""Length over width, at most."""
+CUT_PX: tuple[Range, Range] = ((6, 24), (2, 6))
+BRIDGE_PX: tuple[Range, Range] = ((8, 32), (2, 4))
+"""Lengths and widths."""
+THORN_PX: tuple[Range, Range] = ((4, 14), (3, 6))
+"""Lengths, and widths where it begins."""
+PINHOLE_PX: Range = (1.0, 3.0)
+"""Radii."""
+
+
+def blob(rng: np.random.Generator) -> np.ndarray:
+    """float32 [h, w], 1 inside, falling to 0 over about a pixel at its outline; sides are odd."""
+    low, high = RADIUS_PX
+    radius = float(np.exp(rng.uniform(np.log(low), np.log(high))))
+    stretch = float(np.sqrt(rng.uniform(1, LONGEST)))
+    angle = rng.uniform(0, np.pi)
+    weight_W, phase_W = rng.uniform(0, 0.25, WAVES), rng.uniform(0, 2 * np.pi, WAVES)
+    reach = int(np.ceil(radius * stretch * (1 + weight_W.sum() / 2))) + 1
+    y, x = np.meshgrid(*[np.arange(-reach, reach + 1)] * 2, indexing="ij")
+    along = (x * np.cos(angle) + y * np.sin(angle)) / stretch
+    across = (-x * np.sin(angle) + y * np.cos(angle)) * stretch
+    theta = np.arctan2(across, along)
+    bulge = sum(
+        weight * np.cos(number * theta + phase)
+        for number, (weight, phase) in enumerate(zip(weight_W, phase_W, strict=True), start=1)
+    )
+    value = np.clip(radius * (1 + bulge / 2) - np.hypot(along, across) + 0.5, 0, 1)
+    return _trimmed(np.asarray(value, np.float32))
+
+
+def bar(rng: np.random.Generator, sizes: tuple[Range, Range]) -> np.ndarray:
+    """A ragged stripe in any direction; as `blob` gives it."""
+    length, width = (float(rng.uniform(*size)) for size in sizes)
+    wave, phase = rng.uniform(0.3, 1.0), rng.uniform(0, 2 * np.pi)
+    along, across = _turned(rng.uniform(0, np.pi), reach=length / 2 + width)
+    half = width / 2 * (1 + 0.25 * np.sin(wave * along + phase))
+    return _filled(np.maximum(np.abs(across) - half, np.abs(along) - length / 2))
+
+
+def thorn(rng: np.random.Generator, sizes: tuple[Range, Range]) -> np.ndarray:
+    """A stripe that narrows to a point; as `blob` gives it."""
+    length, width = (float(rng.uniform(*size)) for size in sizes)
+    along, across = _turned(rng.uniform(0, 2 * np.pi), reach=length / 2 + width)
+    half = width / 2 * np.clip(0.5 - along / length, 0, 1)
+    return _filled(np.maximum(np.abs(across) - half, np.abs(along) - length / 2))
+
+
+def pinhole(rng: np.random.Generator) -> np.ndarray:
+    """A small disc; as `blob` gives it."""
+    radius = float(rng.uniform(*PINHOLE_PX))
+    along, across = _turned(0, reach=radius)
+    return _filled(np.hypot(along, across) - radius)
+
+
+SHAPES: Mapping[BoardShape, Callable[[np.random.Generator], np.ndarray]] = {
+    "blob": blob,
+    "open": lambda rng: bar(rng, CUT_PX),
+    "short": lambda rng: bar(rng, BRIDGE_PX),
+    "spur": lambda rng: thorn(rng, THORN_PX),
+    "pinhole": pinhole,
+}
+
+
+def _turned(angle: float, *, reach: float) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates along and across a direction, around the middle."""
+    side = int(np.ceil(reach)) + 1
+    y, x = np.meshgrid(*[np.arange(-side, side + 1)] * 2, indexing="ij")
+    return x * np.cos(angle) + y * np.sin(angle), -x * np.sin(angle) + y * np.cos(angle)
+
+
+def _filled(outside_px: np.ndarray) -> np.ndarray:
+    """1 inside, 0 outside, and between them over a pixel."""
+    return _trimmed(np.clip(0.5 - outside_px, 0, 1).astype(np.float32))
+
+
+def _trimmed(value: np.ndarray) -> np.ndarray:
+    """Without empty borders, the centre still in the middle."""
+    middle = len(value) // 2
+    rows, columns = (np.flatnonzero(value.any(axis=axis)) for axis in (1, 0))
+    up, left = (max(int(abs(found - middle).max()), 1) for found in (rows, columns))
+    return value[middle - up : middle + up + 1, middle - left : middle + left + 1]
+
+
+# Kernels from optics: what a point looks like through an annular pupil with aberrations, on a sensor.
+#
+#     pupil * phase --FFT--> intensity --bin, noise, crop--> camera picture --threshold, cut out--> kernel
+#
+# Dimension key:  N side of the pupil's grid
+
+ABERRATIONS = ("defocus", "astig_x", "astig_y", "coma_x", "coma_y", "spherical", "trefoil_x", "trefoil_y")
+POLARISATIONS = ("linX", "linY", "lin45", "circR", "circL", "radial")
+_OBSTRUCTIONS = ("square_eps", "h_stripe_w", "v_stripe_w", "h_outer_crop", "v_outer_crop")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Psf:
+    """One kernel's optics; lengths in pixels of the pupil's grid, aberrations in radians."""
+
+    psf_size: int = 256
+    crop_size: int = 32
+    outer_r: float = 31.0
+    epsilon: float = 0.0
+    """Inner radius of the annulus as a share of the outer one."""
+    ellipticity: float = 0.0
+    ellip_angle: float = 0.0
+    """Radians."""
+    brightness: float = 3000.0
+    background: float = 5.0
+    threshold_multiplier: float = 1.0
+    defocus: float = 0.0
+    astig_x: float = 0.0
+    astig_y: float = 0.0
+    coma_x: float = 0.0
+    coma_y: float = 0.0
+    spherical: float = 0.0
+    trefoil_x: float = 0.0
+    trefoil_y: float = 0.0
+    square_eps: float = 0.0
+    h_stripe_w: float = 0.0
+    v_stripe_w: float = 0.0
+    h_outer_crop: float = 0.0
+    v_outer_crop: float = 0.0
+    vector_mode: bool = False
+    na: float = 0.95
+    pol_type: str = "linX"
+    pixel_oversample: int = 1
+
+    def __post_init__(self) -> None:
+        if self.pol_type not in POLARISATIONS:
+            raise ConfigError(f"pol_type={self.pol_type!r} is unknown: use one of {', '.join(POLARISATIONS)}.")
+        if self.pixel_oversample < 1 or not 0 < self.crop_size <= self.psf_size:
+            raise ConfigError(f"crop_size={self.crop_size} must lie in 1..psf_size, pixel_oversample be 1 or more.")
+
+
+def intensity(psf: Psf) -> np.ndarray:
+    """float64 [N, N], zero frequency in the middle; N = psf_size * pixel_oversample."""
+    side = psf.psf_size * psf.pixel_oversample
+    y, x = np.meshgrid(*[np.arange(side) - side // 2] * 2, indexing="ij")
+    pupil = _pupil(psf, x, y) * np.exp(1j * _phase(psf, x, y))
+    fields = _vector_fields(psf, pupil, x, y) if psf.vector_mode else iter((pupil,))
+    return np.asarray(sum(np.abs(np.fft.fftshift(np.fft.fft2(field))) ** 2 for field in fields))
+
+
+def camera_crop(
+    psf: Psf, *, offset: tuple[int, int] = (0, 0), rng: np.random.Generator | None = None, noise: float = 0.0
+) -> np.ndarray:
+    """float64 [crop, crop] as a sensor sees it; `rng` None: without noise."""
+    binned = _binned(intensity(psf), psf.pixel_oversample, offset)
+    picture = binned * (psf.brightness / binned.sum()) + psf.background
+    if rng is not None:
+        picture = rng.poisson(picture) + rng.normal(0, noise, picture.shape)
+    picture = np.clip(picture, 0, None)
+    first = len(picture) // 2 - psf.crop_size // 2
+    return np.asarray(picture[first : first + psf.crop_size, first : first + psf.crop_size])
+
+
+def cut_out(crop: np.ndarray, threshold_multiplier: float) -> np.ndarray:
+    """The bright spot of a crop as a kernel float32 [h, w] from 0 to 1: its connected part above the threshold."""
+    above = crop > crop.mean() + threshold_multiplier * crop.std()
+    brightest = np.unravel_index(np.argmax(crop), crop.shape)
+    inside = _connected(above, (int(brightest[0]), int(brightest[1])))
+    spot = np.where(inside, np.clip(crop - np.median(crop), 0, None), 0)
+    rows, columns = (np.flatnonzero(inside.any(axis=axis)) for axis in (1, 0))
+    spot = spot[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    return np.asarray(spot / max(spot.max(), np.finfo(np.float64).tiny), np.float32)
+
+
+def _pupil(psf: Psf, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Where light passes, bool [N, N]."""
+    cos, sin = np.cos(psf.ellip_angle), np.sin(psf.ellip_angle)
+    radius = np.hypot((x * cos + y * sin) / (1 + psf.ellipticity), (-x * sin + y * cos) / (1 - psf.ellipticity))
+    passes = (radius <= psf.outer_r) & (radius >= psf.outer_r * psf.epsilon)
+    square, h_stripe, v_stripe, h_crop, v_crop = (getattr(psf, name) * psf.outer_r for name in _OBSTRUCTIONS)
+    if square:
+        passes &= ~((abs(x) <= square) & (abs(y) <= square))
+    if h_stripe:
+        passes &= ~(abs(y) <= h_stripe)
+    if v_stripe:
+        passes &= ~(abs(x) <= v_stripe)
+    if h_crop:
+        passes &= ~(abs(y) > psf.outer_r - h_crop)
+    if v_crop:
+        passes &= ~(abs(x) > psf.outer_r - v_crop)
+    return np.asarray(passes)
+
+
+def _phase(psf: Psf, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    rho, theta = np.hypot(x, y) / psf.outer_r, np.arctan2(y, x)
+    shapes: Mapping[str, np.ndarray] = {
+        "defocus": 2 * rho**2 - 1,
+        "astig_x": rho**2 * np.cos(2 * theta),
+        "astig_y": rho**2 * np.sin(2 * theta),
+        "coma_x": (3 * rho**2 - 2) * rho * np.cos(theta),
+        "coma_y": (3 * rho**2 - 2) * rho * np.sin(theta),
+        "spherical": 6 * rho**4 - 6 * rho**2 + 1,
+        "trefoil_x": rho**3 * np.cos(3 * theta),
+        "trefoil_y": rho**3 * np.sin(3 * theta),
+    }
+    return np.asarray(sum(getattr(psf, name) * shapes[name] for name in ABERRATIONS))
+
+
+def _vector_fields(psf: Psf, pupil: np.ndarray, x: np.ndarray, y: np.ndarray) -> Iterator[np.ndarray]:
+    """The three components of the field behind a lens of high aperture."""
+    sine = np.hypot(x, y) / psf.outer_r * psf.na
+    inside = sine < 1
+    sine = np.where(inside, sine, 0)
+    cosine = np.sqrt(1 - sine**2)
+    azimuth = np.arctan2(y, x)
+    c, s = np.cos(azimuth), np.sin(azimuth)
+    px, py = _polarisation(psf.pol_type, c, s)
+    weight = np.where(inside, pupil * np.sqrt(cosine), 0)
+    yield weight * ((cosine * c**2 + s**2) * px + (cosine - 1) * c * s * py)
+    yield weight * ((cosine - 1) * c * s * px + (cosine * s**2 + c**2) * py)
+    yield weight * (-sine * (c * px + s * py))
+
+
+def _polarisation(kind: str, c: np.ndarray, s: np.ndarray) -> tuple[np.ndarray | complex, np.ndarray | complex]:
+    half = np.sqrt(0.5)
+    uniform: dict[str, tuple[complex, complex]] = {
+        "linX": (1, 0),
+        "linY": (0, 1),
+        "lin45": (half, half),
+        "circR": (half, 1j * half),
+        "circL": (half, -1j * half),
+    }
+    return (c, s) if kind == "radial" else uniform[kind]
+
+
+def _binned(picture: np.ndarray, factor: int, offset: tuple[int, int]) -> np.ndarray:
+    """Sums over factor x factor blocks that begin at `offset` (y, x)."""
+    if factor == 1:
+        return picture
+    side = len(picture) // factor
+    rolled = np.roll(picture, (-offset[0], -offset[1]), axis=(0, 1))
+    return np.asarray(rolled.reshape(side, factor, side, factor).sum(axis=(1, 3)))
+
+
+def _connected(above: np.ndarray, start: tuple[int, int]) -> np.ndarray:
+    """The 4-connected part of `above` around `start`."""
+    inside = np.zeros_like(above)
+    inside[start] = True
+    while True:
+        grown = inside.copy()
+        grown[1:] |= inside[:-1]
+        grown[:-1] |= inside[1:]
+        grown[:, 1:] |= inside[:, :-1]
+        grown[:, :-1] |= inside[:, 1:]
+        grown &= above
+        grown[start] = True
+        if np.array_equal(grown, inside):
+            return inside
+        inside = grown
+
 
 THREADS = 4
 """Fourier transforms release the GIL."""

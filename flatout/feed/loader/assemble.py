@@ -1,17 +1,29 @@
 """From the pieces of a batch to the batch, in the trainer: tensors over the body, containers from a pickle."""
 
+import copy
 import logging
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from flatout.feed.loader.errors import raise_packed
-from flatout.feed.loader.layout import Leaf, place, row_value, view
-from flatout.feed.loader.pieces import Form, Head, Hole, Piece, TensorHole, load_filled
+from flatout.feed.loader.batch_parts import (
+    Form,
+    Head,
+    Hole,
+    Leaf,
+    Piece,
+    TensorHole,
+    load_filled,
+    place,
+    raise_packed,
+    row_value,
+    view,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -148,3 +160,64 @@ def _row(head: Head, carried: dict[int, list[Any]], sheet: _Sheet, row: int, row
         return row_value(leaf, sheet.tensors[places[hole.number]], row)
 
     return load_filled(head.skeleton, fill)
+
+
+# The second half of a (collate_fn, join_fn) pair: from micro-batches to a batch, without copying where it can be.
+
+
+def cat_rows(parts: Sequence[Tensor]) -> Tensor:
+    """torch.cat along the first dimension; without a copy if the parts lie one after another already.
+
+    Tensors with a row per sample do, if every micro-batch has the same dtype and row shape.
+    """
+    first, end = parts[0], int(parts[0].storage_offset())
+    for part in parts:
+        if not _continues(part, first, end):
+            return torch.cat(list(parts))
+        end += part.numel()
+    num_rows = sum(len(part) for part in parts)
+    return first.as_strided((num_rows, *first.shape[1:]), first.stride())
+
+
+def join_rows(parts: Sequence[Any]) -> Any:
+    """Join collated micro-batches: tensors by `cat_rows`, lists of anything else end to end, through containers."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return cat_rows(parts)
+    if isinstance(first, Mapping):
+        joined = {key: join_rows([part[key] for part in parts]) for key in first}
+        if isinstance(first, MutableMapping):
+            clone = copy.copy(first)
+            clone.update(joined)
+            return clone
+        return type(first)(joined)  # type: ignore[call-arg]
+    if isinstance(first, tuple) and hasattr(first, "_fields"):
+        return type(first)(*(join_rows(each) for each in zip(*parts, strict=True)))
+    if isinstance(first, list | tuple):
+        if _holds_tensors(first):
+            return type(first)(join_rows(each) for each in zip(*parts, strict=True))
+        return type(first)(each for part in parts for each in part)
+    raise TypeError(
+        f"join_rows cannot join {type(first).__name__} objects: give Loader a join_fn of your own, "
+        "which takes the list of what collate_fn made."
+    )
+
+
+def _continues(part: Tensor, first: Tensor, at: int) -> bool:
+    return (
+        part.is_contiguous()
+        and part.dtype == first.dtype
+        and part.shape[1:] == first.shape[1:]
+        and part.storage_offset() == at
+        and part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        and type(part) is Tensor
+        and not part.requires_grad
+    )
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_holds_tensors(each) for each in value.values())
+    if isinstance(value, list | tuple):
+        return any(_holds_tensors(each) for each in value)
+    return isinstance(value, Tensor)

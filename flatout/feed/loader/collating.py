@@ -13,8 +13,20 @@ import torch
 from torch import Tensor
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
-from flatout.feed.loader.layout import Leaf, fingerprint, leaf_of, place, view, write_rows
-from flatout.feed.loader.pieces import Form, Head, Hole, Piece, TensorHole, dump_with_holes
+from flatout.feed.loader.batch_parts import (
+    Form,
+    Head,
+    Hole,
+    Leaf,
+    Piece,
+    TensorHole,
+    dump_with_holes,
+    fingerprint,
+    leaf_of,
+    place,
+    view,
+    write_rows,
+)
 
 Shape = tuple[int, ...]
 

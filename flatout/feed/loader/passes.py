@@ -5,12 +5,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from flatout.clock import clock
 from flatout.errors import ChildLostError, DataError
 from flatout.feed.loader.assemble import Assembler
-from flatout.feed.loader.order import Order
-from flatout.feed.loader.pieces import Piece
-from flatout.feed.loader.workshop import Workshop
-from flatout.profiler import clock
+from flatout.feed.loader.batch_parts import Order, Piece
+from flatout.feed.loader.runtime import Workshop
 
 POLL_S = 0.002
 PROBE_WAIT_S = 10.0

@@ -1,24 +1,80 @@
 """A torch dataset as the workers see it: fetch samples, collate, hand over a piece of a batch."""
 
 import pickle
+import random
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 import torch.utils.data._utils.worker as torch_worker
 
-from flatout.feed.loader.areas import Areas
+from flatout.feed.loader.batch_parts import Form, Order, Piece, decode, pack_error
 from flatout.feed.loader.collating import Room, lay_part, lay_rows, lay_whole
-from flatout.feed.loader.errors import pack_error
-from flatout.feed.loader.order import Order, decode
-from flatout.feed.loader.pieces import Form, Piece
-from flatout.feed.loader.randomness import DrawWatch, seed_as_torch, seed_everything, untouched_generators
+from flatout.feed.loader.slot_buffers import Areas
 from flatout.feed.ring import Ring
 from flatout.feed.source import Out, Rows
+
+# Random numbers in datasets that take them from torch, numpy or random without saying so.
+#
+# A sample's numbers must not depend on which worker reads it, so the global generators are seeded
+# before each sample. That takes 20 microseconds, much for a dataset that draws nothing: it is done
+# only once the dataset was seen to draw. Where workers take turns, they are seeded once, as in torch.
+
+T = TypeVar("T")
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the generators that a dataset finds without asking; a seed below 2**64."""
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])  # noqa: NPY002 - datasets use it
+
+
+def seed_as_torch(base_seed: int, worker: int) -> None:
+    """Seed the same generators as torch's DataLoader does when a worker starts."""
+    seed_everything(base_seed + worker)
+    np.random.seed(torch_worker._generate_state(base_seed, worker))  # noqa: NPY002 - datasets use it
+
+
+@contextmanager
+def untouched_generators() -> Iterator[None]:
+    """Leave the generators in the state they had before."""
+    states = random.getstate(), torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        torch.set_rng_state(states[1])
+        np.random.set_state(states[2])  # noqa: NPY002
+
+
+def _draw_from_all() -> tuple[float, float, float]:
+    return random.random(), float(torch.rand(())), float(np.random.random_sample())  # noqa: NPY002
+
+
+class DrawWatch:
+    """Notices whether something drew random numbers.
+
+    Its seed is the worker's own: a dataset may ask for torch.initial_seed() without drawing, to seed a
+    generator of its own, which must not be the same in every worker.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        seed_everything(seed)
+        self._untouched = _draw_from_all()
+
+    def drew(self, call: Callable[[], T]) -> tuple[T, bool]:
+        """The call's result, and whether one of the generators moved meanwhile."""
+        seed_everything(self._seed)
+        result = call()
+        # Cheaper than comparing states: an untouched generator gives the known first number.
+        return result, _draw_from_all() != self._untouched
+
 
 Way = Literal["rows", "part", "whole", "single"]
 """Default collate; collate_fn of a pair; lone collate_fn; no batching (batch_size=None)."""

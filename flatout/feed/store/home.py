@@ -1,4 +1,4 @@
-"""Where stores live: a folder with one file per store on disk, and one small record per store in memory.
+"""Where stores live on disk and in memory, and which one belongs to some items.
 
 <name>.store    a store, published whole by a rename
 <name>.memory   which process holds the store in its memory, and how to open it
@@ -7,20 +7,107 @@
 """
 
 import fcntl
+import hashlib
 import json
 import logging
 import os
 import shutil
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from flatout.feed.fd_address import FdAddress
-from flatout.feed.store.file import StoreFile, StoreFileError
-from flatout.feed.store.key import StoreKey
+from flatout.feed.store.file import VERSION, StoreFile, StoreFileError
+from flatout.feed.store.items import Items
 
 logger = logging.getLogger(__name__)
+
+# Which store belongs to these items? Same files, same parameters: same key, in any run on this machine.
+
+
+class StoreKey(NamedTuple):
+    """Two stores of one family hold the same items at different times: the older one is of no use any more."""
+
+    family: str
+    """What is decoded, and how: paths, parameters, kind of items, version of the format."""
+    state: str
+    """The family, and the state of every input file: size, mtime, ctime and inode."""
+
+    @property
+    def name(self) -> str:
+        """The stem of the file names."""
+        return f"{self.family[:16]}-{self.state[:32]}"
+
+
+def key_of(items: Items) -> StoreKey:
+    """Asks for the status of every input file; none is opened."""
+    family = hashlib.sha256(repr((VERSION, type(items).__qualname__, items.parameters, len(items))).encode())
+    state = hashlib.sha256()
+    for path, file_state in _inputs(items):
+        family.update(os.fsencode(path) + b"\0")
+        state.update(file_state.encode())
+    state.update(family.digest())
+    return StoreKey(family.hexdigest(), state.hexdigest())
+
+
+def _inputs(items: Items) -> Iterator[tuple[str, str]]:
+    """Absolute path and state of each item's input file."""
+    last, path, state = None, "", ""
+    for index in range(len(items)):
+        name = items.path(index)
+        if name != last:  # neighbours often come from one file
+            last, path, state = name, os.path.abspath(name), _state_of(name)
+        yield path, state
+
+
+def _state_of(path: str) -> str:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return "absent;"  # reading the item says what is wrong with it
+    return f"{status.st_size},{status.st_mtime_ns},{status.st_ctime_ns},{status.st_ino};"
+
+
+# How another process of this machine gets at an open file of ours that may have no name.
+#
+# It opens /proc/<pid>/fd/<n>, as long as the process that holds the file lives. An address can outlive its process, so
+# it says which process is meant: number, start time and boot.
+
+
+class FdAddress(NamedTuple):
+    """An open file of a certain process. Plain values: it can be pickled, or written down as JSON."""
+
+    boot: str
+    pid: int
+    start: int
+    """When the process started, in clock ticks since the boot."""
+    fd: int
+
+    @classmethod
+    def of(cls, fd: int) -> "FdAddress":
+        """The address of a descriptor of this process."""
+        pid = os.getpid()
+        return cls(_boot(), pid, _start_of(pid), fd)
+
+    def open(self, flags: int = os.O_RDONLY) -> int:
+        """Another descriptor of the same file; OSError if that process or its file is gone, or not ours to see."""
+        if self.boot != _boot() or self.start != _start_of(self.pid):
+            raise ProcessLookupError(f"process {self.pid} is gone")
+        path = f"/proc/{self.pid}/fd/{self.fd}"
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a terminal or a pipe would not be harmless
+            raise FileNotFoundError(f"process {self.pid} has closed the file")
+        return os.open(path, flags | os.O_CLOEXEC)
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _start_of(pid: int) -> int:
+    # The name before it may contain anything, brackets and blanks included.
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def default_folder() -> Path:

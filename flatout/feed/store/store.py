@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from flatout.clock import StageTime, clock, machine
 from flatout.errors import ConfigError
-from flatout.feed.store.config import StoreConfig
-from flatout.feed.store.items import Items, decode_item
+from flatout.feed.store.items import Items, StoreConfig, decode_item
 from flatout.feed.store.keep import Keeper, Nobody, Recent, Resident
-from flatout.feed.store.opening import Opened, find_or_build, memory_budget
-from flatout.profiler import clock, machine
-from flatout.profiler.clock import StageTime
+from flatout.feed.store.open_store import Opened, find_or_build, memory_budget
 
 HIT, MISS = "store hit", "store miss"
 """Stages that a worker's clock counts; see `Store.statistics`."""

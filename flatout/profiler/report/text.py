@@ -3,10 +3,9 @@
 import textwrap
 from collections.abc import Sequence
 
+from flatout.clock import PAUSES, label_of, place_label
 from flatout.profiler.ledger import Ledger, Row
 from flatout.profiler.measurement import Measurement
-from flatout.profiler.pauses import PAUSES
-from flatout.profiler.stages import label_of, place_label
 from flatout.profiler.verdict import Verdict
 from flatout.profiler.verdict.remedy import number
 

@@ -1,7 +1,18 @@
-"""Why is a training as slow as it is, and what would each remedy be worth? Pure functions of a measurement."""
+"""Why is a training as slow as it is, and what would each remedy be worth? Pure functions of a measurement.
 
-from flatout.profiler.verdict.judge import judge
+Files:
+
+    diagnosis     From a measurement to a verdict
+    numbers       The few numbers that decide: sums over a measurement that several rules ask for
+    predict_step  How long would a step take if one thing were different?
+    remedy        The words of a verdict
+    rules_device  Findings about the way between host and GPU
+    rules_host    Findings about the main thread
+    rules_input   Findings about the input: batches come too late, and why
+"""
+
+from flatout.profiler.verdict.diagnosis import judge
+from flatout.profiler.verdict.predict_step import remedy_of
 from flatout.profiler.verdict.remedy import Finding, Remedy, Trial, Verdict, WholeTrial
-from flatout.profiler.verdict.trials import remedy_of
 
 __all__ = ["Finding", "Remedy", "Trial", "Verdict", "WholeTrial", "judge", "remedy_of"]

@@ -5,10 +5,8 @@ from functools import cached_property
 
 import numpy as np
 
+from flatout.clock import PAUSES, fitting_threads, kind_of
 from flatout.profiler.measurement import HotLine, Measurement
-from flatout.profiler.others import fitting_threads
-from flatout.profiler.pauses import PAUSES
-from flatout.profiler.stages import kind_of
 
 WAIT_WORTH_A_LOOK = 0.03
 """Share of the step; a feed that makes a step wait for less is not the cause of anything."""

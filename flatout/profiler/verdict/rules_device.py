@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from flatout.profiler.verdict.numbers import Numbers
+from flatout.profiler.verdict.predict_step import WhatIf, remedy
 from flatout.profiler.verdict.remedy import Finding
 from flatout.profiler.verdict.rules_host import LOOPED_READS
-from flatout.profiler.verdict.whatif import WhatIf, remedy
 
 IDLE_WORTH_A_LOOK = 0.05
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 
+from flatout.clock import is_pause, label_of
 from flatout.profiler.measurement import HotLine, WaitSite
-from flatout.profiler.pauses import is_pause
-from flatout.profiler.stages import label_of
 from flatout.profiler.verdict.numbers import Numbers
+from flatout.profiler.verdict.predict_step import WhatIf, remedy
 from flatout.profiler.verdict.remedy import Finding
-from flatout.profiler.verdict.whatif import WhatIf, remedy
 
 ASSIGNER = "assigner"
 LOOPED_READS = 8

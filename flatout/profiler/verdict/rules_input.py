@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from flatout.clock import PAUSES, kind_of, label_of
+from flatout.profiler.demands import KEPT_DECODED
 from flatout.profiler.measurement import HotLine
-from flatout.profiler.pauses import PAUSES
-from flatout.profiler.stages import kind_of, label_of
 from flatout.profiler.verdict.numbers import WAIT_WORTH_A_LOOK, Numbers
+from flatout.profiler.verdict.predict_step import WhatIf, remedy
 from flatout.profiler.verdict.remedy import Finding, Remedy, number
-from flatout.profiler.verdict.whatif import KEPT_DECODED, WhatIf, remedy
 
 DECODING = re.compile(r"decode|imread|image\.open|read_image|load_image|open_image|jpeg|np\.load|tifffile", re.I)
 """What a source line that decodes a picture looks like."""

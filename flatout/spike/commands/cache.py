@@ -2,7 +2,7 @@
 
 import argparse
 
-from flatout.engine.log_lines import show_log
+from flatout.cli import show_log
 from flatout.spike.commands.arguments import add_config, parser
 
 DESCRIPTION = """\
@@ -20,8 +20,8 @@ def main(argv: list[str]) -> int:
     show_log()
     # Now, because help and mistakes are answered without NumPy.
     from flatout.spike.config import load_config
-    from flatout.spike.data import validation_split
-    from flatout.spike.precompute import write_voxels
+    from flatout.spike.data.clip_set import validation_split
+    from flatout.spike.data.precompute import write_voxels
 
     data = load_config(args.config, args.set).DATA
     for split in args.splits or filter(None, (data.TRAIN_SPLIT, validation_split(data))):

@@ -2,7 +2,7 @@
 
 import argparse
 
-from flatout.engine.log_lines import show_log
+from flatout.cli import show_log
 from flatout.spike.commands.arguments import add_config, parser
 
 DESCRIPTION = """\
@@ -20,14 +20,15 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     show_log()
     # Now, because help and mistakes are answered without NumPy.
+    from flatout.findings import is_bad
+    from flatout.spike.check import as_text, examine
     from flatout.spike.config import load_config
-    from flatout.spike.examine import examine
 
-    good = True
+    findings = []
     for finding in examine(load_config(args.config, args.set), gpus=args.gpus):
-        print(finding, flush=True)
-        good = good and finding.good
-    return 0 if good else 3
+        print(as_text(finding), flush=True)
+        findings.append(finding)
+    return 3 if is_bad(findings) else 0
 
 
 def _parser() -> argparse.ArgumentParser:

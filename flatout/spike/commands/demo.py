@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from flatout.engine.log_lines import show_log
+from flatout.cli import show_log
 from flatout.spike.commands.arguments import VERDICT_FLAGS, add_device, parser
 
 DESCRIPTION = """\
@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     args = _parser().parse_args(argv)
     show_log()
     # Now, because help and mistakes are answered without torch.
-    from flatout.profiler.engine_steps import EngineObservation
+    from flatout.profiler import EngineObservation
     from flatout.spike.config import load_config
     from flatout.spike.demo_data import DemoConfig, write_demo_data
     from flatout.spike.train import TrainOptions, train

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from flatout.engine.log_lines import show_log
+from flatout.cli import show_log
 from flatout.spike.commands.arguments import add_config, add_device, parser
 
 DESCRIPTION = """\

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from flatout.engine.log_lines import show_log
+from flatout.cli import show_log
 from flatout.errors import ConfigError
 from flatout.spike.commands.arguments import parser
 
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--val_ratio {args.val_ratio} must lie between 0 and 1.")
     show_log()
     # Now, because help and mistakes are answered without NumPy.
-    from flatout.spike.prepare import PrepareConfig, make_validation, prepare
+    from flatout.spike.data.prepare import PrepareConfig, make_validation, prepare
 
     done = prepare(
         PrepareConfig(
@@ -56,9 +56,9 @@ def main(argv: list[str]) -> int:
 
 def _check(output: Path, splits: list[str], spike_hw: list[int] | None) -> int:
     """Does one stream of every sequence look like its frame?"""
+    from flatout.spike.check import orientation_of
     from flatout.spike.config import DataConfig
-    from flatout.spike.data import open_clips
-    from flatout.spike.examine import orientation_of
+    from flatout.spike.data.clip_set import open_clips
 
     height, width = spike_hw or (None, None)
     data = DataConfig(ROOT=str(output), CLIP_LEN=1, SPIKE_H=height, SPIKE_W=width)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from flatout.feed.store.home import default_folder as store_folder
+from flatout.feed import default_folder as store_folder
 
 logger = logging.getLogger(__name__)
 

@@ -39,6 +39,8 @@ class AugmentConfig:
 
     aspect: float = 0.0
     """Width over height is multiplied by 1 / (1 + this) to 1 + this, with the area kept."""
+    gamma: float = 0.0
+    """Brightness is bent by an exponent from exp(-this) to exp(this)."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

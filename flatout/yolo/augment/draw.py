@@ -9,12 +9,55 @@ Dimension key:  M samples   N pictures of the data set   2 sheets of a sample: i
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from flatout.feed.philox import keyed_bits
-from flatout.yolo.augment.class_aware import ClassAware
+from flatout.errors import ConfigError
+from flatout.feed import keyed_bits
 from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.data.image_set import Labels
+
+# Turn and shear by what a mosaic shows: each head of the network has ranges of its own for its classes.
+#
+# Dimension key:  N pictures   H heads   Q mosaics of four   T labels of all pictures
+
+
+@dataclass(frozen=True)
+class ClassAware:
+    """Ranges of the heads, and how many labels of each head every picture has."""
+
+    degrees_H: np.ndarray
+    shear_H: np.ndarray
+    count_NH: np.ndarray
+    """int64."""
+
+    @classmethod
+    def of(cls, labels: Labels, head_of_class: np.ndarray, degrees_H: np.ndarray, shear_H: np.ndarray) -> "ClassAware":
+        """For the labels of a data set; `head_of_class` says which head a class belongs to."""
+        head_of_class, num_heads = np.asarray(head_of_class), len(degrees_H)
+        if len(shear_H) != num_heads or head_of_class.min() < 0 or head_of_class.max() >= num_heads:
+            raise ConfigError(
+                f"{num_heads} heads have degrees, {len(shear_H)} have shear, and classes belong to heads "
+                f"{head_of_class.min()} to {head_of_class.max()}: give one of each for every head."
+            )
+        picture_T = np.repeat(np.arange(len(labels.first_N) - 1), np.diff(labels.first_N))
+        head_T = head_of_class[labels.class_box_T5[:, 0].astype(np.int64)]
+        count_NH = np.zeros((len(labels.first_N) - 1, num_heads), np.int64)
+        np.add.at(count_NH, (picture_T, head_T), 1)
+        return cls(np.asarray(degrees_H, np.float64), np.asarray(shear_H, np.float64), count_NH)
+
+    def reach(self, picture_Q4: np.ndarray, uniform_Q: np.ndarray) -> np.ndarray:
+        """Degrees and shear of mosaics of four pictures, float64 [Q, 2]: those of a head that is drawn.
+
+        A head's probability is its share of the mosaic's labels; all are equal where there is none.
+        """
+        count_QH = self.count_NH[picture_Q4].sum(1)
+        count_QH = np.where(count_QH.any(1, keepdims=True), count_QH, 1)
+        below_QH = np.cumsum(count_QH, axis=1) <= uniform_Q[:, None] * count_QH.sum(1, keepdims=True)
+        head_Q = below_QH.sum(1)
+        return np.stack((self.degrees_H[head_Q], self.shear_H[head_Q]), axis=1)
+
 
 NONE, PLAIN, FOUR, NINE = 0, 1, 4, 9
 """Kinds of a sheet: number of its tiles."""
@@ -32,6 +75,7 @@ _ROUND_WIDTH = 7
 _PASTE_WIDTH = PASTE_ROUNDS * _ROUND_WIDTH + PASTE_ATTEMPTS * 6
 # Behind all others: a key that came later changes nothing that was drawn before it existed.
 _ASPECT = _WIDTH + _PASTE_WIDTH
+_GAMMA = _ASPECT + 2
 
 
 def draw_training(
@@ -55,6 +99,7 @@ def draw_training(
     copy_key    uint64 [M, 2]       which polygons are copied: see `pick`
     mix         float64 [M]         share of the own sheet
     hsv         float64 [M, 3]      gains
+    gamma       float64 [M]         exponent of brightness, a share of 255; left out where none is asked for
     flip        bool [M, 2]         up-down, left-right
     paste       bool [M]
     paste_tiles int64 [M, R, 4], paste_centre float64 [M, R, 2], paste_key uint64 [M, R]
@@ -79,6 +124,7 @@ def draw_training(
         "copy_key": bits[:, _SHEETS:].reshape(-1, 2, _SHEET_WIDTH)[..., _KEY],
         "mix": np.where(has_sheet_M2[:, 1], np.median(uniform[:, _BETA : _BETA + MIX_ORDER], axis=1), 1.0),
         "hsv": 1 + (2 * uniform[:, _HSV:_BETA] - 1) * (config.hsv_h, config.hsv_s, config.hsv_v),
+        **_draw_gamma(config, seed, epoch, np.asarray(positions_M)),
         "flip": uniform[:, _FLIP:_HSV] < (config.flipud, config.fliplr),
         "paste": paste_M,
         **_draw_paste(config, num_pictures, size, seed, epoch, np.asarray(positions_M), paste_M),
@@ -156,6 +202,14 @@ def _aspects(config: AugmentConfig, seed: int, epoch: int, positions_M: np.ndarr
         return np.ones((len(positions_M), 2))
     uniform_M2 = _uniform(keyed_bits(seed, epoch, positions_M, 2, skip=_ASPECT))
     return np.asarray((1 + config.aspect) ** (2 * uniform_M2 - 1))
+
+
+def _draw_gamma(config: AugmentConfig, seed: int, epoch: int, positions_M: np.ndarray) -> Mapping[str, np.ndarray]:
+    """Exponents of brightness: one and its reciprocal, darker and brighter, are equally likely."""
+    if config.gamma == 0:
+        return {}
+    uniform_M = _uniform(keyed_bits(seed, epoch, positions_M, 1, skip=_GAMMA))[:, 0]
+    return {"gamma": np.exp((2 * uniform_M - 1) * config.gamma)}
 
 
 def _centres(uniform_M22: np.ndarray, kind_M2: np.ndarray, size: int) -> np.ndarray:

@@ -4,7 +4,7 @@
    mix        two sheets -> the first
    recolor    sheet -> hue, saturation, value through tables -> flipped -> three planes, RGB
 
-   Rows are made one at a time, so everything but the pictures and the result stays in the first cache. pixels.py
+   Rows are made one at a time, so everything but the pictures and the result stays in the first cache. paint_compiled.py
    compiles this for the CPU it runs on, and compares the results with OpenCV's before it is used. Sums are written so
    that they are rounded where OpenCV rounds: compile with -ffp-contract=off. */
 
@@ -202,7 +202,8 @@ static void reverse(uint8_t *values)
     }
 }
 
-/* image: uint8 [height, width, 4]; width is a multiple of 64. tables: uint8 [3, 256], the products with gain [3].
+/* image: uint8 [height, width, 4]; width is a multiple of 64. tables: uint8 [3, 256], what each value becomes;
+   where that is the product with gain [3], it is computed instead.
    out: uint8 [3, height, width], RGB. */
 void recolor(const uint8_t *image, int32_t width, int32_t height, const double *gain, const uint8_t *tables,
              int up_down, int left_right, uint8_t *out)

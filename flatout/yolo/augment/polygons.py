@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from flatout.yolo.augment.canvas_labels import offsets, ranges
+from flatout.yolo.augment.labels import offsets, ranges
 
 RESAMPLED = 1000
 

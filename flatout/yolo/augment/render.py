@@ -1,7 +1,7 @@
-"""From draws to samples: pixels into the batch, labels to targets. No randomness of its own.
+r"""From draws to samples: pixels into the batch, labels to targets. No randomness of its own.
 
     draws -> sheets -> labels on canvases -> warped labels --+
-                  \\-> tiles -> painter: warp, mix, colour --+-> paste in -> flip -> images, targets
+                  \-> tiles -> painter: warp, mix, colour --+-> paste in -> flip -> images, targets
 
 Dimension key:  M samples   N pictures   T labels   C H W channels (RGB), height and width of the output
 """
@@ -14,19 +14,16 @@ from typing import Protocol
 import cv2
 import numpy as np
 
+from flatout.clock import clock
 from flatout.errors import ConfigError
-from flatout.feed.source import Fetch, read_at_once
-from flatout.profiler import clock
-from flatout.yolo.augment.canvas_labels import CanvasLabels, gather_labels
+from flatout.feed import Fetch, read_at_once
 from flatout.yolo.augment.color import Color, colors
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.copy_paste import Pick, copy_objects
 from flatout.yolo.augment.draw import FOUR, PLAIN, pick
-from flatout.yolo.augment.layout import Sheets, as_scanned, lay_out, resized_wh
-from flatout.yolo.augment.paint import Painter, Placed, compose
-from flatout.yolo.augment.paste_in import CutOut, collect, cut_out, paste_in
-from flatout.yolo.augment.seen_tiles import needs_all_tiles, without_unseen
-from flatout.yolo.augment.targets import to_targets
+from flatout.yolo.augment.labels import CanvasLabels, gather_labels, to_targets
+from flatout.yolo.augment.layout import Sheets, as_scanned, lay_out, needs_all_tiles, resized_wh, without_unseen
+from flatout.yolo.augment.paint import CutOut, Painter, Placed, collect, compose, cut_out, paste_in
+from flatout.yolo.augment.paste import Pick, copy_objects
 from flatout.yolo.augment.warp_labels import warp_labels
 from flatout.yolo.data.image_set import Labels
 from flatout.yolo.data.letterbox import PADDING
@@ -82,7 +79,7 @@ class Renderer:
             found = np.split(label_T5, np.searchsorted(warped.sample_T, np.arange(1, len(out_MCHW))))
             first_Q = np.searchsorted(sheets.sample_Q, np.arange(len(out_MCHW) + 1))
             shown = sheets if needs_all else without_unseen(sheets, out_wh, draws.get("in_full"))
-            changes = [Color(*one) for one in zip(*colors(draws["hsv"]), strict=True)]
+            changes = [Color(*one) for one in zip(*colors(draws), strict=True)]
         for m, out_CHW in enumerate(out_MCHW):
             placed = [self._place(shown, copied[q], q, out_wh, fetch) for q in range(first_Q[m], first_Q[m + 1])]
             image = self._picture(placed, float(draws["mix"][m]))
@@ -171,3 +168,46 @@ class Renderer:
 def _grey(side: int) -> np.ndarray:
     """As large as any tile."""
     return np.full((side, side, 3), PADDING, np.uint8)
+
+
+# Four samples in one of twice the size, as YOLOv7's --quad collates them.
+#
+# Dimension key:  B samples   G groups of four   T targets   C H W channels, height and width of a sample
+
+ENLARGED = 0.5
+"""Share of the groups of which only the first sample is shown, enlarged."""
+PLACES = ((0, 0), (1, 0), (0, 1), (1, 1))
+"""Row and column of each of the four: the second goes below the first."""
+
+
+def quad(images_BCHW: np.ndarray, targets_T6: np.ndarray, uniform_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 [G, C, 2H, 2W] and their targets; samples that fill no group are left out.
+
+    Targets are (number of the image, class, cx, cy, w, h), in the order of images. `uniform_G` decides for each group.
+    """
+    num_groups = len(images_BCHW) // 4
+    _, channels, height, width = images_BCHW.shape
+    out = np.empty((num_groups, channels, 2 * height, 2 * width), np.uint8)
+    targets = [np.zeros((0, 6), np.float32)]
+    for group, uniform in enumerate(uniform_G[:num_groups]):
+        members = range(4 * group, 4 * group + 4)
+        own = [targets_T6[targets_T6[:, 0] == member].copy() for member in members]
+        if uniform < ENLARGED:
+            out[group] = _enlarged(images_BCHW[members[0]])
+            own = own[:1]
+        else:
+            for member, (row, column), target in zip(members, PLACES, own, strict=True):
+                place = (slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width))
+                out[group][:, *place] = images_BCHW[member]
+                target[:, 2:] = (target[:, 2:] + np.array([column, row, 0, 0], np.float32)) / 2
+        joined = np.concatenate(own)
+        joined[:, 0] = group
+        targets.append(joined)
+    return out, np.concatenate(targets)
+
+
+def _enlarged(image_CHW: np.ndarray) -> np.ndarray:
+    """Twice the size, bilinear; truncated."""
+    channels, height, width = image_CHW.shape
+    doubled = [cv2.resize(plane.astype(np.float32), (2 * width, 2 * height)) for plane in image_CHW]
+    return np.stack(doubled).astype(np.uint8).reshape(channels, 2 * height, 2 * width)

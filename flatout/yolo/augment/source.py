@@ -10,17 +10,14 @@ import cv2
 import numpy as np
 
 from flatout.errors import ConfigError
-from flatout.feed.source import Field, Fields, Out, Rows
-from flatout.yolo.augment.class_aware import ClassAware
+from flatout.feed import Field, Fields, Out, Rows
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.draw import PLAIN
-from flatout.yolo.augment.drawn_set import DrawnSet
+from flatout.yolo.augment.draw import PLAIN, ClassAware
 from flatout.yolo.augment.layout import as_scanned, fit_all, resized_wh
-from flatout.yolo.augment.paint import Classic, Painter
+from flatout.yolo.augment.paint import Classic, Fast, Painter
 from flatout.yolo.augment.paint_compiled import fastest_painter, library
-from flatout.yolo.augment.paint_fast import Fast
 from flatout.yolo.augment.render import Pictures, Renderer
-from flatout.yolo.augment.shown import shape_rows, write_shown
+from flatout.yolo.augment.sample_draws import DrawnSet, shape_rows, write_shown
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import PADDING
 
@@ -52,7 +49,7 @@ class TrainingSource(DrawnSet):
         painter: Literal["classic", "fast", "opencv"] = "fast",
         class_aware: ClassAware | None = None,
     ) -> None:
-        """`pictures` are decoded and resized for training at `size` (flatout.yolo.data.resize, augment=True)."""
+        """`pictures` are decoded and resized for training at `size` (flatout.yolo.data.letterbox, augment=True)."""
         super().__init__(image_set, config, size=size, class_aware=class_aware)
         if painter not in PAINTERS:
             raise ConfigError(f"painter={painter!r} is unknown: use {' or '.join(map(repr, PAINTERS))}.")
@@ -91,7 +88,7 @@ class TrainingSource(DrawnSet):
 
 
 class ValidationSource:
-    """Samples as they are, letterboxed to the shape that the plan gives a step (see flatout.yolo.data.rect)."""
+    """Samples as they are, letterboxed to the shape that the plan gives a step (see flatout.yolo.data.letterbox)."""
 
     def __init__(
         self, image_set: ImageSet, pictures: Pictures, *, size: int, largest_hw: tuple[int, int] | None = None

@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatout.yolo.augment.canvas_labels import CanvasLabels, ranges
+from flatout.yolo.augment.labels import CanvasLabels, ranges, warped_boxes
 from flatout.yolo.augment.layout import Sheets
 from flatout.yolo.augment.polygons import warped_rows
 from flatout.yolo.augment.polygons_compiled import boxes_of_polygons
-from flatout.yolo.augment.warp_boxes import warped_boxes
 
 LEAST_AREA, LEAST_AREA_POLYGONS = 0.10, 0.01
 """Share of its area that a label must keep."""

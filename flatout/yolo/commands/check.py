@@ -4,10 +4,12 @@ import argparse
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.errors import ConfigError, DataError, ResourceError, counted
+from flatout.findings import Finding, is_bad, places, summary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,7 +38,6 @@ def main(argv: list[str]) -> int:
     if args.preview and args.preview.suffix.lower() != ".png":
         raise ConfigError(f"--preview {args.preview}: the name must end in .png.")
     # Now, because help and mistakes are answered without NumPy.
-    from flatout.yolo.data.check.registry import exit_is_bad
     from flatout.yolo.data.check.run import CheckConfig, as_plain, check_data_set
     from flatout.yolo.data.label_cache import default_folder
 
@@ -49,11 +50,12 @@ def main(argv: list[str]) -> int:
         cache_folder=None if args.no_cache else default_folder(),
     )
     report = check_data_set(args.data, config)
-    plain = as_plain(report, most=PLACES_IN_JSON if args.json or args.all else PLACES_SHOWN)
-    plain["exit_code"] = DataError.exit_code if exit_is_bad(report.findings) else 0
+    most = PLACES_IN_JSON if args.json or args.all else PLACES_SHOWN
+    plain = as_plain(report, most=most)
+    plain["exit_code"] = DataError.exit_code if is_bad(report.findings) else 0
     if args.preview:
         from flatout.images import decoder_messages
-        from flatout.yolo.pictures.preview import sheet
+        from flatout.yolo.preview import sheet
 
         pictures = next((split.images for split in report.facts.splits.values() if len(split.images)), None)
         if pictures is not None:
@@ -61,34 +63,23 @@ def main(argv: list[str]) -> int:
                 drawn = sheet(pictures)
             write_png(args.preview, drawn)
             plain["preview"] = str(args.preview)
-    print(json.dumps(plain, indent=2) if args.json else as_text(plain))
+    print(json.dumps(plain, indent=2) if args.json else as_text(plain, report.findings, most))
     return int(plain["exit_code"])
 
 
-def as_text(plain: dict[str, Any]) -> str:
+def as_text(plain: dict[str, Any], findings: Sequence[Finding], most: int) -> str:
     """What is in the splits, then one paragraph per check that found something."""
     lines = [f"{plain['file']}: {counted(len(plain['names']), 'class')}"]
     for split, counts in plain["splits"].items():
         lines.append(f"  {split:<6} {counted(counts['total'], 'picture')}: " + _counts(counts))
     for check, entry in plain["findings"].items():
         lines += ["", f"{entry['severity']:<8} {check}: {entry['count']} x {entry['looks_for']}"]
-        lines += [f"           {_printable(place['where'])}: {_printable(place['text'])}" for place in entry["places"]]
-        if entry["count"] > len(entry["places"]):
-            lines.append(f"           ... and {entry['count'] - len(entry['places'])} more (--all shows them)")
+        own = [finding for finding in findings if finding.topic == check]
+        lines += places(own, most, hint=" (--all shows them)")
         lines.append(f"         {entry['advice']}")
     if "preview" in plain:
         lines += ["", f"pictures with their boxes: {plain['preview']}"]
-    return "\n".join([*lines, "", summary(plain)])
-
-
-def summary(plain: dict[str, Any]) -> str:
-    """The last line."""
-    totals = {
-        severity: sum(entry["count"] for entry in plain["findings"].values() if entry["severity"] == severity)
-        for severity in ("error", "warning", "note")
-    }
-    listed = ", ".join(f"{counted(count, severity)}" for severity, count in totals.items() if count)
-    return f"{plain['checks_made']} checks: {listed or 'nothing found'}"
+    return "\n".join([*lines, "", summary(findings, plain["checks_made"])])
 
 
 def write_png(path: Path, image: "np.ndarray") -> None:
@@ -110,11 +101,6 @@ def _counts(counts: dict[str, int]) -> str:
         f"{with_labels} with labels, {counts['empty']} with an empty file, {counts['missing']} without one, "
         f"{counts['corrupt']} cannot be used"
     )
-
-
-def _printable(text: str) -> str:
-    # A file may have any name; none of it may steer a terminal.
-    return text if text.isprintable() else repr(text)
 
 
 def _parser() -> argparse.ArgumentParser:

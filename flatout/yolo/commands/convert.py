@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flatout.yolo.out_file import check_out
+from flatout.yolo.find_file import check_out
 
 if TYPE_CHECKING:
     from flatout.yolo.convert import Conversion

@@ -4,8 +4,8 @@ import os
 import sys
 from pathlib import PurePath
 
-from flatout.yolo.commands.log_lines import show_log
-from flatout.yolo.compat.flags import detect_options, detect_parser
+from flatout.cli import show_log
+from flatout.yolo.commands.flags import detect_options, detect_parser
 
 INTERRUPTED = 130
 
@@ -22,7 +22,7 @@ def main(argv: list[str]) -> int:
     os.environ.setdefault("OPENCV_LOG_LEVEL", "ERROR")
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
     # Now, because help and mistakes are answered without torch.
-    from flatout.yolo.predict.whole import detect
+    from flatout.yolo.predict.detect import detect
 
     result = detect(options)
     print(result)

@@ -3,8 +3,8 @@
 import sys
 from pathlib import PurePath
 
-from flatout.yolo.commands.log_lines import show_log
-from flatout.yolo.compat.flags import export_options, export_parser
+from flatout.cli import show_log
+from flatout.yolo.commands.flags import export_options, export_parser
 
 
 def main(argv: list[str]) -> int:
@@ -13,7 +13,7 @@ def main(argv: list[str]) -> int:
     options = export_options(parser.parse_args(argv))
     show_log()
     # Now, because help and mistakes are answered without torch.
-    from flatout.yolo.export.whole import export
+    from flatout.yolo.export.files import export
 
     print(export(options.weights, options).text())
     return 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from flatout.errors import ConfigError, ResourceError, counted
 
 if TYPE_CHECKING:
-    from flatout.yolo.grouping.choose import Grouped
+    from flatout.yolo.multihead.grouping.choose import Grouped
 
 DESCRIPTION = """\
 Share the classes of a data set out to the heads of a network with several (1B4H), and write the head configuration
@@ -39,12 +39,11 @@ def main(argv: list[str]) -> int:
     picture = args.picture or out.with_suffix(".png")
     _check_names(out, picture)
     # Now, because help and mistakes are answered without NumPy and OpenCV.
-    from flatout.yolo.commands.log_lines import show_log
-    from flatout.yolo.grouping.choose import GroupConfig, group_classes
-    from flatout.yolo.grouping.hybrid import HybridConfig
-    from flatout.yolo.grouping.picture import draw_grouping
-    from flatout.yolo.grouping.sources import open_source, with_confusion
-    from flatout.yolo.grouping.write import write_grouping
+    from flatout.cli import show_log
+    from flatout.yolo.multihead.grouping.chart import draw_grouping
+    from flatout.yolo.multihead.grouping.choose import GroupConfig, group_classes, write_grouping
+    from flatout.yolo.multihead.grouping.methods import HybridConfig
+    from flatout.yolo.multihead.grouping.sources import open_source, with_confusion
 
     show_log()
     hybrid = HybridConfig(alpha=args.alpha, beta=args.beta, balance=args.balance, seed=args.seed)

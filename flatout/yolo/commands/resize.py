@@ -37,7 +37,7 @@ they are named and left out, as training would do); 5 no room; 75 interrupted.
 def main(argv: list[str]) -> int:
     """Resize a data set; returns the exit code."""
     args = _parser().parse_args(argv)
-    from flatout.engine.log_lines import show_log
+    from flatout.cli import show_log
 
     # Now, because help and mistakes are answered without NumPy.
     from flatout.yolo import resize

@@ -1,12 +1,10 @@
 """flatout yolo stages: several trainings as one job, each from the best weights of the one before."""
 
-import argparse
 import os
-from dataclasses import fields
 from typing import Any
 
-from flatout.yolo.commands.log_lines import show_log
-from flatout.yolo.compat.flags import train_options, train_parser
+from flatout.cli import FlagParser, flags_of, show_log
+from flatout.yolo.commands.flags import options_from, train_parser
 from flatout.yolo.options import TrainOptions
 
 DESCRIPTION = """\
@@ -32,27 +30,16 @@ Exit code: as train.py: 0, 2 wrong options or FILE has changed, 3 data, 4 weight
 """
 
 
-class _NotGiven:
-    """Stands for a flag that the command does not have; help shows it as the default."""
-
-    def __repr__(self) -> str:
-        return "as FILE says"
-
-
-NOT_GIVEN = _NotGiven()
-
-
 def main(argv: list[str]) -> int:
     """Train all stages; returns the exit code."""
-    args = _parser().parse_args(argv)
-    flags = {name: value for name in _names() if (value := getattr(args, name)) is not NOT_GIVEN}
+    typed = _parser().parse_typed(argv)
+    file = typed.pop("file")
     show_log()
     # Now, because help and mistyped flags are answered without torch.
-    from flatout.engine.on_done import OnDone
-    from flatout.engine.spending import Spending
+    from flatout.runs import OnDone, Spending
     from flatout.yolo.stages import read_plan, run_stages
 
-    plan = read_plan(args.file, flags, of_this_call=_from_environment())
+    plan = read_plan(file, typed, of_this_call=_from_environment())
     first = plan.stages[0]
     spending = Spending(first.price, first.budget)
     with OnDone(first.on_done, spending) as done:
@@ -62,18 +49,15 @@ def main(argv: list[str]) -> int:
 
 def _from_environment() -> dict[str, Any]:
     """FLATOUT_STOP_AFTER and USE_COMPILE, as train.py understands them."""
-    asked = train_options(train_parser().parse_args([]), os.environ)
+    asked = options_from({}, os.environ)
     return {"stop_after": asked.stop_after, "use_compile": asked.use_compile}
 
 
-def _names() -> list[str]:
-    return [option.name for option in fields(TrainOptions) if option.name not in ("stop_after", "use_compile")]
-
-
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> FlagParser:
     parser = train_parser("flatout yolo stages")
     parser.usage = "flatout yolo stages [-h] FILE [FLAG ...]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("file", metavar="FILE", help="stages, as YAML")
-    parser.set_defaults(**dict.fromkeys(_names(), NOT_GIVEN))
+    # What the command does not say, help shows as the default.
+    parser.set_defaults(**dict.fromkeys([flag.dest for flag in flags_of(TrainOptions)], "as FILE says"))
     return parser

@@ -3,8 +3,8 @@
 import sys
 from pathlib import PurePath
 
-from flatout.yolo.commands.log_lines import show_log
-from flatout.yolo.compat.flags import test_options, test_parser
+from flatout.cli import show_log
+from flatout.yolo.commands.flags import test_options, test_parser
 
 
 def main(argv: list[str]) -> int:

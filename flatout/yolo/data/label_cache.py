@@ -21,10 +21,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatout.feed.store.home import default_folder as store_folder
+from flatout.feed import default_folder as store_folder
 from flatout.yolo.data.find import Pair
-from flatout.yolo.data.scan import ScanConfig, scan
-from flatout.yolo.data.scan_table import ScanTable, join, unpack
+from flatout.yolo.data.scan import ScanConfig, ScanTable, join, scan, unpack
 
 logger = logging.getLogger(__name__)
 

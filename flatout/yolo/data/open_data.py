@@ -1,12 +1,17 @@
-"""A data set by its YAML, or without one: a COCO file or a Pascal VOC folder says enough about itself."""
+"""A data set by its YAML, COCO file or VOC folder, and all pictures of a split with their labels."""
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from flatout.errors import ConfigError, DataError
-from flatout.yolo.data.coco_json import coco_names
+from flatout.yolo.data.coco import coco_names, read_coco
 from flatout.yolo.data.data_yaml import SPLITS, DataSet, DataYaml, Split, open_data_yaml
-from flatout.yolo.data.find import VOC_IMAGES, VOC_LABELS, VOC_LISTS
+from flatout.yolo.data.find import VOC_IMAGES, VOC_LABELS, VOC_LISTS, Found, Pair, find_images, pair_up
+from flatout.yolo.data.label_cache import scan_cached
+from flatout.yolo.data.scan import ScanConfig, ScanTable, join, with_labels
 from flatout.yolo.data.voc_xml import names_in
 
 LISTS: dict[Split, tuple[str, ...]] = {
@@ -65,3 +70,40 @@ def _voc_names(folder: Path) -> tuple[str, ...]:
     if not names:
         raise DataError(f"{folder}: no object with a name in any .xml file. Is this the right folder?")
     return tuple(sorted(names))
+
+
+# All pictures of a split with their labels, whatever form they are kept in: the one way to a scanned table.
+#
+# folders, lists, VOC folders --find--> pictures --scan--> table
+# COCO files                  --read--> pictures and labels --scan--> table, with the labels put in
+
+
+class Gathered(NamedTuple):
+    """What was found, picture by picture."""
+
+    found: Found
+    pairs: list[Pair]
+    table: ScanTable
+
+
+def gather(entries: Sequence[str], config: ScanConfig, *, cache_folder: Path | None) -> Gathered:
+    """Find and scan the pictures of some entries; COCO files come last."""
+    plain = [entry for entry in entries if not entry.lower().endswith(".json")]
+    found = find_images(plain)
+    pairs = pair_up(found.paths)
+    # Other labels say numbers: giving a class another name must not cost a scan.
+    needs_names = any(pair.label.endswith(".xml") for pair in pairs)
+    plain_config = config if needs_names else replace(config, names=())
+    table = scan_cached(pairs, plain_config, folder=cache_folder, family=repr(plain))
+    for entry in entries:
+        if entry not in plain:
+            coco = read_coco(entry, config.names)
+            # The file itself takes the place of the label files: the cached headers do not depend on it.
+            headers = scan_cached(
+                [Pair(path, "") for path in coco.paths], replace(config, names=()), folder=cache_folder, family=entry
+            )
+            pairs += [Pair(path, entry) for path in coco.paths]
+            table = join([table, with_labels(headers, coco.labels)])
+            found.paths.extend(coco.paths)
+            found.absent.extend(coco.absent)
+    return Gathered(found, pairs, table)

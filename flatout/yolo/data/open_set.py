@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flatout.errors import DataError, counted
-from flatout.yolo.data.check.facts import SetFacts, SplitFacts
-from flatout.yolo.data.check.registry import CHECKS, Finding
+from flatout.findings import Finding
+from flatout.yolo.data.check.facts import CHECKS, SetFacts, SplitFacts
 from flatout.yolo.data.check.run import by_severity, scan_findings
 from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, refuse_missing
 from flatout.yolo.data.find import Pair
-from flatout.yolo.data.gather import gather
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.label_cache import default_folder
-from flatout.yolo.data.scan import ScanConfig
-from flatout.yolo.data.scan_table import ScanTable, image_set
+from flatout.yolo.data.open_data import gather
+from flatout.yolo.data.scan import ScanConfig, ScanTable, image_set
 
 logger = logging.getLogger(__name__)
 
@@ -89,14 +88,14 @@ def open_split(data: DataSet, split: Split, config: SplitConfig) -> OpenedSplit:
             f"See: flatout yolo check {data.file}"
         )
     findings = by_severity(_findings(data, facts, strict=scan.strict))
-    if stopping := [finding for finding in findings if finding.check not in config.waived | WARNED]:
+    if stopping := [finding for finding in findings if finding.topic not in config.waived | WARNED]:
         raise _refusal(data, stopping)
     if not config.silent:
         _log_counts(data, facts)
         for finding in findings:
-            if finding.check != "class-beyond-names":  # one class for all: their numbers do not matter
-                advice = _sentence(CHECKS[finding.check].advice)
-                logger.warning("%s: %s. %s", _place(data, finding), finding.text, advice)
+            if finding.topic != "class-beyond-names":  # one class for all: their numbers do not matter
+                advice = _sentence(finding.advice)
+                logger.warning("%s: %s. %s", _place(data, finding), finding.value, advice)
     paths = [pair.image for pair in pairs]
     images = image_set(table, paths, data.names, single_class=True) if config.single_class else facts.images
     return OpenedSplit(images, pairs, table)
@@ -105,7 +104,7 @@ def open_split(data: DataSet, split: Split, config: SplitConfig) -> OpenedSplit:
 def _findings(data: DataSet, split: SplitFacts, *, strict: bool) -> Iterator[Finding]:
     """What the checks find that can stop a start or that are worth a warning."""
     chosen = {check.id for check in CHECKS.values() if check.stops} | WARNED
-    yield from (finding for finding in scan_findings(split, strict) if finding.check in chosen)
+    yield from (finding for finding in scan_findings(split, strict) if finding.topic in chosen)
     facts = SetFacts(data, [], {split.name: split})
     for check in CHECKS.values():
         if check.id in chosen and check.look is not None:
@@ -115,13 +114,13 @@ def _findings(data: DataSet, split: SplitFacts, *, strict: bool) -> Iterator[Fin
 def _refusal(data: DataSet, findings: list[Finding]) -> DataError:
     """The error for the first of them, and how many there are of its kind."""
     first = findings[0]
-    if first.check == "path-missing":
+    if first.topic == "path-missing":
         return refuse_missing(data, first.where)
-    others = sum(finding.check == first.check for finding in findings) - 1
+    others = sum(finding.topic == first.topic for finding in findings) - 1
     more = f" (and {others:,} more of this kind)" if others else ""
-    advice = _sentence(CHECKS[first.check].advice)
+    advice = _sentence(first.advice)
     listed = f"List everything with: flatout yolo check {data.file}"
-    return DataError(f"{_place(data, first)}: {first.text}{more}. {advice} {listed}")
+    return DataError(f"{_place(data, first)}: {first.value}{more}. {advice} {listed}")
 
 
 def _place(data: DataSet, finding: Finding) -> str:

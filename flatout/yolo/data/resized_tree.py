@@ -27,26 +27,26 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flatout import __version__
-from flatout.engine.interrupts import Interrupts
-from flatout.engine.lock import Locked, RunLock
 from flatout.errors import ConfigError, DataError, FlatoutError, Interrupted, ResourceError
 from flatout.feed import DecodeError, Feed, FeedConfig, Field, Plan, SampleSource
-from flatout.feed.progress import progress
 from flatout.images import MOST_MISSING, Header, check_size, decode, header_of, read_bytes, read_facts
-from flatout.yolo.data.coco_json import (
+from flatout.progress import progress
+from flatout.ranks import Interrupts
+from flatout.runs import Locked, RunLock
+from flatout.yolo.data.coco import (
     annotation_file,
     annotation_folder,
     listed,
     load_json,
     picture_folder,
     read_coco,
+    resized_annotations,
 )
-from flatout.yolo.data.coco_resize import resized_annotations
 from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, complaints, refuse_missing
 from flatout.yolo.data.find import Pair, find_images, is_image_name, label_path, pair_up
+from flatout.yolo.data.letterbox import kept_size_hw
 from flatout.yolo.data.open_data import open_data_set
-from flatout.yolo.data.resize import kept_size_hw
-from flatout.yolo.data.scan_picture import LEAST_SIDE
+from flatout.yolo.data.scan import LEAST_SIDE
 
 logger = logging.getLogger(__name__)
 

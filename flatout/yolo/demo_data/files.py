@@ -1,7 +1,7 @@
 """The set on disk: pictures, labels, a data YAML, and a note by which a later call knows its own files.
 
     FOLDER/demo.yaml                      what training is given; written last
-    FOLDER/drawn.json                     what was drawn; see flatout/engine/drawn_set.py
+    FOLDER/drawn.json                     what was drawn; see flatout/demo_folder.py
     FOLDER/images/{train,val}/0000.jpg    FOLDER/labels/{train,val}/0000.txt
 
 Files that are not in this list are never touched, and a folder with any of them is refused.
@@ -17,12 +17,12 @@ import cv2
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flatout.engine.drawn_set import draw_set
+from flatout.demo_folder import draw_set
 from flatout.errors import ConfigError
 from flatout.feed import Feed, FeedConfig, Field, Plan, Rows, SampleSource
-from flatout.feed.progress import progress
+from flatout.progress import progress
 from flatout.yolo.demo_data.scene import Scene, draw_scene
-from flatout.yolo.demo_data.shapes import SHAPES
+from flatout.yolo.demo_data.stamp import SHAPES
 
 VERSION = 1
 """Of the drawing: raised when the same numbers make other pictures, so that an old set is drawn anew."""

@@ -1,9 +1,17 @@
 """How good is a network on a data set? The loop that training and `test.py` share, and the whole of `test.py`.
 
 batches -> network -> NMS -> matched as they come -> Outcome: precision, recall, mAP, losses, milliseconds
+
+Files:
+
+    coco_ap           AP as COCO counts it, for `test.py`
+    evaluate          The whole of `test.py`: weights and a data set in; a table, label files, JSON and charts out
+    evaluation_run    What `test.py` judges, and on what
+    run               One pass of a network over a validation set
+    validation_input  Pictures for validation
 """
 
+from flatout.yolo.evaluate.evaluate import TestResult, test
 from flatout.yolo.evaluate.run import Evaluate, Outcome, Speed
-from flatout.yolo.evaluate.whole import TestResult, test
 
 __all__ = ["Evaluate", "Outcome", "Speed", "TestResult", "test"]

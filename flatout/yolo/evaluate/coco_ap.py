@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flatout.errors import DataError, FlatoutError, counted
-from flatout.yolo.data.coco_json import annotation_candidates, annotation_file, categories_by_id, listed, load_json
+from flatout.yolo.data.coco import annotation_candidates, annotation_file, categories_by_id, listed, load_json
 from flatout.yolo.data.data_yaml import DataSet, Split, open_data_yaml
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.find_file import shipped_folder
-from flatout.yolo.metrics.coco import COCO_CATEGORY_IDS, CocoExport, CocoPicture
-from flatout.yolo.metrics.coco_api import CocoScores, coco_scores
+from flatout.yolo.metrics.coco import COCO_CATEGORY_IDS, CocoExport, CocoPicture, CocoScores, coco_scores
 
 logger = logging.getLogger(__name__)
 

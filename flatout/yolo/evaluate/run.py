@@ -1,28 +1,164 @@
-"""One pass of a network over a validation set.
+"""One pass of a network over a validation set: the loop, what several ranks put together, and what is drawn.
 
     batch -> network -> boxes -> NMS -> matched to the labels on the device -> ... -> one sum at the end
 
 Dimension key:  B images of a batch   H W input   T targets   D detections
 """
 
+import importlib.util
+import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout.feed.progress import progress
-from flatout.yolo.evaluate.pictures import EvaluationPictures
-from flatout.yolo.evaluate.shares import Join, put_together, share_of
+from flatout.errors import ResourceError
+from flatout.progress import progress
+from flatout.yolo.evaluate.validation_input import ValidationBatch
 from flatout.yolo.loss import LossParts
-from flatout.yolo.metrics import Evaluation, Evaluator
+from flatout.yolo.metrics import LOSSES, Evaluation, Evaluator
+from flatout.yolo.metrics.confusion_file import write_confusion
+from flatout.yolo.metrics.stream import Matches
 from flatout.yolo.model.heads import Predictions
 from flatout.yolo.nms import Detections, NmsConfig, non_max_suppression
-from flatout.yolo.validation_input import ValidationBatch
+
+logger = logging.getLogger(__name__)
+
+# One evaluation by several ranks: they take turns at the batches, and one puts everything back in order.
+#
+#     batches 0 1 2 3 4 ... --dealt--> rank 0: 0 2 4   rank 1: 1 3  --Share each--> in_turn --> as if by one
+#
+# Whole batches are dealt, never parts: the same pictures go through the network together, at the same shape, so that
+# the scores and losses are those of one rank, to the last bit where its arithmetic is.
+
+T = TypeVar("T")
+
+
+class Share(NamedTuple):
+    """What one rank has found: plain arrays on the host, batch by batch."""
+
+    matches: list[tuple[np.ndarray, ...]]
+    losses: list[np.ndarray]
+    num_images: int
+    confusion: np.ndarray | None
+
+
+Join = Callable[[Share], Sequence[Share]]
+"""One rank's share in; those of all out, in the order of the ranks. Empty for ranks that do not sum up."""
+
+
+def share_of(evaluator: Evaluator, losses: Sequence[Tensor]) -> Share:
+    """Everything on the host; it waits for the device."""
+    return Share(
+        [tuple(column.cpu().numpy() for column in batch) for batch in evaluator.batches],
+        [loss.cpu().numpy() for loss in losses],
+        evaluator.num_images,
+        None if evaluator.confusion is None else evaluator.confusion.counts().numpy(),
+    )
+
+
+def put_together(shares: Sequence[Share], evaluator: Evaluator) -> list[Tensor]:
+    """Let `evaluator` hold what all have found; returns the losses of all batches, in order."""
+    evaluator.batches = [
+        Matches(*map(torch.from_numpy, batch)) for batch in in_turn([share.matches for share in shares])
+    ]
+    evaluator.num_images = sum(share.num_images for share in shares)
+    if evaluator.confusion is not None:
+        evaluator.confusion.hold([share.confusion for share in shares if share.confusion is not None])
+    return [torch.from_numpy(loss) for loss in in_turn([share.losses for share in shares])]
+
+
+def in_turn(dealt: Sequence[Sequence[T]]) -> list[T]:
+    """The cards in the order they were dealt in: the first of each, then the second of each ..."""
+    rounds = max(map(len, dealt), default=0)
+    return [hand[number] for number in range(rounds) for hand in dealt if number < len(hand)]
+
+
+# What an evaluation draws: the first batches with labels and with detections, curves, the confusion matrix.
+
+BATCHES = 3
+
+
+class EvaluationPictures:
+    """Writes test_batch{0,1,2}_{labels,pred}.jpg while batches come, and the rest at the end.
+
+    Pictures are extras: without OpenCV, or where they cannot be written, one warning says so and the evaluation
+    goes on.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._folder = folder
+        self._names = names
+        self._drawn = 0
+        self._works = importlib.util.find_spec("cv2") is not None
+        if not self._works:
+            logger.warning("No pictures are drawn: OpenCV is not installed (pip install opencv-python-headless).")
+
+    def watch(self, batch: ValidationBatch, found: Detections, native: Detections) -> None:
+        """Draw the batch if it is one of the first."""
+        if not self._works or self._drawn == BATCHES:
+            return
+        from flatout.charts import MOST_IMAGES, draw_batch, draw_detections
+
+        try:
+            head = f"test_batch{self._drawn}"
+            images, targets_T6 = batch.images[:MOST_IMAGES].cpu().numpy(), batch.targets_T6.cpu().numpy()
+            draw_batch(images, targets_T6, batch.paths, self._names, self._folder / f"{head}_labels.jpg")
+            row_D6, image_D = found.row_D6.cpu().numpy(), found.image_D.cpu().numpy()
+            draw_detections(images, row_D6, image_D, batch.paths, self._names, self._folder / f"{head}_pred.jpg")
+        except OSError as error:
+            self._give_up(error)
+        self._drawn += 1
+
+    def finish(self, evaluation: Evaluation) -> None:
+        """Curves, if anything was found, and the confusion matrix, drawn and as numbers."""
+        if not self._works:
+            return
+        from flatout.charts import as_shown
+
+        try:
+            plot_evaluation(evaluation, self._names, self._folder)
+            if evaluation.confusion is not None:
+                write_confusion(as_shown(evaluation.confusion), self._names, self._folder / "confusion_matrix.csv")
+        except OSError as error:
+            self._give_up(error)
+        except ResourceError as error:
+            logger.warning("%s The evaluation goes on.", error)
+
+    def _give_up(self, error: OSError) -> None:
+        self._works = False
+        logger.warning("%s: pictures cannot be written (%s). The evaluation goes on.", self._folder, error.strerror)
+
+
+def plot_evaluation(evaluation: Evaluation, names: Sequence[str], folder: Path) -> list[Path]:
+    """Write PR_curve.png, F1_curve.png, P_curve.png, R_curve.png, and confusion_matrix.png if it was counted.
+
+    There are no curves where no detection was right.
+    """
+    from flatout.charts import ClassCurves, draw_confusion, draw_curves
+
+    found, curves = evaluation.classes, evaluation.classes.curves
+    drawn = []
+    if len(found.classes_C):
+        of_classes = ClassCurves(
+            classes_C=found.classes_C,
+            ap50_C=found.ap_CK[:, 0],
+            precision_at_recall_CX=curves.precision_at_recall_CX,
+            precision_CX=curves.precision_CX,
+            recall_CX=curves.recall_CX,
+            f1_CX=curves.f1_CX,
+        )
+        drawn = draw_curves(of_classes, names, folder)
+    if evaluation.confusion is not None:
+        drawn.append(draw_confusion(evaluation.confusion, names, folder / "confusion_matrix.png"))
+    return drawn
+
 
 Loss = Callable[[Sequence[Tensor], Tensor], LossParts]
 """(raw maps of the levels, targets [T, 6]) -> loss; for validation the plain one, whatever training uses."""
@@ -58,16 +194,15 @@ class Outcome(NamedTuple):
     """What an evaluation found."""
 
     evaluation: Evaluation
-    val_losses: tuple[float, float, float]
-    """Box, objectness, class: means over the batches; zeros without a loss."""
+    val_losses: Mapping[str, float]
+    """By the names of `LOSSES`: means over the batches; zeros without a loss."""
 
     speed_ms: Speed
 
     @property
-    def scores(self) -> tuple[float, ...]:
-        """The seven numbers of a line of results.txt: P, R, mAP@.5, mAP@.5:.95, then the losses."""
-        found = self.evaluation
-        return found.precision, found.recall, found.map50, found.map50_95, *self.val_losses
+    def scores(self) -> dict[str, float]:
+        """Scores and losses, by the names that files have."""
+        return {**self.evaluation.scores, **{f"val_{name}": loss for name, loss in self.val_losses.items()}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +240,7 @@ class Evaluate:
         `amp` is the precision of autocast; without it the network runs in the precision of its weights. `hybrid`
         gives the labels to NMS as certain boxes. `plots` is the folder for pictures of the first batches, curves and
         the confusion matrix, which `confusion` counts also without pictures. `shown` shows the progress. `join` puts
-        the shares of several ranks together, each of which runs some of the batches (shares.py).
+        the shares of several ranks together, each of which runs some of the batches (partial results).
         """
         nms = NmsConfig(conf_thres=conf_thres, iou_thres=iou_thres, multi_label=True)
         evaluator = Evaluator(len(self.names), confusion=confusion or plots is not None, v5_metric=self.v5_metric)
@@ -117,7 +252,7 @@ class Evaluate:
             for batch in batches.epoch(0):
                 predictions = forward(batch.images)
                 if loss is not None:
-                    losses.append(loss(predictions.raw, batch.targets_T6).items[:3])
+                    losses.append(loss(predictions.raw, batch.targets_T6).items[: len(LOSSES)])
                 begin_s = _now_s(batch.images.device)
                 found = non_max_suppression(predictions.decoded, nms, labels=certain_boxes(batch) if hybrid else None)
                 suppress_s += _now_s(batch.images.device) - begin_s
@@ -173,12 +308,10 @@ def certain_boxes(batch: ValidationBatch) -> list[Tensor]:
     return list(label_T5.split(batch.counts_B.tolist()))
 
 
-def _mean_losses(losses: list[Tensor]) -> tuple[float, float, float]:
-    """The host waits for the device, once."""
-    if not losses:
-        return 0.0, 0.0, 0.0
-    box, obj, cls = torch.stack(losses).mean(0).tolist()
-    return box, obj, cls
+def _mean_losses(losses: list[Tensor]) -> dict[str, float]:
+    """By name. The host waits for the device, once."""
+    means = torch.stack(losses).mean(0).tolist() if losses else [0.0] * len(LOSSES)
+    return dict(zip(LOSSES, means, strict=True))
 
 
 def _now_s(device: torch.device) -> float:

@@ -1,8 +1,13 @@
 """`--evolve`: better hyper-parameters by mutation and selection, one whole training per generation.
 
 best rows of evolve.txt -> parent -> mutated values -> training -> scores -> next row of evolve.txt
+
+Files:
+
+    rows    evolve.txt, evolve.csv and hyp_evolved.yaml: what every generation scored, and the best values so far
+    search  The whole of `--evolve`
 """
 
-from flatout.yolo.evolve.whole import EvolveResult, evolve
+from flatout.yolo.evolve.search import EvolveResult, evolve
 
 __all__ = ["EvolveResult", "evolve"]

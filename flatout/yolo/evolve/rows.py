@@ -12,15 +12,97 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from flatout.engine.checkpoint.atomic import replacing
-from flatout.yolo.evolve.genes import GENES
+from flatout.safefiles import replacing
 from flatout.yolo.hyp import Hyp
-from flatout.yolo.metrics import fitness
+from flatout.yolo.metrics import YOLOV7_RESULTS, fitness
 
-SCORES = ("precision", "recall", "mAP_0.5", "mAP_0.5:0.95", "val_box", "val_obj", "val_cls")
+# How hyper-parameters mutate, and which row is the parent of the next. Pure: numbers and a generator in, numbers out.
+#
+# YOLOv7's table, matched by key: there the gains are matched by position to a file that has one key more.
+#
+# Dimension key:  G genes   N rows
+
+PARENTS = 5
+"""The best so many rows may have children."""
+SHARE = 0.8
+"""Of genes that change, on average."""
+SPREAD = 0.2
+FACTORS = (0.3, 3.0)
+DECIMALS = 5
+
+
+class Gene(NamedTuple):
+    """How much a value moves, and within what limits. Gain 0: it keeps its value."""
+
+    gain: float
+    low: float
+    high: float
+
+
+GENES = {
+    "lr0": Gene(1, 1e-5, 0.1),
+    "lrf": Gene(1, 0.01, 1),
+    "momentum": Gene(0.3, 0.6, 0.98),
+    "weight_decay": Gene(1, 0, 0.001),
+    "warmup_epochs": Gene(1, 0, 5),
+    "warmup_momentum": Gene(1, 0, 0.95),
+    "warmup_bias_lr": Gene(1, 0, 0.2),
+    "box": Gene(1, 0.02, 0.2),
+    "cls": Gene(1, 0.2, 4),
+    "cls_pw": Gene(1, 0.5, 2),
+    "obj": Gene(1, 0.2, 4),
+    "obj_pw": Gene(1, 0.5, 2),
+    "iou_t": Gene(0, 0.1, 0.7),
+    "anchor_t": Gene(1, 2, 8),
+    "fl_gamma": Gene(0, 0, 2),
+    "hsv_h": Gene(1, 0, 0.1),
+    "hsv_s": Gene(1, 0, 0.9),
+    "hsv_v": Gene(1, 0, 0.9),
+    "degrees": Gene(1, 0, 45),
+    "translate": Gene(1, 0, 0.9),
+    "scale": Gene(1, 0, 0.9),
+    "shear": Gene(1, 0, 10),
+    "perspective": Gene(0, 0, 0.001),
+    "flipud": Gene(1, 0, 1),
+    "fliplr": Gene(0, 0, 1),
+    "mosaic": Gene(1, 0, 1),
+    "mixup": Gene(1, 0, 1),
+    "copy_paste": Gene(1, 0, 1),
+    "paste_in": Gene(1, 0, 1),
+    "anchors": Gene(2, 2, 10),
+}
+
+
+def mutated(values: Mapping[str, float], rng: np.random.Generator) -> dict[str, float]:
+    """A child: those of the values that are genes, changed and within their limits; the others as they are."""
+    names = [name for name in values if name in GENES]
+    value_G, (gain_G, low_G, high_G) = np.array([values[name] for name in names]), np.array([GENES[n] for n in names]).T
+    child_G = np.clip(value_G * _factors(gain_G, rng), low_G, high_G).round(DECIMALS)
+    return {**values, **dict(zip(names, child_G.tolist(), strict=True))}
+
+
+def choose_parent(fitness_N: np.ndarray, rng: np.random.Generator) -> int:
+    """A row among the best, the fitter the likelier; the last of them never, unless all are alike."""
+    # Stable: of rows that are alike the earlier one counts as better, on every machine.
+    best = np.argsort(-fitness_N, kind="stable")[:PARENTS]
+    weight = fitness_N[best] - fitness_N[best].min()
+    share = weight / weight.sum() if weight.sum() > 0 else np.full(len(best), 1 / len(best))
+    return int(rng.choice(best, p=share))
+
+
+def _factors(gain_G: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """What values are multiplied by; never 1 for all of them: such a child would be its parent."""
+    while True:
+        mask_G = rng.random(len(gain_G)) < SHARE
+        factor_G = np.clip(1 + gain_G * mask_G * rng.standard_normal(len(gain_G)) * rng.random() * SPREAD, *FACTORS)
+        if not np.all(factor_G == 1):
+            return np.asarray(factor_G)
+
+
 KEYS = tuple(field.name for field in fields(Hyp) if field.name in GENES or field.name == "loss_ota")
 """Of the 31 hyper-parameters, in the order of a hyp file, `anchors` last."""
 OWN_ANCHORS = 3
@@ -43,7 +125,8 @@ class Rows:
 
     @property
     def fitness_N(self) -> np.ndarray:
-        return np.array([fitness(map50=row[2], map50_95=row[3]) for row in self.values])
+        scores = (dict(zip(YOLOV7_RESULTS, row, strict=False)) for row in self.values)
+        return np.array([fitness(map50=each["mAP_0.5"], map50_95=each["mAP_0.5:0.95"]) for each in scores])
 
     @property
     def best(self) -> int:
@@ -51,7 +134,7 @@ class Rows:
         return int(self.fitness_N.argmax())
 
     def hyp_of(self, generation: int) -> dict[str, float]:
-        return dict(zip(KEYS, self.values[generation][len(SCORES) :], strict=True))
+        return dict(zip(KEYS, self.values[generation][len(YOLOV7_RESULTS) :], strict=True))
 
     def forget(self) -> None:
         """Begin anew; what was there is kept as evolve.old.txt."""
@@ -59,9 +142,9 @@ class Rows:
         if self.path.is_file():
             self.path.replace(self.path.with_name("evolve.old.txt"))
 
-    def add(self, scores: Sequence[float], hyp: Mapping[str, float]) -> None:
+    def add(self, scores: Mapping[str, float], hyp: Mapping[str, float]) -> None:
         """The next generation, on the disk when this returns."""
-        numbers = _numbers(_line([*scores, *(hyp[key] for key in KEYS)]))
+        numbers = _numbers(_line([*(scores[name] for name in YOLOV7_RESULTS), *(hyp[key] for key in KEYS)]))
         assert numbers is not None
         # As they are in the file: whoever continues the search later knows no other digits.
         self.values.append(numbers)
@@ -73,7 +156,7 @@ class Rows:
     def _write_table(self) -> None:
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
-        table.writerow(["generation", "fitness", *SCORES, *KEYS])
+        table.writerow(["generation", "fitness", *YOLOV7_RESULTS, *KEYS])
         for generation, (score, row) in enumerate(zip(self.fitness_N, self.values, strict=True)):
             table.writerow([generation, round(float(score), 6), *row])
         part = self._folder / ".evolve.csv.part"
@@ -105,7 +188,7 @@ def _decimal(value: float) -> str:
 
 def _numbers(line: str) -> list[float] | None:
     words = line.split()
-    if not line.endswith("\n") or len(words) != len(SCORES) + len(KEYS):
+    if not line.endswith("\n") or len(words) != len(YOLOV7_RESULTS) + len(KEYS):
         return None
     try:
         return [float(word) for word in words]

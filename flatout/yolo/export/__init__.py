@@ -6,6 +6,15 @@
     outcome = export("best.pt", ExportOptions(grid=True, simplify=True))
 
 `export` is imported when it is first used: the options alone, and so the command's help, need no torch.
+
+Files:
+
+    files        An export from beginning to end
+    onnx_forms   A network as an ONNX model
+    options      What an export was asked to write: one field per flag, under its own name
+    parity       How far a file is from its network, and how far it may be
+    postprocess  The modules that are traced, and what a file does with decoded boxes
+    work         What every format of an export needs
 """
 
 from importlib import import_module
@@ -14,15 +23,14 @@ from typing import TYPE_CHECKING
 from flatout.yolo.export.options import ExportOptions
 
 if TYPE_CHECKING:
-    from flatout.yolo.export.outcome import ExportOutcome
-    from flatout.yolo.export.whole import export, export_network
+    from flatout.yolo.export.files import ExportOutcome, export, export_network
 
 __all__ = ["ExportOptions", "ExportOutcome", "export", "export_network"]
 
 _NEED_TORCH = {
-    "ExportOutcome": "flatout.yolo.export.outcome",
-    "export": "flatout.yolo.export.whole",
-    "export_network": "flatout.yolo.export.whole",
+    "ExportOutcome": "flatout.yolo.export.files",
+    "export": "flatout.yolo.export.files",
+    "export_network": "flatout.yolo.export.files",
 }
 
 

@@ -1,4 +1,4 @@
-"""A network as an ONNX model in one of its forms, and the comparison of that model with the network.
+"""A network as an ONNX model: its forms, half precision and 8 bits, what it says about itself, its comparison.
 
     folded network + tail --traced--> probe: the model with one output more, the decoded boxes
     probe --compared--> 1. its boxes are those of the network   2. its answer is what torch makes of these very boxes
@@ -9,29 +9,71 @@ the last bit into a box more or less. With a TensorRT plugin the answer ends whe
 has it.
 """
 
+import json
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout.export.onnx_model import (
+from flatout import __version__
+from flatout.export import (
     Model,
+    Precision,
+    Session,
     check,
+    in_float16_up_to_last_convolutions,
+    in_int8,
+    last_convolutions,
+    need,
     simplified,
     state_facts,
     state_shapes,
     traced,
     without_outputs,
 )
-from flatout.export.packages import need
-from flatout.export.session import Session
-from flatout.yolo.export.facts import facts_of
-from flatout.yolo.export.forms import DECODED, DecodedBoxes, Judged, RawLevels, WithTail
-from flatout.yolo.export.options import ExportOptions
+from flatout.yolo.export.options import ExportOptions, Form
 from flatout.yolo.export.parity import Difference, check_same, largest, of_decoded, of_raw
-from flatout.yolo.export.tails import PLUGIN, Tail, tail_for
+from flatout.yolo.export.postprocess import DECODED, PLUGIN, DecodedBoxes, Judged, RawLevels, Tail, WithTail, tail_for
 from flatout.yolo.model.network import Network
+
+# What a file says about itself, so that nobody has to guess how to feed it.
+
+OUTPUTS: dict[Form, str] = {
+    "raw": "maps before the logistic function, one per level",
+    "grid": "cx, cy, w, h in pixels of the input, objectness, class scores (not multiplied)",
+    "onnx-nms": "rows of image, x1, y1, x2, y2, class, score after NMS",
+    "tensorrt-nms": "num_dets, det_boxes, det_scores, det_classes of TensorRT's EfficientNMS_TRT",
+    "tensorrt-nms-corners": "num_dets, det_boxes, det_scores, det_classes of TensorRT's EfficientNMS_TRT",
+}
+
+
+def facts_of(network: Network, options: ExportOptions, hw: tuple[int, int], form: Form) -> dict[str, str]:
+    """Metadata of a file, all of it text."""
+    facts = {
+        "names": json.dumps(list(network.names)),
+        "stride": str(int(network.stride.max())),
+        "strides": ",".join(f"{stride:g}" for stride in network.stride.tolist()),
+        "input_range": "0..1",
+        "input_colors": "RGB",
+        "input_layout": "NCHW",
+        "input_size_hw": "any multiple of the stride" if options.free_size else f"{hw[0]},{hw[1]}",
+        "input_batch": "any" if options.free_batch else str(options.batch_size),
+        "output": OUTPUTS[form],
+        "flatout": __version__,
+    }
+    if form not in ("raw", "grid"):
+        facts["nms"] = json.dumps(
+            {
+                "iou_thres": options.iou_thres,
+                "conf_thres": options.conf_thres,
+                "topk_all": options.topk_all,
+                "max_wh": options.max_wh,
+            }
+        )
+    return facts
+
 
 INPUT = "images"
 Shape = tuple[int | str, ...]
@@ -162,3 +204,56 @@ def _free_axes(options: ExportOptions, shapes: dict[str, Shape]) -> dict[str, di
     if options.free_batch:
         axes[INPUT] = {0: "batch"} | ({2: "height", 3: "width"} if options.free_size else {})
     return {name: free for name, free in axes.items() if free}
+
+
+# Smaller ONNX files: half precision or 8 bits. They are not the same network, so their loss is measured, not judged.
+#
+# What counts are the boxes that the whole network is sure of. Decoding stays in float32, as half precision cannot tell
+# apart pixels beyond 2048, and so do the convolutions before it in a file of 8 bits.
+
+
+class Loss(NamedTuple):
+    """Differences to the whole network's boxes, of those it is sure of."""
+
+    num_boxes: int
+    """Raw boxes, before NMS."""
+    sure: float
+    """Objectness from which on a box counts."""
+    median_px: float
+    largest_px: float
+    largest_score: float
+
+    def text(self) -> str:
+        if not self.num_boxes:
+            return f"no raw box above {self.sure:g} in these pictures, so its loss is not known"
+        return (
+            f"{self.num_boxes} raw boxes above {self.sure:g}: {self.median_px:.2g} px apart (median), at most "
+            f"{self.largest_px:.2g} px, {self.largest_score:.2g} of a score"
+        )
+
+
+def smaller(probe: Model, precision: Precision, inputs: Sequence[np.ndarray], tail: Tail) -> Model:
+    """The model in another precision; ranges of int8 come from the inputs."""
+    model = runnable(probe, tail)
+    if precision == "float16":
+        less = in_float16_up_to_last_convolutions(model)
+    else:
+        less = in_int8(model, inputs, input_name=INPUT, kept=last_convolutions(model))
+    return with_plugin(less, probe, tail)
+
+
+def loss_of(model: Model, probe: Model, inputs: Sequence[np.ndarray], options: ExportOptions) -> Loss | None:
+    """What became of the boxes; None for a file of raw maps."""
+    if options.form == "raw":
+        return None
+    tail = tail_for(options)
+    whole, less = (np.concatenate([each.reshape(-1, each.shape[2]) for each in decoded_by(one, inputs, tail)])
+                   for one in (probe, model))  # fmt: skip
+    sure = whole[:, 4] > options.conf_thres
+    apart = np.abs(whole - less)[sure]
+    if not len(apart):
+        return Loss(0, options.conf_thres, 0.0, 0.0, 0.0)
+    boxes_px = apart[:, :4].max(1)
+    return Loss(
+        len(apart), options.conf_thres, float(np.median(boxes_px)), float(boxes_px.max()), float(apart[:, 4:].max())
+    )

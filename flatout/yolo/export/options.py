@@ -11,6 +11,7 @@ Form = Literal["raw", "grid", "onnx-nms", "tensorrt-nms", "tensorrt-nms-corners"
 plugin, which is given centres and sizes (--end2end) or corners (--include-nms)."""
 
 FORMATS = ("torchscript", "onnx")
+"""Written by default; what each is made by stands in files.py."""
 REFUSED_FORMATS = {
     "coreml": "CoreML files are not written here; convert the TorchScript file with coremltools, on a Mac",
     "lite": "PyTorch Mobile has ended, and torch is built without what writes its files; use onnx or torchscript",

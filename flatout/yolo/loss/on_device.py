@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flatout.engine.launch import start
-from flatout.yolo.assign.heads import Heads, num_classes
-from flatout.yolo.assign.layer_table import layer_table
-from flatout.yolo.assign.matches import Anchors, Matches, Spans
-from flatout.yolo.assign.on_device import (
+from flatout.kernels import start
+from flatout.yolo.loss import kernels_loss
+from flatout.yolo.loss.assign_on_device import (
     PROGRAMS,
     classes_at_once,
     four_maps,
@@ -23,10 +21,12 @@ from flatout.yolo.assign.on_device import (
     plain_float,
     power_of_two,
 )
-from flatout.yolo.loss import kernels_backward, kernels_forward
 from flatout.yolo.loss.config import LossConfig
-from flatout.yolo.loss.parts import LossParts
-from flatout.yolo.model.joined_order import OBJECTNESS
+from flatout.yolo.loss.kernel_support import layer_table
+from flatout.yolo.loss.matches import Anchors, Matches, Spans
+from flatout.yolo.loss.terms import LossParts
+from flatout.yolo.multihead.head_config import OBJECTNESS
+from flatout.yolo.multihead.joined_maps import Heads, num_classes
 
 GRADIENT_BLOCK = 4096
 """Numbers of the gradient that a program writes."""
@@ -117,7 +117,7 @@ class _Sizes(NamedTuple):
     @property
     def sums_width(self) -> int:
         """Sums that a program leaves."""
-        return kernels_forward.SUMS * power_of_two(self.LAYERS * self.num_heads)
+        return kernels_loss.SUMS * power_of_two(self.LAYERS * self.num_heads)
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -165,7 +165,7 @@ def _sum_empty(head: _Head, sizes: _Sizes, config: LossConfig) -> tuple[Tensor, 
     num_groups = sum(each.numel() for each in head.maps) // where["CHANNELS"]
     logits_S = head.maps[0].new_empty(num_groups * where["PLACES"])
     start(
-        kernels_forward.empty_objectness,
+        kernels_loss.empty_objectness,
         PROGRAMS,
         *four_maps(head.maps),
         head.table,
@@ -191,7 +191,7 @@ def _sum_matches(head: _Head, sizes: _Sizes, config: LossConfig, spans: Spans, l
     width = sizes.sums_width
     sums = head.balance_L.new_empty(PROGRAMS * width)
     start(
-        kernels_forward.match_terms,
+        kernels_loss.match_terms,
         PROGRAMS,
         *four_maps(head.maps),
         head.table,
@@ -230,7 +230,7 @@ def _add_up(
     shapes = ((), (4,), (sizes.LAYERS,), (sizes.LAYERS * sizes.num_heads,))
     results = tuple(head.balance_L.new_empty(shape) for shape in shapes)
     start(
-        kernels_forward.sum_up,
+        kernels_loss.sum_up,
         1,
         head.table,
         head.heads_HF,
@@ -264,7 +264,7 @@ def _write_empty(
     """The whole gradient as if all cells were empty."""
     where = sizes.objectness(head.maps)
     start(
-        kernels_backward.empty_gradient,
+        kernels_loss.empty_gradient,
         sum(-(-each.numel() // GRADIENT_BLOCK) for each in grads),
         *four_maps(grads),
         head.table,
@@ -299,7 +299,7 @@ def _write_matches(
     if not len(link_M):
         return
     start(
-        kernels_backward.match_gradient,
+        kernels_loss.match_gradient,
         PROGRAMS,
         *four_maps(head.maps),
         *four_maps(grads),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from flatout.yolo.ranking import best_first
+from flatout.yolo.ragged import best_first
 
 CURVE_POINTS = 1000
 RECALL_POINTS = np.linspace(0, 1, 101)
@@ -48,6 +48,9 @@ class ClassScores:
     ap_CK: np.ndarray
     """Average precision at each overlap threshold."""
 
+    full_recall_CK: np.ndarray
+    """Share of the labels that are found at all, by any detection however unsure, at each overlap threshold."""
+
     curves: Curves
 
     @property
@@ -80,12 +83,13 @@ def score_classes(
     order_D = _by_class(class_D, score_D)
     begin_C = np.searchsorted(class_D[order_D], classes_C)
     end_C = np.searchsorted(class_D[order_D], classes_C, side="right")
-    ap_CK = np.zeros((len(classes_C), right_DK.shape[1]))
+    ap_CK, full_recall_CK = np.zeros((2, len(classes_C), right_DK.shape[1]))
     curves_C3X = np.zeros((len(classes_C), 3, CURVE_POINTS))
     for place, (begin, end, num_labels) in enumerate(zip(begin_C, end_C, num_labels_C, strict=True)):
         if begin < end:
             mine_n = order_D[begin:end]
             ap_CK[place], curves_C3X[place] = _score_class(right_DK[mine_n], score_D[mine_n], num_labels, v5_metric)
+            full_recall_CK[place] = right_DK[mine_n].sum(0) / num_labels
     precision_CX, recall_CX, precision_at_recall_CX = curves_C3X.swapaxes(0, 1)
     curves = Curves(
         precision_CX=precision_CX,
@@ -93,7 +97,9 @@ def score_classes(
         f1_CX=2 * precision_CX * recall_CX / (precision_CX + recall_CX + 1e-16),
         precision_at_recall_CX=precision_at_recall_CX,
     )
-    return ClassScores(classes_C=classes_C, num_labels_C=num_labels_C, ap_CK=ap_CK, curves=curves)
+    return ClassScores(
+        classes_C=classes_C, num_labels_C=num_labels_C, ap_CK=ap_CK, full_recall_CK=full_recall_CK, curves=curves
+    )
 
 
 def _by_class(class_D: np.ndarray, score_D: np.ndarray) -> np.ndarray:

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from flatout.errors import DataError
-from flatout.yolo.letterbox import Letterbox, to_native
-from flatout.yolo.metrics.average_precision import ClassScores, score_classes
-from flatout.yolo.metrics.confusion import ConfusionMatrix
-from flatout.yolo.metrics.evaluation import Evaluation
-from flatout.yolo.metrics.match import IOU_THRESHOLDS, labels_in_pictures, match_to_labels
+from flatout.yolo.boxes import Letterbox, to_native
+from flatout.yolo.metrics.average_precision import score_classes
+from flatout.yolo.metrics.evaluation import Evaluation, mean_scores
+from flatout.yolo.metrics.match import IOU_THRESHOLDS, ConfusionMatrix, labels_in_pictures, match_to_labels
 from flatout.yolo.nms.detections import Detections
 
 
@@ -39,7 +38,7 @@ class Evaluator:
         self.confusion = ConfusionMatrix(num_classes) if confusion else None
         self._v5_metric = v5_metric
         self.batches: list[Matches] = []
-        """In the order they came. Several ranks put theirs together here (evaluate/shares.py)."""
+        """In the order they came. Several ranks put theirs together here (evaluate/run.py)."""
         self.num_images = 0
 
     @torch.no_grad()
@@ -75,23 +74,19 @@ class Evaluator:
         self._check(label_class_L)
         # YOLOv7 reports nothing at all where nothing is right at any threshold.
         any_right = bool(matches.right_DK.any())
-        scores = score_classes(
+        classes = score_classes(
             matches.right_DK.numpy(),
             matches.score_D.numpy(),
             matches.class_D.numpy(),
             label_class_L if any_right else label_class_L[:0],
             v5_metric=self._v5_metric,
         )
-        precision, recall, map50, map50_95 = _means(scores)
         return Evaluation(
             num_images=self.num_images,
             num_labels=len(label_class_L),
             num_classes=self.num_classes,
-            precision=precision,
-            recall=recall,
-            map50=map50,
-            map50_95=map50_95,
-            classes=scores,
+            scores=mean_scores(classes),
+            classes=classes,
             confusion=None if self.confusion is None else self.confusion.counts().numpy(),
         )
 
@@ -102,12 +97,3 @@ class Evaluator:
                 f"Labels have classes {bad}, but the detector knows {self.num_classes} (0..{self.num_classes - 1}). "
                 "Check nc in the data file."
             )
-
-
-def _means(scores: ClassScores) -> tuple[float, float, float, float]:
-    """Precision, recall, mAP at 0.5 and over all thresholds; zeros if there is no class."""
-    if not len(scores.classes_C):
-        return 0.0, 0.0, 0.0, 0.0
-    columns = (scores.precision_C, scores.recall_C, scores.ap_CK[:, 0], scores.ap_CK)
-    precision, recall, map50, map50_95 = (float(column.mean()) for column in columns)
-    return precision, recall, map50, map50_95

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.yolo.model.blueprint import Head
+from flatout.yolo.model.spec import Head
 
 
 class Predictions(NamedTuple):

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flatout.yolo.model.blueprint import IMAGE, Head, Row, small_side
 from flatout.yolo.model.heads import Detect
-from flatout.yolo.model.kinds import Shape
 from flatout.yolo.model.layers import DownC
+from flatout.yolo.model.module_specs import Shape
 from flatout.yolo.model.network import Network
+from flatout.yolo.model.spec import IMAGE, Head, Row, small_side
 
 COUNTED_PX = 640
 """GFLOPS are given for a square picture of this side."""

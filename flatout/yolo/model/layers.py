@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.yolo.model.kinds import Args, hidden_of, padding_of
-from flatout.yolo.model.literals import Activation
+from flatout.yolo.model.module_specs import Activation, Args, hidden_of, padding_of
 from flatout.yolo.model.norm_act import norm_act
 from flatout.yolo.model.pooling import max_pool, max_pool_same
 
@@ -203,7 +202,7 @@ MADE_WITHOUT: dict[str, type[nn.Module]] = {
 
 
 def make_layer(kind: str, c1: int, args: Args) -> nn.Module:
-    """The module of a row; `args` are complete and checked (kinds.py)."""
+    """The module of a row; `args` are complete and checked (module_specs.py)."""
     if kind in MADE_WITH_CHANNELS:
         return MADE_WITH_CHANNELS[kind](c1, **args)
     return MADE_WITHOUT[kind](**args)

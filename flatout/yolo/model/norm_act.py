@@ -8,13 +8,245 @@ The kernels are reached by two doors: an autograd function, which costs the host
 torch.compile.
 """
 
-from typing import Any
+import functools
+import logging
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from flatout.yolo.model.map_layout import suits_kernels
-from flatout.yolo.model.norm_act_launches import SAVED_ROWS, backward, forward
+from flatout.kernels import ALIGNMENT_BYTES, HAS_TRITON, Pointer, Start, prepared, stream_of
+
+logger = logging.getLogger(__name__)
+
+# Maps as rows of channels, [pixels, C]: which ones our kernels can read, and how they are cut into tiles.
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def suits_kernels(x: Tensor) -> bool:
+    """Is it a channels_last map on a GPU, of a type the kernels know?
+
+    Then they are the faster way. For small maps too: they cost the host less than torch's
+    (bench/results/model_step_ideas_h200_202611.md).
+    """
+    if not x.is_cuda or x.dtype not in DTYPES or not x.is_contiguous(memory_format=torch.channels_last):
+        return False
+    if torch.compiler.is_compiling():
+        return HAS_TRITON
+    if not HAS_TRITON:
+        say_what_is_missing()
+        return False
+    return x.get_device() == torch.cuda.current_device()
+
+
+@functools.cache
+def say_what_is_missing() -> None:
+    """Once, to people with a GPU and no Triton."""
+    logger.warning(
+        "Triton is not installed: batch norms, activations and pooling go through torch, and a training step takes "
+        "about 1.5 times as long. `pip install triton` mends it."
+    )
+
+
+def row_stride(x: Tensor) -> tuple[Tensor, int]:
+    """A map whose pixels lie at equal distances, and that distance: `x` itself also if it is a slice of a wider
+    channels_last map, as gradients of a concatenation are; else a copy."""
+    batch, channels, height, width = x.stride()
+    pixels = x.shape[2] * x.shape[3]
+    if channels == 1 and width >= x.shape[1] and height == width * x.shape[3] and batch == width * pixels:
+        return x, width
+    return x.contiguous(memory_format=torch.channels_last), x.shape[1]
+
+
+def columns_of(channels: int) -> int:
+    """Channels of a tile."""
+    return min(max(1 << (channels - 1).bit_length(), 16), 128)
+
+
+def pieces(total: int, size: int) -> int:
+    """How many pieces of a size cover the total."""
+    return -(-total // size)
+
+
+# Launch the kernels of norm_act_kernels.py: three forward, three backward.
+#
+# The host decides how long a step of small maps takes, so what follows from the shapes and types of a layer is worked
+# out once (`_plan_forward`, `_plan_backward`), and a call only allocates and hands over addresses.
+#
+# Dimension key:  C channels   M = pictures x height x width   P blocks of rows
+
+VALUES_PER_TILE = 2048
+PROGRAMS = 1056
+NUM_WARPS = 8
+"""Values that a program of a kernel holds at once, programs of a launch at most, and warps of a program: the best of
+eight combinations on an H200, where these kernels move 3.1 to 3.7 TB/s."""
+
+FINISH_TILE = (256, 8)
+SAVED_ROWS = 4
+"""Rows of what the forward pass keeps, float32 [4, C]: mean, 1 / deviation, scale, shift."""
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    counter: Tensor,
+    momentum: float,
+    eps: float,
+    act: int,
+    slope: float,
+) -> tuple[Tensor, Tensor]:
+    """z like x, and what the backward pass needs, float32 [4 * C]. Moves the running statistics, in place."""
+    device, x_at = x.get_device(), x.data_ptr()
+    key = (
+        x.shape, x.dtype, x_at % ALIGNMENT_BYTES == 0, weight.dtype, running_mean.dtype,
+        momentum, eps, act, slope, device,
+    )  # fmt: skip
+    plan = _forward_plans.get(key) or _keep(_forward_plans, key, _plan_forward)
+    z = torch.empty_like(x)
+    saved = torch.empty(plan.num_saved, dtype=torch.float32, device=x.device)
+    sums = torch.empty(plan.num_scratch, dtype=torch.float32, device=x.device)
+    stream, saved_at, sums_at, mean_at = stream_of(device), saved.data_ptr(), sums.data_ptr(), running_mean.data_ptr()
+    plan.sum_up(stream, x_at, mean_at, sums_at)
+    plan.finish(
+        stream, sums_at, mean_at, running_var.data_ptr(), counter.data_ptr(), weight.data_ptr(), bias.data_ptr(),
+        saved_at,
+    )  # fmt: skip
+    plan.apply(stream, x_at, saved_at, z.data_ptr())
+    return z, saved
+
+
+def backward(dz: Tensor, x: Tensor, saved: Tensor, act: int, slope: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias."""
+    dz, stride = row_stride(dz)
+    device, x_at, dz_at = x.get_device(), x.data_ptr(), dz.data_ptr()
+    key = (
+        x.shape, x.dtype, x_at % ALIGNMENT_BYTES == 0, dz.dtype, dz_at % ALIGNMENT_BYTES == 0, stride,
+        act, slope, device,
+    )  # fmt: skip
+    plan = _backward_plans.get(key) or _keep(_backward_plans, key, _plan_backward)
+    dx = torch.empty_like(x)
+    # Kept by the optimizer: on their own, so as not to hold the scratch memory.
+    dweight = torch.empty(plan.channels, dtype=torch.float32, device=x.device)
+    dbias = torch.empty_like(dweight)
+    factors = torch.empty(plan.num_scratch, dtype=torch.float32, device=x.device)
+    stream, saved_at, factors_at = stream_of(device), saved.data_ptr(), factors.data_ptr()
+    sums_at = factors_at + plan.sums_offset_bytes
+    plan.sum_up(stream, x_at, dz_at, saved_at, sums_at)
+    plan.finish(stream, sums_at, saved_at, dweight.data_ptr(), dbias.data_ptr(), factors_at)
+    plan.apply(stream, x_at, dz_at, saved_at, factors_at, dx.data_ptr())
+    return dx, dweight, dbias
+
+
+class _Plan(NamedTuple):
+    """What a call needs to know about maps of a shape."""
+
+    sum_up: Start
+    finish: Start
+    apply: Start
+    channels: int
+    num_saved: int
+    num_scratch: int
+    sums_offset_bytes: int
+
+
+_forward_plans: dict[tuple[Any, ...], _Plan] = {}
+_backward_plans: dict[tuple[Any, ...], _Plan] = {}
+
+
+def _keep(plans: dict[tuple[Any, ...], _Plan], key: tuple[Any, ...], make: Any) -> _Plan:
+    plan: _Plan = make(*key[:-1])
+    plans[key] = plan
+    return plan
+
+
+class _Cut(NamedTuple):
+    """How a map is cut into blocks of rows and channels."""
+
+    rows: int
+    channels: int
+    blocks: int
+    rows_per_block: int
+    tile: tuple[int, int]
+    grid: tuple[int, int, int]
+    finish_grid: tuple[int, int, int]
+
+
+def _cut(shape: torch.Size) -> _Cut:
+    channels, rows = shape[1], shape.numel() // shape[1]
+    columns = columns_of(channels)
+    num_columns = pieces(channels, columns)
+    tile_rows = VALUES_PER_TILE // columns
+    wanted = min(pieces(rows, tile_rows), max(1, PROGRAMS // num_columns))
+    rows_per_block = pieces(pieces(rows, wanted), tile_rows) * tile_rows
+    blocks = pieces(rows, rows_per_block)
+    finish_grid = (pieces(channels, FINISH_TILE[1]), 1, 1)
+    return _Cut(rows, channels, blocks, rows_per_block, (tile_rows, columns), (blocks, num_columns, 1), finish_grid)
+
+
+def _plan_forward(
+    shape: torch.Size,
+    dtype: torch.dtype,
+    is_aligned: bool,
+    weight_dtype: torch.dtype,
+    running_dtype: torch.dtype,
+    momentum: float,
+    eps: float,
+    act: int,
+    slope: float,
+) -> _Plan:
+    from flatout.yolo.model import norm_act_kernels as kernels
+
+    rows, channels, blocks, rows_per_block, tile, grid, finish_grid = _cut(shape)
+    x, z, running, weight = Pointer(dtype, is_aligned), Pointer(dtype), Pointer(running_dtype), Pointer(weight_dtype)
+    sum_up = prepared(
+        kernels.sum_rows, grid, (x, running, FLOATS), (rows, channels, blocks, rows_per_block, *tile), NUM_WARPS
+    )
+    finish = prepared(
+        kernels.finish_forward, finish_grid, (FLOATS, running, running, COUNTER, weight, weight, FLOATS),
+        (rows, channels, blocks, float(eps), float(momentum), *FINISH_TILE),
+    )  # fmt: skip
+    apply = prepared(
+        kernels.apply_forward, grid, (x, FLOATS, z),
+        (rows, channels, rows_per_block, slope, act, dtype != torch.float32, *tile), NUM_WARPS,
+    )  # fmt: skip
+    return _Plan(sum_up, finish, apply, channels, SAVED_ROWS * channels, 2 * blocks * channels, 0)
+
+
+def _plan_backward(
+    shape: torch.Size,
+    dtype: torch.dtype,
+    is_aligned: bool,
+    gradient_dtype: torch.dtype,
+    is_gradient_aligned: bool,
+    stride: int,
+    act: int,
+    slope: float,
+) -> _Plan:
+    from flatout.yolo.model import norm_act_kernels as kernels
+
+    rows, channels, blocks, rows_per_block, tile, grid, finish_grid = _cut(shape)
+    x, dx, dz = Pointer(dtype, is_aligned), Pointer(dtype), Pointer(gradient_dtype, is_gradient_aligned)
+    act_and_tile = (slope, act, dtype != torch.float32, *tile)
+    sum_up = prepared(
+        kernels.sum_gradients, grid, (x, dz, FLOATS, FLOATS),
+        (rows, channels, blocks, stride, rows_per_block, *act_and_tile), NUM_WARPS,
+    )  # fmt: skip
+    finish = prepared(kernels.finish_backward, finish_grid, (FLOATS,) * 5, (rows, channels, blocks, *FINISH_TILE))
+    apply = prepared(
+        kernels.apply_backward, grid, (x, dz, FLOATS, FLOATS, dx),
+        (rows, channels, stride, rows_per_block, *act_and_tile), NUM_WARPS,
+    )  # fmt: skip
+    num_factors = pieces(2 * channels, ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return _Plan(sum_up, finish, apply, channels, 0, num_factors + 2 * blocks * channels, 4 * num_factors)
+
+
+FLOATS = Pointer(torch.float32)
+COUNTER = Pointer(torch.int64)
+
 
 ACTS = {nn.Identity: 0, nn.SiLU: 1, nn.LeakyReLU: 2, nn.ReLU: 2}
 """Activation -> its number in norm_act_kernels.py; ReLU is a LeakyReLU of slope 0."""

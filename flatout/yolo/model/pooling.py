@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flatout.engine.launch import is_aligned, launch
-from flatout.yolo.model.map_layout import columns_of, pieces, row_stride, suits_kernels
+from flatout.kernels import is_aligned, launch
+from flatout.yolo.model.norm_act import columns_of, pieces, row_stride, suits_kernels
 
 WINDOW = 5
 VALUES_PER_TILE = 4096

@@ -3,22 +3,165 @@
 result --threads: draw, encode, write pictures and crops--> one thread, in order: videos, label files, JSON, shown
 """
 
+import json
+import os
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import NamedTuple, Self
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple, Self, TextIO
 
 import numpy as np
 
-from flatout.engine.checkpoint.atomic import write_error
-from flatout.yolo.pictures.picture_file import write_picture
-from flatout.yolo.predict.behind import WriteBehind
+from flatout.charts import write_picture
+from flatout.errors import ResourceError
+from flatout.safefiles import write_error
 from flatout.yolo.predict.frames import Origin
-from flatout.yolo.predict.json_file import JsonFile
-from flatout.yolo.predict.out_names import OutNames
 from flatout.yolo.predict.result import Result
-from flatout.yolo.predict.txt_lines import txt_lines
-from flatout.yolo.predict.video_files import VideoFiles
+from flatout.yolo.predict.threads import WriteBehind
+
+# Detections as one COCO JSON list, written as they come: a night of video does not pile up in memory.
+
+
+class JsonFile:
+    """A list that grows record by record, and gets its name when it is complete. `close()` may be called twice."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._part = path.with_suffix(".json.part")
+        self._file: TextIO | None = None
+        self._count = 0
+        self._closed = False
+
+    def add(self, records: list[dict[str, Any]]) -> None:
+        for record in records:
+            self._write(f"{',' if self._count else '['}\n{json.dumps(record)}")
+            self._count += 1
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._write("\n]\n" if self._count else "[]\n")
+        if self._file is not None:
+            self._file.close()
+        os.replace(self._part, self.path)
+
+    def _write(self, text: str) -> None:
+        try:
+            if self._file is None:
+                self._file = self._part.open("w")
+            self._file.write(text)
+        except OSError as error:
+            raise write_error(error, self._part, len(text)) from error
+
+
+# Under which name is the result of a file written? Each under its own, and no two under the same.
+
+WRITABLE = frozenset({".bmp", ".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp"})
+"""Endings of pictures that can be written; other formats become JPEG."""
+
+
+class OutNames:
+    """Gives every file or stream a stem; the second `a` of different folders becomes `a_2`."""
+
+    def __init__(self) -> None:
+        self._stem_of: dict[int, str] = {}
+        self._taken: set[str] = set()
+
+    def stem(self, origin: Origin) -> str:
+        """The same for every frame of a file."""
+        if origin.number not in self._stem_of:
+            self._stem_of[origin.number] = self._free(origin.stem)
+        return self._stem_of[origin.number]
+
+    def frame_stem(self, origin: Origin) -> str:
+        """With the number of the frame, where there is one."""
+        stem = self.stem(origin)
+        return stem if origin.frame is None else f"{stem}_{origin.frame}"
+
+    def picture(self, origin: Origin) -> str:
+        """Of the picture with its boxes, with an ending that can be written."""
+        suffix = PurePath(origin.path).suffix
+        return f"{self.stem(origin)}{suffix if suffix.lower() in WRITABLE else '.jpg'}"
+
+    def video(self, origin: Origin) -> str:
+        """Of the video with boxes; streams become .mp4."""
+        suffix = ".mp4" if origin.kind == "stream" else PurePath(origin.path).suffix
+        return f"{self.stem(origin)}{suffix}"
+
+    def _free(self, stem: str) -> str:
+        name, number = stem, 1
+        while name in self._taken:
+            number += 1
+            name = f"{stem}_{number}"
+        self._taken.add(name)
+        return name
+
+
+# Detections as lines of a label file: `--save-txt`, `--save-conf`.
+#
+# Dimension key:  n detections
+
+
+def txt_lines(result: Result, *, scores: bool) -> list[str]:
+    """`class cx cy w h [score]` per detection, the least sure first, of boxes rounded to whole pixels and divided by
+    the size of the picture: so YOLOv7's detect.py writes them."""
+    height, width = result.image.shape[:2]
+    low_n2, high_n2 = result.pixel_boxes[:, :2], result.pixel_boxes[:, 2:]
+    box_n4 = np.concatenate(((low_n2 + high_n2) / 2, high_n2 - low_n2), 1).astype(np.float32)
+    box_n4 /= np.array([width, height, width, height], np.float32)
+    rows = zip(result.classes.tolist(), box_n4.tolist(), result.scores.tolist(), strict=True)
+    lines = [
+        " ".join(f"{number:g}" for number in (kind, *box, *((score,) if scores else ()))) for kind, box, score in rows
+    ]
+    return lines[::-1]
+
+
+# Videos with boxes on them, written frame by frame. Every frame of a video goes through one writer, in order.
+
+CODEC = "mp4v"
+USUAL_FPS = 30.0
+
+
+class VideoFiles:
+    """Writers by file name. Not for several threads at once; `close()` may be called twice."""
+
+    def __init__(self) -> None:
+        self._writers: dict[Path, Any] = {}
+        self._size_wh: dict[Path, tuple[int, int]] = {}
+
+    def add(self, path: Path, image_HWC: np.ndarray, fps: float) -> None:
+        """The next frame of a video; a frame of another size than the first is resized to it."""
+        import cv2
+
+        height, width = image_HWC.shape[:2]
+        if path not in self._writers:
+            self._writers[path] = _open(path, fps, (width, height))
+            self._size_wh[path] = width, height
+        if (width, height) != self._size_wh[path]:
+            image_HWC = cv2.resize(image_HWC, self._size_wh[path])
+        self._writers[path].write(image_HWC)
+
+    def finish(self, path: Path) -> None:
+        """No more frames of this one."""
+        if path in self._writers:
+            self._writers.pop(path).release()
+
+    def close(self) -> None:
+        for path in list(self._writers):
+            self.finish(path)
+
+
+def _open(path: Path, fps: float, size_wh: tuple[int, int]) -> Any:
+    import cv2
+
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*CODEC), fps or USUAL_FPS, size_wh)
+    if not writer.isOpened():
+        raise ResourceError(
+            f"{path}: the video cannot be written. Is there room, and may you write there? Without videos: --nosave"
+        )
+    return writer
+
 
 STREAM_FPS = 30.0
 

@@ -9,10 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from flatout.yolo.evaluate.networks import Subject
-from flatout.yolo.letterbox import Letterbox, to_native
+from flatout.errors import ConfigError
+from flatout.yolo.boxes import Letterbox, to_native
+from flatout.yolo.data.letterbox import rounded_up
+from flatout.yolo.evaluate.evaluation_run import Subject, load_subject
+from flatout.yolo.find_file import weights_files
 from flatout.yolo.nms import NmsConfig, non_max_suppression
 from flatout.yolo.predict.frames import Prepare, Prepared
+from flatout.yolo.predict.options import PredictOptions
 from flatout.yolo.predict.result import Result
 
 AT_ONCE = {"cuda": 16, "cpu": 1}
@@ -61,3 +65,24 @@ class Predictor:
             origin=prepared.frame.origin,
             ms=each_ms,
         )
+
+
+# A predictor out of files of weights and options.
+
+
+def load_networks(weights: Sequence[str], device: torch.device, *, augment: bool = False) -> Subject:
+    """Networks of files or of names of weights, side by side; CheckpointError if one cannot be used."""
+    return load_subject(weights_files(weights), device, augment=augment)
+
+
+def predictor_for(subject: Subject, device: torch.device, options: PredictOptions) -> Predictor:
+    """The networks with the thresholds of the options; ConfigError for classes that they do not know."""
+    if unknown := [kind for kind in options.classes or () if kind >= subject.num_classes]:
+        raise ConfigError(f"--classes {unknown[0]}: the network knows the classes 0 to {subject.num_classes - 1}.")
+    nms = NmsConfig(
+        conf_thres=options.conf_thres,
+        iou_thres=options.iou_thres,
+        classes=options.classes,
+        agnostic=options.agnostic_nms,
+    )
+    return Predictor(subject, size=rounded_up(options.img_size, subject.stride), device=device, nms=nms)

@@ -1,4 +1,4 @@
-"""What was found in one picture: plain arrays, and the forms that other tools read.
+"""What was found in one picture: plain arrays, the forms that other tools read, and a line for people.
 
 Dimension key:  n detections   H W picture
 """
@@ -6,13 +6,14 @@ Dimension key:  n detections   H W picture
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flatout.errors import ConfigError
+from flatout.errors import ConfigError, counted
 from flatout.yolo.metrics.coco import image_id_of
-from flatout.yolo.predict.frames import Origin
+from flatout.yolo.predict.frames import Origin, Unreadable
 
 if TYPE_CHECKING:
     import supervision
@@ -101,7 +102,7 @@ class Result:
 
     def draw(self) -> np.ndarray:
         """The picture with boxes, names and scores on it: a new uint8 [H, W, 3], BGR."""
-        from flatout.yolo.pictures.boxes import draw_boxes
+        from flatout.charts import draw_boxes
 
         drawn = self.image.copy()
         height, width = drawn.shape[:2]
@@ -126,3 +127,69 @@ def _plural(name: str, count: int) -> str:
     if count == 1 or (name.endswith("s") and not name.endswith(("ss", "us"))):
         return name
     return f"{name}es" if name.endswith(("s", "x", "z", "ch", "sh")) else f"{name}s"
+
+
+# What is told about results: a line for each, and the account at the end.
+
+MOST_LISTED = 10
+"""Unreadable files that are told by name; the rest is counted."""
+
+
+def result_line(result: Result) -> str:
+    """'image 3/12 pictures/c.jpg: 2 bolts, 1 nut, 12.3 ms'."""
+    height, width = result.image.shape[:2]
+    return f"{_place(result.origin)}: {width}x{height}, {result.summary()}, {result.ms:.1f} ms"
+
+
+def unreadable_lines(unreadable: Sequence[Unreadable]) -> list[str]:
+    """How many, which, and why."""
+    if not unreadable:
+        return []
+    lines = [f"{counted(len(unreadable), 'source')} could not be read, or not to the end:"]
+    lines += [f"  {shown(each.path)}: {each.reason}" for each in unreadable[:MOST_LISTED]]
+    if len(unreadable) > MOST_LISTED:
+        lines.append(f"  ... and {len(unreadable) - MOST_LISTED} more")
+    return lines
+
+
+def closing_lines(
+    *,
+    frames: int,
+    detections: int,
+    seconds: float,
+    folder: Path,
+    wrote: Sequence[str],
+    unreadable: Sequence[Unreadable],
+) -> list[str]:
+    """The last lines of a detection."""
+    rate = frames / max(seconds, 1e-9)
+    seen = f"{counted(frames, 'picture')}, {counted(detections, 'detection')}"
+    done = f"Done. {seen} in {seconds:.1f} s: {rate:.1f} img/s, reading and all"
+    saved = [f"Results saved to {folder}"] if wrote else []
+    return [*unreadable_lines(unreadable), done, *wrote, *saved]
+
+
+def nothing_read(source: str, unreadable: Sequence[Unreadable]) -> str:
+    """The error where not one frame was to be had; each file has got its line before."""
+    first = unreadable[0]
+    reason = f"{shown(first.path)}: {first.reason}"
+    if len(unreadable) == 1:
+        return f"--source {source}: nothing of it could be read: {reason}. Mend or replace it."
+    return (
+        f"--source {source}: none of its {len(unreadable)} files could be read, the first because of {reason}. "
+        "Mend or replace them."
+    )
+
+
+def shown(path: str) -> str:
+    """A path that can be printed on one line, whatever its name holds."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in path)
+
+
+def _place(origin: Origin) -> str:
+    place = f"{origin.kind} {origin.number + 1}/{origin.total}"
+    if origin.kind == "video":
+        place += f" ({origin.frame}/{origin.num_frames or '?'})"
+    elif origin.kind == "stream":
+        place += f" ({origin.frame})"
+    return f"{place} {shown(origin.path)}"

@@ -5,12 +5,11 @@ runs/stages/gradual_unfreeze/    run.json, results.*, weights/best.pt      of th
 """
 
 import shutil
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from flatout.engine.run_folder import Run, changes, choose_run, numbered, read_record
 from flatout.errors import CheckpointError, ConfigError
+from flatout.runs import Identity, RunFolder, RunLock, Wanted, choose_run, numbered, read_record
 
 MOST_CHANGES = 4
 
@@ -24,29 +23,27 @@ def newest_job(project: Path, name: str) -> Path | None:
     return None
 
 
-def begin_job(project: Path, name: str, config: Mapping[str, Any]) -> Run:
+def begin_job(project: Path, name: str, meant: Identity) -> RunFolder:
     """A new folder, locked."""
-    return choose_run(project, name, config=config, exist_ok=False, fresh=True, resume=None)
+    return choose_run(Wanted(project=project, name=name, identity=meant, fresh=True))
 
 
-def continue_job(folder: Path, config: Mapping[str, Any], *, break_lock: bool) -> Run:
+def continue_job(folder: Path, meant: Identity, *, break_lock: bool) -> RunFolder:
     """The folder of a job that was begun before, locked.
 
     ConfigError if the plan is another one than that which it was begun with: stages that were trained belong to the
     plan they were trained by. A job that failed before its first step may get another one.
     """
-    run = choose_run(
-        folder.parent, folder.name, config=config, exist_ok=False, fresh=False, resume=folder, break_lock=break_lock
-    )
     record = read_record(folder) or {"config": {}}
-    changed = changes(record["config"], config)
+    changed = meant.compare(record["config"]).different
+    wanted = Wanted(project=folder.parent, name=folder.name, identity=meant, break_lock=break_lock)
     if not changed:
-        return run
-    run.close()
+        return choose_run(replace(wanted, resume=folder))
     first = stage_folder(folder, 1)
     if not (first / "weights").exists():
-        shutil.rmtree(first, ignore_errors=True)
-        return choose_run(folder.parent, folder.name, config=config, exist_ok=True, fresh=True, resume=None)
+        with RunLock(folder, break_lock=break_lock):  # another process may be about to train in it
+            shutil.rmtree(first, ignore_errors=True)
+        return choose_run(replace(wanted, exist_ok=True, fresh=True))
     more = f" and {len(changed) - MOST_CHANGES} more" if len(changed) > MOST_CHANGES else ""
     raise ConfigError(
         f"{folder} was begun with other stages: {', '.join(changed[:MOST_CHANGES])}{more}. "

@@ -16,15 +16,16 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from flatout.cli import changes_of
 from flatout.config import build_config, read_config
 from flatout.errors import ConfigError
-from flatout.yolo.compat.flags import train_and_test_size
-from flatout.yolo.compat.not_built import refuse_what_is_not_built
-from flatout.yolo.compat.resume_options import config_of_run
+from flatout.runs import Identity
+from flatout.yolo.commands.flags import refuse_what_is_not_built, train_and_test_size
 from flatout.yolo.find_file import find_file
 from flatout.yolo.hyp import Hyp, load_hyp
-from flatout.yolo.model.head_config import read_head_config
+from flatout.yolo.multihead.head_config import read_head_config
 from flatout.yolo.options import TrainOptions
+from flatout.yolo.run_config import config_of_defaults, config_of_run
 
 OF_THE_JOB = ("project", "name", "fresh")
 """Said by the command, and about all stages together."""
@@ -65,6 +66,13 @@ class Plan:
             values = config_of_run(stage, hyp) | ({"heads_in_it": _digest(stage)} if stage.head_config else {})
             config |= {f"stage{number}.{key}": value for key, value in values.items()}
         return config
+
+    def identity(self) -> Identity:
+        """Which job is meant. What a record does not know was at its default, as in every run."""
+        numbers = range(1, len(self.stages) + 1)
+        known = {f"stage{number}.{key}": value for number in numbers for key, value in config_of_defaults().items()}
+        changes = {f"stage{number}.{key}": each for number in numbers for key, each in changes_of(TrainOptions).items()}
+        return Identity(self.config(), lambda old: known | dict(old), changes)
 
 
 def read_plan(

@@ -1,46 +1,46 @@
-"""Where training batches come from: pictures augmented by workers, or numbers drawn by workers and pictures on the GPU.
+"""Where training batches come from: the pictures of a training, augmented by workers or on the GPU.
 
 classic   files --decode every time--> worker: OpenCV, step by step --> slot --> device
 fast      files --decode once--> store --> worker: the same pixels, fewer passes --> slot --> device
 device    files --decode once--> store on the device; worker: draws and boxes --> slot --> device: one kernel
 """
 
+import hashlib
 import logging
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
 import torch
 
-from flatout.engine.distributed import World
+from flatout.clock import machine
 from flatout.errors import ConfigError
-from flatout.feed import Feed, FeedConfig, Plan, Rows, Store, StoreConfig, plan_workers
-from flatout.feed.device import DeviceBatches
-from flatout.profiler import machine
-from flatout.yolo.augment.class_aware import ClassAware
+from flatout.feed import DeviceBatches, Feed, FeedConfig, Plan, Rows, Store, StoreConfig
+from flatout.ranks import World
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.device_input import DeviceInputConfig, training_input
-from flatout.yolo.augment.jpeg_on_device import DeviceDecoded, decoded_on_device
-from flatout.yolo.augment.pictures import ResizedPictures
+from flatout.yolo.augment.draw import ClassAware
+from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
+from flatout.yolo.augment.gpu.jpeg import DeviceDecoded, decoded_on_device
+from flatout.yolo.augment.images import ResizedPictures
 from flatout.yolo.augment.source import TrainingSource
+from flatout.yolo.data.data_yaml import DataSet
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.data.rect import RectBatches, StepShapes, rect_batches
-from flatout.yolo.options import TrainOptions
+from flatout.yolo.data.letterbox import RectBatches, StepShapes, rect_batches
+from flatout.yolo.data.open_set import open_training_splits
+from flatout.yolo.train import choose_input
+from flatout.yolo.train.choose_input import Choice, InputSettings
 
 logger = logging.getLogger(__name__)
 
 MOST_PER_TASK = 32
-FEW_CORES = 8
-"""With more, nvJPEG is left alone. Sixteen cores were as fast at 320 px and faster at 640 px
-(bench/results/augment_store_h200_202611.md); where fewer cores fall behind was not measured, only estimated."""
-DEVICE_WORKERS = 2
-"""They only draw numbers and move boxes: two are enough for any GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputConfig:
-    """What the input depends on, beside the pictures."""
+    """What the input depends on, beside the pictures and what is chosen (`InputSettings`)."""
 
     augment: AugmentConfig
     size: int
@@ -55,10 +55,19 @@ class InputConfig:
     world: World
     class_aware: ClassAware | None = None
     """Turn and shear mosaics by the head that their labels belong to."""
-    keeps: bool | None = None
-    """Whether pictures are kept decoded; None: as the options say."""
-    slots: int | None = None
-    """Batches under way; None: the feed's own rule."""
+    rect: bool = False
+    """Batches of pictures with like proportions, and no mosaic."""
+    sequential: bool = False
+    """Not shuffled."""
+    channels_last: bool = False
+    """Of pictures that are made on the device."""
+    persistent_workers: bool = True
+    verify: bool = False
+    """Compare stored pictures with their checksums."""
+
+    @property
+    def applied_augment(self) -> AugmentConfig:
+        return replace(self.augment, mosaic=0.0) if self.rect else self.augment
 
 
 class TrainingInput:
@@ -94,88 +103,127 @@ class TrainingInput:
         self._stack.close()
 
 
-def open_input(images: ImageSet, config: InputConfig, options: TrainOptions) -> TrainingInput:
-    """The input that the options ask for; `options` are resolved. Builds the store if there is to be one."""
-    rect = _rect(images, config) if options.rect else None
-    augment = replace(config.augment, mosaic=0.0) if options.rect else config.augment
-    plan = _plan(images, config, rect, sequential=options.sequential)
+Opened = Store | ResizedPictures | DeviceDecoded
+
+
+def open_input(images: ImageSet, config: InputConfig, choices: Sequence[Choice]) -> TrainingInput:
+    """The first of `choices` that can be built, on all ranks the same one. Builds the store if there is to be one.
+
+    ConfigError where the last one cannot be built either.
+    """
+    opener = _Opener(images, config)
     with ExitStack() as stack:
-        pictures = _pictures(images, config, options, stack)
-        batches = _on_device(images, pictures, augment, plan, rect, config, options) if options.device_augment else None
-        if isinstance(pictures, DeviceDecoded) and batches is None:
-            # Workers need them in a store after all.
-            pictures = _pictures(images, config, replace(options, no_gpu_decode=True), stack)
-        if batches is None:
-            source = TrainingSource(
-                images,
-                pictures,
-                augment,
-                size=config.size,
-                painter="fast" if options.fast_dataloader else "classic",
-                class_aware=config.class_aware,
-            )
-            workers = num_workers(options.workers, config.batch_size, config.world)
-            micro_batch = pictures_per_task(config.batch_size, workers)
-            feed_config = FeedConfig(
-                workers=workers,
-                micro_batch=micro_batch,
-                slots=config.slots,
-                persistent_workers=not options.no_persistent_workers,
-                epochs=config.epochs,
-                on_error="substitute",
-            )
-            feed = Feed(source, plan, feed_config)
-            batches = DeviceBatches(feed, config.device)
+        for choice, after in pairwise(choices):
+            if not choice.settings.on_device:  # only a device may be unable
+                break
+            batches = _tried(opener, choice.settings, after.settings, stack)
+            if not config.world.any_of(batches is None):
+                assert batches is not None
+                return TrainingInput(batches, stack.pop_all())
+            if batches is not None:  # another rank could not build it
+                batches.feed.close()
+        else:
+            choice = choices[-1]
+        batches = opener.open(choice.settings, stack)
+        assert batches is not None
         return TrainingInput(batches, stack.pop_all())
     raise AssertionError
 
 
-def _on_device(
-    images: ImageSet,
-    pictures: Store | ResizedPictures | DeviceDecoded,
-    augment: AugmentConfig,
-    plan: Plan,
-    rect: RectBatches | None,
-    config: InputConfig,
-    options: TrainOptions,
-) -> DeviceBatches | None:
-    """Pictures made on the device; None where that cannot be done and only --fast, not --device-augment, asked for."""
-    device_config = DeviceInputConfig(
-        dtype=config.dtype,
-        channels_last=options.channels_last,
-        workers=min(DEVICE_WORKERS, num_workers(options.workers, config.batch_size, config.world)),
-        persistent_workers=not options.no_persistent_workers,
-        epochs=config.epochs,
-        budget_bytes=device_budget(config.device),
-        subsampled=options.store_420,
-    )
+def _tried(
+    opener: "_Opener", settings: InputSettings, after: InputSettings, stack: ExitStack
+) -> DeviceBatches | None:  # fmt: skip
+    """None where it cannot be built; says so, and what comes next."""
     try:
+        return opener.open(settings, stack)
+    except ConfigError as error:
+        path = "decodes on the CPU" if after.on_device else "uses the CPU path"
+        logger.warning("%s --fast %s here.", error, path)
+        return None
+
+
+class _Opener:
+    """Builds the input of one choice after the other; a store that two of them need is built once."""
+
+    def __init__(self, images: ImageSet, config: InputConfig) -> None:
+        self._images, self._config = images, config
+        self._rect = _rect(images, config) if config.rect else None
+        self._plan = _plan(images, config, self._rect, sequential=config.sequential)
+        self._store: Store | None = None
+
+    def open(self, settings: InputSettings, stack: ExitStack) -> DeviceBatches | None:
+        """None where the GPU does not decode; ConfigError where the device cannot augment. `stack` closes stores."""
+        if not settings.gpu_decode:
+            pictures = self._pictures(settings, stack)
+            return self._on_device(pictures, settings) if settings.on_device else self._by_workers(pictures, settings)
+        config = self._config
+        decoded = decoded_on_device(
+            self._images, size=config.size, device=config.device, budget_bytes=device_budget(config.device)
+        )
+        return self._on_device(decoded, settings) if decoded is not None else None
+
+    def _pictures(self, settings: InputSettings, stack: ExitStack) -> Store | ResizedPictures:
+        if settings.keep == "off":
+            return self._resized(settings)
+        if self._store is None:
+            store_config = StoreConfig(verify=self._config.verify)
+            self._store = stack.enter_context(Store.open(self._resized(settings), store_config))
+            logger.info("Pictures for training: %s", self._store.statistics())
+        return self._store
+
+    def _resized(self, settings: InputSettings) -> ResizedPictures:
+        return ResizedPictures(self._images, size=self._config.size, augment=True, shrunk=settings.shrunk)
+
+    def _on_device(self, pictures: Opened, settings: InputSettings) -> DeviceBatches:
+        config = self._config
+        device_config = DeviceInputConfig(
+            dtype=config.dtype,
+            channels_last=config.channels_last,
+            workers=settings.workers,
+            persistent_workers=config.persistent_workers,
+            epochs=config.epochs,
+            budget_bytes=device_budget(config.device),
+            subsampled=settings.subsampled,
+        )
         return training_input(
-            images,
+            self._images,
             pictures,
-            augment,
-            plan,
+            config.applied_augment,
+            self._plan,
             size=config.size,
             device=config.device,
             config=device_config,
             class_aware=config.class_aware,
-            rect=rect,
+            rect=self._rect,
         )
-    except ConfigError as error:
-        if not options.fast:
-            raise
-        logger.warning("%s --fast uses the CPU path here.", error)
-        return None
+
+    def _by_workers(self, pictures: Opened, settings: InputSettings) -> DeviceBatches:
+        config = self._config
+        source = TrainingSource(
+            self._images,
+            pictures,
+            config.applied_augment,
+            size=config.size,
+            painter=settings.painter,
+            class_aware=config.class_aware,
+        )
+        # The first rank chose; this one may be on a smaller machine.
+        workers = num_workers(settings.workers, config.batch_size, config.world)
+        feed_config = FeedConfig(
+            workers=workers,
+            micro_batch=pictures_per_task(config.batch_size, workers),
+            slots=settings.slots,
+            persistent_workers=config.persistent_workers,
+            epochs=config.epochs,
+            on_error="substitute",
+        )
+        return DeviceBatches(Feed(source, self._plan, feed_config), config.device)
 
 
 def num_workers(asked: int | str, batch_size: int, world: World) -> int:
-    """YOLOv7's rule: no more than cores per rank, pictures per batch, or were asked for; one picture needs none.
-
-    "auto" that nobody has measured is 80 % of the cores.
-    """
-    cores = max(1, machine.cores().usable // world.size_here)
-    wanted = plan_workers(asked, gpus=world.size_here).train if isinstance(asked, str) else asked
-    return min(cores, batch_size if batch_size > 1 else 0, wanted)
+    """`choose_input.num_workers` on this machine."""
+    cores = machine.cores().usable
+    return choose_input.num_workers(asked, batch_size, cores=cores, ranks_here=world.size_here)
 
 
 def device_budget(device: torch.device) -> int | None:
@@ -186,23 +234,6 @@ def device_budget(device: torch.device) -> int | None:
 def pictures_per_task(batch_size: int, workers: int) -> int:
     """One task per worker and batch, unless that is many: draws and labels of few pictures cost as much as of many."""
     return max(1, min(MOST_PER_TASK, -(-batch_size // max(1, workers))))
-
-
-def _pictures(
-    images: ImageSet, config: InputConfig, options: TrainOptions, stack: ExitStack
-) -> Store | ResizedPictures | DeviceDecoded:
-    if options.decodes_on_gpu and machine.cores().usable <= FEW_CORES:
-        budget_bytes = device_budget(config.device)
-        decoded = decoded_on_device(images, size=config.size, device=config.device, budget_bytes=budget_bytes)
-        if decoded is not None:
-            return decoded
-    pictures = ResizedPictures(images, size=config.size, augment=True, shrunk=options.decodes_scaled)
-    wanted = options.fast_dataloader or options.cache_images or options.device_augment
-    if not (wanted if config.keeps is None else config.keeps or options.device_augment):
-        return pictures
-    store = stack.enter_context(Store.open(pictures, StoreConfig(verify=options.verify_cache)))
-    logger.info("Pictures for training: %s", store.statistics())
-    return store
 
 
 def _plan(images: ImageSet, config: InputConfig, rect: RectBatches | None, *, sequential: bool) -> Plan:
@@ -229,3 +260,49 @@ def _rect(images: ImageSet, config: InputConfig) -> RectBatches:
     return rect_batches(
         images.size_wh_N2, batch_size=config.batch_size, img_size=config.size, stride=config.grid, pad=0.0
     )
+
+
+# The pictures of a training, and how its data is told from changed data.
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The two sets of a training; validation pictures are those of the first rank only."""
+
+    train: ImageSet
+    val: ImageSet
+
+    def fingerprint(self) -> str:
+        """Changes when a picture comes, goes or changes its size, or when any label changes."""
+        digest = hashlib.sha256()
+        for images in (self.train, self.val):
+            digest.update("\n".join((*images.names, *images.paths)).encode(errors="surrogateescape"))
+            for array in (images.size_wh_N2, images.labels.class_box_T5, images.labels.first_N, images.labels.point_P2):
+                digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelRules:
+    """Which labels of the pictures count."""
+
+    strict: bool = False
+    """YOLOv7's rules: one bad line drops the picture."""
+    single_class: bool = False
+    allow_bad_labels: bool = False
+
+
+def open_pictures(data: DataSet, rules: LabelRules, world: World) -> Pictures:
+    """Both sets, scanned or from the cache of an earlier scan. Ranks wait for each other here."""
+    # The first rank scans, the others find its cache.
+    if not world.is_first:
+        world.wait_for_all()
+    train, val = open_training_splits(
+        data,
+        strict=rules.strict,
+        single_class=rules.single_class,
+        allow_bad_labels=rules.allow_bad_labels,
+    )
+    if world.is_first:
+        world.wait_for_all()
+    return Pictures(train, val)

@@ -1,24 +1,17 @@
-"""Before a detection training begins: disk, memory, and how fast pictures can be decoded at most.
-
-One line says what was found; what is too little is a warning of its own, what cannot work a ResourceError.
-"""
+"""Before a detection training begins: memory, and how fast pictures can be decoded at most."""
 
 import logging
 import time
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from flatout.doctor.finding import in_units
-from flatout.engine.preflight.disk import DiskNeed, check_disk
+from flatout.clock import machine
 from flatout.feed import DecodeError
+from flatout.findings import in_units
 from flatout.images import read_picture
-from flatout.profiler import machine
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.layout import resized_wh
+from flatout.yolo.augment.layout import decoded_bytes
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.options import TrainOptions
-from flatout.yolo.train.input import num_workers
-from flatout.yolo.train.setting import Setting
-from flatout.yolo.train.weight_files import is_kept
 
 logger = logging.getLogger(__name__)
 
@@ -29,19 +22,24 @@ MEASURE_S = 0.1
 MOST_PICTURES = 32
 
 
-def check_room(folder: Path, need: DiskNeed, images: ImageSet, setting: Setting, *, size: int) -> None:
-    """Refuse or warn, before anything that takes long; `folder` is that of the run, `size` the training's."""
-    options, world = setting.options, setting.world
-    found = [check_disk(folder, need), _memory(options, images, size), _shm()]
-    if not (options.fast_dataloader or options.cache_images or options.device_augment):
-        workers = num_workers(options.workers, world.share_of(options.batch_size), world)
-        found.append(_decoding(images, setting.hyp.augment(), workers, ranks=world.size))
-    logger.info("Preflight: %s.", "; ".join(text for text in found if text))
+@dataclass(frozen=True, kw_only=True)
+class PreflightConfig:
+    """What a training is going to do with its pictures."""
+
+    size: int
+    keeps_pictures: bool
+    """Decode once, into memory; else in every epoch."""
+    workers: int
+    """Of each rank."""
+    ranks: int = 1
 
 
-def num_kept(epochs: int) -> int:
-    """Whole states that stay for good."""
-    return sum(is_kept(epoch, epochs) for epoch in range(epochs))
+def remarks(images: ImageSet, augment: AugmentConfig, config: PreflightConfig) -> Iterator[str]:
+    """What was found, a text each; what is too little is a warning of its own."""
+    yield _memory(images, config)
+    yield _shm()
+    if not config.keeps_pictures:
+        yield _decoding(images, augment, config.workers, ranks=config.ranks)
 
 
 def reads_per_sample(augment: AugmentConfig) -> float:
@@ -49,13 +47,13 @@ def reads_per_sample(augment: AugmentConfig) -> float:
     return (1 + 3 * augment.mosaic) * (1 + augment.mosaic * augment.mixup)
 
 
-def _memory(options: TrainOptions, images: ImageSet, size: int) -> str:
+def _memory(images: ImageSet, config: PreflightConfig) -> str:
     free = machine.memory().free
     if free < LOW_MEMORY_BYTES:
         logger.warning("Only %s of memory are free: workers may be killed. End other programs first.", in_units(free))
-    if not (options.fast_dataloader or options.cache_images or options.device_augment):
+    if not config.keeps_pictures:
         return f"memory {in_units(free)} free"
-    needed = 3 * int(resized_wh(images.size_wh_N2, size).prod(1).sum())
+    needed = decoded_bytes(images.size_wh_N2, config.size)
     share = STORE_SHARE * free / max(1, needed)
     if share < 1:
         logger.warning(

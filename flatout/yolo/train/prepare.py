@@ -2,30 +2,110 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from flatout.engine.ema import MovingAverage
-from flatout.engine.optim import make_optimizer, parameters_of
-from flatout.yolo.autoanchor import check_anchors
+from flatout.engine import MovingAverage, make_optimizer, parameters_of
+from flatout.yolo.data.anchors import boxes_at_size, fit_of, search_anchors
 from flatout.yolo.data.data_yaml import DataSet
 from flatout.yolo.data.image_set import ImageSet
+from flatout.yolo.data.letterbox import LEAST_GRID
 from flatout.yolo.find_file import find_cfg, find_weights
 from flatout.yolo.hyp import Hyp
-from flatout.yolo.input_size import LEAST_GRID
-from flatout.yolo.loading import Start, start_network
+from flatout.yolo.load_network import Start, start_network
+from flatout.yolo.model.heads import Detect
 from flatout.yolo.model.info import describe
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.options import TrainOptions
-from flatout.yolo.param_groups import parameter_groups
-from flatout.yolo.schedule import scaled_weight_decay
-from flatout.yolo.train.heads import chosen_heads
+from flatout.yolo.multihead.training import WantedHeads, chosen_heads
+from flatout.yolo.train.schedule import scaled_weight_decay
 from flatout.yolo.weights import transfer
+from flatout.yolo.weights.optimizer_order import parameter_groups as names_of_groups
 
 logger = logging.getLogger(__name__)
+
+# Do the network's anchors fit the data set? If not, better ones are searched for before the training begins.
+
+LEAST_RECALL = 0.98
+"""Share of boxes that an anchor must suit; with less, anchors are searched for."""
+JITTER = 0.1
+"""The check looks at boxes of pictures that are up to this share smaller or larger, as in training."""
+
+
+def check_anchors(head: Detect, images: ImageSet, *, size: int, threshold: float, rng: np.random.Generator) -> bool:
+    """Replace the anchors of `head` if that lets more boxes be found; True if it was done."""
+    size_wh_T2, box_wh_T2 = _boxes(images)
+    if not len(box_wh_T2):
+        return False
+    plain_T2 = boxes_at_size(size_wh_T2, box_wh_T2, size)
+    factor_N = rng.uniform(1 - JITTER, 1 + JITTER, len(images))
+    jittered_T2 = plain_T2 * np.repeat(factor_N, np.diff(images.labels.first_N))[:, None]
+    anchors_A2 = _anchors_px(head)
+    fit = fit_of(anchors_A2, jittered_T2, threshold=threshold)
+    logger.info("Anchors: %.2f per target, %.4f of all boxes can be found.", fit.above_threshold, fit.best_recall)
+    if fit.best_recall >= LEAST_RECALL:
+        return False
+    try:
+        found_A2 = search_anchors(plain_T2, len(anchors_A2), rng, threshold=threshold)
+    except ValueError as error:
+        logger.warning("The anchors do not fit, but no better ones can be searched for: %s", error)
+        return False
+    better = fit_of(found_A2, jittered_T2, threshold=threshold)
+    if better.best_recall <= fit.best_recall:
+        logger.info("Anchors that were searched for are no better (%.4f): the old ones stay.", better.best_recall)
+        return False
+    set_anchors(head, found_A2)
+    logger.info(
+        "New anchors, with which %.4f of all boxes can be found; the weights remember them.", better.best_recall
+    )
+    return True
+
+
+def set_anchors(head: Detect, anchors_A2: np.ndarray) -> None:
+    """Anchors in pixels, smallest first, to the levels from the finest to the coarsest."""
+    rising_LA2 = torch.tensor(anchors_A2, dtype=torch.float32).view(head.nl, head.na, 2)
+    stride_L = head.stride
+    by_stride = torch.argsort(stride_L)
+    anchors_LA2 = torch.empty_like(rising_LA2)
+    anchors_LA2[by_stride] = rising_LA2
+    head.anchor_grid.copy_(anchors_LA2.view_as(head.anchor_grid))
+    head.anchors.copy_(anchors_LA2 / stride_L.view(-1, 1, 1))
+
+
+def _anchors_px(head: Detect) -> np.ndarray:
+    pixels: np.ndarray = head.anchor_grid.cpu().numpy().reshape(-1, 2).astype(np.float64)
+    return pixels
+
+
+def _boxes(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
+    """Size of the picture and relative size of the box, for every label."""
+    per_picture_N = np.diff(images.labels.first_N)
+    return np.repeat(images.size_wh_N2, per_picture_N, axis=0), images.labels.class_box_T5[:, 3:5].astype(np.float64)
+
+
+# Which parameters shrink by weight decay, and which learn as biases do: the three groups of YOLOv7's optimizers.
+
+
+class ParameterGroups(NamedTuple):
+    """Every parameter of a network exactly once, frozen ones included, in YOLOv7's order."""
+
+    no_decay: list[nn.Parameter]
+    """Weights of batch norms, and implicit vectors."""
+    decay: list[nn.Parameter]
+    """All other weights: convolutions, linear layers."""
+    bias: list[nn.Parameter]
+
+
+def parameter_groups(network: nn.Module) -> ParameterGroups:
+    """The groups of a network, in the order in which an optimizer state of YOLOv7 numbers them."""
+    parameters = dict(network.named_parameters())
+    groups = names_of_groups(network.state_dict())
+    grouped = [name for group in groups for name in group]
+    assert sorted(grouped) == sorted(parameters), f"in no group: {sorted(set(parameters) ^ set(grouped))}"
+    return ParameterGroups(*([parameters[name] for name in group] for group in groups))
 
 
 def class_names(data: DataSet, *, single_cls: bool) -> list[str]:
@@ -33,15 +113,28 @@ def class_names(data: DataSet, *, single_cls: bool) -> list[str]:
     return ["item"] if single_cls and len(data.names) != 1 else list(data.names)
 
 
-def make_network(options: TrainOptions, hyp: Hyp, names: Sequence[str]) -> Start:
-    """Fresh, or with whatever fits of `--weights`; on the CPU, in float32."""
-    weights = find_weights(options.weights)
-    cfg = find_cfg(options.cfg, weights=weights)
-    heads = chosen_heads(options, num_classes=len(names))
+@dataclass(frozen=True, kw_only=True)
+class StartConfig:
+    """What a network is built from."""
+
+    weights: str = ""
+    """A file or a name; empty: from scratch."""
+    cfg: str = ""
+    """Empty: the one inside the weights."""
+    transfer: bool = False
+    """Take tensors of the weights that fit, anchors too, and nothing else."""
+    heads: WantedHeads = field(default_factory=WantedHeads)
+
+
+def make_network(config: StartConfig, hyp: Hyp, names: Sequence[str]) -> Start:
+    """Fresh, or with whatever fits of the weights; on the CPU, in float32."""
+    weights = find_weights(config.weights)
+    cfg = find_cfg(config.cfg, weights=weights)
+    heads = chosen_heads(config.heads, num_classes=len(names))
     start = start_network(
-        cfg, weights, nc=len(names), anchors=hyp.anchors, heads=heads, keeps_anchors=options.transfer_weights
-    )
-    if options.transfer_weights:
+        cfg, weights, nc=len(names), anchors=hyp.anchors, heads=heads, keeps_anchors=config.transfer
+    )  # fmt: skip
+    if config.transfer:
         start = start._replace(weights=None)
     start.network.names = list(names)
     logger.info("%s", describe(start.network).line())
@@ -61,10 +154,9 @@ def round_weights(network: Network) -> None:
     network.half().float()
 
 
-def fit_anchors(network: Network, images: ImageSet, options: TrainOptions, hyp: Hyp, *, size: int, seed: int) -> None:
-    if not options.noautoanchor:
-        rng = np.random.default_rng((seed, 0xA11C))
-        check_anchors(network.head, images, size=size, threshold=hyp.anchor_t, rng=rng)
+def fit_anchors(network: Network, images: ImageSet, hyp: Hyp, *, size: int, seed: int) -> None:
+    rng = np.random.default_rng((seed, 0xA11C))
+    check_anchors(network.head, images, size=size, threshold=hyp.anchor_t, rng=rng)
 
 
 def freeze(network: Network, layers: Sequence[int]) -> None:
@@ -131,6 +223,17 @@ def start_epoch_of(start: Start, *, epochs: int) -> tuple[int, int]:
         logger.info("These weights were trained for %d epochs; %d more follow.", first, epochs)
         return first, epochs + weights.epoch
     return first, epochs
+
+
+def share_batch_norms(network: nn.Module, *, ranks: int, on_gpu: bool) -> str:
+    """`--sync-bn`: statistics over the pictures of all ranks, in place; tensors stay the same. Says what was done."""
+    if ranks == 1:
+        return "--sync-bn: one rank trains alone, so its batch-norm statistics are those of all pictures."
+    if not on_gpu:
+        # torch has the kernel for GPUs only.
+        return "--sync-bn needs GPUs: on CPUs each rank keeps the batch-norm statistics of its own pictures."
+    nn.SyncBatchNorm.convert_sync_batchnorm(network)
+    return f"Batch-norm statistics are those of the pictures of all {ranks} ranks."
 
 
 def grid_of(network: Network) -> int:

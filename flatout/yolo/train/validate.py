@@ -1,27 +1,26 @@
-"""Validation inside a training: the moving average on the validation pictures, which stay decoded between epochs."""
+"""Validation inside a training: the moving average on pictures that stay decoded; and the lines of results.txt."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from flatout.engine.distributed import World
-from flatout.engine.interrupts import Interrupts
-from flatout.errors import Interrupted
+from flatout.clock import clock
 from flatout.feed import Store, StoreConfig
-from flatout.profiler import clock
-from flatout.yolo.augment.pictures import ResizedPictures
+from flatout.runs import RunContext
+from flatout.yolo.augment.images import ResizedPictures
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.evaluate import Evaluate, Outcome
-from flatout.yolo.evaluate.shares import Share
-from flatout.yolo.evaluate.table import FEW_CLASSES, table
+from flatout.yolo.evaluate.evaluate import FEW_CLASSES, table
+from flatout.yolo.evaluate.run import Share
+from flatout.yolo.evaluate.validation_input import ValidationBatch, ValidationInput, open_validation
+from flatout.yolo.metrics import YOLOV7_RESULTS
 from flatout.yolo.nms import Detections
-from flatout.yolo.train.loss_choice import DetectionLoss
-from flatout.yolo.validation_input import ValidationBatch, ValidationInput, open_validation
+from flatout.yolo.train.step import DetectionLoss
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +43,6 @@ class ValidationConfig:
     on_device: bool = False
     """Keep them in the memory of the GPU."""
     persistent_workers: bool = True
-    world: World = field(default_factory=World)
-    """The ranks that share the work; the first sums up."""
     verify: bool = False
     v5_metric: bool = False
     single_cls: bool = False
@@ -60,13 +57,11 @@ class Validation:
         names: Sequence[str],
         config: ValidationConfig,
         loss: DetectionLoss,
-        folder: Path,
-        interrupts: Interrupts,
+        run: RunContext,
     ) -> None:
+        """The ranks of the run share the work; the first sums up."""
         self._images, self._names, self._config = images, names, config
-        self._loss = loss
-        self._folder = folder
-        self._interrupts = interrupts
+        self._loss, self._run = loss, run
         self._stack = ExitStack()
         self._input: ValidationInput | None = None
 
@@ -79,9 +74,9 @@ class Validation:
     def __call__(self, network: nn.Module, last: bool) -> Outcome | None:
         """Pictures and the table of classes only come with the last epoch; None on all ranks but the first.
 
-        Interrupted if a signal wants it. Not with several ranks: those of them that heard none would wait for ever.
+        Interrupted if a signal wants it.
         """
-        world = self._config.world
+        world = self._run.world
         world.copy_from_first(network)
         evaluate = Evaluate(names=self._names, v5_metric=self._config.v5_metric, single_cls=self._config.single_cls)
         with clock.stage("train.validate"):
@@ -92,7 +87,7 @@ class Validation:
                 iou_thres=IOU_THRES,
                 amp=self._config.amp,
                 loss=self._loss.validation,
-                plots=self._folder if last and world.is_first else None,
+                plots=self._run.folder if last and self._run.draws else None,
                 watchers=[self._stop_if_asked],
                 confusion=last,
                 join=self._join if world.size > 1 else None,
@@ -105,11 +100,10 @@ class Validation:
         return outcome
 
     def _stop_if_asked(self, batch: ValidationBatch, found: Detections, native: Detections) -> None:
-        if self._config.world.size == 1 and self._interrupts.requested is not None:
-            raise Interrupted.by(self._interrupts.requested)
+        self._run.stop_if_asked()
 
     def _join(self, share: Share) -> Sequence[Share]:
-        return self._config.world.to_first(share) or []
+        return self._run.world.to_first(share) or []
 
     def _opened(self) -> ValidationInput:
         if self._input is None:
@@ -130,8 +124,36 @@ class Validation:
                     on_device=config.on_device,
                     persistent_workers=config.persistent_workers,
                     single_cls=config.single_cls,
-                    rank=config.world.rank,
-                    num_ranks=config.world.size,
+                    rank=self._run.world.rank,
+                    num_ranks=self._run.world.size,
                 )
             )
         return self._input
+
+
+# One line of results.txt per epoch, in the 15 columns that YOLOv7's tools read.
+
+
+class EpochResult(NamedTuple):
+    """What an epoch is remembered by."""
+
+    epoch: int
+    epochs: int
+    memory_gb: float
+    """Most GPU memory held, in units of 10^9 bytes."""
+    mean_losses: Sequence[float]
+    """box, obj, cls, total: means over the epoch."""
+    num_targets: int
+    """In the last batch."""
+    width_px: int
+    """Of the last batch."""
+    scores: Mapping[str, float]
+    """Of the validation, by name; the line takes those of YOLOv7."""
+
+
+def results_line(result: EpochResult) -> str:
+    """The line, with its line break."""
+    head = f"{f'{result.epoch}/{result.epochs - 1}':>10}{f'{result.memory_gb:.3g}G':>10}"
+    scores = (result.scores[name] for name in YOLOV7_RESULTS)
+    numbers = (*result.mean_losses, result.num_targets, result.width_px, *scores)
+    return head + "".join(f"{float(number):10.4g}" for number in numbers) + "\n"

@@ -2,14 +2,11 @@
 
 from pathlib import Path
 
-from flatout.engine.checkpoint.container import is_container, sections_of
-from flatout.engine.checkpoint.opening import file_kind, reading
-from flatout.engine.checkpoint.torch_file import read_objects
-from flatout.yolo.compat.legacy_names import legacy_vocabulary
+from flatout.safefiles import file_kind, is_container, read_objects, reading, sections_of
 from flatout.yolo.weights.legacy import weights_from_legacy
-from flatout.yolo.weights.own import weights_from
+from flatout.yolo.weights.legacy_names import legacy_vocabulary
 from flatout.yolo.weights.safetensors_file import weights_from_safetensors
-from flatout.yolo.weights.weights import Weights
+from flatout.yolo.weights.weights import Weights, weights_from
 
 
 def read_weights(path: str | Path) -> Weights:

@@ -16,12 +16,20 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from flatout.engine.checkpoint.atomic import replacing
-from flatout.engine.checkpoint.container import compact
-from flatout.engine.checkpoint.file_bytes import read_at, read_into
-from flatout.engine.checkpoint.plain import PlainReader
-from flatout.engine.checkpoint.refusal import AGAIN, Budget, Refusal, quoted
-from flatout.engine.checkpoint.storages import MAX_TENSORS, allocate, is_countable
+from flatout.safefiles import (
+    AGAIN,
+    MAX_TENSORS,
+    Budget,
+    PlainReader,
+    Refusal,
+    allocate,
+    compact,
+    is_countable,
+    quoted,
+    read_at,
+    read_into,
+    replacing,
+)
 from flatout.yolo.weights.weights import State, Weights, checked_state, checked_weights
 
 SCHEMA = 1

@@ -1,12 +1,13 @@
 """What a file of weights holds, whatever its format was."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
 
-from flatout.engine.checkpoint.refusal import DAMAGED, Refusal, quoted
+from flatout.safefiles import DAMAGED, Refusal, quoted, write_container
 
 State = dict[str, Tensor]
 """state_dict key -> tensor on the CPU, in the precision of the file."""
@@ -133,3 +134,30 @@ def _num_classes(values: Mapping[str, object]) -> int | None:
 
 def _wrong_type(name: str, value: object) -> Refusal:
     return Refusal(f"its {name} is of type {type(value).__name__}, which it never is in weights. {DAMAGED}")
+
+
+# Weights in files of ours: the section "weights" of a container.
+
+SECTION = "weights"
+
+
+def save_weights(path: str | Path, weights: Weights) -> None:
+    """Write weights in our own format, whole or not at all; ResourceError if the disk cannot take them."""
+    write_container(path, {SECTION: section_of(weights)})
+
+
+def section_of(weights: Weights) -> dict[str, object]:
+    """What a container keeps of weights; the format is the container's."""
+    return {field.name: getattr(weights, field.name) for field in fields(weights) if field.name != "format"}
+
+
+def weights_from(sections: dict[str, object]) -> Weights:
+    """The weights of a container; a Refusal says what is wrong with them."""
+    section = sections.get(SECTION)
+    if not isinstance(section, dict):
+        raise Refusal("is a file of flatout without weights. Give one with weights.")
+    state = checked_state(section.get("state"), "state")
+    ema = section.get("ema")
+    return checked_weights(
+        state, None if ema is None else checked_state(ema, "ema"), section, str(section.get("kind")), "flatout"
+    )

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.engine.checkpoint import atomic
-from flatout.engine.checkpoint.atomic import replacing, write_error
-from flatout.engine.checkpoint.container import read_container, write_container
 from flatout.errors import CheckpointError, FlatoutError, ResourceError
+from flatout.safefiles import atomic
+from flatout.safefiles.atomic import replacing, write_error
+from flatout.safefiles.container import read_container, write_container
 
 CONTENT: dict[str, Any] = {
     "training": {"step": 3, "loss": [0.5, float("inf")], "names": ("a", "b"), 7: None, "done": True},

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.engine.checkpoint.container import read_container, write_container
 from flatout.errors import CheckpointError
+from flatout.safefiles.container import read_container, write_container
 
 OFFSETS = 64
 CONTENT: dict[str, Any] = {

@@ -9,7 +9,7 @@ from flatout.feed.source import DecodeError, Fetch, Out, Rows, RowsOut, Source
 from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.draw import FOUR, NINE, NONE, PASTE_ATTEMPTS, PLAIN
 from flatout.yolo.data.image_set import ImageSet, Labels
-from flatout.yolo.data.resize import resize_long_side
+from flatout.yolo.data.letterbox import resize_long_side
 from tests.yolo.pattern import pattern
 
 if TYPE_CHECKING:

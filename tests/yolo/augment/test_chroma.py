@@ -8,11 +8,11 @@ from bench.augment_chroma import back_to_bgr
 from flatout.errors import ConfigError
 from flatout.feed import DecodeError, Plan
 from flatout.feed.device_store import DeviceStore
-from flatout.yolo.augment.chroma import Subsampled, kept_shapes, subsample
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.device_input import DeviceInputConfig, training_input
+from flatout.yolo.augment.gpu.chroma import Subsampled, kept_shapes, subsample
+from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
 from flatout.yolo.augment.layout import resized_wh
-from flatout.yolo.data.resize import resize_long_side
+from flatout.yolo.data.letterbox import resize_long_side
 from flatout.yolo.options import TrainOptions
 from tests.yolo.augment.scenes import busy_set, image_set_of
 from tests.yolo.augment.test_render_torch import photographs

@@ -11,13 +11,11 @@ from flatout.errors import ConfigError, DataError
 from flatout.feed import Batch, Feed, FeedConfig, Plan, Source
 from flatout.feed.device import DeviceBatch
 from flatout.feed.device_store import CHUNK_BYTES, chunks_of
-from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.device_input import DeviceInputConfig, training_input, validation_input
-from flatout.yolo.augment.memory_plan import Room, plan_memory
+from flatout.yolo.augment.draw import ClassAware
+from flatout.yolo.augment.gpu.input import DeviceInputConfig, Room, plan_memory, training_input, validation_input
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.data.rect import RectBatches, rect_batches
-from flatout.yolo.data.resize import resize_long_side
+from flatout.yolo.data.letterbox import RectBatches, rect_batches, resize_long_side
 from tests.feed.test_device import DEVICES, needs_gpu
 from tests.yolo.augment.scenes import Damaged, busy_set, image_set_of
 
@@ -83,12 +81,14 @@ def rect_plan(rect: RectBatches, image_set: ImageSet) -> tuple[Plan, Plan]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("gamma", [0.0, 0.5])
 @pytest.mark.parametrize("polygons", ["none", "some"])
-def test_training_batches_are_those_of_the_host(device, polygons):
+def test_training_batches_are_those_of_the_host(device, polygons, gamma):
     image_set, pictures = pictures_of(1, augment=True, polygons=polygons)
-    expected = host_batches(TrainingSource(image_set, pictures, AUGMENT, size=SIZE), plan_of(image_set))
+    augment = replace(AUGMENT, gamma=gamma)
+    expected = host_batches(TrainingSource(image_set, pictures, augment, size=SIZE), plan_of(image_set))
     with training_input(
-        image_set, pictures, AUGMENT, plan_of(image_set), size=SIZE, device=device, config=AS_BYTES
+        image_set, pictures, augment, plan_of(image_set), size=SIZE, device=device, config=AS_BYTES
     ) as batches:
         assert_same(batches, expected)
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.device_paste import OBJECT_COLUMNS, DevicePaste
 from flatout.yolo.augment.draw import draw_training
+from flatout.yolo.augment.gpu.paste_draws import OBJECT_COLUMNS, DevicePaste
+from flatout.yolo.augment.gpu.paste_torch import inside_polygon
 from flatout.yolo.augment.layout import resized_wh
-from flatout.yolo.augment.paste_torch import inside_polygon
 from tests.yolo.augment.scenes import busy_set
 
 SIZE = 128

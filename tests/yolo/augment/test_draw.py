@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 
 from flatout.errors import ConfigError
-from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.draw import FOUR, NINE, NONE, PASTE_ATTEMPTS, PASTE_ROUNDS, PLAIN, draw_training, pick
+from flatout.yolo.augment.draw import (
+    FOUR,
+    NINE,
+    NONE,
+    PASTE_ATTEMPTS,
+    PASTE_ROUNDS,
+    PLAIN,
+    ClassAware,
+    draw_training,
+    pick,
+)
 from flatout.yolo.augment.layout import warp_matrices
 from tests.yolo.augment.scenes import labels_of
 
@@ -118,6 +127,14 @@ def test_aspects_are_as_likely_wider_as_narrower_and_change_nothing_else(draws):
         np.testing.assert_array_equal(stretched[name], draws[name], err_msg=name)
 
 
+def test_exponents_of_brightness_are_as_likely_darker_as_brighter_and_change_nothing_else(draws):
+    bent = drawn(replace(CONFIG, gamma=0.3))
+    assert_uniform(np.log(bent["gamma"]), -0.3, 0.3)
+    assert bent.keys() - draws.keys() == {"gamma"}
+    for name in draws:
+        np.testing.assert_array_equal(bent[name], draws[name], err_msg=name)
+
+
 def test_a_stretch_multiplies_width_over_height_and_keeps_the_area():
     warp_18, canvas, output = np.array([[0, 0, 0, 0.8, 0, 0, 0.5, 0.5]]), np.array([[64, 64]]), np.array([[32, 32]])
     (stretched,) = warp_matrices(warp_18, np.array([1.44]), canvas, output)
@@ -175,6 +192,7 @@ def test_no_two_decisions_go_together(draws):
         *draws["warp"].reshape(NUM, 16).T,
         *draws["centre"][:, 0].T,
         *drawn(replace(CONFIG, aspect=0.5))["aspect"].T,
+        drawn(replace(CONFIG, gamma=0.3))["gamma"],
         *draws["tiles"][:, 0, 1:4].T,
     ]
     correlation = np.corrcoef(np.array(columns, np.float64)[:, four_M])
@@ -217,10 +235,11 @@ def test_probabilities_of_zero_and_one_are_never_and_always(name):
 
 
 def test_a_row_follows_from_its_key_alone():
-    whole = drawn(num=50)
+    config = replace(CONFIG, aspect=0.5, gamma=0.3)
+    whole = drawn(config, num=50)
     some = np.array([41, 3, 17])
     part = draw_training(
-        CONFIG, num_pictures=PICTURES, size=SIZE, seed=5, epoch=2, positions_M=some, indices_M=some % PICTURES
+        config, num_pictures=PICTURES, size=SIZE, seed=5, epoch=2, positions_M=some, indices_M=some % PICTURES
     )
     for name, array in part.items():
         np.testing.assert_array_equal(array, whole[name][some], err_msg=name)
@@ -228,8 +247,9 @@ def test_a_row_follows_from_its_key_alone():
 
 @pytest.mark.parametrize("change", [{"seed": 6}, {"epoch": 3}])
 def test_another_seed_or_epoch_gives_another_draw(change):
-    here, there = drawn(num=50), drawn(num=50, **change)
-    for name in ("centre", "warp", "hsv", "copy_key"):
+    config = replace(CONFIG, aspect=0.5, gamma=0.3)
+    here, there = drawn(config, num=50), drawn(config, num=50, **change)
+    for name in ("centre", "warp", "aspect", "hsv", "gamma", "copy_key"):
         assert (here[name] != there[name]).all(), name
 
 
@@ -250,6 +270,7 @@ def test_picks_are_different_things_in_every_order():
         ({"degrees": -1}, "degrees=-1 must be 0 or more"),
         ({"mixup": float("nan")}, "mixup=nan must be a probability"),
         ({"aspect": -0.1}, "aspect=-0.1 must be 0 or more"),
+        ({"gamma": -0.1}, "gamma=-0.1 must be 0 or more"),
         ({"scale": 1.0}, "scale=1.0 must be below 1"),
     ],
 )

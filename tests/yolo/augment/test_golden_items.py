@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 
 from flatout.feed import Feed, FeedConfig, Plan
-from flatout.yolo.augment.canvas_labels import CanvasLabels, offsets
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.copy_paste import choose_copies
 from flatout.yolo.augment.draw import FOUR_SHARE
-from flatout.yolo.augment.paint import paste_copies
-from flatout.yolo.augment.paste_in import CutOut, cut_out, paste_in
-from flatout.yolo.augment.paste_plan import SIZES, SKIPPED
+from flatout.yolo.augment.labels import CanvasLabels, offsets
+from flatout.yolo.augment.paint import CutOut, cut_out, paste_copies, paste_in
+from flatout.yolo.augment.paste import SIZES, SKIPPED, choose_copies
 from flatout.yolo.augment.source import ValidationSource
-from flatout.yolo.data.resize import resize_long_side
+from flatout.yolo.data.letterbox import resize_long_side
 from tests.golden_cases import golden_cases
 from tests.yolo.augment.scenes import image_set_of, labels_of, one_draw, renderer_of
 from tests.yolo.augment.test_golden_warp import PAINTERS, cases_of, numbered, variants

@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flatout.yolo.augment.canvas_labels import CanvasLabels, gather_labels, offsets
 from flatout.yolo.augment.color import Color, colors
 from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.labels import CanvasLabels, gather_labels, offsets
 from flatout.yolo.augment.layout import Sheets, lay_out, resized_wh, warp_matrices
-from flatout.yolo.augment.paint import Classic, compose
+from flatout.yolo.augment.paint import Classic, Fast, compose
 from flatout.yolo.augment.paint import warp as warp_image
 from flatout.yolo.augment.paint_compiled import fastest_painter
-from flatout.yolo.augment.paint_fast import Fast
 from flatout.yolo.augment.warp_labels import warp_labels
 from tests.golden_cases import golden_cases
 from tests.yolo.augment.scenes import labels_of, one_draw, renderer_of
@@ -152,7 +151,7 @@ def test_colour_gains_give_the_golden_tables_and_pixels(case, painter):
     assert set(record) <= {"draw", "hyp", "r", "pattern"}
     gain_3 = 1 + np.array(record["draw"]) * record["hyp"]
     np.testing.assert_allclose(gain_3, record["r"], rtol=1e-12)
-    color = Color(*(part[0] for part in colors(gain_3[None])))
+    color = Color(*(part[0] for part in colors({"hsv": gain_3[None]})))
     if f"lut{number}" in arrays:
         np.testing.assert_array_equal(color.table_3V, arrays[f"lut{number}"])
     for name, image in (("cube", color_cube()), ("pat", pattern(*record["pattern"]))):

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from flatout.feed import DecodeError
 from flatout.images import header_of
-from flatout.yolo.augment.jpeg_on_device import DeviceDecoded, decoded_on_device, nvjpeg, resize_bgr
-from flatout.yolo.augment.pictures import ResizedPictures
+from flatout.yolo.augment.gpu.jpeg import DeviceDecoded, decoded_on_device, nvjpeg, resize_bgr
+from flatout.yolo.augment.images import ResizedPictures
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.data.resize import resize_long_side
+from flatout.yolo.data.letterbox import resize_long_side
 from tests.feed.test_device import needs_gpu
 from tests.yolo.augment.scenes import labels_of
 
@@ -76,7 +76,7 @@ def test_a_decoder_that_is_far_off_is_not_used(files, monkeypatch, caplog):
     def wrong(content: list[Tensor]) -> list[Tensor]:
         return [255 - image for image in stand_in(content)]
 
-    monkeypatch.setattr("flatout.yolo.augment.jpeg_on_device.nvjpeg", lambda device: wrong)
+    monkeypatch.setattr("flatout.yolo.augment.gpu.jpeg.nvjpeg", lambda device: wrong)
     with caplog.at_level(logging.WARNING):
         assert decoded_on_device(set_of(files), size=SIZE, device=torch.device("cpu"), budget_bytes=None) is None
     assert "levels off the CPU's" in caplog.text
@@ -132,14 +132,14 @@ def test_without_a_gpu_nothing_is_decoded_there():
 
 
 def test_what_does_not_fit_is_left_to_the_cpu(files, monkeypatch):
-    monkeypatch.setattr("flatout.yolo.augment.jpeg_on_device.nvjpeg", lambda device: stand_in)
+    monkeypatch.setattr("flatout.yolo.augment.gpu.jpeg.nvjpeg", lambda device: stand_in)
     image_set, device = set_of(files), torch.device("cpu")
     assert decoded_on_device(image_set, size=SIZE, device=device, budget_bytes=1000) is None
     assert decoded_on_device(image_set, size=SIZE, device=device, budget_bytes=10**6) is not None
 
 
 def test_a_file_that_cannot_be_read_leaves_all_to_the_cpu(files, monkeypatch, caplog):
-    monkeypatch.setattr("flatout.yolo.augment.jpeg_on_device.nvjpeg", lambda device: stand_in)
+    monkeypatch.setattr("flatout.yolo.augment.gpu.jpeg.nvjpeg", lambda device: stand_in)
     image_set = set_of(files)
     files[3].unlink()
     with caplog.at_level(logging.WARNING):

@@ -3,16 +3,14 @@
 import numpy as np
 import pytest
 
-from flatout.yolo.augment.canvas_labels import gather_labels, ranges
 from flatout.yolo.augment.color import Color, colors
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.copy_paste import choose_copies
 from flatout.yolo.augment.draw import draw_training
+from flatout.yolo.augment.labels import gather_labels, ranges, warped_boxes
 from flatout.yolo.augment.layout import lay_out, resized_wh
-from flatout.yolo.augment.paint import Classic, paste_copies, warp
-from flatout.yolo.augment.paint_fast import Fast, region_seen
+from flatout.yolo.augment.paint import Classic, Fast, paste_copies, region_seen, warp
+from flatout.yolo.augment.paste import choose_copies
 from flatout.yolo.augment.polygons import boxes_of_polygons
-from flatout.yolo.augment.warp_boxes import warped_boxes
 from flatout.yolo.augment.warp_labels import boxes_of_corners, warp_labels
 from tests.yolo.augment.scenes import UNWARPED, busy_set, labels_of, one_draw, renderer_of
 from tests.yolo.pattern import pattern
@@ -100,7 +98,8 @@ def test_the_region_a_warp_sees_is_enough():
         np.testing.assert_array_equal(found, expected, err_msg=str(seed))
 
 
-def test_scaled_colours_equal_looked_up_ones_for_any_gain():
+@pytest.mark.parametrize("gamma", [{}, {"gamma": np.exp(np.linspace(-1, 1, 152))}], ids=["scaled", "bent"])
+def test_scaled_colours_equal_looked_up_ones_for_any_gain(gamma):
     """The fast painter scales where that gives the table; every value of every channel is tried."""
     rng = np.random.default_rng(1)
     values = np.arange(256, dtype=np.uint8)
@@ -108,8 +107,8 @@ def test_scaled_colours_equal_looked_up_ones_for_any_gain():
         (np.tile(values, (64, 1)), np.repeat(values[::4, None], 256, 1), np.roll(np.tile(values, (64, 1)), 77, 1)), 2
     )
     gain_M3 = np.concatenate((np.ones((1, 3)), [[1.2, 3, 0]], 1 + rng.uniform(-1, 1, (150, 3)) * (0.015, 0.7, 0.4)))
-    changes = colors(gain_M3)
-    assert 0 < np.isnan(changes.offset_3).mean() < 0.15, "most gains can be scaled, not all"
+    changes = colors({"hsv": gain_M3, **gamma})
+    assert 0 < np.isnan(changes.offset_3[:, : 2 if gamma else 3]).mean() < 0.15, "most gains can be scaled, not all"
     fast, classic = Fast(), Classic()
     for one in zip(*changes, strict=True):
         np.testing.assert_array_equal(fast.recolor(image, Color(*one)), classic.recolor(image, Color(*one)))

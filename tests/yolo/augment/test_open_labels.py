@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.device_input import DeviceInputConfig, training_input
-from flatout.yolo.augment.device_source import ParameterSource
-from flatout.yolo.augment.labels_torch import DeviceLabels, TorchLabels
-from flatout.yolo.augment.open_labels import TILES
-from flatout.yolo.data.rect import rect_batches
-from flatout.yolo.train.job import LastBatch
+from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
+from flatout.yolo.augment.gpu.labels_torch import DeviceLabels, TorchLabels
+from flatout.yolo.augment.gpu.source import TILES, ParameterSource
+from flatout.yolo.data.letterbox import rect_batches
+from flatout.yolo.train.step import LastBatch
 from tests.feed.test_device import DEVICES, needs_gpu
 from tests.triton_interpreter import check_in_interpreter, needs_triton
 from tests.yolo.augment.scenes import written
@@ -74,7 +73,7 @@ def test_the_kernel_finishes_labels_as_the_worker_in_the_interpreter():
 @pytest.mark.parametrize("polygons", ["some", "all"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_the_kernel_finishes_labels_as_the_worker_on_a_gpu(name, polygons):
-    from flatout.yolo.augment.labels_triton import TritonLabels
+    from flatout.yolo.augment.gpu.labels_triton import TritonLabels
 
     mine, theirs = random_ways(name, 200, TritonLabels, "cuda", polygons=polygons)
     np.testing.assert_array_equal(mine, theirs)
@@ -86,7 +85,7 @@ def test_the_kernel_finishes_labels_as_the_worker_on_a_gpu(name, polygons):
 @needs_triton
 @pytest.mark.parametrize(("config", "tilt"), AWKWARD, ids=["affine", "tilted"])
 def test_the_kernel_judges_polygons_on_and_beyond_borders_as_the_worker_on_a_gpu(config, tilt):
-    from flatout.yolo.augment.labels_triton import TritonLabels
+    from flatout.yolo.augment.gpu.labels_triton import TritonLabels
 
     mine, theirs = both_ways(awkward_set(), config, awkward_draws(tilt=tilt), TritonLabels, "cuda")
     np.testing.assert_array_equal(mine, theirs)

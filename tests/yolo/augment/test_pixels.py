@@ -14,13 +14,11 @@ import cv2
 import numpy as np
 import pytest
 
-from flatout.yolo.augment import c_library, paint_compiled, pixels
+from flatout.yolo.augment import c_library, paint_compiled
 from flatout.yolo.augment.c_library import NotCompiled, load_library
 from flatout.yolo.augment.color import Color, colors
-from flatout.yolo.augment.paint import Classic, Painter, Placed
-from flatout.yolo.augment.paint_compiled import Compiled, agrees, fastest_painter
-from flatout.yolo.augment.paint_fast import Fast
-from flatout.yolo.augment.pixels import load_pixels
+from flatout.yolo.augment.paint import Classic, Fast, Painter, Placed
+from flatout.yolo.augment.paint_compiled import Compiled, agrees, fastest_painter, load_pixels
 
 SIZE = 64
 
@@ -78,15 +76,16 @@ def test_turned_and_sheared_sheets_are_left_to_opencv(compiled, matrix):
     np.testing.assert_array_equal(compiled.paint(placed)[..., :3], Classic().paint(placed))
 
 
+@pytest.mark.parametrize("gamma", [{}, {"gamma": np.exp(np.linspace(-1, 1, 123))}], ids=["scaled", "bent"])
 @pytest.mark.parametrize("width", [64, 192, 96, 50])
-def test_colours_and_flips_are_opencvs_to_the_byte(compiled, width):
-    """Also for gains whose table is no plain product, and for widths that are left to OpenCV."""
+def test_colours_and_flips_are_opencvs_to_the_byte(compiled, width, gamma):
+    """Also for gains whose table is no plain product, for curves, and for widths that are left to OpenCV."""
     rng = np.random.default_rng(width)
     gain_M3 = np.concatenate((np.ones((1, 3)), [[1.2, 3, 0], [2.5, 0.5, 1.999]], rng.uniform(0.3, 1.7, (120, 3))))
     image = rng.integers(0, 256, (40, width, 4), np.uint8)
     image[:8] = image[:8, :, :1]  # grey
     found, expected = np.empty((2, 3, 40, width), np.uint8)
-    for number, change in enumerate(zip(*colors(gain_M3), strict=True)):
+    for number, change in enumerate(zip(*colors({"hsv": gain_M3, **gamma}), strict=True)):
         flip_2 = np.array([number & 1, number >> 1 & 1], bool)
         compiled.finish(image, Color(*change), flip_2, found)
         Classic().finish(image[..., :3], Color(*change), flip_2, expected)
@@ -285,5 +284,5 @@ def test_a_painter_of_other_bytes_is_found_out():
 
 
 def test_the_source_is_part_of_the_package():
-    assert Path(pixels.__file__).with_name("pixels.c").is_file()
-    assert os.access(pixels.SOURCE, os.R_OK)
+    assert Path(paint_compiled.__file__).with_name("pixels.c").is_file()
+    assert os.access(paint_compiled.SOURCE, os.R_OK)

@@ -5,11 +5,10 @@ import logging
 import pytest
 import torch
 
-from flatout.yolo.augment import choose_render
-from flatout.yolo.augment.choose_render import renderer_for
-from flatout.yolo.augment.fill_torch import TorchFill
-from flatout.yolo.augment.paste_torch import TorchPaste
-from flatout.yolo.augment.render_torch import TorchRender
+from flatout.yolo.augment.gpu import batches
+from flatout.yolo.augment.gpu.batches import renderer_for
+from flatout.yolo.augment.gpu.paste_torch import TorchFill, TorchPaste
+from flatout.yolo.augment.gpu.render_torch import TorchRender
 from tests.feed.test_device import needs_gpu
 from tests.triton_interpreter import check_in_interpreter, needs_triton
 from tests.yolo.augment.two_renderers import CHANGES, by_both, by_torch, copied, pasted
@@ -57,7 +56,7 @@ def test_the_kernel_paints_the_bits_of_torch_from_subsampled_pictures_on_a_gpu(n
 @pytest.mark.parametrize("subsampled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
 def test_the_kernel_pastes_the_bits_of_torch_on_a_gpu(dtype, subsampled):
-    from flatout.yolo.augment.paste_triton import TritonPaste
+    from flatout.yolo.augment.gpu.paste_triton import TritonPaste
 
     kernels, plain = (pasted(paste, dtype, "cuda", subsampled=subsampled) for paste in (TritonPaste(), TorchPaste()))
     for mine, theirs in zip(kernels, plain, strict=True):
@@ -70,8 +69,8 @@ def test_the_kernel_pastes_the_bits_of_torch_on_a_gpu(dtype, subsampled):
 @pytest.mark.parametrize("subsampled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
 def test_the_kernels_copy_the_bits_of_torch_on_a_gpu(dtype, subsampled):
-    from flatout.yolo.augment.fill_triton import TritonFill
-    from flatout.yolo.augment.render_triton import TritonRender
+    from flatout.yolo.augment.gpu.paste_triton import TritonFill
+    from flatout.yolo.augment.gpu.render_triton import TritonRender
 
     ways = (
         (TritonFill(), TritonRender(subsampled=subsampled)),
@@ -91,8 +90,8 @@ def test_torch_paints_the_same_bits_on_the_gpu_as_on_the_cpu(name):
 
 
 def test_without_triton_torch_paints_on_a_gpu_and_says_what_that_costs(monkeypatch, caplog):
-    monkeypatch.setattr(choose_render, "HAS_TRITON", False)
-    choose_render._say_what_is_missing.cache_clear()
+    monkeypatch.setattr(batches, "HAS_TRITON", False)
+    batches._say_what_is_missing.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert isinstance(renderer_for("cuda", mixup=True), TorchRender)
         assert isinstance(renderer_for("cuda", mixup=True), TorchRender)

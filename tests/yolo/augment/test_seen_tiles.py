@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flatout.yolo.augment import render, seen_tiles
+from flatout.yolo.augment import layout, render
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.device_source import ParameterSource
+from flatout.yolo.augment.gpu.source import ParameterSource
 from flatout.yolo.augment.layout import lay_out, resized_wh
 from flatout.yolo.augment.paint_compiled import fastest_painter
 from tests.yolo.augment.scenes import busy_set, image_set_of, parameters_of, renderer_of
@@ -45,7 +45,7 @@ def test_leaving_them_out_changes_no_pixel(warp, painter, monkeypatch):
     source = ParameterSource(image_set_of(images, labels), config, size=SIZE)
     draws = source.draw(3, 0, positions, positions % len(images))
     found, counts = [], []
-    for leave_out in (seen_tiles.without_unseen, lambda sheets, *_: sheets):
+    for leave_out in (layout.without_unseen, lambda sheets, *_: sheets):
         monkeypatch.setattr(render, "without_unseen", leave_out)
         pictures, out = Counted(renderer.pictures), np.empty((SAMPLES, 3, SIZE, SIZE), np.uint8)
         replace(renderer, pictures=pictures).render(draws, out)
@@ -66,7 +66,7 @@ def test_the_device_is_told_of_seen_tiles_only():
     told = parameters_of(source, np.arange(SAMPLES))
     draws = source.draw(1, 0, np.arange(SAMPLES), np.arange(SAMPLES) % len(images))
     sheets = lay_out(draws, resized_wh(image_set.size_wh_N2, SIZE), size=SIZE, out_wh=(SIZE, SIZE))
-    seen_Q9 = seen_tiles.are_seen(sheets, (SIZE, SIZE)) & (sheets.picture_Q9 >= 0)
+    seen_Q9 = layout.are_seen(sheets, (SIZE, SIZE)) & (sheets.picture_Q9 >= 0)
     np.testing.assert_array_equal(told["tiles"].reshape(SAMPLES, 2, 9, 4)[:, 0, :, 2] > 0, seen_Q9)
     np.testing.assert_array_equal(told["num_tiles"][:, 0], sheets.kind_Q)
     assert 0.6 < seen_Q9.sum() / (sheets.picture_Q9 >= 0).sum() < 0.9

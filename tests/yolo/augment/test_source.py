@@ -13,20 +13,19 @@ import pytest
 from flatout.errors import ConfigError
 from flatout.feed import Batch, DecodeError, Feed, FeedConfig, Plan, Store, StoreConfig, Unreadable
 from flatout.yolo.augment import draw
-from flatout.yolo.augment.class_aware import ClassAware
 from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.draw import ClassAware
+from flatout.yolo.augment.images import ResizedPictures
 from flatout.yolo.augment.layout import resized_wh
-from flatout.yolo.augment.pictures import ResizedPictures
 from flatout.yolo.augment.source import TrainingSource, ValidationSource
-from flatout.yolo.data.rect import rect_batches
-from flatout.yolo.data.resize import kept_size_hw, resize_long_side
+from flatout.yolo.data.letterbox import kept_size_hw, rect_batches, resize_long_side
 from tests.feed.comparing import digest, digests
 from tests.yolo.augment.scenes import Damaged, busy_set, image_set_of, labels_of, written
 from tests.yolo.pattern import pattern
 
 SIZE = 64
 EVERYTHING = AugmentConfig(
-    degrees=10, scale=0.6, shear=4, flipud=0.5, mosaic=0.8, mixup=0.4, copy_paste=0.5, paste_in=0.5
+    degrees=10, scale=0.6, shear=4, flipud=0.5, mosaic=0.8, mixup=0.4, copy_paste=0.5, paste_in=0.5, gamma=0.5
 )
 
 
@@ -61,6 +60,7 @@ def test_any_number_of_workers_gives_the_same_bytes(alone, workers):
     "change",
     [
         {},
+        {"gamma": 0.0},
         {"perspective": 0.001},
         {"mosaic": 0.0},
         {"degrees": 0, "shear": 0, "copy_paste": 0},
@@ -327,7 +327,7 @@ def test_a_source_is_pickled_without_its_buffers():
 
 
 def test_reading_imports_no_torch():
-    code = "import sys, flatout.yolo.augment.source, flatout.yolo.augment.device_source"
+    code = "import sys, flatout.yolo.augment.source, flatout.yolo.augment.gpu.source"
     code += "; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatout.yolo.augment.choose_render import FinishLabels
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.device_source import ParameterSource
-from flatout.yolo.augment.labels_torch import DeviceLabels
+from flatout.yolo.augment.gpu.batches import FinishLabels
+from flatout.yolo.augment.gpu.labels_torch import DeviceLabels
+from flatout.yolo.augment.gpu.source import ParameterSource
 from flatout.yolo.data.image_set import ImageSet
 from tests.yolo.augment.scenes import UNWARPED, busy_set, image_set_of, labels_of, one_draw, written
 
@@ -108,7 +108,7 @@ def awkward_draws(*, tilt: float = 0.0) -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    from flatout.yolo.augment.labels_triton import TritonLabels
+    from flatout.yolo.augment.gpu.labels_triton import TritonLabels
 
     for name, num in (("mixed", 2), ("single", 2), ("perspective", 1)):
         mine, theirs = random_ways(name, num, TritonLabels, "cpu")

@@ -15,15 +15,14 @@ from torch import Tensor
 from flatout.feed import Plan
 from flatout.feed.device_feed import Render
 from flatout.feed.device_store import DeviceStore
-from flatout.yolo.augment.choose_render import Fill, Paste
-from flatout.yolo.augment.chroma import Subsampled
 from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.device_input import DeviceInputConfig, training_input
-from flatout.yolo.augment.device_source import ParameterSource
-from flatout.yolo.augment.fill_torch import TorchFill
+from flatout.yolo.augment.gpu.batches import Fill, Paste
+from flatout.yolo.augment.gpu.chroma import Subsampled
+from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
+from flatout.yolo.augment.gpu.paste_torch import TorchFill, TorchPaste
+from flatout.yolo.augment.gpu.render_torch import TorchRender
+from flatout.yolo.augment.gpu.source import ParameterSource
 from flatout.yolo.augment.layout import resized_wh
-from flatout.yolo.augment.paste_torch import TorchPaste
-from flatout.yolo.augment.render_torch import TorchRender
 from tests.yolo.augment.scenes import busy_set, image_set_of, parameters_of
 
 SIZE = 64
@@ -31,6 +30,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "mixed": {"mixup": 0.5, "degrees": 20, "shear": 5, "scale": 0.7, "flipud": 0.5},
     "perspective": {"mixup": 0.5, "perspective": 0.001, "degrees": 9},
     "stretched": {"aspect": 0.8, "mixup": 0.5},
+    "bent": {"gamma": 0.8, "mixup": 0.5},
     "single": {"mosaic": 0, "mixup": 0, "degrees": 5},
 }
 
@@ -71,7 +71,7 @@ by_torch = partial(rendered, render=partial(TorchRender, mixup=True))
 
 def by_both(name: str, dtype: torch.dtype, device: str, **more: Any) -> tuple[Tensor, Tensor]:
     """By the kernel, then by torch."""
-    from flatout.yolo.augment.render_triton import TritonRender
+    from flatout.yolo.augment.gpu.render_triton import TritonRender
 
     return (
         rendered(name, TritonRender, dtype, device, **more),
@@ -108,12 +108,12 @@ def copied(fill: Fill, render: Render, dtype: torch.dtype, device: str, **more: 
 
 
 def main() -> None:
-    from flatout.yolo.augment import fill_triton, paste_triton, render_triton
+    from flatout.yolo.augment.gpu import paste_triton, render_triton
 
     # One program per sample: the interpreter's time is per operation, not per pixel.
     render_triton.BLOCK_ROWS = render_triton.BLOCK_COLUMNS = SIZE
     paste_triton.BLOCK_ROWS = paste_triton.BLOCK_COLUMNS = 2 * SIZE
-    fill_triton.BLOCK_ROWS = fill_triton.BLOCK_COLUMNS = SIZE
+    paste_triton.BLOCK_ROWS = paste_triton.BLOCK_COLUMNS = SIZE
     for name in CHANGES:
         mine, theirs = by_both(name, torch.uint8, "cpu", num=3)
         assert torch.equal(mine, theirs), name
@@ -129,7 +129,7 @@ def main() -> None:
     render_triton.BLOCK_ROWS = render_triton.BLOCK_COLUMNS = 2 * SIZE
     for more in ({}, {"subsampled": True}):
         ways: list[tuple[Fill, Render]] = [
-            (fill_triton.TritonFill(), render_triton.TritonRender(**more)),
+            (paste_triton.TritonFill(), render_triton.TritonRender(**more)),
             (TorchFill(), TorchRender(mixup=True, **more)),
         ]
         kernels, plain = (copied(fill, render, torch.uint8, "cpu", **more) for fill, render in ways)

@@ -19,16 +19,16 @@ import pytest
 import simplejpeg
 
 from flatout.__main__ import main
+from flatout.charts.sheet import colour_of
 from flatout.errors import ConfigError, DataError
 from flatout.images import Header, Picture, decoder_messages, read_picture
-from flatout.yolo.data.check import deep
-from flatout.yolo.data.check.registry import CHECKS
+from flatout.yolo.data.check import decode_check
+from flatout.yolo.data.check.facts import CHECKS
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
 from flatout.yolo.data.data_yaml import without_complaints
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import open_training_splits
-from flatout.yolo.data.scan_picture import scan_picture
-from flatout.yolo.pictures.palette import colour_of
+from flatout.yolo.data.scan import scan_picture
 from tests.yolo.data.damaged_pictures import Damaged, damaged, originals
 from tests.yolo.data.drawn_set import DrawnSet, chunk, drawn, encoded, flat_png, jpeg, png, turned_jpeg
 
@@ -250,7 +250,7 @@ ALWAYS = {"class-rare", "val-small"}
 def found_in(made: DrawnSet, config: CheckConfig = CONFIG) -> dict[str, list[str]]:
     places: dict[str, list[str]] = {}
     for finding in check_data_set(made.yaml(), config).findings:
-        places.setdefault(finding.check, []).append(f"{finding.where}: {finding.text}")
+        places.setdefault(finding.topic, []).append(f"{finding.where}: {finding.value}")
     return places
 
 
@@ -270,7 +270,7 @@ def test_each_check_finds_its_fault(check, tmp_path, monkeypatch):
     if check == "class-only-in-val":
         made.put("val", "0", label="2 0.5 0.5 0.4 0.4\n")
     if check == "image-header-lies":
-        monkeypatch.setattr(deep, "decode", lambda content: deep_picture())
+        monkeypatch.setattr(decode_check, "decode", lambda content: deep_picture())
     places = found_in(made)
     assert check in places, f"found only {sorted(places)}"
     if CHECKS[check].severity == "error" and check.startswith("label-") and check not in NO_LINE:
@@ -282,14 +282,14 @@ def test_training_refuses_what_the_check_calls_a_reason_not_to_start_and_nothing
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made = DrawnSet(tmp_path)
     FAULTS[check](made)
-    stopping = [finding for finding in check_data_set(made.yaml(), QUICK).findings if CHECKS[finding.check].stops]
+    stopping = [finding for finding in check_data_set(made.yaml(), QUICK).findings if CHECKS[finding.topic].stops]
     assert stopping or not CHECKS[check].stops
     with pytest.raises((ConfigError, DataError)) if stopping else nullcontext() as refusal:
         data = without_complaints(open_data_set(made.folder / "data.yaml"))
         open_training_splits(data, strict=False, single_class=False, allow_bad_labels=False)
     if refusal is not None:
         said = str(refusal.value)
-        assert any(finding.text in said or finding.where in said for finding in stopping)
+        assert any(finding.value in said or finding.where in said for finding in stopping)
 
 
 def test_a_box_that_holds_no_pixel_is_not_told_to_be_trained_larger(tmp_path):
@@ -369,7 +369,7 @@ def deep_picture():
     return Picture(drawn(40, 40), Header("jpeg", 64, 48), 0.0)
 
 
-class DeadlyPictures(deep.Pictures):
+class DeadlyPictures(decode_check.Pictures):
     """Ends its process at the second picture."""
 
     def sample(self, index, rng):
@@ -380,7 +380,7 @@ class DeadlyPictures(deep.Pictures):
 
 @pytest.mark.parametrize("others", [0, 1, 3])
 def test_a_picture_that_ends_its_process_is_one_finding(others, tmp_path, monkeypatch):
-    monkeypatch.setattr(deep, "Pictures", DeadlyPictures)
+    monkeypatch.setattr(decode_check, "Pictures", DeadlyPictures)
     made = DrawnSet(tmp_path, num_train=0, num_val=1)
     for stem in ["1", "2", "3", "4"][: 1 + others]:
         made.put("train", stem, jpeg(seed=int(stem)), GOOD_LINE)
@@ -432,8 +432,8 @@ def test_every_picture_of_which_a_strict_decoder_complains_is_named(damaged_set,
     named = {
         Path(finding.where).stem
         for finding in check_data_set(made.yaml(), CONFIG).findings
-        if (finding.check not in NOT_DAMAGE and CHECKS[finding.check].severity != "note")
-        or finding.check == "image-no-end"
+        if (finding.topic not in NOT_DAMAGE and CHECKS[finding.topic].severity != "note")
+        or finding.topic == "image-no-end"
     }
     told = {stem: complaints_of_strict_decoders(case, tmp_path) for stem, case in cases.items()}
     missed = {stem: who for stem, who in told.items() if who and stem not in named}
@@ -460,7 +460,8 @@ def test_the_check_prints_nothing_but_its_report_on_damaged_pictures(workers, da
 def test_what_libtiff_reports_is_found_whatever_opencv_is_told_to_print(level, tmp_path):
     case = next(case for case in damaged() if (case.format, case.kind) == ("tiff deflate", "a quarter zero"))
     (tmp_path / "a.tif").write_bytes(case.content)
-    code = f"from flatout.yolo.data.check.deep import facts_of; print(facts_of({str(tmp_path / 'a.tif')!r})['why'])"
+    told = f"print(facts_of({str(tmp_path / 'a.tif')!r})['why'])"
+    code = f"from flatout.yolo.data.check.decode_check import facts_of; {told}"
     environment = os.environ | ({"OPENCV_LOG_LEVEL": level} if level else {})
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
     assert "Decod" in done.stdout and done.stderr == ""
@@ -469,8 +470,8 @@ def test_what_libtiff_reports_is_found_whatever_opencv_is_told_to_print(level, t
 def test_what_libjpeg_prints_about_a_cmyk_picture_is_its_damage():
     picture = deep_picture()._replace(header=Header("jpeg", 40, 40, channels=4))
     warning = "Corrupt JPEG data: 7 extraneous bytes before marker 0xd9"
-    assert deep.damage_of(jpeg(), picture, [warning]) == warning
-    assert deep.damage_of(jpeg(), picture, []) == ""
+    assert decode_check.damage_of(jpeg(), picture, [warning]) == warning
+    assert decode_check.damage_of(jpeg(), picture, []) == ""
 
 
 def test_only_what_is_printed_around_a_decoder_is_kept_back(capfd):
@@ -488,7 +489,7 @@ def test_only_what_is_printed_around_a_decoder_is_kept_back(capfd):
 
 
 def test_a_quick_check_decodes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(deep, "decode", lambda content: pytest.fail("decoded"))
+    monkeypatch.setattr(decode_check, "decode", lambda content: pytest.fail("decoded"))
     assert set(found_in(DrawnSet(tmp_path), CheckConfig(quick=True, progress=False, workers=0))) >= {"val-small"}
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from flatout.errors import ConfigError, DataError
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
-from flatout.yolo.data.coco_json import coco_names, read_coco
+from flatout.yolo.data.coco import coco_names, read_coco
 from flatout.yolo.data.data_yaml import read_data_yaml
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
@@ -150,7 +150,7 @@ def test_the_check_reads_coco_files_too_and_names_bad_annotations(as_yolo):
     content["images"].append({"id": 70, "file_name": "gone.jpg", "width": 5, "height": 5})
     path.write_text(json.dumps(content))
     report = check_data_set(path, CheckConfig(workers=0, progress=False, quick=True))
-    found = {finding.check: finding.text for finding in report.findings}
+    found = {finding.topic: finding.value for finding in report.findings}
     assert "annotation 50" in found["class-beyond-names"]
     assert "annotation 51" in found["label-zero-area"]
     assert "annotation 52" in found["label-columns"]

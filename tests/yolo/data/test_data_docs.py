@@ -5,8 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from flatout.findings import SEVERITIES
 from flatout.yolo.data.check import run
-from flatout.yolo.data.check.registry import CHECKS, SEVERITIES
+from flatout.yolo.data.check.facts import CHECKS
 from tests.yolo.data.drawn_set import DrawnSet
 
 PAGE = Path(__file__).parents[3] / "docs" / "data.md"

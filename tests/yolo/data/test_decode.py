@@ -14,8 +14,7 @@ import pytest
 
 from flatout.feed import DecodeError
 from flatout.images import Picture, decode, header_of, read_picture
-from flatout.yolo.data.letterbox import fit, fit_stretched, fit_tightly, letterbox
-from flatout.yolo.data.resize import kept_size_hw, resize_long_side
+from flatout.yolo.data.letterbox import fit, fit_stretched, fit_tightly, kept_size_hw, letterbox, resize_long_side
 from tests.yolo.data.drawn_set import chunk, drawn, encoded, exif, flat_png, jpeg, png, turned_jpeg
 from tests.yolo.data.hostile_pictures import animated_png, odd_exif, odd_jpegs, promises, segment, webp_with_exif
 
@@ -163,10 +162,10 @@ def test_pillow_shows_the_same_of_an_animated_png():
 READ_ALL = """
 import os, sys
 import cv2
-from flatout.defect.strips.decode import read_stored
+from flatout.defect.data.decode import read_stored
 from flatout.feed import DecodeError
 from flatout.images import read_picture
-from flatout.spike.frames import read_image
+from flatout.spike.data.frames import read_image
 import tifffile
 
 def peak_mib():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flatout.images import decode
-from flatout.yolo.data.scan_picture import scan_picture
+from flatout.yolo.data.scan import scan_picture
 from tests.golden_cases import golden_cases
 
 READ = {

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flatout.yolo.data.letterbox import Fit, fit, fit_stretched, fit_tightly, letterbox
-from flatout.yolo.data.resize import kept_size_hw, resize_long_side
+from flatout.yolo.data.letterbox import Fit, fit, fit_stretched, fit_tightly, kept_size_hw, letterbox, resize_long_side
 from tests.golden_cases import golden_cases
 from tests.yolo.pattern import near_opencv, pattern
 

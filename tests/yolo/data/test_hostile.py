@@ -19,8 +19,8 @@ GENERATED = (32, 64, 500)
 
 LOOK_AT_ALL = """
 import json, os, sys, time
-from flatout.yolo.data.check.deep import facts_of
-from flatout.yolo.data.scan_picture import scan_picture
+from flatout.yolo.data.check.decode_check import facts_of
+from flatout.yolo.data.scan import scan_picture
 
 slowest, kept, decoded = (0.0, ""), 0, 0
 names = sorted(os.listdir(sys.argv[1]))

@@ -8,7 +8,7 @@ import pytest
 
 from flatout.__main__ import main
 from flatout.errors import DataError
-from flatout.yolo.data import scan_picture
+from flatout.yolo.data import scan
 from flatout.yolo.data.data_yaml import read_data_yaml
 from flatout.yolo.data.label_text import MOST_LABELS
 from flatout.yolo.data.open_data import open_data_set
@@ -169,8 +169,8 @@ def test_two_hundred_thousand_lines_are_refused_unread_by_train_test_and_check(m
         assert len(content) < 1000, "the long file was parsed"
         return read(content)
 
-    read = scan_picture.read_strictly if strict else scan_picture.read_lines
-    monkeypatch.setattr(scan_picture, read.__name__, unread)
+    read = scan.read_strictly if strict else scan.read_lines
+    monkeypatch.setattr(scan, read.__name__, unread)
     made.put("val", "1", label=crowd(200_000))
     yaml = str(made.yaml())
     expected = r"labels/val/1\.txt: more than 10,000 labels in one picture"

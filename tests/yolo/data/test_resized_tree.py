@@ -19,17 +19,16 @@ import yaml
 
 import flatout.yolo
 from flatout.__main__ import main
-from flatout.engine.lock import RunLock
 from flatout.errors import ConfigError, DataError, ResourceError
 from flatout.images import header_of, read_picture
+from flatout.runs.lock import RunLock
 from flatout.yolo.data import resized_tree
-from flatout.yolo.data.coco_json import annotation_file
-from flatout.yolo.data.coco_resize import resized_annotations, resized_mask
+from flatout.yolo.data.coco import annotation_file, resized_annotations, resized_mask
 from flatout.yolo.data.data_yaml import Split, read_data_yaml
 from flatout.yolo.data.find import how_to_resize
+from flatout.yolo.data.letterbox import resize_long_side
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
-from flatout.yolo.data.resize import resize_long_side
 from flatout.yolo.data.resized_tree import ResizeConfig, resized_file, target_hw
 from flatout.yolo.data.scan import ScanConfig
 from tests.yolo.data.drawn_set import DrawnSet, drawn, encoded, jpeg, png, turned_jpeg
@@ -560,7 +559,7 @@ def test_an_annotation_file_that_the_yaml_names_is_scaled_and_named_by_the_new_o
 
 def test_ap_is_that_of_the_source(coco, tmp_path):
     pytest.importorskip("hotcoco", reason="no COCO evaluator is installed (extra `eval`)")
-    from flatout.yolo.metrics.coco_api import coco_scores
+    from flatout.yolo.metrics.coco import coco_scores
 
     done = flatout.yolo.resize(coco / "coco.yaml", tmp_path / "small", size=100)
     rng = np.random.default_rng(1)

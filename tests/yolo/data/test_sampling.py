@@ -5,8 +5,8 @@ import pytest
 
 from flatout.yolo.data.anchors import fit_of, search_anchors
 from flatout.yolo.data.image_set import Labels
-from flatout.yolo.data.rect import rect_batches
-from flatout.yolo.data.sampling import class_counts, class_weights, draw_by_weight, image_weights
+from flatout.yolo.data.image_weights import class_counts, class_weights, draw_by_weight, image_weights
+from flatout.yolo.data.letterbox import rect_batches
 
 
 def labels_of(classes_per_picture: list[list[int]]) -> Labels:

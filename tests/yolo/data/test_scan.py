@@ -15,9 +15,7 @@ from flatout.yolo.data.data_yaml import read_data_yaml
 from flatout.yolo.data.find import Pair, find_images, pair_up
 from flatout.yolo.data.label_cache import scan_cached
 from flatout.yolo.data.open_set import SplitConfig, open_split
-from flatout.yolo.data.scan import ScanConfig, scan
-from flatout.yolo.data.scan_picture import scan_picture
-from flatout.yolo.data.scan_table import image_set, join, table_of, unpack
+from flatout.yolo.data.scan import ScanConfig, image_set, join, scan, scan_picture, table_of, unpack
 from tests.yolo.data.drawn_set import DrawnSet, jpeg
 
 CONFIG = ScanConfig(workers=0, progress=False)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from flatout.yolo.export import latency
+from flatout.yolo.export import files
 
 
 @pytest.fixture(autouse=True)
 def one_turn(monkeypatch):
-    monkeypatch.setattr(latency, "MOST_TURNS", 1)
+    monkeypatch.setattr(files, "MOST_TURNS", 1)
 
 
 @pytest.fixture(autouse=True)

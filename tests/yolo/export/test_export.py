@@ -12,15 +12,14 @@ import torch
 
 from flatout.__main__ import main
 from flatout.errors import CheckpointError, ConfigError, DataError, ParityError
-from flatout.export.packages import is_there
+from flatout.export.onnx_model import is_there
 from flatout.yolo.export import ExportOptions, export, export_network, work
-from flatout.yolo.export.nms_nodes import select
+from flatout.yolo.export.files import stem_for
 from flatout.yolo.export.parity import Difference, largest
-from flatout.yolo.export.pictures import pictures_for
-from flatout.yolo.export.tails import OnnxNmsTail
-from flatout.yolo.export.whole import stem_for
+from flatout.yolo.export.postprocess import OnnxNmsTail, select
+from flatout.yolo.export.work import pictures_for
 from flatout.yolo.model.augmented import Ensemble
-from flatout.yolo.model.fuse import fused
+from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.network import Network
 from tests.yolo.export.networks import SIDE, exported, pixels, saved, sure
 
@@ -131,9 +130,8 @@ def test_weights_that_are_not_finite_are_not_exported(tmp_path):
 @NEED_ONNX
 def test_our_selection_is_that_of_onnx_runtime():
     """Crowds of boxes with equal scores among them, for many thresholds."""
-    from flatout.export.onnx_model import traced
-    from flatout.export.session import Session
-    from flatout.yolo.export.nms_nodes import OnnxNms
+    from flatout.export.onnx_model import Session, traced
+    from flatout.yolo.export.postprocess import OnnxNms
 
     class Alone(torch.nn.Module):
         def forward(self, x_BN5: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from flatout.errors import ConfigError
-from flatout.export.session import Session
+from flatout.export.onnx_model import Session
 from flatout.yolo.export import ExportOptions
 from flatout.yolo.model.configs import shipped_folder
 from flatout.yolo.model.network import Network

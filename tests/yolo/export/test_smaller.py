@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.export.session import Session
+from flatout.export.onnx_model import Session
 from flatout.yolo.export import ExportOptions
-from flatout.yolo.export.onnx_forms import probe_of
-from flatout.yolo.export.smaller import Loss, smaller
-from flatout.yolo.export.tails import Tail
-from flatout.yolo.model.fuse import fused
+from flatout.yolo.export.onnx_forms import Loss, probe_of, smaller
+from flatout.yolo.export.postprocess import Tail
+from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.network import Network
 from tests.yolo.export.networks import exported, pixels, sure
 

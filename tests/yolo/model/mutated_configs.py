@@ -5,7 +5,7 @@ import random
 import re
 from typing import Any
 
-from flatout.yolo.model.kinds import HEADS, KINDS
+from flatout.yolo.model.module_specs import HEADS, KINDS
 
 VALUES: tuple[Any, ...] = (
     *(None, True, False, -1, 0, 1, 2, 3, 7, 8, 64, 10**9, -(10**30), 1.0, 0.5, -2.5, 1e300, float("nan"), float("inf")),

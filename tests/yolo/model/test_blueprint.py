@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from flatout.errors import ConfigError
 from flatout.yaml_strict import parse_yaml
-from flatout.yolo.model.blueprint import IMAGE, Blueprint, needed_rows
 from flatout.yolo.model.configs import load_config, shipped_folder
-from flatout.yolo.model.draft import MAX_LAYERS, draw_blueprint
+from flatout.yolo.model.parse import MAX_LAYERS, draw_blueprint
+from flatout.yolo.model.spec import IMAGE, Blueprint, needed_rows
 from tests.yolo.model.hostile_configs import config
 
 SHIPPED = sorted(path.relative_to(shipped_folder()).as_posix() for path in shipped_folder().glob("*/*.yaml"))

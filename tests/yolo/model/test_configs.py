@@ -1,4 +1,4 @@
-"""Model configs are found by name from a checkout and from an installed wheel."""
+"""Model configs are found by name from a checkout and, like weights, from an installed wheel."""
 
 import os
 import subprocess
@@ -59,18 +59,26 @@ def test_configs_and_weights_are_told_apart(source, is_config, tmp_path, monkeyp
     assert names_config(source) is is_config
 
 
-def test_a_wheel_brings_the_configs_along(tmp_path):
+def test_a_wheel_brings_configs_weights_and_photographs_along(tmp_path):
     pytest.importorskip("hatchling", reason="builds a wheel, which needs hatchling")
     built = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(built, cwd=ROOT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as file:
         file.extractall(tmp_path / "site")
-    program = "from flatout.yolo.model.configs import *; print(shipped_folder(), load_config('deploy/yolov7')['nc'])"
+    program = """
+from flatout.yolo.find_file import shipped_weights
+from flatout.yolo.model.configs import load_config, shipped_folder
+print(shipped_folder(), load_config("deploy/yolov7")["nc"], shipped_weights("yolov7-tiny"))
+"""
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
     ran = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
     )
-    assert ran.stdout == f"{tmp_path}/site/flatout/cfg 80\n"
-    shipped = {path.name for path in (tmp_path / "site/flatout/cfg").glob("*/*.yaml")}
+    package = tmp_path / "site/flatout"
+    assert ran.stdout == f"{package}/cfg 80 {package}/weights/yolov7-tiny.safetensors\n"
+    shipped = {path.name for path in (package / "cfg").glob("*/*.yaml")}
     assert shipped == {path.name for path in (ROOT / "cfg").glob("*/*.yaml")}
+    for folder in ("weights", "data/photographs"):
+        brought = {path.name for path in (package / folder).iterdir()}
+        assert brought == {path.name for path in (ROOT / folder).iterdir()}

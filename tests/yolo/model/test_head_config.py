@@ -8,13 +8,7 @@ import pytest
 import yaml
 
 from flatout.errors import ConfigError
-from flatout.yolo.model.head_config import (
-    HeadConfig,
-    HeadGroup,
-    contiguous_heads,
-    head_config_of,
-    read_head_config,
-)
+from flatout.yolo.multihead.head_config import HeadConfig, HeadGroup, contiguous_heads, head_config_of, read_head_config
 from tests.golden_cases import golden_cases
 
 DATA = Path(__file__).parents[3] / "data"

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.yolo.model.blueprint import PROBE_PX, small_side
-from flatout.yolo.model.draft import draw_blueprint
-from flatout.yolo.model.fuse import fused
+from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.info import COUNTED_PX, count_gflops
 from flatout.yolo.model.network import Network, build_network
+from flatout.yolo.model.parse import draw_blueprint
+from flatout.yolo.model.spec import PROBE_PX, small_side
 
 ANCHORS = [[10, 13], [30, 61]]
 DEEP: dict[str, Any] = {

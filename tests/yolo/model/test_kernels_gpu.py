@@ -9,9 +9,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from flatout.yolo.model.configs import load_config
-from flatout.yolo.model.map_layout import row_stride, suits_kernels
 from flatout.yolo.model.network import build_network
-from flatout.yolo.model.norm_act import norm_act
+from flatout.yolo.model.norm_act import norm_act, row_stride, suits_kernels
 from flatout.yolo.model.pooling import max_pool, max_pool_same
 
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

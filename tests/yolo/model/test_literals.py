@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.yolo.model.layers import make_activation
-from flatout.yolo.model.literals import ACTIVATIONS, Activation, read_literal
+from flatout.yolo.model.module_specs import ACTIVATIONS, Activation, read_literal
 
 NAMES = {"nc": 3, "anchors": [[1, 2], [3, 4]]}
 

@@ -9,13 +9,12 @@ from torch import nn
 
 from flatout.errors import ConfigError
 from flatout.yolo.model.configs import load_config
-from flatout.yolo.model.deploy import to_deploy
-from flatout.yolo.model.fuse import fused
-from flatout.yolo.model.head_config import HeadConfig, contiguous_heads
+from flatout.yolo.model.deploy import fused, to_deploy
 from flatout.yolo.model.heads import decode_level
 from flatout.yolo.model.info import count_gflops
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.model.with_heads import HeadChoice
+from flatout.yolo.multihead.head_config import HeadConfig, contiguous_heads
+from flatout.yolo.multihead.training import HeadChoice
 from tests.yolo.head_batches import make_groups, narrow_network
 
 GROUPS = make_groups([[5, 0], [2], [1, 4, 3]])

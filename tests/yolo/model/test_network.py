@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.yolo.model import weight_casts
+from flatout.yolo.model import network
 from flatout.yolo.model.configs import load_config
-from flatout.yolo.model.fuse import fused
+from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.heads import Predictions
 from flatout.yolo.model.network import Network, build_network
 
@@ -161,7 +161,7 @@ def trained_under_autocast(network: Network) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", ["yolov7-tiny", "yolov7"])
 def test_weights_that_are_cast_together_learn_the_same_to_the_bit(name, monkeypatch):
     together = trained_under_autocast(narrow(name))
-    monkeypatch.setattr(weight_casts, "_pays", lambda device: False)
+    monkeypatch.setattr(network, "_pays", lambda device: False)
     one_by_one = trained_under_autocast(narrow(name))
     assert together.keys() == one_by_one.keys() and all(each.dtype == torch.float32 for each in together.values())
     assert all(torch.equal(each, one_by_one[name]) for name, each in together.items())

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flatout.yolo.predict import whole
-from flatout.yolo.predict.load_predictor import load_networks
+from flatout.yolo.predict import detect
+from flatout.yolo.predict.predictor import load_networks
 from tests.yolo.predict.small_sources import draw_pictures, draw_video, weights_file
 
 
@@ -31,7 +31,7 @@ def loaded_once(weights: tuple[str, ...], device: torch.device, augment: bool = 
 @pytest.fixture(autouse=True)
 def fast_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of weights is built into a network once for all tests: that takes longer than most of them."""
-    monkeypatch.setattr(whole, "load_networks", loaded_once)
+    monkeypatch.setattr(detect, "load_networks", loaded_once)
 
 
 @pytest.fixture(autouse=True)

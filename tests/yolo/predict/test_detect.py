@@ -16,16 +16,14 @@ import torch
 from flatout.__main__ import main
 from flatout.errors import CheckpointError, ConfigError, DataError, ResourceError
 from flatout.yolo.nms import NmsConfig
-from flatout.yolo.predict import window
-from flatout.yolo.predict.files import frames_of
+from flatout.yolo.predict.detect import DetectResult, detect, open_windows
+from flatout.yolo.predict.files import Files, find_sources, frames_of
 from flatout.yolo.predict.frames import Origin
-from flatout.yolo.predict.load_predictor import load_networks, predictor_for
 from flatout.yolo.predict.options import DetectOptions, PredictOptions
 from flatout.yolo.predict.outputs import folder_name
+from flatout.yolo.predict.predictor import load_networks, predictor_for
 from flatout.yolo.predict.result import Result
 from flatout.yolo.predict.results import results_of as in_order
-from flatout.yolo.predict.sources import Files, find_sources
-from flatout.yolo.predict.whole import DetectResult, detect
 from flatout.yolo.weights import read_weights, save_weights
 from tests.reference.plain_detect import plain_detect
 from tests.yolo.predict.small_sources import NAMES, draw_pictures, draw_video, frames_in, observant, picture
@@ -362,7 +360,7 @@ def test_an_opencv_without_windows_says_so(caplog, monkeypatch):
 
     monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setattr(cv2, "imshow", no_windows)
-    assert window.open_windows() is None
+    assert open_windows() is None
     assert "this OpenCV was built without windows" in caplog.text
 
 
@@ -403,7 +401,7 @@ def test_ctrl_c_ends_with_what_was_done(place, tmp_path):
 
 def test_a_command_that_was_interrupted_says_so_by_its_code(place, monkeypatch, capsys):
     monkeypatch.setattr(
-        "flatout.engine.interrupts.Interrupts.requested", property(lambda self: "SIGINT", lambda self, value: None),
+        "flatout.ranks.signals.Interrupts.requested", property(lambda self: "SIGINT", lambda self, value: None),
         raising=False,
     )  # fmt: skip
     words = ["--weights", str(place / "a.pt"), "--source", str(place / "pictures"), "--device", "cpu"]

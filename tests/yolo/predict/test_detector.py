@@ -110,15 +110,16 @@ def test_options_are_those_of_the_command(model, place):
 # -- what may be loaded --------------------------------------------------------------------------------------------
 
 
-def test_a_config_has_no_weights_yet():
-    model = flatout.yolo.load("yolov7-tiny")
-    assert model.config == find_config("yolov7-tiny") and model.weights is None
+@pytest.mark.parametrize("name", ["yolov7-tiny.yaml", "yolov7"])
+def test_a_config_has_no_weights_yet(name):
+    model = flatout.yolo.load(name)
+    assert model.config == find_config(name) and model.weights is None
     with pytest.raises(ConfigError, match="has no weights yet"):
         model.predict([])
 
 
 def test_what_is_not_there_is_told():
-    with pytest.raises(CheckpointError, match=r"gone.pt: no such file of weights"):
+    with pytest.raises(CheckpointError, match=r"gone.pt: no such file. Check the path"):
         flatout.yolo.load("gone.pt")
     with pytest.raises(ConfigError, match="did you mean 'yolov7-tiny'"):
         flatout.yolo.load("yolov7-tinny")

@@ -3,9 +3,8 @@
 import pytest
 
 from flatout.errors import ConfigError, DataError
-from flatout.yolo.predict.files import count_frames, frames_of
+from flatout.yolo.predict.files import Files, Streams, count_frames, find_sources, frames_of
 from flatout.yolo.predict.frames import Frame, Origin, Unreadable
-from flatout.yolo.predict.sources import Files, Streams, find_sources
 from tests.yolo.predict.small_sources import draw_pictures, draw_video
 
 

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from flatout.errors import DataError
-from flatout.yolo.predict import live
+from flatout.yolo.predict import streams
+from flatout.yolo.predict.detect import DetectResult, detect
 from flatout.yolo.predict.frames import Frame, Unreadable
-from flatout.yolo.predict.live import LiveFrames
 from flatout.yolo.predict.options import DetectOptions
 from flatout.yolo.predict.result import Result
-from flatout.yolo.predict.stream import EVERY, LIMIT_MS, Stream, without_password
-from flatout.yolo.predict.whole import DetectResult, detect
+from flatout.yolo.predict.streams import EVERY, LIMIT_MS, LiveFrames, Stream, without_password
 from tests.feed.injections import wait_until
 from tests.yolo.predict.small_sources import Server, frames_in, picture, serving
 
@@ -28,7 +27,7 @@ QUICK_S = (0.02, 0.02)
 
 @pytest.fixture(autouse=True)
 def quick_retries(monkeypatch):
-    monkeypatch.setattr(live, "RETRY_S", QUICK_S)
+    monkeypatch.setattr(streams, "RETRY_S", QUICK_S)
     monkeypatch.setattr(LiveFrames.__init__, "__defaults__", (QUICK_S,))
 
 

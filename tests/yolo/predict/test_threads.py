@@ -8,10 +8,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from flatout.yolo.predict.ahead import ReadAhead
-from flatout.yolo.predict.behind import WriteBehind
 from flatout.yolo.predict.frames import Frame, Origin, Prepare, Prepared
-from flatout.yolo.predict.grouping import Groups, InOrder
+from flatout.yolo.predict.results import Groups, InOrder
+from flatout.yolo.predict.threads import ReadAhead, WriteBehind
 
 
 def late(number: int, wait_s: float) -> int:

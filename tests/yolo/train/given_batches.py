@@ -12,6 +12,8 @@ from flatout.feed.device import DeviceBatch
 class GivenBatches:
     """The same batches in every epoch."""
 
+    held_back_s = 0.0
+
     def __init__(self, batches: Sequence[DeviceBatch]) -> None:
         self._batches = batches
 

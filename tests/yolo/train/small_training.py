@@ -6,29 +6,27 @@ from typing import Any
 
 import torch
 
-from flatout.engine.ema import MovingAverage
-from flatout.engine.job import Batches, EpochReport, Tick
+from flatout.engine.job import Batches, EpochReport, NoEpochEnd, Sections, Tick
 from flatout.engine.loop import Loop, LoopConfig
+from flatout.engine.optim import MovingAverage
 from flatout.engine.precision import DTYPES, Amp
 from flatout.yolo.find_file import shipped_folder
 from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.loss import LossConfig
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.schedule import YoloSchedule
 from flatout.yolo.train import prepare
-from flatout.yolo.train.batch_pictures import BatchPictures
-from flatout.yolo.train.job import DetectionJob, StepConfig, capacity_for
-from flatout.yolo.train.loss_choice import DetectionLoss
+from flatout.yolo.train.schedule import YoloSchedule
+from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepConfig, capacity_for
 
 
-class Silent:
+class Silent(NoEpochEnd):
     """The end of an epoch of a training that is neither validated nor saved; keeps the reports."""
 
     def __init__(self) -> None:
         self.reports: list[EpochReport] = []
 
-    def __call__(self, epoch: int, report: EpochReport, num_targets: int, width_px: int) -> bool:
+    def __call__(self, epoch: int, report: EpochReport, sections: Callable[[], Sections]) -> bool:
         self.reports.append(report)
         return False
 
@@ -76,13 +74,14 @@ def make_loop(
     )
     loss = DetectionLoss(network.head, loss_config(network, hyp, size), ota=hyp.ota)
     loop = Loop(
-        job=DetectionJob(config, loss, end, BatchPictures(None, ())),  # type: ignore[arg-type]
+        job=DetectionJob(config, loss),
         network=network,
         optimizer=prepare.optimizer_for(network, hyp, total_batch=batch_size, adam=False),
         schedule=YoloSchedule(hyp, epochs=100, steps_per_epoch=num_steps, total_batch=batch_size),
         batches=batches,
         config=LoopConfig(epochs=1, steps_per_epoch=num_steps, amp=amp, log_every=log_every, graphs=graphs),
         device=torch.device(device),
+        epoch_end=end,
         average=MovingAverage(network),
         tell=tell,
     )

@@ -1,30 +1,41 @@
 """`--fast` measures what a picture and a step cost, chooses by it, remembers, and disturbs nothing."""
 
+import json
+import logging
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from flatout.engine.distributed import World
+from flatout.clock import machine
+from flatout.errors import ConfigError
 from flatout.feed import Store
-from flatout.profiler import machine
-from flatout.profiler.tuning import Costs
-from flatout.yolo.augment.pictures import ResizedPictures
+from flatout.ranks.world import World
+from flatout.yolo.augment.images import ResizedPictures
+from flatout.yolo.augment.layout import decoded_bytes
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.train import autotune
 from flatout.yolo.train import input as input_module
 from flatout.yolo.train.autotune import (
-    fixed_rule,
-    is_left_to_us,
-    is_worth_measuring,
-    measure_costs,
-    most_workers,
-    tuned,
+    Situation,
+    StepCosts,
+    Tunings,
+    fingerprint,
+    input_choices,
+    is_long,
+    measure,
+    measuring_budget_s,
+    this_machine,
+    unmeasured,
 )
+from flatout.yolo.train.choose_input import Choice, choose_input, most_workers
 from flatout.yolo.train.input import InputConfig, num_workers, open_input
-from flatout.yolo.train.input_costs import decoded_bytes
+from tests.yolo.train.input_cases import CPU, GPU, costs_of, machine_of
 from tests.yolo.train.small_training import narrow_network, tiny_hyp
 
 
@@ -48,117 +59,201 @@ def config():
     )
 
 
+@pytest.fixture
+def long_runs(monkeypatch):
+    """Every run is worth measuring."""
+    monkeypatch.setattr(autotune, "LONG_RUN_PIXELS", {})
+
+
+def by_rule(images, config, options) -> tuple[Choice, ...]:
+    return choose_input(options.asked, this_machine(config), unmeasured(images, config))
+
+
 def test_what_is_measured_is_positive_and_leaves_the_network_as_it_was(images, config, options):
     network = narrow_network(6).train()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     random = torch.get_rng_state()
-    costs = measure_costs(images, config, options, network)
-    assert min(costs.step_ms, costs.main_cpu_ms, costs.decode_ms, costs.augment_ms, costs.draw_ms) > 0
-    assert costs.render_ms is None and costs.device_free_bytes == 0
-    assert 0 < costs.decoded_bytes == decoded_bytes(images, 64) <= len(images) * 3 * 64 * 64
+    found = measure(images, config, options.asked, network, graphs=False)
+    assert min(found.step_ms, found.main_cpu_ms, found.decode_ms, found.augment_ms, found.draw_ms) > 0
     assert network.training and all(parameter.grad is None for parameter in network.parameters())
     assert torch.equal(torch.get_rng_state(), random)
     for name, tensor in network.state_dict().items():
         assert torch.equal(tensor, before[name]), name
 
 
-def test_a_choice_is_made_once_per_machine_data_and_network(images, config, options, tmp_path, monkeypatch):
+def test_what_the_pictures_take_is_known_without_measuring(images, config):
+    costs, here = unmeasured(images, config), this_machine(config)
+    assert 0 < costs.decoded_bytes == decoded_bytes(images.size_wh_N2, 64) <= len(images) * 3 * 64 * 64
+    assert costs.measured is None and not here.has_gpu and not here.nvjpeg
+
+
+@pytest.mark.usefixtures("long_runs")
+def test_a_measurement_is_made_once_per_machine_data_and_network(images, config, options, tmp_path, monkeypatch):
     network, file = narrow_network(6), tmp_path / "cache" / "tunings.json"
-    fast = replace(options, fast=True, workers=8).resolved(cuda=False, bf16=False)
-    first = tuned(images, config, fast, network, file=file)
-    assert 0 <= first[1].workers <= machine.cores().usable
-    assert not first[1].device_augment and first[0].slots >= 4
-    monkeypatch.setattr(autotune, "measure_costs", lambda *arguments: pytest.fail("measured again"))
-    assert tuned(images, config, fast, network, file=file) == first
+    fast = replace(options, fast=True, workers=8).asked
+    first = input_choices(images, config, fast, network, file=file)
+    assert 0 <= first[0].settings.workers <= machine.cores().usable
+    assert not first[0].settings.on_device and first[0].settings.slots >= 4
+    monkeypatch.setattr(autotune, "measure", lambda *_, **__: pytest.fail("measured again"))
+    assert input_choices(images, config, fast, network, file=file) == first
+    also = replace(options, fast=True, workers=8, device_augment=True, cache_images=True).asked
+    assert input_choices(images, config, also, network, file=file) == first, "nothing of that changes what is measured"
     with pytest.raises(pytest.fail.Exception, match="measured again"):
-        tuned(images, replace(config, batch_size=4), fast, network, file=file)
+        input_choices(images, replace(config, batch_size=4), fast, network, file=file)
     elsewhere = replace(images, paths=tuple(f"/mnt/slow{path}" for path in images.paths))
     with pytest.raises(pytest.fail.Exception, match="measured again"):
-        tuned(elsewhere, config, fast, network, file=file)
+        input_choices(elsewhere, config, fast, network, file=file)
 
 
+@pytest.mark.usefixtures("long_runs")
+def test_a_remembered_measurement_decides_as_it_did_whatever_is_free_now(
+    images, config, options, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(autotune, "measure", lambda *_, **__: CPU)
+    fast, file = replace(options, fast=True).asked, tmp_path / "tunings.json"
+    first = input_choices(images, config, fast, narrow_network(6), file=file)
+    full = replace(machine.memory(), free=1)
+    monkeypatch.setattr(machine, "memory", lambda: full)
+    assert input_choices(images, config, fast, narrow_network(6), file=file) == first
+
+
+@pytest.mark.usefixtures("long_runs")
 @pytest.mark.parametrize("keeps", [False, True])
 def test_workers_auto_leaves_everything_else_as_the_command_says(images, config, options, tmp_path, keeps):
-    auto = replace(options, workers="auto", cache_images=keeps)
-    assert is_left_to_us(auto) and not is_left_to_us(replace(auto, device_augment=True))
-    chosen, told = tuned(images, config, auto, narrow_network(6), file=tmp_path / "tunings.json")
-    assert 0 <= told.workers <= min(machine.cores().usable, config.batch_size)
-    assert chosen.keeps is keeps
-    assert replace(told, workers="auto") == auto
+    auto = replace(options, workers="auto", cache_images=keeps).asked
+    (choice,) = input_choices(images, config, auto, narrow_network(6), file=tmp_path / "tunings.json")
+    settings = choice.settings
+    assert 0 <= settings.workers <= min(machine.cores().usable, config.batch_size)
+    assert settings.keep == ("ram" if keeps else "off")
+    assert (settings.painter, settings.shrunk, settings.gpu_decode) == ("classic", False, False)
 
 
-def test_workers_auto_may_use_every_core_and_a_number_is_the_most(config, options, monkeypatch):
+def test_workers_auto_may_use_every_core_and_a_number_is_the_most(images, config, options, monkeypatch):
     monkeypatch.setattr(machine, "cores", lambda: machine.Cores(6, 6, None, 6))
-    assert most_workers(config, replace(options, workers="auto")) == 6
-    assert most_workers(config, replace(options, workers=2)) == 2
-    assert most_workers(replace(config, batch_size=4), replace(options, workers="auto")) == 4
+
+    def most(config, workers):
+        asked = replace(options, workers=workers).asked
+        return most_workers(asked, this_machine(config), unmeasured(images, config))
+
+    assert most(config, "auto") == 6
+    assert most(config, 2) == 2
+    assert most(replace(config, batch_size=4), "auto") == 4
     assert num_workers("auto", 64, World()) == 4, "by rule: 80 % of the cores"
 
 
-def test_a_run_too_short_to_measure_follows_a_rule_and_says_so(images, config, options, monkeypatch):
+def test_a_run_too_short_to_measure_follows_a_rule_and_says_so(images, config, options, monkeypatch, caplog):
     monkeypatch.setattr(machine, "cores", lambda: machine.Cores(6, 6, None, 6))
-    assert not is_worth_measuring(images, config)
-    assert is_worth_measuring(images, replace(config, epochs=10_000))
-    assert not is_worth_measuring(images, replace(config, epochs=10_000, device=torch.device("cuda")))
-    told = fixed_rule(config, replace(options, workers="auto"))
+    monkeypatch.setattr(autotune, "measure", lambda *_, **__: pytest.fail("measured"))
+    assert not is_long(images, config)
+    assert is_long(images, replace(config, epochs=10_000))
+    assert not is_long(images, replace(config, epochs=10_000, device=torch.device("cuda")))
+    caplog.set_level(logging.INFO, "flatout")
+    input_choices(images, config, replace(options, workers="auto").asked, narrow_network(6))
+    (told,) = caplog.messages
     assert told.startswith("--workers auto, too short a run to measure: 4 workers (80 % of the cores")
-    assert "on the device" in fixed_rule(config, replace(options, fast=True, device_augment=True))
-
-
-def test_a_lossy_format_is_chosen_only_where_it_is_allowed(images, config, options, tmp_path, monkeypatch):
-    """Large pictures that fit on the device as 4:2:0 alone: the way over the bus would take longer than the step."""
-    gpu = Costs(
-        images=8, step_ms=5, main_cpu_ms=1, decode_ms=4, augment_ms=4, draw_ms=0.01, cores=2, render_ms=0.1,
-        decoded_bytes=2 << 30, picture_bytes=16 << 20, ram_free_bytes=64 << 30, device_free_bytes=2 << 30, epochs=9,
-    )  # fmt: skip
-    for allowed in (False, True):
-        monkeypatch.setattr(autotune, "measure_costs", lambda *_, may=allowed: replace(gpu, may_subsample=may))
-        fast = replace(options, fast=True, store_420=allowed).resolved(cuda=True, bf16=True)
-        _, told = tuned(images, config, fast, narrow_network(6), file=tmp_path / "tunings.json")
-        assert told.device_augment and told.store_420 is allowed
-
-
-def test_one_epoch_is_not_worth_a_store(images, config, options, tmp_path):
-    fast = replace(options, fast=True).resolved(cuda=False, bf16=False)
-    chosen, _ = tuned(images, replace(config, epochs=1), fast, narrow_network(6), file=tmp_path / "tunings.json")
-    assert chosen.keeps is False
-
-
-def test_what_fast_leaves_out_is_not_chosen(images, config, options, tmp_path, monkeypatch):
-    """Where the device would be best by far, and RAM second."""
-    gpu = Costs(
-        images=8, step_ms=5, main_cpu_ms=1, decode_ms=400, augment_ms=4, draw_ms=0.01, cores=2, render_ms=0.1,
-        decoded_bytes=1 << 20, ram_free_bytes=64 << 30, device_free_bytes=2 << 30, epochs=9,
-    )  # fmt: skip
-
-    def measured(images, config, options, network):
-        may = options.fast and not options.no_device_augment
-        return replace(gpu, place=autotune.place_given(options), render_ms=0.1 if may else None)
-
-    monkeypatch.setattr(autotune, "measure_costs", measured)
-
-    def chosen(**left_out):
-        fast = replace(options, fast=True, **left_out).resolved(cuda=True, bf16=True)
-        if not is_left_to_us(fast):
-            return fast.device_augment, None
-        told_config, told = tuned(images, config, fast, narrow_network(6), file=tmp_path / "tunings.json")
-        return told.device_augment, told_config.keeps
-
-    assert chosen() == (True, None)
-    assert chosen(no_device_augment=True) == (False, True)
-    assert chosen(no_fast_dataloader=True) == (True, None)
-    assert chosen(no_device_augment=True, no_fast_dataloader=True) == (False, False)
-
-
-def test_the_device_is_not_measured_where_it_may_not_augment(images, config, options, monkeypatch):
-    monkeypatch.setattr(autotune, "step_costs", lambda *_, **__: (5.0, 1.0))
-    monkeypatch.setattr(autotune, "picture_costs", lambda *_, **__: (4.0, 4.0, 0.01))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 << 30, 4 << 30))
     on_gpu = replace(config, device=torch.device("cuda"))
-    for left_out in (False, True):
-        fast = replace(options, fast=True, no_device_augment=left_out).resolved(cuda=True, bf16=True)
-        costs = measure_costs(images, on_gpu, fast, narrow_network(6))
-        assert (costs.render_ms is None) == left_out
+    input_choices(images, on_gpu, replace(options, fast=True).asked, narrow_network(6))
+    assert "--fast, too short a run to measure: pictures are kept and augmented on the device." in caplog.messages
+
+
+@pytest.mark.usefixtures("long_runs")
+def test_fast_says_every_choice_with_its_reason(images, config, options, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(autotune, "measure", lambda *_, **__: CPU)
+    caplog.set_level(logging.INFO, "flatout")
+    fast = replace(options, fast=True).asked
+    choices = input_choices(images, config, fast, narrow_network(6), file=tmp_path / "tunings.json")
+    measured, *lines = caplog.messages
+    assert measured.startswith("--fast, measured in ")
+    assert measured.endswith(f" s: {choices[0].what}: {choices[0].img_s:,.0f} img/s expected.")
+    assert lines == [f"--fast, choice {number}: {choice}." for number, choice in enumerate(choices, 1)]
+    caplog.clear()
+    input_choices(images, config, options.asked, narrow_network(6))
+    assert not caplog.messages, "a command that leaves nothing open is not commented"
+
+
+def test_all_ranks_follow_the_first(images, config, options, monkeypatch):
+    """The second rank has another machine, and nothing to measure."""
+    told = Situation(machine_of(8, 2), costs_of(3, GPU)).plain()
+    monkeypatch.setattr(World, "from_first", lambda self, value: pytest.fail("the second spoke") if value else told)
+    second = replace(config, world=World(1, 2))
+    fast = replace(options, fast=True).asked
+    assert input_choices(images, second, fast, narrow_network(6)) == choose_input(
+        fast, machine_of(8, 2), costs_of(3, GPU)
+    )
+
+
+# Opening what was chosen.
+
+
+@pytest.fixture
+def device_choices(options) -> tuple[Choice, ...]:
+    """By the device, decoded there and not, and by workers."""
+    asked = replace(options, fast=True).asked
+    return choose_input(asked, machine_of(8, 2), costs_of(3, None))
+
+
+class Opened:
+    """Stands in for an input on a device; remembers what was tried."""
+
+    def __init__(self, monkeypatch, *, decodes: bool = True, augments: bool = True) -> None:
+        self.tried: list[str] = []
+        self._decodes, self._augments = decodes, augments
+        monkeypatch.setattr(input_module, "decoded_on_device", self._decode)
+        monkeypatch.setattr(input_module, "training_input", self._open)
+
+    def _decode(self, *_: object, **__: object) -> object:
+        self.tried.append("GPU decodes")
+        return object() if self._decodes else None
+
+    def _open(self, *_: object, **__: object) -> Any:
+        self.tried.append("device augments")
+        if not self._augments:
+            raise ConfigError("It cannot.")
+        return SimpleNamespace(feed=Closed(self.tried))
+
+
+class Closed(list[object]):
+    """A feed of no batches."""
+
+    def __init__(self, tried: list[str]) -> None:
+        super().__init__()
+        self._tried = tried
+
+    def log_replaced(self) -> None: ...
+
+    def close(self) -> None:
+        self._tried.append("closed")
+
+
+def test_the_next_choice_is_tried_where_the_gpu_does_not_decode(images, config, device_choices, monkeypatch):
+    device = Opened(monkeypatch, decodes=False)
+    with open_input(images, config, device_choices):
+        assert device.tried == ["GPU decodes", "device augments"]
+
+
+def test_workers_augment_where_the_device_cannot_and_the_log_says_so(
+    images, config, device_choices, monkeypatch, caplog
+):
+    Opened(monkeypatch, augments=False)
+    with open_input(images, config, device_choices) as opened:
+        assert opened.steps_per_epoch == -(-len(images) // config.batch_size)
+    assert "It cannot. --fast uses the CPU path here." in caplog.messages
+
+
+def test_who_asked_for_the_device_alone_hears_that_it_cannot(images, config, options, monkeypatch):
+    Opened(monkeypatch, augments=False)
+    with pytest.raises(ConfigError, match="It cannot"):
+        open_input(images, config, by_rule(images, config, replace(options, device_augment=True)))
+
+
+def test_a_rank_that_could_follows_those_that_could_not(images, config, device_choices, monkeypatch):
+    device = Opened(monkeypatch)
+    answers = iter([True, True])  # of all ranks: another one could not decode, nor augment
+    monkeypatch.setattr(World, "any_of", lambda self, flag: next(answers))
+    with open_input(images, config, device_choices) as opened:
+        assert device.tried == ["GPU decodes", "device augments", "closed", "device augments", "closed"]
+        assert opened.steps_per_epoch == -(-len(images) // config.batch_size)
 
 
 @pytest.mark.parametrize("left_out", [False, True])
@@ -168,28 +263,25 @@ def test_decoding_at_a_smaller_size_is_a_part_of_fast_that_can_be_left_out(
     opened = []
     monkeypatch.setattr(Store, "open", lambda pictures, config: opened.append(pictures) or nullcontext(pictures))
     monkeypatch.setattr(ResizedPictures, "statistics", lambda self: "", raising=False)
-    fast = replace(options, fast=True, no_scaled_decode=left_out).resolved(cuda=False, bf16=False)
-    with open_input(images, config, fast):
+    fast = replace(options, fast=True, no_scaled_decode=left_out)
+    with open_input(images, config, by_rule(images, config, fast)):
         (pictures,) = opened
         assert ("decoded small" in pictures.parameters) != left_out
 
 
 @pytest.mark.parametrize("left_out", [False, True])
 def test_decoding_by_the_gpu_is_a_part_of_fast_that_can_be_left_out(images, config, options, monkeypatch, left_out):
-    asked = []
-    monkeypatch.setattr(machine, "cores", lambda: machine.Cores(2, 2, None, 2))
-    monkeypatch.setattr(input_module, "decoded_on_device", lambda *_, **__: asked.append(True))
-    monkeypatch.setattr(input_module, "training_input", lambda *_, **__: None)
-    fast = replace(options, fast=True, no_gpu_decode=left_out).resolved(cuda=True, bf16=True)
-    with open_input(images, replace(config, keeps=False), fast):
-        assert asked == ([] if left_out else [True])
+    device = Opened(monkeypatch)
+    fast = replace(options, fast=True, no_gpu_decode=left_out).asked
+    with open_input(images, config, choose_input(fast, machine_of(8, 2), costs_of(3, None))):
+        assert device.tried == [*([] if left_out else ["GPU decodes"]), "device augments"]
 
 
 @pytest.mark.parametrize("left_out", [False, True])
 def test_workers_stay_from_epoch_to_epoch_or_end_with_the_last_batch(images, config, options, monkeypatch, left_out):
     monkeypatch.setattr(machine, "cores", lambda: machine.Cores(2, 2, None, 2))
-    asked = replace(options, workers=2, no_persistent_workers=left_out)
-    with open_input(images, config, asked) as source:
+    choices = by_rule(images, config, replace(options, workers=2))
+    with open_input(images, replace(config, persistent_workers=not left_out), choices) as source:
         pids, left = [], []
         for epoch in range(2):
             batches = source.batches.epoch(epoch)
@@ -199,3 +291,82 @@ def test_workers_stay_from_epoch_to_epoch_or_end_with_the_last_batch(images, con
             left.append(len(source.feed.worker_pids))
     assert left == ([0, 0] if left_out else [2, 2])
     assert pids[0].isdisjoint(pids[1]) == left_out
+
+
+# What is remembered.
+
+FACTS = {"GPU": "H200", "data": "abc"}
+FOUND = Situation(machine_of(8, 2), costs_of(3, GPU))
+
+
+def test_measuring_takes_a_twentieth_of_the_run_and_never_over_a_minute():
+    assert measuring_budget_s(100) == 5
+    assert measuring_budget_s(1e6) == 60
+
+
+def test_a_graph_is_judged_by_its_kernels(images, config, options, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(autotune, "step_costs", lambda *_, graph: asked.append(graph) or StepCosts(5.0, 1.0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 << 30, 4 << 30))
+    on_gpu = replace(config, device=torch.device("cuda"), epochs=10**6)
+    for device, graphs in ((on_gpu, True), (on_gpu, False), (replace(config, epochs=10**6), True)):
+        file = tmp_path / f"{len(asked)}.json"
+        input_choices(images, device, replace(options, fast=True).asked, narrow_network(6), graphs=graphs, file=file)
+    assert asked == [True, False, False]
+
+
+def test_a_measurement_is_remembered_for_the_same_facts_only(tmp_path):
+    tunings = Tunings(tmp_path / "cache" / "tunings.json")
+    assert tunings.recall(FACTS) is None
+    tunings.remember(FACTS, FOUND)
+    assert tunings.recall(FACTS) == FOUND
+    assert tunings.recall({**FACTS, "data": "abd"}) is None
+    assert fingerprint({"a": "1", "b": "2"}) == fingerprint({"b": "2", "a": "1"})
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"x": 3}', '{"x": {"choice": {"keep": "ram"}}}'])
+def test_a_damaged_or_older_memory_is_no_memory(tmp_path, content):
+    (tmp_path / "t.json").write_text(content.replace("x", fingerprint(FACTS)))
+    tunings = Tunings(tmp_path / "t.json")
+    assert tunings.recall(FACTS) is None
+    tunings.remember(FACTS, FOUND)
+    assert tunings.recall(FACTS) == FOUND
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong"),
+    [
+        ("machine", {"cores": "many"}),
+        ("machine", {"cores": -3}),
+        ("machine", {"cores": 10**9}),
+        ("machine", {"ram_free_bytes": None}),
+        ("machine", {"more": 1}),
+        ("costs", {"measured": 3}),
+        ("costs", {"measured": {"step_ms": 1.0}}),
+        ("costs", {"epochs": float("inf")}),
+        ("costs", {"batch_size": 2.5}),
+    ],
+)
+def test_numbers_that_nobody_can_have_measured_are_not_recalled(tmp_path, part, wrong):
+    file = tmp_path / "t.json"
+    Tunings(file).remember(FACTS, FOUND)
+    content = json.loads(file.read_text())
+    content[fingerprint(FACTS)]["situation"][part] |= wrong
+    file.write_text(json.dumps(content))
+    assert Tunings(file).recall(FACTS) is None
+
+
+def test_trainings_of_equal_process_numbers_do_not_write_into_one_file(tmp_path):
+    """Containers that share a home: every process there may be number 1."""
+    file = tmp_path / "t.json"
+    writers = [
+        threading.Thread(target=lambda name=name: [Tunings(file).remember({"x": name}, FOUND) for _ in range(20)])
+        for name in "abcd"
+    ]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        assert not file.exists() or json.loads(file.read_text())
+    for writer in writers:
+        writer.join()
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]

@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,24 +18,22 @@ from torch import nn
 from flatout.__main__ import main
 from flatout.doctor.gpu import DriverFacts, DriverGpu, TorchFacts
 from flatout.engine.callbacks import Callback, End, RunStart, Saved, Scores
+from flatout.engine.compile import CompileAuto
 from flatout.engine.job import Tick
-from flatout.engine.preflight import gpu
-from flatout.engine.records import Records
 from flatout.errors import CheckpointError, ResourceError
-from flatout.yolo.compat.flags import train_options, train_parser
+from flatout.runs import preflight
+from flatout.yolo.commands.flags import options_from, train_parser
 from flatout.yolo.evolve import evolve
 from flatout.yolo.find_file import find_weights
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import train
-from flatout.yolo.train.epoch_end import EpochEnd, EpochEndConfig
-from flatout.yolo.train.forward import share_batch_norms
-from flatout.yolo.train.preflight import num_kept, reads_per_sample
-from flatout.yolo.train.teller import Teller
-from flatout.yolo.train.weight_files import WeightFiles
+from flatout.yolo.train.preflight import reads_per_sample
+from flatout.yolo.train.prepare import share_batch_norms
 from tests.yolo.recipes import recipe
-from tests.yolo.train.test_metric_collapse import REPORT, trained
+from tests.yolo.train.scripted_recipe import ScriptedEnds, ScriptedRecipe
+from tests.yolo.train.test_metric_collapse import trained
 from tests.yolo.train.test_ranks import torchrun
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -125,29 +122,24 @@ def test_a_budget_that_is_used_up_stops_saved_and_a_larger_one_continues(
 
 
 def test_patience_is_counted_on_after_a_resume(tmp_path: Path) -> None:
-    end, stops = trained([0.5, 0.4, 0.4], tmp_path, patience=3)
+    ends, stops = trained([0.5, 0.4, 0.4], tmp_path, patience=3)
     assert not any(stops)
-    state = end.state_dict()
+    state = ends.state
     assert resumed_stops(state, [0.3], first_epoch=3, folder=tmp_path) == [True]
     assert resumed_stops(state, [0.6, 0.5, 0.5, 0.5], first_epoch=3, folder=tmp_path) == [False, False, False, True]
     assert resumed_stops(None, [0.3], first_epoch=3, folder=tmp_path) == [False], "without the state nothing is known"
+    # Versions before recipes called the best score so.
+    older = {key: value for key, value in state.items() if key not in ("best_score", "losses")}
+    older |= {"best_fitness": 0.5, "fitness": 0.4}
+    assert resumed_stops(older, [0.3], first_epoch=3, folder=tmp_path) == [True]
 
 
 def resumed_stops(state: Any, scores: list[float], *, first_epoch: int, folder: Path) -> list[bool]:
     """Which epochs end a training that goes on from `state`."""
-    script = iter(scores)
-
-    def validate(judged: nn.Module, last: bool) -> Any:
-        return SimpleNamespace(evaluation=SimpleNamespace(fitness=0.0 if last else next(script)), scores=(0.0,) * 7)
-
-    with Records(folder) as records:
-        end = EpochEnd(
-            EpochEndConfig(epochs=300, patience=3), average=nn.Linear(1, 1), validate=validate, records=records,
-            files=WeightFiles(folder, {}), about={}, run={},
-        )  # fmt: skip
+    with ScriptedEnds(ScriptedRecipe(folder, scores, patience=3), folder) as ends:
         if state is not None:
-            end.load_state_dict(state)
-        return [end(first_epoch + number, REPORT, num_targets=1, width_px=32) for number in range(len(scores))]
+            ends.epoch_end.load_state(state)
+        return [ends(first_epoch + number) for number in range(len(scores))]
 
 
 def test_a_real_search_of_two_generations_goes_on_within_a_generation(options: TrainOptions) -> None:
@@ -182,9 +174,9 @@ def test_a_gpu_that_torch_cannot_use_ends_a_command_before_anything_is_made(
     tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """F30 at the door: exit code 5, the reason and the command; --device cpu comes as far as the data."""
-    monkeypatch.setattr(gpu, "torch_facts", lambda device: TorchFacts(version="2.13.0+cpu"))
+    monkeypatch.setattr(preflight, "torch_facts", lambda device: TorchFacts(version="2.13.0+cpu"))
     driver = DriverFacts(version="580.65", gpus=(DriverGpu("H100", (9, 0)),), pci_gpus=1)
-    monkeypatch.setattr(gpu, "driver_facts", lambda: driver)
+    monkeypatch.setattr(preflight, "driver_facts", lambda: driver)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(files / "cache"))
     words = ["yolo", "train", "--data", "none.yaml", "--weights", ""]
@@ -242,18 +234,20 @@ def test_two_gpus_train_with_shared_batch_norms(options: TrainOptions) -> None:
 
 
 def test_flags_of_comfort_do_not_make_a_run_another_run() -> None:
-    from flatout.yolo.compat.resume_options import config_of_run
+    from flatout.yolo.run_config import config_of_run
 
     def config_of(words: str):
-        return config_of_run(train_options(train_parser().parse_args(words.split()), {}), recipe())
+        return config_of_run(options_from(train_parser().parse_typed(words.split()), {}), recipe())
 
     comfort = "--price 2 --budget 2h --on-done x --no-preflight --log-to none --entity me --save_period 3"
     assert config_of(f"--img 320 {comfort}") == config_of("--img 320")
     assert config_of("--sync-bn") != config_of("")
 
 
-def test_what_a_preflight_counts() -> None:
-    assert num_kept(100) == 1 + 4 + 4  # the first, every 25th, and four more of the last five
+def test_what_a_preflight_counts(tmp_path: Path) -> None:
+    with ScriptedEnds(ScriptedRecipe(tmp_path, [], epochs=100), tmp_path) as ends:
+        model = ends.epoch_end._model
+        assert ends.recipe.num_kept_states(model) == 1 + 4 + 4  # the first, every 25th, and four more of the last five
     augment = recipe(mosaic=1.0, mixup=0.5).augment()
     assert reads_per_sample(augment) == 4 * 1.5
 
@@ -273,15 +267,11 @@ def test_a_profile_of_a_training_that_is_too_short_says_so(
 )
 def test_compile_auto_judges_by_steps_that_hold_no_one_off_costs(monkeypatch, settled_ms, compiles):
     """The first interval holds choosing, compiling and capturing kernels, any other one a pause."""
+    monkeypatch.setattr("flatout.engine.compile.Compiled", lambda network: "compiled")
+    decides = CompileAuto(nn.Conv2d(3, 3, 1))
     used = []
-    monkeypatch.setattr("flatout.yolo.train.teller.Compiled", lambda network: "compiled")
-    loop = SimpleNamespace(
-        network=nn.Conv2d(3, 3, 1), steps_here=0, steps_left=20_000, config=SimpleNamespace(steps_per_epoch=1000),
-        use_forward=used.append,
-    )  # fmt: skip
-    progress, spending = SimpleNamespace(advance=lambda *told: None), SimpleNamespace(figures=lambda left_s: {})
-    teller = Teller(loop, progress, spending, compile_auto=True)
     for steps, step_ms in zip((100, 150, 200, 250), (900.0, *settled_ms, 900.0), strict=True):
-        loop.steps_here = steps
-        teller(Tick(0, steps, {}, 0.0, step_ms, 0.0, 1.0))
-    assert used == (["compiled"] if compiles else [])
+        tick = Tick(0, steps, {}, 0.0, step_ms, 0.0, 1.0, steps_done=steps, steps_left=20_000)
+        used.append(decides(tick, steps))
+    assert [each for each in used if each is not None] == (["compiled"] if compiles else [])
+    assert used.index("compiled") == 2 if compiles else True

@@ -10,19 +10,19 @@ import torch
 import yaml
 
 from flatout.errors import ConfigError, MissingFileError
-from flatout.yolo.augment.head_params import read_head_params
 from flatout.yolo.describe import describe_weights
-from flatout.yolo.evaluate.whole import test as evaluate
+from flatout.yolo.evaluate.evaluate import test as evaluate
 from flatout.yolo.find_file import shipped_folder
-from flatout.yolo.loading import load_network
+from flatout.yolo.load_network import load_network
 from flatout.yolo.model.configs import load_config
-from flatout.yolo.model.multihead import MultiHeadDetectAttention
 from flatout.yolo.model.network import build_network
+from flatout.yolo.multihead.layer import MultiHeadDetectAttention
+from flatout.yolo.multihead.training import chosen_heads, read_head_params
 from flatout.yolo.options import TestOptions, TrainOptions
 from flatout.yolo.train import train
-from flatout.yolo.train.heads import chosen_heads
-from flatout.yolo.train.loss_choice import DetectionLoss
 from flatout.yolo.train.prepare import make_network
+from flatout.yolo.train.recipe import start_config, wanted_heads
+from flatout.yolo.train.step import DetectionLoss
 from flatout.yolo.weights import read_weights
 from tests.yolo.head_batches import make_groups
 from tests.yolo.train.given_batches import GivenBatches, made_up_batch
@@ -74,9 +74,8 @@ def test_transferred_weights_bring_all_but_the_heads(heads, tmp_path, caplog):
     for cfg in (heads.cfg, ""):
         caplog.clear()
         with caplog.at_level(logging.INFO, "flatout"):
-            start = make_network(
-                replace(heads, cfg=cfg, weights=str(weights), transfer_weights=True), tiny_hyp(), NAMES
-            )
+            options = replace(heads, cfg=cfg, weights=str(weights), transfer_weights=True)
+            start = make_network(start_config(options), tiny_hyp(), NAMES)
         assert "Transferred 332/350 items" in caplog.text
         assert start.weights is None, "neither momentum nor epochs are taken over"
         trained = read_weights(weights).for_training()
@@ -104,33 +103,33 @@ def test_all_heads_learn(loss_ota):
 
 
 def test_heads_without_a_file_are_blocks_of_classes_and_may_have_attention(options):
-    network = make_network(replace(options, heads=2, head_attention=True), tiny_hyp(), NAMES).network
+    network = make_network(start_config(replace(options, heads=2, head_attention=True)), tiny_hyp(), NAMES).network
     assert isinstance(network.head, MultiHeadDetectAttention)
     assert [group.classes for group in network.head.groups.heads] == [(0, 1, 2), (3, 4, 5)]
 
 
 def test_the_file_says_how_many_heads_there_are(heads, caplog):
-    choice = chosen_heads(replace(heads, heads=4), num_classes=6)
+    choice = chosen_heads(wanted_heads(replace(heads, heads=4)), num_classes=6)
     assert choice.groups == GROUPS
     assert "has 3 heads, and that is how many there are" in caplog.text
-    assert chosen_heads(replace(heads, heads=0), num_classes=6).groups == GROUPS
-    assert chosen_heads(TrainOptions(), num_classes=6) is None
+    assert chosen_heads(wanted_heads(replace(heads, heads=0)), num_classes=6).groups == GROUPS
+    assert chosen_heads(wanted_heads(TrainOptions()), num_classes=6) is None
 
 
 def test_heads_that_cannot_be_are_refused(heads):
     with pytest.raises(ConfigError, match=r"--head-config .*: shares out 6 classes, but the data set has 5"):
-        chosen_heads(heads, num_classes=5)
+        chosen_heads(wanted_heads(heads), num_classes=5)
     with pytest.raises(ConfigError, match="--heads 7: there are only 6 classes"):
-        chosen_heads(replace(heads, head_config="", heads=7), num_classes=6)
+        chosen_heads(wanted_heads(replace(heads, head_config="", heads=7)), num_classes=6)
     with pytest.raises(ConfigError, match=r"--head-config nowhere\.yaml: no such file"):
-        chosen_heads(replace(heads, head_config="nowhere.yaml"), num_classes=6)
+        chosen_heads(wanted_heads(replace(heads, head_config="nowhere.yaml")), num_classes=6)
 
 
 def test_mosaics_are_turned_by_head(heads, tmp_path, monkeypatch):
     def stop(images, config, options):
         raise Opened(config)
 
-    monkeypatch.setattr("flatout.yolo.train.whole.open_input", stop)
+    monkeypatch.setattr("flatout.yolo.train.recipe.open_input", stop)
     params = {f"head_{head}": dict.fromkeys(("flipud", "fliplr", "mixup"), 0.1) for head in range(3)}
     for head, one in enumerate(params.values()):
         one |= {"degrees": 10.0 * head, "shear": float(head)}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flatout.engine.distributed import World
+from flatout.ranks.world import World
 from flatout.yolo.train.input import _plan
 
 

@@ -1,48 +1,25 @@
-"""F28: scores that collapse are told loudly, and the best weights stay."""
+"""F28: scores that collapse are told loudly, and the best weights stay. Also what else an epoch's score decides."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from flatout.engine.checkpoint.container import read_container
-from flatout.engine.job import EpochReport
-from flatout.engine.records import Records
-from flatout.yolo.train.epoch_end import EpochEnd, EpochEndConfig
-from flatout.yolo.train.weight_files import WeightFiles
-
-REPORT = EpochReport(
-    items={"box": 0.1, "obj": 0.1, "cls": 0.1, "total": 0.3}, lrs=(0.01,), seconds=1.0, num_samples=8, num_bad=0
-)
+from flatout.errors import ResourceError
+from flatout.safefiles import container
+from flatout.safefiles.container import read_container
+from tests.yolo.train.scripted_recipe import ScriptedEnds, ScriptedRecipe
 
 
-def trained(scores: list[float], folder: Path, **knobs: Any) -> tuple[EpochEnd, list[bool]]:
+def trained(scores: list[float], folder: Path, **options: Any) -> tuple[ScriptedEnds, list[bool]]:
     """The ends of as many epochs; the weight of epoch e is e. Says also which of them ended the training."""
-    network = nn.Linear(1, 1, bias=False)
-    script = iter(scores)
-
-    def validate(judged: nn.Module, last: bool) -> Any:
-        # The last one only draws pictures.
-        return SimpleNamespace(evaluation=SimpleNamespace(fitness=0.0 if last else next(script)), scores=(0.0,) * 7)
-
-    with Records(folder) as records:
-        end = EpochEnd(
-            EpochEndConfig(epochs=300, **knobs), average=network, validate=validate, records=records,
-            files=WeightFiles(folder, {}), about={}, run={},
-        )  # fmt: skip
-        stops = []
-        for epoch in range(len(scores)):
-            nn.init.constant_(network.weight, epoch)
-            stops.append(end(epoch, REPORT, num_targets=1, width_px=32))
-            end.flush()
-    return end, stops
+    with ScriptedEnds(ScriptedRecipe(folder, scores, **options), folder) as ends:
+        return ends, [ends(epoch) for epoch in range(len(scores))]
 
 
 def best_epoch_in(folder: Path) -> float:
-    weights: Any = read_container(folder / "best.pt")["weights"]
+    weights: Any = read_container(folder / "weights/best.pt")["weights"]
     return float(weights["state"]["weight"])
 
 
@@ -68,6 +45,42 @@ def test_a_training_that_has_not_begun_to_learn_cannot_collapse(tmp_path: Path, 
 
 
 def test_a_collapse_ends_the_training_where_patience_was_asked_for(tmp_path: Path):
-    _, stops = trained([0.5, 0.9, 0.0, 0.0, 0.0], tmp_path, patience=2)
+    ends, stops = trained([0.5, 0.9, 0.0, 0.0, 0.0], tmp_path, patience=2)
     assert stops == [False, False, False, True, True]
     assert torch.tensor(best_epoch_in(tmp_path)) == 1
+    # Once more, with the pictures and the table of a last epoch.
+    assert ends.recipe.validated[3:5] == [(3, False), (3, True)]
+
+
+def test_of_equally_good_epochs_the_newest_is_best_and_starts_the_count_of_patience_again(tmp_path: Path):
+    ends, stops = trained([0.6, 0.6, 0.5, 0.6, 0.5, 0.5], tmp_path, patience=2)
+    assert best_epoch_in(tmp_path) == ends.epoch_end.best.epoch == 3
+    assert stops == [False, False, False, False, False, True]
+
+
+def test_late_bests_are_kept_under_their_epochs_too_and_nosave_keeps_none_before_the_end(tmp_path: Path):
+    with ScriptedEnds(ScriptedRecipe(tmp_path, [0.3, 0.5, 0.4], epochs=300), tmp_path) as ends:
+        for epoch in (199, 200, 201):
+            ends(epoch)
+    assert {path.name for path in (tmp_path / "weights").iterdir()} == {"best.pt", "best_200.pt", "epoch_199.pt"}
+    other = tmp_path / "other"
+    other.mkdir()
+    trained([0.3, 0.5], other, nosave=True)
+    assert not list((other / "weights").iterdir())
+
+
+def test_a_disk_that_is_too_full_for_the_file_of_an_epoch_costs_that_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    write = container.write_container
+
+    def full(path: Path, sections: Any) -> None:
+        if path.name.startswith("epoch_"):
+            raise ResourceError(f"{path}: no room.")
+        write(path, sections)
+
+    monkeypatch.setattr("flatout.yolo.train.recipe.write_container", full)
+    _, stops = trained([0.4], tmp_path)
+    assert stops == [False]
+    assert f"{tmp_path}/weights/epoch_000.pt: no room. Training goes on." in caplog.messages
+    assert [path.name for path in (tmp_path / "weights").iterdir()] == ["best.pt"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engine.checkpoint.container import read_container
+from flatout.safefiles.container import read_container
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import train
 

@@ -5,44 +5,49 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from torch import nn
+import pytest
 
-from flatout.engine.job import EpochReport
-from flatout.engine.records import Records
-from flatout.yolo.train.epoch_end import EpochEnd, EpochEndConfig
-from flatout.yolo.train.weight_files import WeightFiles
+from tests.yolo.train.scripted_recipe import ScriptedEnds, ScriptedRecipe
 
-REPORT = EpochReport({"box": 0.1, "obj": 0.1, "cls": 0.1, "total": 0.3}, (0.01,), 1.0, 8, 0)
+NEVER_FOUND = [0.0, 0.0]
 MAPS = [0.25, 0.75]
 
 
-def end_of_epochs(folder: Path, heard: list[Any]) -> EpochEnd:
-    def validate(judged: nn.Module, last: bool) -> Any:
-        return SimpleNamespace(evaluation=SimpleNamespace(fitness=0.5, maps=np.array(MAPS)), scores=(0.0,) * 7)
+class Weighed(ScriptedRecipe):
+    """Notes which scores the pictures of which epoch are drawn by."""
 
-    return EpochEnd(
-        EpochEndConfig(epochs=4),
-        average=nn.Linear(1, 1),
-        validate=validate,
-        records=Records(folder),
-        files=WeightFiles(folder, {}),
-        about={},
-        run={},
-        resample=lambda maps, epoch: heard.append((maps, epoch)),
-    )
+    def __init__(self, folder: Path, **options: Any) -> None:
+        super().__init__(folder, [0.5] * 4, MAPS, epochs=4, image_weights=True, **options)
+        self.heard: list[tuple[list[float], int]] = []
+        self._weighing: Any = _AsTheyAre()
+        self._input: Any = SimpleNamespace(set_weights=lambda maps, epoch: self.heard.append((maps.tolist(), epoch)))
 
 
-def test_a_continued_training_draws_by_the_same_scores(tmp_path: Path) -> None:
-    first: list[Any] = []
-    end = end_of_epochs(tmp_path, first)
-    end(0, REPORT, num_targets=1, width_px=32)
-    assert first == [(MAPS, 1)]
-    continued: list[Any] = []
-    end_of_epochs(tmp_path, continued).load_state_dict(end.state_dict())
-    assert continued == first
+class _AsTheyAre:
+    """Scores of classes for weights of pictures."""
+
+    never_found = NEVER_FOUND
+
+    def __call__(self, map_C: np.ndarray) -> np.ndarray:
+        return map_C
+
+
+@pytest.mark.parametrize(("options", "drawn_by"), [({}, MAPS), ({"notest": True}, NEVER_FOUND)])
+def test_a_continued_training_draws_by_the_same_scores(
+    tmp_path: Path, options: dict[str, bool], drawn_by: list[float]
+) -> None:
+    first, continued = Weighed(tmp_path, **options), Weighed(tmp_path, **options)
+    with ScriptedEnds(first, tmp_path) as ends:
+        ends(0)
+        state = ends.state
+    assert first.heard == [(drawn_by, 1)]
+    with ScriptedEnds(continued, tmp_path) as ends:
+        ends.epoch_end.load_state(state)
+    assert continued.heard == first.heard
 
 
 def test_nothing_is_drawn_after_the_last_epoch(tmp_path: Path) -> None:
-    heard: list[Any] = []
-    end_of_epochs(tmp_path, heard)(3, REPORT, num_targets=1, width_px=32)
-    assert heard == []
+    recipe = Weighed(tmp_path)
+    with ScriptedEnds(recipe, tmp_path) as ends:
+        ends(3)
+    assert recipe.heard == []

@@ -15,11 +15,13 @@ from flatout.__main__ import main as flatout
 from flatout.engine.callbacks import Callback, End
 from flatout.engine.job import Tick
 from flatout.errors import CheckpointError, ConfigError, DataError, Interrupted
+from flatout.runs.lock import Locked
 from flatout.yolo.find_file import shipped_folder
-from flatout.yolo.grouping.groups import make_grouping
-from flatout.yolo.grouping.write import write_grouping
 from flatout.yolo.model.configs import load_config
+from flatout.yolo.multihead.grouping.choose import write_grouping
+from flatout.yolo.multihead.grouping.statistics import make_grouping
 from flatout.yolo.stages import Plan, StagesResult, read_plan, run_stages
+from flatout.yolo.stages.job_folder import begin_job
 from flatout.yolo.weights import read_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -161,6 +163,32 @@ def test_a_finished_job_is_left_alone_and_another_plan_is_refused(
     assert flatout(["yolo", "stages", str(changed), *words[3:]]) == 2
     said = capsys.readouterr().err
     assert "small was begun with other stages: stage2.freeze [30] -> [20]. Put them back as they were" in said
+
+
+def test_a_plan_is_told_from_another_by_what_it_changes(file: Path, tmp_path: Path):
+    meant, before = planned(file, tmp_path).identity(), planned(file, tmp_path).config()
+    assert meant.compare(before) == ([], [], [])
+    # A version that told options apart by other rules wrote down more of them, and did not know the newest.
+    newest = (".no_graphs", ".hyp.aspect", ".hyp.gamma")
+    older = {key: value for key, value in before.items() if not key.endswith(newest)}
+    older |= {"stage1.hyp": "hyp.yaml", "stage2.nosave": False, "stage3.fast_dataloader": False}
+    assert meant.compare(older) == ([], [], [])
+    assert planned(file, tmp_path, workers=2, cache_images=True).identity().compare(before) == ([], [], [])
+    rounding = planned(file, tmp_path, channels_last=True).identity().compare(before)
+    assert rounding == ([f"stage{n}.channels_last false -> true" for n in (1, 2, 3)], [], [])
+    longer = planned(file, tmp_path, epochs=2).identity().compare(before)
+    assert longer.different == ["stage1.epochs 1 -> 2", "stage3.epochs 1 -> 2"]
+
+
+def test_a_job_that_another_process_has_just_begun_is_not_touched_by_another_plan(file: Path, tmp_path: Path):
+    plan = planned(file, tmp_path)
+    stage = tmp_path / "small/stage1"
+    with begin_job(tmp_path, "small", plan.identity()):
+        stage.mkdir()
+        (stage / "opt.yaml").write_text("")
+        with pytest.raises(Locked):
+            run_stages(planned(file, tmp_path, batch_size=8))
+        assert (stage / "opt.yaml").is_file()
 
 
 def test_a_network_with_several_heads_goes_through_stages(files: Path, file: Path, whole: StagesResult, tmp_path: Path):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.train.forward import share_batch_norms
+from flatout.yolo.train.prepare import share_batch_norms
 
 pytestmark = [
     pytest.mark.gpu,

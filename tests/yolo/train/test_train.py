@@ -17,14 +17,13 @@ import yaml
 
 from flatout.__main__ import main
 from flatout.engine.callbacks import Callback, RunStart
-from flatout.engine.checkpoint import atomic
-from flatout.engine.generations import Generations
-from flatout.engine.run_folder import Run
+from flatout.engine.checkpoints import Generations
 from flatout.errors import CheckpointError, ConfigError, DataError, ResourceError
-from flatout.yolo.loading import load_network
+from flatout.runs.folder import RunFolder
+from flatout.safefiles import atomic
+from flatout.yolo.load_network import load_network
 from flatout.yolo.options import TrainOptions
-from flatout.yolo.train import TrainResult, prepare, train, whole
-from flatout.yolo.train.finish import finish
+from flatout.yolo.train import TrainResult, YoloRecipe, prepare, train
 from flatout.yolo.weights import read_weights
 from tests.yolo.data.drawn_set import DrawnSet
 from tests.yolo.train.conftest import BATCH, TRAIN, options_for
@@ -55,6 +54,13 @@ def results_of(folder: Path) -> list[list[str]]:
     return [line.split() for line in (folder / "results.txt").read_text().splitlines()]
 
 
+@pytest.fixture(scope="module")
+def one_run(files: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
+    """A training of two epochs that nothing happened to."""
+    torch.set_num_threads(1)
+    return trained(options_for(files, tmp_path_factory.mktemp("one_run")))
+
+
 def test_a_run_leaves_what_yolov7_leaves(options: TrainOptions) -> None:
     result = trained(options)
     assert result.finished
@@ -78,6 +84,39 @@ def test_seeded_runs_are_the_same_to_the_bit(options: TrainOptions) -> None:
     other = trained(replace(options, name="c", seed=7))
     assert_same_end(first.folder, second.folder)
     assert results_of(first.folder) != results_of(other.folder)
+
+
+def with_gamma(hyp: Path, gamma: float, folder: Path) -> str:
+    """A hyp file in `folder` that bends brightness, else as `hyp`."""
+    file = folder / "bent.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(hyp.read_text()) | {"gamma": gamma}))
+    return str(file)
+
+
+def test_a_seeded_run_with_bent_brightness_repeats_and_is_another_training(
+    options: TrainOptions, files: Path, tmp_path: Path, one_run: TrainResult
+) -> None:
+    bent = replace(options, hyp=with_gamma(files / "hyp.yaml", 0.5, tmp_path))
+    first, second = trained(replace(bent, name="a")), trained(replace(bent, name="b", workers=2))
+    assert_same_end(first.folder, second.folder)
+    assert results_of(first.folder) != results_of(one_run.folder)
+
+
+def test_a_run_that_does_not_know_gamma_goes_on_without_it_and_refuses_it(
+    options: TrainOptions, files: Path, tmp_path: Path, one_run: TrainResult
+) -> None:
+    folder = trained(replace(options, stop_after=3)).folder
+    record = json.loads((folder / "run.json").read_text())
+    del record["config"]["hyp.gamma"]
+    (folder / "run.json").write_text(json.dumps(record))
+    hyp = yaml.safe_load((folder / "hyp.yaml").read_text())
+    del hyp["gamma"]
+    (folder / "hyp.yaml").write_text(yaml.safe_dump(hyp))
+    with pytest.raises(ConfigError, match=r"hyp\.gamma 0\.0 -> 0\.3 would make another training of it"):
+        train(TrainOptions(resume=str(folder), hyp=with_gamma(files / "hyp.yaml", 0.3, tmp_path)))
+    continued = trained(TrainOptions(resume=str(folder)))
+    assert continued.folder == folder
+    assert_same_end(continued.folder, one_run.folder)
 
 
 def test_fast_dataloader_trains_on_the_same_pixels(options: TrainOptions) -> None:
@@ -116,6 +155,60 @@ def test_resume_takes_everything_from_the_run(options: TrainOptions) -> None:
     assert len(results_of(resumed.folder)) == options.epochs
     with pytest.raises(CheckpointError, match="nothing to resume"):
         train(TrainOptions(resume=str(last)))
+
+
+def test_a_run_goes_on_with_other_options_that_change_no_bit_and_says_nothing(
+    options: TrainOptions, one_run: TrainResult, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "flatout")
+    stopped = trained(replace(options, stop_after=3))
+    resumed = trained(replace(options, fast_dataloader=True, workers=1, log_every=1))
+    assert (resumed.folder, resumed.finished) == (stopped.folder, True)
+    assert_same_end(resumed.folder, one_run.folder)
+    assert not [text for text in caplog.messages if "->" in text]
+
+
+def test_resume_obeys_flags_that_make_no_other_training_of_it_and_refuses_the_others_with_a_list(
+    options: TrainOptions, one_run: TrainResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = trained(replace(options, stop_after=3)).folder
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+    resume = ["yolo", "train", "--resume", str(folder)]
+    assert main([*resume, "--batch", "16", "--workers", "1", "--img", "96", "--channels-last"]) == 2
+    told = capsys.readouterr().err
+    assert f"--resume {folder}: batch_size 32 -> 16, img_size [64, 64] -> [96, 96] would make another" in told
+    assert "Leave these options out to continue it as it was, or begin a new run without --resume." in told
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert after == before
+    assert main([*resume, "--workers", "1", "--fast_dataloader", "--log-every", "1"]) == 0
+    assert "->" not in capsys.readouterr().out
+    assert_same_end(folder, one_run.folder)
+
+
+def test_resume_with_another_memory_layout_goes_on_and_says_so(
+    options: TrainOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "flatout")
+    folder = trained(replace(options, stop_after=3)).folder
+    assert trained(TrainOptions(resume=str(folder), channels_last=True)).finished
+    told = "channels_last false -> true. Sums round differently from here on; samples and schedule stay the same."
+    assert f"{folder}: {told}" in caplog.messages
+
+
+def test_resume_takes_the_hyper_parameters_of_the_run_unless_another_file_is_named(
+    options: TrainOptions, files: Path, tmp_path: Path
+) -> None:
+    """The file of that name may have changed since."""
+    own = tmp_path / "hyp.yaml"
+    own.write_bytes((files / "hyp.yaml").read_bytes())
+    folder = trained(replace(options, hyp=str(own), stop_after=3)).folder
+    other = yaml.safe_load(own.read_text()) | {"lr0": 0.02}
+    own.write_text(yaml.safe_dump(other))
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(other))
+    with pytest.raises(ConfigError, match=r"hyp\.lr0 0\.01 -> 0\.02 would make another training of it"):
+        train(TrainOptions(resume=str(folder), hyp=str(tmp_path / "other.yaml")))
+    assert trained(TrainOptions(resume=str(folder))).finished
+    assert yaml.safe_load((folder / "hyp.yaml").read_text())["lr0"] == 0.01
 
 
 def test_resume_refuses_a_file_that_is_not_the_newest_state(options: TrainOptions) -> None:
@@ -216,12 +309,14 @@ def test_a_collapse_is_told(
 def test_a_signal_while_the_last_files_are_written_does_not_keep_them_from_it(
     options: TrainOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def finish_when_told_to_end(*args: Any) -> None:
+    plot = YoloRecipe.plot
+
+    def plot_when_told_to_end(recipe: YoloRecipe, folder: Path) -> None:
         assert callable(signal.getsignal(signal.SIGTERM)), "it would kill the tests"
         signal.raise_signal(signal.SIGTERM)
-        finish(*args)
+        plot(recipe, folder)
 
-    monkeypatch.setattr(whole, "finish", finish_when_told_to_end)
+    monkeypatch.setattr(YoloRecipe, "plot", plot_when_told_to_end)
     result = trained(replace(options, epochs=1))
     assert result.finished
     assert read_weights(result.folder / "weights/last.pt").kind == "stripped"
@@ -415,7 +510,7 @@ def test_a_training_out_of_patience_that_is_killed_at_its_end_trains_no_further(
     scores = iter([0.5])
     monkeypatch.setattr("flatout.yolo.metrics.evaluation.fitness", lambda **kw: next(scores, 0.1))
     asked = replace(options, epochs=9, patience=1)
-    train_and_be_killed(asked, monkeypatch, Run, "finish")
+    train_and_be_killed(asked, monkeypatch, RunFolder, "finish")
     result = trained(asked)
     assert result.folder.name == "exp"
     assert len(results_of(result.folder)) == 2

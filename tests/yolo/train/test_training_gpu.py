@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flatout.engine.compiling import Compiled
+from flatout.engine.compile import Compiled
 from flatout.engine.precision import Amp
 from tests.yolo.train.beside_eager import run_beside_eager, smooth
 from tests.yolo.train.given_batches import GivenBatches, made_up_batch
@@ -50,7 +50,7 @@ def test_compiled_steps_run_as_a_graph_and_compute_what_eager_ones_do() -> None:
     loop, _ = make_loop(
         network, tiny_hyp(loss_ota=0), given(10), num_steps=10, batch_size=BATCH, size=SIZE, graphs=True, device="cuda"
     )
-    loop.use_forward(Compiled(network))
+    loop._training_step.use_forward(Compiled(network))
     assert run_beside_eager(loop, network) >= 5
 
 

@@ -17,7 +17,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(SHIPPED / "yolov7-models/legacy-stripped.pt", name)
     examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 3
     for example in examples:
         exec(example, {})
     assert Path("best.safetensors").is_file()

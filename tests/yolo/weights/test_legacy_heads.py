@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from flatout.errors import CheckpointError
-from flatout.yolo.loading import load_network
-from flatout.yolo.model.head_config import HeadConfig as OurHeadConfig
+from flatout.yolo.load_network import load_network
 from flatout.yolo.model.network import Network
+from flatout.yolo.multihead.head_config import HeadConfig as OurHeadConfig
 from tests.yolo.head_batches import make_groups, narrow_network
 
 GROUPS = make_groups([[5, 0], [2], [1, 4, 3]], [1.0, 0.5, 2.0])

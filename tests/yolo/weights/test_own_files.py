@@ -9,8 +9,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from flatout.engine.checkpoint.container import write_container
 from flatout.errors import CheckpointError
+from flatout.safefiles.container import write_container
 from flatout.yolo.weights import Weights, read_weights, save_safetensors, save_weights
 
 

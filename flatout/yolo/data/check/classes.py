@@ -8,10 +8,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from flatout.errors import counted
+from flatout.findings import Finding
 from flatout.yolo.data.anchors import fit_of
-from flatout.yolo.data.check.facts import SetFacts
-from flatout.yolo.data.check.registry import Finding, looking_for
-from flatout.yolo.data.sampling import class_counts
+from flatout.yolo.data.check.facts import SetFacts, found_at, looking_for
+from flatout.yolo.data.image_weights import class_counts
 
 RARE = 10
 UNEVEN = 100
@@ -36,7 +36,7 @@ def _named(facts: SetFacts, classes: np.ndarray) -> str:
 def class_unused(facts: SetFacts) -> Iterable[Finding]:
     unused = np.flatnonzero(_counts(facts, "train") == 0)
     if len(unused) and "train" in facts.splits:
-        yield Finding(
+        yield found_at(
             "class-unused", "train", f"{len(unused)} of {counted(facts.num_classes, 'class')}: {_named(facts, unused)}"
         )
 
@@ -51,7 +51,7 @@ def class_rare(facts: SetFacts) -> Iterable[Finding]:
     counts_C = _counts(facts, "train")
     rare = np.flatnonzero((counts_C > 0) & (counts_C < RARE))
     if len(rare):
-        yield Finding("class-rare", "train", f"{counted(len(rare), 'class')}: {_named(facts, rare)}")
+        yield found_at("class-rare", "train", f"{counted(len(rare), 'class')}: {_named(facts, rare)}")
 
 
 @looking_for(
@@ -63,7 +63,7 @@ def class_balance(facts: SetFacts) -> Iterable[Finding]:
     if len(present) > 1 and present.max() > UNEVEN * present.min():
         most, least = int(counts_C.argmax()), int(np.where(counts_C > 0, counts_C, counts_C.max() + 1).argmin())
         text = f"{facts.data.names[most]!r} {counts_C[most]}, {facts.data.names[least]!r} {counts_C[least]}"
-        yield Finding("class-balance", "train", text)
+        yield found_at("class-balance", "train", text)
 
 
 @looking_for(
@@ -76,7 +76,7 @@ def class_from_one(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         class_T = split.images.labels.class_box_T5[:, 0]
         if len(class_T) and class_T.min() >= 1 and class_T.max() == facts.num_classes:
-            yield Finding(
+            yield found_at(
                 "class-from-one",
                 split.name,
                 f"classes {class_T.min():g} to {class_T.max():g}, names 0 to {facts.num_classes - 1}",
@@ -88,7 +88,7 @@ def class_only_in_val(facts: SetFacts) -> Iterable[Finding]:
     if {"train", "val"} <= set(facts.splits):
         only = np.flatnonzero((_counts(facts, "val") > 0) & (_counts(facts, "train") == 0))
         if len(only):
-            yield Finding("class-only-in-val", "val", _named(facts, only))
+            yield found_at("class-only-in-val", "val", _named(facts, only))
 
 
 @looking_for("class-not-in-val", "note", "classes of train that val cannot judge", "move a few pictures to val")
@@ -96,13 +96,13 @@ def class_not_in_val(facts: SetFacts) -> Iterable[Finding]:
     if {"train", "val"} <= set(facts.splits):
         missing = np.flatnonzero((_counts(facts, "train") > 0) & (_counts(facts, "val") == 0))
         if len(missing):
-            yield Finding("class-not-in-val", "val", f"{counted(len(missing), 'class')}: {_named(facts, missing)}")
+            yield found_at("class-not-in-val", "val", f"{counted(len(missing), 'class')}: {_named(facts, missing)}")
 
 
 @looking_for("val-small", "warning", "fewer than 20 pictures in val", "results jump by chance; use more")
 def val_small(facts: SetFacts) -> Iterable[Finding]:
     if "val" in facts.splits and 0 < len(facts.splits["val"].images) < SMALL_VAL:
-        yield Finding("val-small", "val", counted(len(facts.splits["val"].images), "picture"))
+        yield found_at("val-small", "val", counted(len(facts.splits["val"].images), "picture"))
 
 
 @looking_for(
@@ -116,7 +116,7 @@ def background_share(facts: SetFacts) -> Iterable[Finding]:
         counts_N = np.diff(facts.splits["train"].images.labels.first_N)
         share = float((counts_N == 0).mean()) if len(counts_N) else 0.0
         if BACKGROUND < share < 1:
-            yield Finding("background-share", "train", f"{share:.0%} of {len(counts_N)} pictures")
+            yield found_at("background-share", "train", f"{share:.0%} of {len(counts_N)} pictures")
 
 
 @looking_for(
@@ -130,4 +130,4 @@ def anchor_fit(facts: SetFacts) -> Iterable[Finding]:
         found = fit_of(facts.anchor_wh_A2, facts.splits["train"].box_px(facts.img_size))
         if found.num_boxes and found.best_recall < LEAST_RECALL:
             text = f"{1 - found.best_recall:.1%} of {found.num_boxes} boxes at size {facts.img_size}"
-            yield Finding("anchor-fit", "train", text)
+            yield found_at("anchor-fit", "train", text)

@@ -3,18 +3,19 @@
 Dimension key:  N pictures   T labels of all pictures
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
+from flatout.findings import LEVEL_OF, Finding, Severity
 from flatout.yolo.data.anchors import boxes_at_size
-from flatout.yolo.data.check.deep import DeepTable
+from flatout.yolo.data.check.decode_check import DeepTable
 from flatout.yolo.data.data_yaml import Complaint, DataSet
 from flatout.yolo.data.find import Found, Pair
 from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.data.scan_table import LABEL_FILES, ScanTable, image_set
+from flatout.yolo.data.scan import LABEL_FILES, ScanTable, image_set
 
 
 @dataclass(frozen=True)
@@ -87,3 +88,51 @@ class SetFacts:
     @property
     def num_classes(self) -> int:
         return len(self.data.names)
+
+
+# Every check there is: what it looks for, how serious it is, and what to do about it.
+#
+# A check is found either while files are scanned (the scan names it in a Problem) or by a function over the finished
+# scan, which `looking_for` puts here. docs/data.md publishes this table.
+
+Look = Callable[["SetFacts"], Iterable[Finding]]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One entry of the published list."""
+
+    id: str
+    severity: Severity
+    looks_for: str
+    advice: str
+    look: Look | None = None
+    """None: the scan finds it on its way."""
+    stops: bool = False
+    """Whether a training on such data does not start; see `open_set.py`."""
+
+
+CHECKS: dict[str, Check] = {}
+
+
+def looking_for(
+    id: str, severity: Severity, looks_for: str, advice: str, *, stops: bool = False
+) -> Callable[[Look], Look]:
+    """Register a function as a check."""
+
+    def register(look: Look) -> Look:
+        add(Check(id, severity, looks_for, advice, look, stops))
+        return look
+
+    return register
+
+
+def add(check: Check) -> None:
+    assert check.id not in CHECKS, f"two checks are called {check.id}"
+    CHECKS[check.id] = check
+
+
+def found_at(check: str, where: str, text: str) -> Finding:
+    """One place where a check found what it looks for."""
+    entry = CHECKS[check]
+    return Finding(check, text, LEVEL_OF[entry.severity], entry.advice, where)

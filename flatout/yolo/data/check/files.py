@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
-from flatout.yolo.data.check.facts import SetFacts
-from flatout.yolo.data.check.registry import Finding, looking_for
+from flatout.findings import Finding
+from flatout.yolo.data.check.facts import SetFacts, found_at, looking_for
 from flatout.yolo.data.find import how_to_resize
 
 LIKELY_OTHER = {".txt", ".xml", ".json", ".md", ".csv", ".yaml", ".yml", ".cache"}
@@ -14,7 +14,7 @@ LIKELY_OTHER = {".txt", ".xml", ".json", ".md", ".csv", ".yaml", ".yml", ".cache
 def _told(facts: SetFacts, check: str) -> Iterator[Finding]:
     for complaint in facts.complaints:
         if complaint.check == check:
-            yield Finding(check, str(facts.data.file), complaint.text)
+            yield found_at(check, str(facts.data.file), complaint.text)
 
 
 @looking_for(
@@ -46,14 +46,14 @@ def names_duplicate(facts: SetFacts) -> Iterable[Finding]:
     for number, name in enumerate(facts.data.names):
         first = seen.setdefault(name.strip().lower(), number)
         if first != number:
-            yield Finding("names-duplicate", str(facts.data.file), f"classes {first} and {number} are called {name!r}")
+            yield found_at("names-duplicate", str(facts.data.file), f"classes {first} and {number} are called {name!r}")
 
 
 @looking_for("names-blank", "warning", "class names that are empty or cannot be printed", "name the class")
 def names_blank(facts: SetFacts) -> Iterable[Finding]:
     for number, name in enumerate(facts.data.names):
         if not name.strip() or not name.isprintable():
-            yield Finding("names-blank", str(facts.data.file), f"class {number} is called {name!r}")
+            yield found_at("names-blank", str(facts.data.file), f"class {number} is called {name!r}")
 
 
 @looking_for(
@@ -61,7 +61,7 @@ def names_blank(facts: SetFacts) -> Iterable[Finding]:
 )
 def download_refused(facts: SetFacts) -> Iterable[Finding]:
     if facts.data.written.download:
-        yield Finding(
+        yield found_at(
             "download-refused", str(facts.data.file), facts.data.written.download.strip().splitlines()[0][:80]
         )
 
@@ -77,7 +77,7 @@ def path_missing(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         for entry in split.found.absent:
             advice = f".{command}" if (command := how_to_resize(entry)) else ""
-            yield Finding("path-missing", entry, f"{split.name}: does not exist{advice}")
+            yield found_at("path-missing", entry, f"{split.name}: does not exist{advice}")
 
 
 @looking_for(
@@ -90,14 +90,14 @@ def path_missing(facts: SetFacts) -> Iterable[Finding]:
 def split_unreadable(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         if split.trouble:
-            yield Finding("split-unreadable", split.name, split.trouble)
+            yield found_at("split-unreadable", split.name, split.trouble)
 
 
 @looking_for("path-empty", "error", "folders and lists without a single picture", "correct the path", stops=True)
 def path_empty(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         for entry in split.found.empty:
-            yield Finding("path-empty", entry, f"{split.name}: no pictures in this folder or list")
+            yield found_at("path-empty", entry, f"{split.name}: no pictures in this folder or list")
 
 
 @looking_for("path-backslash", "warning", "paths with backslashes, as Windows writes them", "write / instead")
@@ -105,7 +105,7 @@ def path_backslash(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         for path in [*facts.data.entries.get(split.name, ()), *(pair.image for pair in split.pairs)]:  # type: ignore[call-overload]
             if "\\" in path:
-                yield Finding("path-backslash", path, "a backslash is part of the name here")
+                yield found_at("path-backslash", path, "a backslash is part of the name here")
 
 
 @looking_for("list-duplicate", "warning", "pictures that are named twice in one split", "remove one; it counts twice")
@@ -114,7 +114,7 @@ def list_duplicate(facts: SetFacts) -> Iterable[Finding]:
         paths = [os.path.realpath(pair.image) for pair in split.pairs]
         for before, path in zip(sorted(paths), sorted(paths)[1:], strict=False):
             if before == path:
-                yield Finding("list-duplicate", path, f"{split.name}: named more than once")
+                yield found_at("list-duplicate", path, f"{split.name}: named more than once")
 
 
 @looking_for(
@@ -127,14 +127,14 @@ def name_odd(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         for pair in split.pairs:
             if not pair.image.isprintable():
-                yield Finding("name-odd", pair.image, "has characters that cannot be printed")
+                yield found_at("name-odd", pair.image, "has characters that cannot be printed")
 
 
 @looking_for("name-hidden", "note", "pictures whose name begins with a dot", "rename them if they shall be used")
 def name_hidden(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         for path in split.found.hidden:
-            yield Finding("name-hidden", path, f"{split.name}: hidden, so not used")
+            yield found_at("name-hidden", path, f"{split.name}: hidden, so not used")
 
 
 @looking_for(
@@ -147,7 +147,7 @@ def name_other(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         for path in split.found.other:
             if PurePath(path).suffix.lower() not in LIKELY_OTHER:
-                yield Finding("name-other", path, f"{split.name}: not used")
+                yield found_at("name-other", path, f"{split.name}: not used")
 
 
 @looking_for("stem-shared", "error", "pictures that share one label file (a.jpg and a.png)", "rename one of them")
@@ -157,4 +157,4 @@ def stem_shared(facts: SetFacts) -> Iterable[Finding]:
         for pair in split.pairs:
             owner = owners.setdefault(pair.label, pair.image)
             if owner != pair.image and not pair.label.endswith(".json"):
-                yield Finding("stem-shared", pair.image, f"has the same labels as {owner}")
+                yield found_at("stem-shared", pair.image, f"has the same labels as {owner}")

@@ -1,6 +1,6 @@
 """Checks that the scan makes on its way through pictures and label lines."""
 
-from flatout.yolo.data.check.registry import Check, add
+from flatout.yolo.data.check.facts import Check, add
 
 for _check in (
     Check(

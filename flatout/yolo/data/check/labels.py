@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from flatout.errors import counted
-from flatout.yolo.data.check.facts import SetFacts, SplitFacts
-from flatout.yolo.data.check.registry import Finding, looking_for
+from flatout.findings import Finding
+from flatout.yolo.data.check.facts import SetFacts, SplitFacts, found_at, looking_for
 from flatout.yolo.data.find import label_path
 from flatout.yolo.data.label_text import drops_a_label
-from flatout.yolo.data.scan_table import REASONS
+from flatout.yolo.data.scan import REASONS
 
 TINY_PX = 2.0
 LEAST_SIDE_PX = 0.5
@@ -64,7 +64,7 @@ def labels_mostly_dropped(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         # What says that nothing is left in train says this too.
         if split.dropped_share > MOST_DROPPED and (len(split.images.labels.class_box_T5) or split.name != "train"):
-            yield Finding("labels-mostly-dropped", split.name, _about_dropped(split))
+            yield found_at("labels-mostly-dropped", split.name, _about_dropped(split))
 
 
 @looking_for(
@@ -76,7 +76,7 @@ def labels_mostly_dropped(facts: SetFacts) -> Iterable[Finding]:
 def labels_often_dropped(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         if OFTEN_DROPPED < split.dropped_share <= MOST_DROPPED:
-            yield Finding("labels-often-dropped", split.name, _about_dropped(split))
+            yield found_at("labels-often-dropped", split.name, _about_dropped(split))
 
 
 @looking_for(
@@ -88,14 +88,14 @@ def labels_often_dropped(facts: SetFacts) -> Iterable[Finding]:
 def label_missing(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         for pair in split.label_files("missing"):
-            yield Finding("label-missing", pair.image, f"no {pair.label}")
+            yield found_at("label-missing", pair.image, f"no {pair.label}")
 
 
 @looking_for("label-empty", "note", "empty label files", "nothing to do if the pictures show no object")
 def label_empty(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         for pair in split.label_files("empty"):
-            yield Finding("label-empty", pair.label_place, "no label in it")
+            yield found_at("label-empty", pair.label_place, "no label in it")
 
 
 @looking_for(
@@ -110,7 +110,7 @@ def label_case(facts: SetFacts) -> Iterable[Finding]:
         for pair in split.label_files("missing"):
             folder, name = os.path.split(pair.label)
             if like := folders.get(folder, {}).get(name.lower()):
-                yield Finding("label-case", pair.label, f"does not exist, but {like} does")
+                yield found_at("label-case", pair.label, f"does not exist, but {like} does")
 
 
 @looking_for("label-orphan", "warning", "label files without a picture", "find the pictures, or remove the labels")
@@ -126,7 +126,7 @@ def label_orphan(facts: SetFacts) -> Iterable[Finding]:
                 and path not in wanted
                 and path.lower() not in folded
             ):
-                yield Finding("label-orphan", path, "no picture of this name")
+                yield found_at("label-orphan", path, "no picture of this name")
 
 
 @looking_for(
@@ -144,7 +144,7 @@ def class_beyond_names(facts: SetFacts) -> Iterable[Finding]:
         if told < MOST_LINES_LOOKED_UP:
             place = _with_line(place, number)
         names = f"{facts.data.file} names {counted(facts.num_classes, 'class')} (0 to {facts.num_classes - 1})"
-        yield Finding("class-beyond-names", place, f"a label of class {number}, but {names}")
+        yield found_at("class-beyond-names", place, f"a label of class {number}, but {names}")
 
 
 @looking_for(
@@ -163,7 +163,7 @@ def box_outside(facts: SetFacts) -> Iterable[Finding]:
 
     for split, row, label in _labels(facts, outside):
         box = " ".join(f"{value:.3g}" for value in split.images.labels.class_box_T5[label, 1:])
-        yield Finding("box-outside", split.label_place(row), f"box {box}")
+        yield found_at("box-outside", split.label_place(row), f"box {box}")
 
 
 @looking_for(
@@ -179,7 +179,7 @@ def box_tiny(facts: SetFacts) -> Iterable[Finding]:
         for label in np.flatnonzero(is_tiny_T).tolist():
             width, height = box_px_T2[label].tolist()
             place = split.label_place(int(split.picture_T[label]))
-            yield Finding("box-tiny", place, f"{width:.1f} x {height:.1f} px at size {facts.img_size}")
+            yield found_at("box-tiny", place, f"{width:.1f} x {height:.1f} px at size {facts.img_size}")
 
 
 @looking_for(
@@ -191,7 +191,7 @@ def box_tiny(facts: SetFacts) -> Iterable[Finding]:
 def box_no_pixel(facts: SetFacts) -> Iterable[Finding]:
     for split, row, label in _labels(facts, _holds_no_pixel):
         width, height = (split.images.labels.class_box_T5[label, 3:] * split.images.size_wh_N2[row]).tolist()
-        yield Finding("box-no-pixel", split.label_place(row), f"{width:.2g} x {height:.2g} px of the picture")
+        yield found_at("box-no-pixel", split.label_place(row), f"{width:.2g} x {height:.2g} px of the picture")
 
 
 @looking_for(
@@ -199,7 +199,7 @@ def box_no_pixel(facts: SetFacts) -> Iterable[Finding]:
 )
 def box_whole(facts: SetFacts) -> Iterable[Finding]:
     for split, row, _ in _labels(facts, lambda split: np.all(split.images.labels.class_box_T5[:, 3:] > WHOLE, axis=1)):
-        yield Finding("box-whole", split.label_place(row), "a box over the whole picture")
+        yield found_at("box-whole", split.label_place(row), "a box over the whole picture")
 
 
 @looking_for("box-crowd", "note", "pictures with more than 500 labels", "nothing to do; they need more memory and time")
@@ -207,7 +207,7 @@ def box_crowd(facts: SetFacts) -> Iterable[Finding]:
     for split in facts.splits.values():
         counts_N = np.diff(split.images.labels.first_N)
         for row in np.flatnonzero(counts_N > CROWD).tolist():
-            yield Finding("box-crowd", split.label_place(row), f"{counts_N[row]} labels")
+            yield found_at("box-crowd", split.label_place(row), f"{counts_N[row]} labels")
 
 
 @looking_for("box-two-classes", "warning", "two classes on one box", "decide for one class")
@@ -216,7 +216,9 @@ def box_two_classes(facts: SetFacts) -> Iterable[Finding]:
         for row in np.flatnonzero(np.diff(split.images.labels.first_N) > 1).tolist():
             pair = _same_box(split.images.labels.of(row)[:MOST_COMPARED])
             if pair:
-                yield Finding("box-two-classes", split.label_place(row), f"classes {pair[0]} and {pair[1]} share a box")
+                yield found_at(
+                    "box-two-classes", split.label_place(row), f"classes {pair[0]} and {pair[1]} share a box"
+                )
 
 
 @looking_for(
@@ -234,7 +236,7 @@ def boxes_as_corners(facts: SetFacts) -> Iterable[Finding]:
         in_order = bool((box_T4[:, 2:] > box_T4[:, :2]).all())
         if in_order and leaves_T.mean() > LIKELY_CORNERS:
             text = f"{leaves_T.mean():.0%} of {len(box_T4)} boxes leave the picture, and w > cx, h > cy everywhere"
-            yield Finding("boxes-as-corners", split.name, text)
+            yield found_at("boxes-as-corners", split.name, text)
 
 
 def _holds_no_pixel(split: SplitFacts) -> np.ndarray:
@@ -247,7 +249,7 @@ def _holds_no_pixel(split: SplitFacts) -> np.ndarray:
 def _without_labels(facts: SetFacts, name: str, check: str) -> Iterator[Finding]:
     split = facts.splits.get(name)
     if split is not None and split.pairs and not len(split.images.labels.class_box_T5):
-        yield Finding(check, name, f"no label in {counted(len(split.pairs), 'picture')}: {_why_none(split)}")
+        yield found_at(check, name, f"no label in {counted(len(split.pairs), 'picture')}: {_why_none(split)}")
 
 
 def _why_none(split: SplitFacts) -> str:

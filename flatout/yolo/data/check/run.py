@@ -10,18 +10,17 @@ import numpy as np
 
 from flatout.errors import DataError
 from flatout.feed import SampleError
-from flatout.yolo.data.check import classes, files, from_scan, labels, pictures
-from flatout.yolo.data.check.deep import look_deeply
-from flatout.yolo.data.check.facts import SetFacts, SplitFacts
-from flatout.yolo.data.check.registry import CHECKS, SEVERITIES, Finding
+from flatout.findings import SEVERITIES, Finding
+from flatout.yolo.data.check import classes, files, from_scan, images, labels
+from flatout.yolo.data.check.decode_check import look_deeply
+from flatout.yolo.data.check.facts import CHECKS, SetFacts, SplitFacts, found_at
 from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, complaints
 from flatout.yolo.data.find import Found, Pair
-from flatout.yolo.data.gather import gather as gather_files
+from flatout.yolo.data.open_data import gather as gather_files
 from flatout.yolo.data.open_data import open_data_set
-from flatout.yolo.data.scan import ScanConfig
-from flatout.yolo.data.scan_table import REASONS, table_of
+from flatout.yolo.data.scan import REASONS, ScanConfig, table_of
 
-REGISTERED_IN = (classes, files, from_scan, labels, pictures)
+REGISTERED_IN = (classes, files, from_scan, labels, images)
 """Importing these fills the registry."""
 YAML_ENDINGS = (".yaml", ".yml")
 DEFAULT_ANCHORS = (12, 16, 19, 36, 40, 28, 36, 75, 76, 55, 72, 146, 142, 110, 192, 243, 459, 401)
@@ -82,14 +81,14 @@ def scan_findings(split: SplitFacts, strict: bool) -> Iterable[Finding]:
         pair = split.pairs[row]
         for problem in told:
             file = pair.label_place if problem.check.startswith("label-") else pair.image
-            yield Finding(problem.check, f"{file}:{problem.line}" if problem.line else file, problem.text)
+            yield found_at(problem.check, f"{file}:{problem.line}" if problem.line else file, problem.text)
     if strict:
         yield from _strict_findings(split)
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
     order = {check: (SEVERITIES.index(entry.severity), number) for number, (check, entry) in enumerate(CHECKS.items())}
-    return sorted(findings, key=lambda finding: order[finding.check])
+    return sorted(findings, key=lambda finding: order[finding.topic])
 
 
 def _split(data: DataSet, split: Split, config: CheckConfig) -> SplitFacts:
@@ -133,7 +132,7 @@ def _strict_findings(split: SplitFacts) -> Iterable[Finding]:
     for row in np.flatnonzero(~split.table.used_N).tolist():
         reason = REASONS[split.table.picture_N["reason"][row]]
         if reason in _STRICT:
-            yield Finding(
+            yield found_at(
                 _STRICT[reason], split.pairs[row].label, f"YOLOv7 drops the picture: {reason.replace('_', ' ')}"
             )
 
@@ -143,18 +142,18 @@ def as_plain(report: Report, *, most: int) -> dict[str, Any]:
     checks: dict[str, Any] = {}
     for finding in report.findings:
         entry = checks.setdefault(
-            finding.check,
+            finding.topic,
             {
-                "severity": CHECKS[finding.check].severity,
-                "looks_for": CHECKS[finding.check].looks_for,
-                "advice": CHECKS[finding.check].advice,
+                "severity": CHECKS[finding.topic].severity,
+                "looks_for": CHECKS[finding.topic].looks_for,
+                "advice": CHECKS[finding.topic].advice,
                 "count": 0,
                 "places": [],
             },
         )
         entry["count"] += 1
         if len(entry["places"]) < most:
-            entry["places"].append({"where": finding.where, "text": finding.text})
+            entry["places"].append({"where": finding.where, "text": finding.value})
     return {
         "file": str(report.facts.data.file),
         "names": list(report.facts.data.names),

@@ -1,0 +1,180 @@
+"""Boxes with their names on a picture.
+
+Dimension key:  n boxes
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from flatout.charts.sheet import INK, PAPER, colour_of, ink_on, measure, shortened, shortened_file, write, write_picture
+
+MOST_LETTERS = 28
+LINE_PX = 2
+
+
+class Tag(NamedTuple):
+    """A name on its colour, in pixels."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+    def overlaps(self, other: "Tag") -> bool:
+        return (
+            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
+        )
+
+
+def draw_boxes(
+    image_HWC: np.ndarray,
+    box_xyxy_n4: np.ndarray,
+    class_n: np.ndarray,
+    names: Sequence[str],
+    *,
+    score_n: np.ndarray | None = None,
+    letters_px: float = 7,
+    line_px: int = LINE_PX,
+) -> None:
+    """Draw boxes in place, large ones first, then their names.
+
+    Names never cover each other: in a crowd the surest (the largest, without scores) are named, and the colours tell
+    the others' classes.
+    """
+    area_n = (box_xyxy_n4[:, 2:] - box_xyxy_n4[:, :2]).prod(1)
+    corners = box_xyxy_n4.round().astype(int).tolist()
+    for number in np.argsort(-area_n, kind="stable").tolist():
+        left, top, right, bottom = corners[number]
+        colour = colour_of(int(class_n[number]))
+        cv2.rectangle(image_HWC, (left, top), (right, bottom), colour, line_px, cv2.LINE_AA)
+    taken: list[Tag] = []
+    for number in np.argsort(-(area_n if score_n is None else score_n), kind="stable").tolist():
+        kind = int(class_n[number])
+        name = shortened(name_of(kind, names), MOST_LETTERS)
+        text = name if score_n is None else f"{name} {score_n[number]:.2f}"
+        tags = _places(text, corners[number], image_HWC.shape[:2], letters_px)
+        tag = next((tag for tag in tags if not any(map(tag.overlaps, taken))), None)
+        if tag is not None:
+            taken.append(tag)
+            _draw_tag(image_HWC, tag, text, kind, letters_px)
+
+
+def name_of(kind: int, names: Sequence[str]) -> str:
+    """The name of a class, or its number if it has none."""
+    return names[kind] if kind < len(names) else f"class {kind}"
+
+
+def _places(text: str, corners: Sequence[int], size_hw: tuple[int, ...], letters_px: float) -> Iterator[Tag]:
+    """Above a box, inside at its top, below it; moved into the picture."""
+    left, top, right, bottom = corners
+    height, width = size_hw
+    margin = _margin(letters_px)
+    tag_w = measure(text, letters_px, _weight(letters_px))[0] + 2 * margin
+    tag_h = round(letters_px) + 2 * margin
+    for x, y in ((left - 1, top - tag_h), (left - 1, top - 1), (right + 2 - tag_w, top - tag_h), (left - 1, bottom)):
+        x, y = max(0, min(x, width - tag_w)), max(0, min(y, height - tag_h))
+        yield Tag(x, y, x + tag_w, y + tag_h)
+
+
+def _draw_tag(image_HWC: np.ndarray, tag: Tag, text: str, kind: int, letters_px: float) -> None:
+    colour, margin = colour_of(kind), _margin(letters_px)
+    cv2.rectangle(image_HWC, (tag.left, tag.top), (tag.right - 1, tag.bottom - 1), colour, cv2.FILLED)
+    left, baseline = tag.left + margin, tag.bottom - 1 - margin
+    write(image_HWC, text, left, baseline, letters_px, ink_on(colour), _weight(letters_px))
+
+
+def _margin(letters_px: float) -> int:
+    return max(2, round(letters_px * 0.4))
+
+
+def _weight(letters_px: float) -> int:
+    """Width of the strokes of letters."""
+    return max(1, round(letters_px / 7.5))
+
+
+# A batch as one picture: up to 16 images in a square, with boxes, class names and file names.
+#
+# Dimension key:  B images   C H W channels (RGB), height and width   T targets   n boxes of one image   D detections
+
+MOST_IMAGES = 16
+MOST_PX = 1920
+LEAST_CELL_PX = 240
+"""Smaller inputs are enlarged, so that names can be read."""
+GAP_PX = 6
+CAPTION_PX = 20
+SURE = 0.25
+"""Detections with a higher score are shown."""
+MOST_BOXES = 60
+"""Per image, the surest: an untrained network would paint over everything."""
+
+
+class Boxes(NamedTuple):
+    """Boxes on one image, in its own pixels."""
+
+    xyxy_n4: np.ndarray
+    class_n: np.ndarray
+    score_n: np.ndarray | None = None
+
+
+def draw_batch(
+    images_BCHW: np.ndarray, targets_T6: np.ndarray, paths: Sequence[str], names: Sequence[str], file: Path
+) -> Path:
+    """Images uint8 RGB with their targets (image, class, normalised cx, cy, w, h); `paths` may be empty."""
+    height, width = images_BCHW.shape[2:]
+    boxes = []
+    for number in range(min(MOST_IMAGES, len(images_BCHW))):
+        own = targets_T6[targets_T6[:, 0] == number]
+        centre, half = own[:, 2:4] * (width, height), own[:, 4:6] * (width, height) / 2
+        boxes.append(Boxes(np.concatenate((centre - half, centre + half), 1), own[:, 1]))
+    return write_picture(file, sheet(images_BCHW, boxes, paths, names))
+
+
+def draw_detections(
+    images_BCHW: np.ndarray,
+    row_D6: np.ndarray,
+    image_D: np.ndarray,
+    paths: Sequence[str],
+    names: Sequence[str],
+    file: Path,
+) -> Path:
+    """The same with detections (corners in pixels of the input, score, class; which image), the surest only."""
+    boxes = []
+    for number in range(min(MOST_IMAGES, len(images_BCHW))):
+        own = row_D6[(image_D == number) & (row_D6[:, 4] > SURE)][:MOST_BOXES]
+        boxes.append(Boxes(own[:, :4], own[:, 5], own[:, 4]))
+    return write_picture(file, sheet(images_BCHW, boxes, paths, names))
+
+
+def sheet(images_BCHW: np.ndarray, boxes: Sequence[Boxes], paths: Sequence[str], names: Sequence[str]) -> np.ndarray:
+    """One cell per entry of `boxes`, uint8 [h, w, 3], BGR."""
+    columns = max(1, math.ceil(math.sqrt(len(boxes))))
+    rows = max(1, math.ceil(len(boxes) / columns))
+    height, width = images_BCHW.shape[2:]
+    zoom = min(1.0, MOST_PX / (columns * width), MOST_PX / (rows * height))
+    zoom = max(zoom, LEAST_CELL_PX / max(height, width))
+    cell_w, cell_h = round(width * zoom), round(height * zoom)
+    step_w, step_h = cell_w + GAP_PX, cell_h + CAPTION_PX + GAP_PX
+    out = np.full((rows * step_h + GAP_PX, columns * step_w + GAP_PX, 3), PAPER, np.uint8)
+    for number, one in enumerate(boxes):
+        top, left = GAP_PX + number // columns * step_h, GAP_PX + number % columns * step_w
+        out[top : top + cell_h, left : left + cell_w] = _cell(images_BCHW[number], one, names, (cell_w, cell_h), zoom)
+        if number < len(paths):
+            caption = shortened_file(PurePath(paths[number]).name, max(8, cell_w // 8))
+            write(out, caption, left + 2, top + cell_h + 14, 8, INK)
+    return out
+
+
+def _cell(
+    image_CHW: np.ndarray, boxes: Boxes, names: Sequence[str], size_wh: tuple[int, int], zoom: float
+) -> np.ndarray:
+    image = np.ascontiguousarray(image_CHW[::-1].transpose(1, 2, 0))
+    how = cv2.INTER_AREA if zoom < 1 else cv2.INTER_LINEAR
+    cell = cv2.resize(image, size_wh, interpolation=how) if size_wh != image.shape[1::-1] else image
+    letters_px = min(9.0, max(6.0, size_wh[0] / 50))
+    draw_boxes(cell, boxes.xyxy_n4 * zoom, boxes.class_n, names, score_n=boxes.score_n, letters_px=letters_px)
+    return np.asarray(cell)

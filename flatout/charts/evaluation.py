@@ -1,0 +1,185 @@
+"""Charts of an evaluation that need no images: four curves and the confusion matrix."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from flatout.charts.axes import Axes, Place
+from flatout.charts.boxes import name_of
+from flatout.charts.sheet import ACCENT, FAINT, INK, MUTED, Colour, Sheet, colour_of, ink_on, shortened, write_picture
+
+# The confusion matrix as a picture: columns are what is true, rows are what was said.
+#
+# Dimension key:  C classes
+
+FEW_NUMBERS = 30
+"""With fewer classes every cell has its number written in it."""
+MOST_NAMES = 99
+DARK: Colour = (122, 54, 8)
+LIGHT: Colour = (255, 251, 247)
+
+
+def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path:
+    """Counts int64 [C + 1, C + 1] as `ConfusionMatrix` has them; drawn as shares of each true class."""
+    shares = column_shares(as_shown(counts))
+    side = len(shares)
+    cell = max(9.0, min(56.0, 760 / side))
+    letters = min(8.5, max(4.5, cell * 0.55))
+    labels = [shortened(name_of(number, names), 22) for number in range(side - 1)] + ["background"]
+    longest = max(Sheet(1, 1).text_width(text, letters) for text in labels)
+    left, top, width = 44 + longest, 44.0, side * cell
+    sheet = Sheet(round(left + width + 84), round(top + width + longest + 46))
+    sheet.text("Confusion matrix", left + width / 2, 24, px=10, anchor="middle", bold=True)
+    _draw_cells(sheet, shares, left, top, cell)
+    if side <= MOST_NAMES:
+        _draw_names(sheet, labels, left, top, cell, letters)
+    sheet.text("True", left + width / 2, top + width + longest + 32, px=9, anchor="middle", bold=True)
+    sheet.rising_text("Predicted", 20, top + width / 2, px=9, bold=True)
+    _draw_scale(sheet, left + width + 24, top, min(300.0, width))
+    return write_picture(path, sheet.picture())
+
+
+def as_shown(counts: np.ndarray) -> np.ndarray:
+    """The same counts with one rule for all cells: row = predicted, column = true.
+
+    YOLOv7 counts what was found at [true, predicted], but what was missed and what was made up the other way round,
+    and draws all of it as if the row were the prediction. Here the picture is right.
+    """
+    shown = counts.copy()
+    shown[:-1, :-1] = counts[:-1, :-1].T
+    return shown
+
+
+def column_shares(confusion: np.ndarray) -> np.ndarray:
+    """Each column of a confusion matrix divided by its sum; shares below 0.005 are blank (not a number)."""
+    shares = confusion / (confusion.sum(0, keepdims=True) + 1e-6)
+    shares[shares < 0.005] = np.nan
+    return np.asarray(shares)
+
+
+def shade(share: float) -> Colour:
+    """From light to dark, by a share of 0 to 1."""
+    low, high = np.array(LIGHT, float), np.array(DARK, float)
+    blue, green, red = (low + (high - low) * min(1.0, share) ** 0.8).round().astype(int).tolist()
+    return blue, green, red
+
+
+def _draw_cells(sheet: Sheet, shares: np.ndarray, left: float, top: float, cell: float) -> None:
+    side = len(shares)
+    for row, column in np.argwhere(~np.isnan(shares)).tolist():
+        x, y, share = left + column * cell, top + row * cell, float(shares[row, column])
+        colour = shade(share)
+        sheet.block(x, y, x + cell, y + cell, colour)
+        if side <= FEW_NUMBERS:
+            px = min(8.5, cell * 0.24)
+            sheet.text(
+                f"{share:.2f}", x + cell / 2, y + cell / 2 + px / 2, px=px, colour=ink_on(colour), anchor="middle"
+            )
+    for place in range(1, side):
+        sheet.line([(left + place * cell, top), (left + place * cell, top + side * cell)], FAINT, 0.5)
+        sheet.line([(left, top + place * cell), (left + side * cell, top + place * cell)], FAINT, 0.5)
+    sheet.frame(left, top, left + side * cell, top + side * cell, INK, 0.8)
+
+
+def _draw_names(sheet: Sheet, labels: Sequence[str], left: float, top: float, cell: float, px: float) -> None:
+    bottom = top + len(labels) * cell
+    for place, text in enumerate(labels):
+        middle = (place + 0.5) * cell
+        colour = MUTED if place == len(labels) - 1 else INK
+        sheet.text(text, left - 8, top + middle + px / 2, px=px, colour=colour, anchor="right")
+        sheet.rising_text(text, left + middle + px / 2, bottom + 8, px=px, colour=colour, anchor="right")
+
+
+def _draw_scale(sheet: Sheet, left: float, top: float, height: float) -> None:
+    """What the shades mean."""
+    column = np.array([[shade(1 - step / 255)] for step in range(256)], np.uint8)
+    sheet.image(column, left, top, 14, height)
+    sheet.frame(left, top, left + 14, top + height, INK, 0.6)
+    for share in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+        sheet.text(f"{share:.1f}", left + 20, top + (1 - share) * height + 4, px=7.5, colour=MUTED)
+
+
+# PR, F1, P and R curves of an evaluation.
+#
+# Dimension key:  C classes   X points of a curve
+
+FEW_CLASSES = 21
+"""With fewer, every class has its colour and its name; with more, all are grey and only the mean is named."""
+MANY: Colour = (200, 196, 192)
+PLOT = Place(left=66, top=44, right=616, bottom=430)
+HEIGHT = 484
+
+
+class ClassCurves(NamedTuple):
+    """Curves of the classes that occur, each over X evenly spaced points from 0 to 1."""
+
+    classes_C: np.ndarray
+    ap50_C: np.ndarray
+    precision_at_recall_CX: np.ndarray
+    precision_CX: np.ndarray
+    recall_CX: np.ndarray
+    f1_CX: np.ndarray
+    """These three over the confidence."""
+
+
+def draw_curves(found: ClassCurves, names: Sequence[str], folder: Path) -> list[Path]:
+    """Write PR_curve.png, F1_curve.png, P_curve.png and R_curve.png."""
+    own = [name_of(number, names) for number in found.classes_C.tolist()]
+    with_ap = [f"{name} {ap:.3f}" for name, ap in zip(own, found.ap50_C, strict=True)]
+    legend = [colour_of(number) for number in found.classes_C.tolist()]
+    mean = f"all classes {found.ap50_C.mean():.3f} mAP@0.5"
+    curve_CX = found.precision_at_recall_CX
+    drawn = [_draw("PR", "Recall", "Precision", curve_CX, [*zip(with_ap, legend, strict=True)], mean, folder)]
+    for title, label, curve_CX in (
+        ("F1", "F1", found.f1_CX),
+        ("P", "Precision", found.precision_CX),
+        ("R", "Recall", found.recall_CX),
+    ):
+        mean = f"all classes {best(curve_CX)}"
+        drawn.append(_draw(title, "Confidence", label, curve_CX, [*zip(own, legend, strict=True)], mean, folder))
+    return drawn
+
+
+def best(curve_CX: np.ndarray) -> str:
+    """The highest value of the mean of all classes, and where it is."""
+    mean_X = curve_CX.mean(0)
+    return f"{mean_X.max():.2f} at {np.linspace(0, 1, len(mean_X))[mean_X.argmax()]:.3f}"
+
+
+def _draw(
+    title: str,
+    x_label: str,
+    y_label: str,
+    curve_CX: np.ndarray,
+    classes: Sequence[tuple[str, Colour]],
+    mean_label: str,
+    folder: Path,
+) -> Path:
+    few = len(classes) < FEW_CLASSES
+    legend = [(shortened(label, 30), colour) for label, colour in classes]
+    shown = [*(legend if few else [(f"{len(classes)} classes", MANY)]), (mean_label, ACCENT)]
+    sheet = Sheet(_width(shown), HEIGHT)
+    heading = f"{y_label} over {x_label.lower()}"
+    axes = Axes(sheet, PLOT, x=(0, 1), y=(0, 1), title=heading, x_label=x_label, y_label=y_label)
+    points_X = np.linspace(0, 1, curve_CX.shape[1])
+    for curve_X, (_, colour) in zip(curve_CX, legend, strict=True):
+        axes.curve(points_X, curve_X, colour if few else MANY, 1.4 if few else 0.8)
+    axes.curve(points_X, curve_CX.mean(0), ACCENT, 3.2)
+    axes.close()
+    _draw_legend(sheet, shown)
+    return write_picture(folder / f"{title}_curve.png", sheet.picture())
+
+
+def _width(shown: Sequence[tuple[str, Colour]]) -> int:
+    ruler = Sheet(1, 1)
+    return round(PLOT.right + 58 + max(ruler.text_width(text, 8, bold=True) for text, _ in shown))
+
+
+def _draw_legend(sheet: Sheet, shown: Sequence[tuple[str, Colour]]) -> None:
+    left, top, step = PLOT.right + 18, PLOT.top + 10, min(20.0, (PLOT.bottom - PLOT.top) / max(1, len(shown)))
+    for place, (text, colour) in enumerate(shown):
+        y, is_mean = top + place * step, colour == ACCENT
+        sheet.line([(left, y), (left + 18, y)], colour, 3.2 if is_mean else 2)
+        sheet.text(text, left + 26, y + 4, px=8, bold=is_mean, colour=INK if is_mean or colour != MANY else MUTED)

@@ -1,0 +1,89 @@
+"""evolve.png: the fitness of every generation, and how it depends on each hyper-parameter, from evolve.csv.
+
+Dimension key:  N generations
+"""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from flatout.charts.axes import Axes, Place
+from flatout.charts.sheet import ACCENT, FAINT, MUTED, WARM, Sheet, write_picture
+from flatout.errors import DataError
+
+COLUMNS = 7
+WIDTH, HEIGHT = 150, 96
+LEFT, TOP = 52, 40
+GAP_W, GAP_H = 46, 50
+WIDE = 220
+"""Height of the panel over all columns that shows the generations."""
+
+
+def evolve_png(table: Path, parameters: Sequence[str], file: Path | None = None) -> Path:
+    """Draw an evolve.csv, by default into evolve.png beside it; DataError if it holds no generation.
+
+    `parameters` names the columns of hyper-parameters.
+    """
+    columns = read_table(table)
+    moved = [name for name in parameters if len(np.unique(columns[name])) > 1]
+    still = [name for name in parameters if name not in moved]
+    rows = -(-len(moved) // COLUMNS)
+    right = LEFT + COLUMNS * WIDTH + (COLUMNS - 1) * GAP_W
+    sheet = Sheet(right + 24, TOP + WIDE + 58 + rows * (HEIGHT + GAP_H) + 30)
+    _draw_generations(sheet, Place(LEFT, TOP, right, TOP + WIDE), columns["generation"], columns["fitness"])
+    for number, name in enumerate(moved):
+        left = LEFT + number % COLUMNS * (WIDTH + GAP_W)
+        top = TOP + WIDE + 66 + number // COLUMNS * (HEIGHT + GAP_H)
+        place = Place(left, top, left + WIDTH, top + HEIGHT)
+        _draw_parameter(sheet, place, name, columns[name], columns["fitness"])
+    if still:
+        sheet.text(f"unchanged: {', '.join(still)}", LEFT, sheet.height - 12, px=7.5, colour=MUTED)
+    return write_picture(file or table.with_name("evolve.png"), sheet.picture())
+
+
+def read_table(path: Path) -> dict[str, np.ndarray]:
+    """Columns by name, float64 [N]."""
+    with path.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    if not rows:
+        raise DataError(f"{path}: no generation, so there is nothing to draw.")
+    return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+
+
+def _draw_generations(sheet: Sheet, place: Place, number_N: np.ndarray, fitness_N: np.ndarray) -> None:
+    best = int(fitness_N.argmax())
+    axes = Axes(
+        sheet,
+        place,
+        x=(0.0, float(max(1.0, number_N.max()))),
+        y=_limits(fitness_N),
+        title=f"Fitness by generation: {fitness_N[best]:.4f} in generation {best}",
+        x_label="generation",
+        whole_x=True,
+    )
+    axes.curve(number_N, np.maximum.accumulate(fitness_N), ACCENT, 1.6)
+    axes.dots(number_N, fitness_N, MUTED, 2.6)
+    axes.dots(number_N[[best]], fitness_N[[best]], WARM, 4.5)
+    axes.close()
+
+
+def _draw_parameter(sheet: Sheet, place: Place, name: str, value_N: np.ndarray, fitness_N: np.ndarray) -> None:
+    best = int(fitness_N.argmax())
+    margin = 0.06 * float(value_N.max() - value_N.min())
+    limits = float(value_N.min()) - margin, float(value_N.max()) + margin
+    axes = Axes(sheet, place, x=limits, y=_limits(fitness_N))
+    sheet.text(name, place.left, place.top - 7, px=7.5)
+    sheet.text(f"{value_N[best]:.3g}", place.right, place.top - 7, px=7.5, colour=WARM, anchor="right")
+    axes.curve(np.full(2, value_N[best]), np.array(_limits(fitness_N)), FAINT, 2.0)
+    axes.dots(value_N, fitness_N, ACCENT, 2.0)
+    axes.dots(value_N[[best]], fitness_N[[best]], WARM, 3.6)
+    axes.close()
+
+
+def _limits(fitness_N: np.ndarray) -> tuple[float, float]:
+    low, high = float(fitness_N.min()), float(fitness_N.max())
+    # A search that has found nothing yet is a flat line, not noise enlarged.
+    margin = 0.08 * (high - low) if high - low > 1e-3 else 0.05
+    return max(0.0, low - margin), high + margin

@@ -1,0 +1,150 @@
+"""results.png: how losses and scores went over the epochs, from results.txt or results.csv.
+
+Dimension key:  E epochs that have a line
+"""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from flatout.charts.axes import Axes, Place
+from flatout.charts.sheet import ACCENT, MUTED, WARM, Sheet, write_picture
+from flatout.errors import DataError
+
+NUM_COLUMNS = 15
+LEAST_LOSS = 1e-12
+"""Smaller ones are drawn as this."""
+
+
+class Panel(NamedTuple):
+    """What a panel shows."""
+
+    title: str
+    column: int
+    is_loss: bool
+
+
+PANELS = (
+    Panel("Box", 2, True),
+    Panel("Objectness", 3, True),
+    Panel("Classification", 4, True),
+    Panel("Precision", 8, False),
+    Panel("Recall", 9, False),
+    Panel("val Box", 12, True),
+    Panel("val Objectness", 13, True),
+    Panel("val Classification", 14, True),
+    Panel("mAP@0.5", 10, False),
+    Panel("mAP@0.5:0.95", 11, False),
+)
+"""Two rows of five; `column` is that of results.txt."""
+WIDTH, HEIGHT = 196, 176
+LEFT, TOP = 56, 40
+GAP_W, GAP_H = 56, 66
+
+
+class Curve(NamedTuple):
+    """What became of a loss or a score."""
+
+    title: str
+    value_E: np.ndarray
+    """NaN where it was not measured."""
+    is_loss: bool
+
+
+def results_png(results_txt: Path, file: Path | None = None, *, marks: Sequence[float] = ()) -> Path:
+    """Draw a results.txt, by default into results.png beside it; DataError if it holds no epoch.
+
+    `marks` are epochs at which a line is drawn from top to bottom: where something else begins.
+    """
+    table = read_results(results_txt)
+    # YOLOv7 writes 0 for a loss that was not measured.
+    columns = [
+        np.where(panel.is_loss & (table[:, panel.column] == 0), np.nan, table[:, panel.column]) for panel in PANELS
+    ]
+    curves = [Curve(panel.title, value_E, panel.is_loss) for panel, value_E in zip(PANELS, columns, strict=True)]
+    return draw_epochs(table[:, 0], curves, file or results_txt.with_name("results.png"), marks=marks)
+
+
+def table_png(results_csv: Path, names: Sequence[str], file: Path, *, losses: Sequence[str] = ("loss",)) -> Path | None:
+    """Draw the columns of a results.csv that are there; losses as logarithms. None if there is nothing to draw yet."""
+    with results_csv.open(newline="") as opened:
+        rows = [row for row in csv.DictReader(opened) if row["epoch"] and not row["epoch"].startswith("#")]
+    curves = []
+    for name in names:
+        value_E = np.array([float(row.get(name) or "nan") for row in rows])
+        if np.isfinite(value_E).any():
+            is_loss = name in losses
+            shown_E = np.log10(np.maximum(value_E, LEAST_LOSS)) if is_loss else value_E
+            curves.append(Curve(f"{name} (log10)" if is_loss else name, shown_E, is_loss))
+    return draw_epochs(np.array([float(row["epoch"]) for row in rows]), curves, file) if curves else None
+
+
+def draw_epochs(epoch_E: np.ndarray, curves: Sequence[Curve], file: Path, *, marks: Sequence[float] = ()) -> Path:
+    """A panel for every curve, five in a row."""
+    columns, rows = min(5, len(curves)), -(-len(curves) // 5)
+    sheet = Sheet(LEFT + columns * WIDTH + (columns - 1) * GAP_W + 24, TOP + rows * HEIGHT + (rows - 1) * GAP_H + 46)
+    for number, curve in enumerate(curves):
+        left, top = LEFT + number % columns * (WIDTH + GAP_W), TOP + number // columns * (HEIGHT + GAP_H)
+        place = Place(left, top, left + WIDTH, top + HEIGHT)
+        _draw_panel(sheet, place, curve, epoch_E, marks, last_row=number // columns == rows - 1)
+    return write_picture(file, sheet.picture())
+
+
+def read_results(path: Path) -> np.ndarray:
+    """float64 [E, 15]: the epoch, memory in GB, then the other columns; a line that is not whole is left out."""
+    rows = [row for line in path.read_text().splitlines() if (row := _numbers(line.split()))]
+    if not rows:
+        raise DataError(f"{path}: no line with {NUM_COLUMNS} columns, so there is nothing to draw.")
+    return np.array(rows)
+
+
+def _numbers(words: Sequence[str]) -> list[float] | None:
+    if len(words) < NUM_COLUMNS:
+        return None
+    try:
+        return [float(words[0].partition("/")[0]), float(words[1].rstrip("G")), *map(float, words[2:NUM_COLUMNS])]
+    except ValueError:
+        return None
+
+
+def _draw_panel(
+    sheet: Sheet,
+    place: Place,
+    curve: Curve,
+    epoch_E: np.ndarray,
+    marks: Sequence[float],
+    *,
+    last_row: bool,
+) -> None:
+    known = curve.value_E[np.isfinite(curve.value_E)]
+    axes = Axes(
+        sheet,
+        place,
+        x=(float(epoch_E.min()), float(epoch_E.max())),
+        y=_limits(known, curve.is_loss),
+        title=curve.title,
+        x_label="epoch" if last_row else "",
+        whole_x=True,
+    )
+    for (x, _), *_ in (axes.to_px(np.array([mark]), np.zeros(1)).tolist() for mark in marks):
+        sheet.line([(x, place.top), (x, place.bottom)], MUTED, 0.9)
+    colour = WARM if curve.is_loss else ACCENT
+    axes.curve(epoch_E, curve.value_E, colour, 1.8)
+    if len(epoch_E) <= 40:
+        axes.dots(epoch_E, curve.value_E, colour, 2.2)
+    axes.close()
+    if not len(known):
+        middle = (place.left + place.right) / 2, (place.top + place.bottom) / 2
+        sheet.text("not measured", *middle, px=8, anchor="middle")
+
+
+def _limits(known: np.ndarray, is_loss: bool) -> tuple[float, float]:
+    """Scores from 0, if they are shares; everything else around what it was."""
+    if not len(known):
+        return 0.0, 1.0
+    low, high = float(known.min()), float(known.max())
+    margin = 0.06 * (high - low)
+    return (low - margin, high + margin) if is_loss or high > 1 else (0.0, max(high * 1.06, 0.01))

@@ -1,0 +1,207 @@
+"""What may this process use of the machine: cores, memory, shared memory, file descriptors?
+
+Standard library only, so that workers and `--help` may ask. In a container the machine's own numbers mislead: what
+counts is the tightest of machine, CPU affinity and cgroup limit. `root` stands for "/", for tests.
+"""
+
+import os
+import platform
+import re
+import resource
+import shutil
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatout.clock import cgroup
+
+ROOT = Path("/")
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Logical cores; `quota` is in cores and may be a fraction, None without a cgroup quota."""
+
+    machine: int
+    affinity: int
+    quota: float | None
+    usable: int
+    """What worker counts start from: the smallest of the three, the quota rounded down, never below 1."""
+
+    def __str__(self) -> str:
+        quota = "no cgroup quota" if self.quota is None else f"cgroup quota {self.quota:g}"
+        return f"{self.usable} usable: {self.machine} in the machine, {self.affinity} by affinity, {quota}"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """RAM in bytes. The cgroup values are those of the tightest level, None without a limit."""
+
+    total: int
+    available: int
+    cgroup_limit: int | None
+    cgroup_used: int | None
+    """Without page cache that the kernel can drop at once."""
+    free: int
+    """What can still be taken without swapping or being killed: the smaller of `available` and limit - used."""
+
+
+@dataclass(frozen=True)
+class Shm:
+    """Size and free space of /dev/shm, bytes."""
+
+    size: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Descriptors:
+    """Limits on open files of this process (None: unlimited), and how many it holds now."""
+
+    soft: int | None
+    hard: int | None
+    open: int
+
+
+def cores(root: Path = ROOT) -> Cores:
+    """Cores of the machine, and how many of them this process may use."""
+    machine = os.cpu_count() or 1
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
+    quota = cgroup.cpu_quota(cgroup.folders("cpu", root=root))
+    return Cores(machine, affinity, quota, usable_cores(machine, affinity, quota))
+
+
+def cpu_name(root: Path = ROOT) -> str:
+    """The processor's model; its architecture where the system does not tell."""
+    try:
+        lines = (root / "proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
+
+
+def usable_cores(machine: int, affinity: int, quota: float | None) -> int:
+    """The smallest of the three, whole, at least 1."""
+    whole_quota = machine if quota is None else int(quota)
+    return max(1, min(machine, affinity, whole_quota))
+
+
+def memory(root: Path = ROOT) -> Memory:
+    """RAM of the machine, the cgroup limit, and what is free under both."""
+    total, available = _ram(root)
+    use = cgroup.memory_use(cgroup.folders("memory", root=root))
+    if use is None:
+        return Memory(total, available, None, None, available)
+    room = max(0, use.limit_bytes - use.used_bytes)
+    return Memory(total, available, use.limit_bytes, use.used_bytes, min(available, room))
+
+
+def parse_meminfo(text: str) -> dict[str, int]:
+    """Bytes per name in the text of /proc/meminfo."""
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0].rstrip(":"): int(pair[1]) * 1024 for pair in pairs if len(pair) == 3 and pair[2] == "kB"}
+
+
+def shm(root: Path = ROOT) -> Shm | None:
+    """/dev/shm, None where there is none."""
+    try:
+        usage = shutil.disk_usage(root / "dev/shm")
+    except OSError:
+        return None
+    return Shm(usage.total, usage.free)
+
+
+def descriptors() -> Descriptors:
+    """Open-file limits of this process and the number of files it has open."""
+    soft, hard = (
+        None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    # The listing itself holds one descriptor.
+    return Descriptors(soft, hard, len(os.listdir("/dev/fd")) - 1)
+
+
+def oom_kills(pid: int | None = None, root: Path = ROOT) -> int | None:
+    """How often the kernel has killed for lack of memory: in the cgroup of `pid` (default: ours), else anywhere.
+
+    Only growth means something: read it before and after a child's death. None where nothing counts it.
+    """
+    count = cgroup.oom_kills(cgroup.folders("memory", root=root, pid=pid))
+    if count is not None:
+        return count
+    try:
+        return cgroup.parse_stat((root / "proc/vmstat").read_text()).get("oom_kill")
+    except OSError:
+        return None
+
+
+def _ram(root: Path) -> tuple[int, int]:
+    """Total and available bytes."""
+    try:
+        names = parse_meminfo((root / "proc/meminfo").read_text())
+        return names["MemTotal"], names["MemAvailable"]
+    except (OSError, KeyError):
+        # No Linux /proc: all that POSIX promises is the total.
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return total, total
+
+
+# How many cores do other processes keep busy? What they take, no remedy can give back.
+
+
+class Others:
+    """Counts from when it is made."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter(), _busy_s()
+
+    def cores(self, own_cpu_s: float) -> float | None:
+        """Cores busy with other work since then, on average; `own_cpu_s` is what this training used. None: unknown."""
+        began_s, busy_s = self._began
+        now_busy_s = _busy_s()
+        if busy_s is None or now_busy_s is None:
+            return None
+        return max(0.0, (now_busy_s - busy_s - own_cpu_s) / max(1e-3, time.perf_counter() - began_s))
+
+
+def fitting_threads(num_threads: int, free_cores: float) -> int | None:
+    """For how many of so many threads a core is free; None if for all. One thread is never too many."""
+    if num_threads <= max(1.0, free_cores + 0.5):
+        return None
+    return max(1, int(free_cores + 0.25))
+
+
+def busy_cores(*, glances: int = 5, pause_s: float = 0.01, root: Path = Path("/")) -> float:
+    """Cores that other processes of the machine keep busy at the moment; 0 where the system does not say.
+
+    The smaller of two numbers: processes that run or wait for a core now, and the load of the last minute. A command
+    that has just ended is in the second alone, and one that starts up for an instant in the first.
+    """
+    running = []
+    for _ in range(glances):
+        running.append(_num_running(root) - 1)
+        time.sleep(pause_s)
+    try:
+        load = float((root / "proc/loadavg").read_text().split()[0])
+    except (OSError, ValueError):
+        return 0.0
+    return max(0.0, min(load, statistics.median(running)))
+
+
+def _num_running(root: Path) -> int:
+    """Threads that run or wait for a core, this one included; 1 where the system does not say."""
+    try:
+        found = re.search(r"^procs_running (\d+)", (root / "proc/stat").read_text(), re.MULTILINE)
+    except OSError:
+        return 1
+    return int(found[1]) if found else 1
+
+
+def _busy_s() -> float | None:
+    """Seconds all cores together have worked since boot, time stolen by other guests included."""
+    try:
+        first = Path("/proc/stat").read_text().splitlines()[0]
+    except OSError:
+        return None
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, first.split()[1:9])
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,132 @@
+"""Which workers are at work for this process, and what each did last, in memory that the main process reads.
+
+A ring of the last stages with their begin and end. Keeping them costs a worker about a microsecond per stage, so it
+does so only while somebody looks.
+"""
+
+import os
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from flatout.clock import clock
+from flatout.clock.stages import Event, stage_apart
+
+EVENTS_KEPT = 512
+EVENT_DTYPE = np.dtype([("name", "S32"), ("begin_ns", np.int64), ("end_ns", np.int64), ("depth", np.int64)])
+TIMELINE_DTYPE = np.dtype([("wanted", np.int64), ("num_events", np.int64), ("events", EVENT_DTYPE, EVENTS_KEPT)])
+"""Of one worker; `wanted` is set by whoever looks."""
+
+
+class TracedTotals(clock.Totals):
+    """Totals that also keep begin and end of the last stages, while that is wanted."""
+
+    def __init__(self, table: np.ndarray, timeline: np.ndarray) -> None:
+        """`timeline` is TIMELINE_DTYPE [1]: live, and zeroed by its owner."""
+        super().__init__(table)
+        self._wanted = timeline["wanted"].data
+        self._number = timeline["num_events"].data
+        self._events = timeline["events"][0]
+        self._depth = 0
+
+    def opened(self, name: str) -> None:
+        self._depth += 1
+
+    def closed(self, name: str, begin_ns: int, end_ns: int, inside_ns: int) -> None:
+        self._depth -= 1
+        super().closed(name, begin_ns, end_ns, inside_ns)
+        if self._wanted[0]:
+            self._events[self._number[0] % EVENTS_KEPT] = (name.encode(), begin_ns, end_ns, self._depth)
+            self._number[0] += 1
+
+
+def want(timelines: np.ndarray, wanted: bool) -> None:
+    """Have the workers of these timelines keep their stages from now on, or no more."""
+    timelines["wanted"] = wanted
+
+
+def worker_timelines(timelines: np.ndarray) -> dict[str, list[Event]]:
+    """Worker -> what it did last, in order; perf_counter_ns is one clock for all processes of a machine."""
+    return {f"worker {worker}": _events(row["events"].copy()) for worker, row in enumerate(timelines)}
+
+
+def _events(kept: np.ndarray) -> list[Event]:
+    rows = kept[kept["end_ns"] > 0]
+    found = [Event(row["name"].decode(), int(row["begin_ns"]), int(row["end_ns"]), int(row["depth"])) for row in rows]
+    return sorted(found, key=lambda event: event.end_ns)
+
+
+# Which workers are at work for this process, and what do they spend?
+#
+# A feed announces its workers when it starts; an observation asks for all of them when it begins and when it ends.
+# Workers write their stages into shared memory anyway, so asking costs them nothing.
+
+
+class Crew(NamedTuple):
+    """Workers of one feed."""
+
+    stages: np.ndarray  # STAGE_DTYPE [workers, rows], live
+    timelines: np.ndarray  # TIMELINE_DTYPE [workers], live
+    num_workers: int
+    """0: the main thread does their work, under its own recorder."""
+    pids: Callable[[], Mapping[int, int]]
+    """Worker -> process id; empty for threads."""
+    is_apart: bool = False
+    """They work for something between steps, as a validation does: its feed was started in a pause."""
+
+
+class Spent(NamedTuple):
+    """Sums over the workers of all crews, since they started."""
+
+    self_ns: Counter[str]
+    runs: Counter[str]
+    cpu_ns: int
+    wanted_ns: int
+    """Ran, or queued for a core."""
+
+
+_crews: "weakref.WeakKeyDictionary[object, Crew]" = weakref.WeakKeyDictionary()
+
+
+def announce(owner: object, crew: Crew) -> None:
+    """`crew` is at work for as long as `owner` lives."""
+    _crews[owner] = crew._replace(is_apart=stage_apart(clock.innermost()) is not None)
+
+
+def at_work() -> list[Crew]:
+    """Crews whose feeds are open."""
+    return list(_crews.values())
+
+
+def spent(crew: Crew) -> Spent:
+    """What a crew's workers have spent so far."""
+    self_ns: Counter[str] = Counter()
+    runs: Counter[str] = Counter()
+    for table in crew.stages:
+        self_ns.update(clock.read_self_ns(table))
+        runs.update({name: time.runs for name, time in clock.read_totals(table).items()})
+    pids = list(crew.pids().values())
+    return Spent(self_ns, runs, sum(map(cpu_ns, pids)), sum(map(wanted_ns, pids)))
+
+
+def cpu_ns(pid: int) -> int:
+    """CPU time of a process, 0 if it is gone."""
+    try:
+        # The name in parentheses may hold anything; the fields behind it are fixed.
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(1e9 * (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK"))
+
+
+def wanted_ns(pid: int) -> int:
+    """Time the main thread of a process has run or queued for a core, 0 where the system does not tell."""
+    try:
+        ran, queued, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return 0
+    return int(ran) + int(queued)

@@ -1,0 +1,288 @@
+"""What an evaluation found: scores against labels, points out of a heat map, and the numbers that come of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+# Scores against labels: AUROC, average precision, best F1, over millions of pixels in constant memory.
+#
+# Scores are counted in bins, per class; every number here follows from the counts. Distinct scores as bins give exact
+# values. Pixels of whole data sets are binned by the upper half of their float32 pattern, which is monotonic and keeps
+# 0.8 % of the value: equal bins count as ties.
+#
+# Dimension key:  V bins, rising   N scores
+
+_DROPPED_BITS = 16
+NUM_BINS = (0x3F800000 >> _DROPPED_BITS) + 1
+"""Patterns of the numbers from 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How many of each class lie in each bin of rising score."""
+
+    positive_V: np.ndarray
+    negative_V: np.ndarray
+    score_V: np.ndarray
+    """Lowest score of each bin."""
+
+    @property
+    def auroc(self) -> float | None:
+        """Probability that a positive outranks a negative, ties count half; None with one class only."""
+        positives, negatives = int(self.positive_V.sum()), int(self.negative_V.sum())
+        if not positives or not negatives:
+            return None
+        below_V = np.cumsum(self.negative_V) - self.negative_V
+        wins = (self.positive_V * (below_V + self.negative_V / 2)).sum()
+        return float(wins / (positives * negatives))
+
+    @property
+    def average_precision(self) -> float | None:
+        """Area under precision over recall, by steps; None without positives."""
+        hit_V, precision_V = self._curve()
+        if hit_V[-1] == 0:
+            return None
+        gained_V = np.diff(hit_V, prepend=0)
+        return float((gained_V * precision_V).sum() / hit_V[-1])
+
+    def best_f1(self) -> tuple[float, float] | None:
+        """The best F1 and the score from which on it is reached; None without positives."""
+        hit_V, precision_V = self._curve()
+        if hit_V[-1] == 0:
+            return None
+        recall_V = hit_V / hit_V[-1]
+        f1_V = 2 * precision_V * recall_V / np.maximum(precision_V + recall_V, 1e-12)
+        best = int(np.argmax(f1_V))
+        return float(f1_V[best]), float(self.score_V[::-1][best])
+
+    def iou_at(self, threshold: float) -> float | None:
+        """Intersection over union of label and score >= threshold, to the width of a bin; None if both are empty."""
+        above_V = self.score_V >= threshold
+        hits, false = self.positive_V[above_V].sum(), self.negative_V[above_V].sum()
+        union = self.positive_V.sum() + false
+        return float(hits / union) if union else None
+
+    def _curve(self) -> tuple[np.ndarray, np.ndarray]:
+        """Hits and precision with ever lower thresholds, [V] each."""
+        hit_V = np.cumsum(self.positive_V[::-1])
+        shown_V = hit_V + np.cumsum(self.negative_V[::-1])
+        return hit_V, hit_V / np.maximum(shown_V, 1)
+
+
+def rank(labels_N: np.ndarray, scores_N: np.ndarray) -> Ranking:
+    """Exact: every distinct score is a bin."""
+    score_V, bin_N = np.unique(np.asarray(scores_N), return_inverse=True)
+    is_positive_N = np.asarray(labels_N, np.bool_).reshape(-1)
+    positive_V = np.bincount(bin_N.reshape(-1)[is_positive_N], minlength=len(score_V))
+    negative_V = np.bincount(bin_N.reshape(-1)[~is_positive_N], minlength=len(score_V))
+    return Ranking(positive_V, negative_V, score_V)
+
+
+class PixelCounts:
+    """Probabilities of any number of pixels, counted as they come."""
+
+    def __init__(self) -> None:
+        self._count_2V = np.zeros((2, NUM_BINS), np.int64)
+
+    def add(self, is_defect_HW: np.ndarray, probability_HW: np.ndarray) -> None:
+        bits_HW = np.ascontiguousarray(probability_HW, np.float32).view(np.uint32) >> _DROPPED_BITS
+        bin_N = np.minimum(bits_HW, NUM_BINS - 1).astype(np.int64).reshape(-1)
+        both = bin_N + NUM_BINS * is_defect_HW.reshape(-1).astype(np.int64)
+        self._count_2V += np.bincount(both, minlength=2 * NUM_BINS).reshape(2, NUM_BINS)
+
+    def ranking(self) -> Ranking:
+        score_V = (np.arange(NUM_BINS, dtype=np.uint32) << _DROPPED_BITS).view(np.float32)
+        return Ranking(self._count_2V[1], self._count_2V[0], score_V)
+
+
+# Points out of a heat map, and how many true defects are among the best of them.
+#
+# Dimension key:  H W image   K detections
+
+
+class Detection(NamedTuple):
+    """A place and how sure the network is."""
+
+    y: int
+    x: int
+    score: float
+
+
+class DetectConfig(NamedTuple):
+    """How points are found."""
+
+    top_pct: float = 0.01
+    """Share of an image's pixels that may be the centre of a detection."""
+    mask_radius: int = 20
+    """Around a detection, no other is looked for."""
+    score_window: int = 2
+    """Half side of the window that a score is taken from."""
+    score_topk: int = 3
+    max_per_image: int = 5
+
+
+DEAD_BEFORE, DEAD_AFTER = 5, 5
+
+
+def detect(heat_HW: np.ndarray, config: DetectConfig | None = None) -> list[Detection]:
+    """The highest places one after the other, each away from those before it; the first in rows wins a tie."""
+    config = config or DetectConfig()
+    allowed_HW = heat_HW >= np.percentile(heat_HW, 100 * (1 - config.top_pct))
+    y_H, x_W = np.ogrid[: heat_HW.shape[0], : heat_HW.shape[1]]
+    found: list[Detection] = []
+    while len(found) < config.max_per_image and allowed_HW.any():
+        y, x = divmod(int(np.argmax(np.where(allowed_HW, heat_HW, -np.inf))), heat_HW.shape[1])
+        found.append(Detection(y, x, score_at(heat_HW, y, x, config)))
+        allowed_HW &= (y_H - y) ** 2 + (x_W - x) ** 2 > config.mask_radius**2
+    return found
+
+
+def score_at(heat_HW: np.ndarray, y: int, x: int, config: DetectConfig) -> float:
+    """Mean of the largest values around a place; float64."""
+    reach = config.score_window
+    window = heat_HW[max(y - reach, 0) : y + reach + 1, max(x - reach, 0) : x + reach + 1]
+    return float(np.sort(window, axis=None)[-config.score_topk :].astype(np.float64).mean())
+
+
+class Located(NamedTuple):
+    """An image's detections and the one defect that is known in it, if any."""
+
+    detections: Sequence[Detection]
+    truth_xy: tuple[float, float] | None
+
+
+def recall_at(images: Sequence[Located], nums: Sequence[int], *, match_radius: float = 3.0) -> Mapping[int, float]:
+    """Share of the known defects among the K best detections of all images, for each K; empty if none is known."""
+    num_known = sum(image.truth_xy is not None for image in images)
+    if not num_known:
+        return {}
+    pooled = [
+        (found.score, number, _hits(image, found, match_radius))
+        for number, image in enumerate(images)
+        for found in image.detections
+    ]
+    pooled.sort(key=lambda entry: -entry[0])  # stable: equal scores stay in the order of the images
+    return {num: len({number for _, number, hit in pooled[:num] if hit}) / num_known for num in nums}
+
+
+def _hits(image: Located, found: Detection, match_radius: float) -> bool:
+    if image.truth_xy is None:
+        return False
+    x, y = image.truth_xy
+    return bool(np.hypot(found.x - x, found.y - y) <= match_radius)
+
+
+def truth_in_name(stem: str) -> tuple[float, float] | None:
+    """The defect's place (x, y) at the end of a name like `strip_17#88,412`."""
+    _, mark, text = stem.rpartition("#")
+    parts = text.split(",")
+    if not mark or len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
+        return None
+    return float(parts[0]), float(parts[1])
+
+
+def silence_dead_pixels(heat_HW: np.ndarray, dead_xy_K2: np.ndarray) -> None:
+    """Set a box of ten by ten around each dead pixel to 0, in place."""
+    for x, y in dead_xy_K2.tolist():
+        heat_HW[max(y - DEAD_BEFORE, 0) : max(y + DEAD_AFTER, 0), max(x - DEAD_BEFORE, 0) : max(x + DEAD_AFTER, 0)] = 0
+
+
+def recall_at_false_positives(
+    hits: Sequence[tuple[float, int | None]], *, num_defects: int, num_images: int, per_image: float
+) -> float | None:
+    """Share of defects found before there are more than so many false detections per image.
+
+    `hits`: score and the number of the defect each detection lies on, None if on none.
+    """
+    if not num_defects:
+        return None
+    found: set[int] = set()
+    false = 0
+    for _, defect in sorted(hits, key=lambda entry: -entry[0]):
+        if defect is None:
+            false += 1
+            if false > per_image * num_images:
+                break
+        else:
+            found.add(defect)
+    return len(found) / num_defects
+
+
+RANKS = (30, 50, 150, 500)
+FALSE_POSITIVES = (0.1, 1.0)
+"""Per image, at which the recall of defects is told."""
+DEFAULT_THRESHOLD = 0.5
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """One line of the table of images."""
+
+    name: str
+    is_defective: bool | None
+    """None: nobody knows."""
+    peak: float
+    """Largest probability, the image's own score."""
+    num_defects: int
+    num_found: int
+    """Of its defects, those with a detection on them."""
+    num_detections: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Numbers over all images. What cannot be told, because a class or all truth is missing, is None."""
+
+    pixels: Ranking
+    images: Ranking
+    rows: list[ImageRow]
+    located: list[Located] = field(default_factory=list)
+    hits: list[tuple[float, int | None]] = field(default_factory=list)
+    """Every detection: score and the number of the defect it lies on."""
+    num_judged: int = 0
+    seconds: float = 0.0
+    chosen_threshold: float | None = None
+    """What was set beforehand; else the one that suits these images best."""
+
+    @property
+    def num_defects(self) -> int:
+        return sum(row.num_defects for row in self.rows)
+
+    @property
+    def fitness(self) -> float:
+        """Pixel average precision: AUROC is near 1 for anything, with a pixel in two thousand positive."""
+        return self.pixels.average_precision or 0.0
+
+    @property
+    def threshold(self) -> float:
+        if self.chosen_threshold is not None:
+            return self.chosen_threshold
+        best = self.pixels.best_f1()
+        return DEFAULT_THRESHOLD if best is None else best[1]
+
+    def scores(self) -> dict[str, float | None]:
+        best = self.pixels.best_f1()
+        scores: dict[str, float | None] = {
+            "pixel_AUROC": self.pixels.auroc,
+            "pixel_AP": self.pixels.average_precision,
+            "pixel_best_F1": None if best is None else best[0],
+            "pixel_IoU": self.pixels.iou_at(self.threshold) if best is not None else None,
+            "threshold": self.threshold,
+            "image_AUROC": self.images.auroc,
+        }
+        for per_image in FALSE_POSITIVES:
+            scores[f"recall@{per_image:g}FP"] = recall_at_false_positives(
+                self.hits, num_defects=self.num_defects, num_images=self.num_judged, per_image=per_image
+            )
+        return scores
+
+    def recalls(self) -> Mapping[int, float]:
+        """Recall@K over the images whose name tells where their defect is."""
+        return recall_at(self.located, RANKS)
+
+    def __str__(self) -> str:
+        shown = [f"{name} {'n/a' if value is None else f'{value:.4f}'}" for name, value in self.scores().items()]
+        shown += [f"recall@{num} {value:.3f}" for num, value in self.recalls().items()]
+        return "  ".join(shown)

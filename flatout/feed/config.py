@@ -1,0 +1,194 @@
+"""How a feed runs: every setting, none of which changes what is delivered; and how many workers a GPU gets."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from flatout.clock import machine
+from flatout.errors import ConfigError
+
+# How many workers, for each GPU, for training and for validation?
+#
+#     total    "auto" = 80 % of the cores, "cpu*0.9" = that share of them, or a number
+#     per GPU  total // GPUs, at least 1; validation gets half as many
+#
+# Plain arithmetic: the same arguments give the same plan on any machine. A total of 0 still means one per GPU.
+
+AUTO_SHARE = 0.8
+MOST_CORES = 8192
+"""The Linux kernel's own ceiling: a larger count is a typing mistake."""
+MOST_GPUS = 1024
+TOTAL_WORDS = '"auto", "cpu*0.9" or '
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """Workers in all and per GPU; `str(plan)` tells it in one line."""
+
+    total: int
+    per_gpu: int
+    train: int
+    """Training workers per GPU."""
+    val: int
+    """Validation workers per GPU."""
+    train_sum: int
+    """Training workers on all GPUs; may exceed `total`, since every GPU gets at least one."""
+    rule: str
+    """The total as it was asked for."""
+    gpus: int
+    cores: str
+    """The core count the plan started from, and where it came from."""
+
+    def __str__(self) -> str:
+        each = f" per GPU ({self.train_sum} on {self.gpus} GPUs)" if self.gpus > 1 else ""
+        total = f"{self.rule} = {self.total}" if self.rule != str(self.total) else self.rule
+        return f"workers: {self.train}{each} for training, {self.val} for validation (total {total}; {self.cores})"
+
+
+def plan_workers(
+    total: int | str = "auto",
+    *,
+    cores: int | None = None,
+    gpus: int = 1,
+    train: int | str | None = None,
+    val: int | str | None = None,
+) -> WorkerPlan:
+    """Plan the workers of one node.
+
+    `cores` defaults to what this process may use (affinity and cgroup quota respected). `train` and `val` are per
+    GPU: a number overrides the plan; validation follows `train` when unset and the plan when "auto".
+    """
+    if cores is None:
+        facts = machine.cores()
+        cores, origin = facts.usable, f"cores: {facts}"
+    else:
+        cores = _whole("cores", cores, 1, MOST_CORES)
+        origin = f"cores: {cores}, as given"
+    gpus = _whole("gpus", gpus, 0, MOST_GPUS)
+    shares = max(1, gpus)
+    most = max(1024, 32 * cores)
+    num_total = _total(total, cores, most)
+    per_gpu = max(1, num_total // shares)
+    num_train = _per_gpu("train", train, per_gpu, most // shares)
+    num_val = _per_gpu("val", val, max(1, (num_train if val is None else per_gpu) // 2), most // shares)
+    return WorkerPlan(
+        num_total, per_gpu, num_train, num_val, num_train * shares, rule=str(total), gpus=gpus, cores=origin
+    )
+
+
+def _total(value: int | str, cores: int, most: int) -> int:
+    share = _share(value)
+    if share is None:
+        return _whole("workers", value, 0, most, others=TOTAL_WORDS)
+    # The double-precision product, truncated: 100 * 0.29 is 28 (golden spike/workers.json).
+    product = cores * share
+    if not 0 <= product < most + 1:
+        raise _refusal("workers", value, 0, most, TOTAL_WORDS)
+    return max(1, int(product))
+
+
+def _share(value: int | str) -> float | None:
+    """The share of the cores that "auto" or "cpu*f" asks for; None for anything else."""
+    head, star, factor = value.partition("*") if isinstance(value, str) else ("", "", "")
+    if not star and head.strip().lower() == "auto":
+        return AUTO_SHARE
+    if head.strip().lower() != "cpu":
+        return None
+    try:
+        return float(factor)
+    except ValueError:
+        return None
+
+
+def _per_gpu(name: str, value: int | str | None, default: int, most: int) -> int:
+    if value is None or value == "auto":
+        return default
+    return _whole(name, value, 0, most, others='"auto" or ')
+
+
+def _whole(name: str, value: int | str, least: int, most: int, others: str = "") -> int:
+    """`value` as a whole number from `least` to `most`; a numeric string counts, a bool or a fraction does not."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        raise _refusal(name, value, least, most, others) from None
+    if isinstance(value, bool) or not least <= number <= most or (not isinstance(value, str) and number != value):
+        raise _refusal(name, value, least, most, others)
+    return number
+
+
+def _refusal(name: str, value: object, least: int, most: int, others: str) -> ConfigError:
+    return ConfigError(f"{name}={value!r:.60} cannot be obeyed. Use {others}a whole number from {least} to {most}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedConfig:
+    """How the feed runs. None of this changes what it delivers."""
+
+    workers: int | str = "auto"
+    """A number, "auto" (80 % of the cores) or "cpu*0.9"; the last two are shared among `local_ranks`.
+    0 reads in the caller's own thread."""
+
+    local_ranks: int = 1
+    """Training processes on this machine."""
+
+    backend: Literal["process", "thread"] = "process"
+    """Threads start at once and need no pickling, but only pay off if `read` releases the GIL."""
+
+    start_method: Literal["spawn", "fork"] = "spawn"
+    """How the process comes to be that workers are forked from: a fresh interpreter, or a fork of this
+    one. A fork needs no pickling, but must not be made after CUDA or threads were started."""
+
+    slots: int | None = None
+    """Batches in flight. Memory = slots * batch_size * bytes per sample. None: enough for the workers."""
+
+    prefetch_factor: int | None = None
+    """PyTorch's word for it: complete batches to hold ready. Means slots = prefetch_factor + 2."""
+
+    micro_batch: int | None = None
+    """Samples per task. None: a quarter of each worker's share of a batch."""
+
+    persistent_workers: bool = True
+    """False ends the workers after each epoch and starts them for the next."""
+
+    epochs: int | None = None
+    """Epochs of the whole run, if known: the feed reads ahead into the next epoch, up to the last."""
+
+    on_error: Literal["raise", "substitute"] = "raise"
+    """A sample that cannot be read (OSError, DecodeError) ends the epoch, or is replaced by another one
+    that follows from its place in the stream; anything else always raises. Of a sample made of several items
+    (see `ItemSource`) only those are replaced that cannot be read."""
+
+    bad_share: float = 0.01
+    """Share of all samples, or items if they are fewer, that may be replaced before it counts as a broken data set."""
+
+    watchdog_s: float = 60
+    """A worker that is at one sample for longer is killed and replaced; 0 waits for ever."""
+
+    def __post_init__(self) -> None:
+        if self.slots is not None and self.prefetch_factor is not None:
+            raise ConfigError("slots and prefetch_factor say the same thing: give one of them.")
+        if self.slots is not None and self.slots < 2:
+            raise ConfigError(
+                f"slots={self.slots} is too small: one batch is used while the next is filled. Use slots=2 or more."
+            )
+        for name in ("prefetch_factor", "micro_batch", "epochs", "local_ranks"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be 1 or more.")
+        for name, known in {
+            "backend": ("process", "thread"),
+            "start_method": ("spawn", "fork"),
+            "on_error": ("raise", "substitute"),
+        }.items():
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: use {' or '.join(map(repr, known))}.")
+        if not 0 <= self.bad_share <= 1:
+            raise ConfigError(f"bad_share={self.bad_share} must lie in 0..1.")
+        if not self.watchdog_s >= 0:  # also refuses NaN
+            raise ConfigError(f"watchdog_s={self.watchdog_s} must not be negative; 0 switches the watchdog off.")
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of this feed on this machine."""
+        plan = plan_workers(self.workers, gpus=self.local_ranks)
+        return plan.train if isinstance(self.workers, str) and not self.workers.isdigit() else plan.total

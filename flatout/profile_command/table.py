@@ -1,0 +1,63 @@
+"""Ledger and verdict in colour, for a terminal."""
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from flatout.clock import kind_of, place_label
+from flatout.profiler import (
+    KINDS,
+    Ledger,
+    Profile,
+    between_lines,
+    light_lines,
+    runs_of,
+    shown_rows,
+    verdict_lines,
+    wait_lines,
+)
+
+BAR = 24
+WITHOUT_BAR = 62
+"""Characters of names and numbers."""
+
+
+def show(profile: Profile, console: Console | None = None) -> None:
+    """Print everything a tired person needs, on one screen."""
+    console = console or Console()
+    console.print(ledger_table(profile.ledger, console.width))
+    ledger, measurement = profile.ledger, profile.measurement
+    notes = (*wait_lines(measurement), *between_lines(ledger, measurement), *light_lines(measurement))
+    for line in (*notes, *verdict_lines(profile.verdict, console.width)):
+        console.print(escape(line), highlight=False, soft_wrap=True)
+
+
+def ledger_table(ledger: Ledger, width: int = 120) -> Table:
+    """One row per stage, with a bar as long as its share; in a narrow terminal bars are shorter, or none."""
+    bar = min(BAR, max(0, width - WITHOUT_BAR))
+    table = Table(
+        title=(
+            f"{ledger.num_steps} steps of {ledger.images:g} images: {ledger.step_ms:.1f} ms per step "
+            f"(p10 {ledger.p10_ms:.1f}, p90 {ledger.p90_ms:.1f}), {ledger.images_per_s:,.1f} img/s"
+        ),
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
+    table.add_column("", overflow="fold")
+    for name in ("ms/step", "share", "us/image", "runs"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("")
+    for place in ledger.places:
+        table.add_row(f"[bold]{escape(place_label(place))}[/bold]")
+        for row in shown_rows(ledger.lane(place)):
+            table.add_row(
+                f"  {escape(row.label)}",
+                f"{row.ms:,.2f}",
+                f"{row.share:.1%}",
+                f"{row.us_per_image:,.1f}",
+                runs_of(row),
+                Text("█" * round(bar * max(0.0, row.share)), style=KINDS[kind_of(row.stage)]),
+            )
+    return table

@@ -1,0 +1,179 @@
+"""Stages for a training loop that has no marks: put around model, loss, backward, optimizer and copies from outside.
+
+Everything is taken off again when the block ends; the loop itself is not touched.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import CodeType
+from typing import Any
+
+from flatout.clock import clock
+from flatout.errors import ConfigError
+
+
+@contextmanager
+def stages_around(model: Any, optimizer: Any, loss_fn: Any) -> Iterator[None]:
+    """Mark forward, loss (if it is a module), backward, optimizer and copies to a GPU.
+
+    Several models or optimizers (of a GAN, say) come as a list or a dict; None: there is nothing to mark.
+    """
+    with ExitStack() as stack:
+        for each in _each(model):
+            stack.enter_context(_module_stage(_module(each), "forward"))
+        if hasattr(loss_fn, "register_forward_pre_hook"):
+            stack.enter_context(_module_stage(loss_fn, "loss"))
+        stack.enter_context(_backward_stage())
+        for each in _each(optimizer):
+            stack.enter_context(_optimizer_stage(each))
+        stack.enter_context(_copy_stage())
+        yield
+
+
+def _each(given: Any) -> Iterable[Any]:
+    """One of a kind, or all of a list or a dict of them; none of None."""
+    if isinstance(given, Mapping):
+        return given.values()
+    if isinstance(given, list | tuple):
+        return given
+    return () if given is None else (given,)
+
+
+def _module(model: Any) -> Any:
+    if hasattr(model, "register_forward_pre_hook"):
+        return model
+    raise ConfigError(
+        f"A {type(model).__name__} cannot be watched as a model: give the nn.Module that your loop calls (the compiled "
+        "or wrapped one, if there is one), a list or dict of several, or None."
+    )
+
+
+def code_of(loss_fn: Any) -> CodeType | None:
+    """The code of a loss that is a plain function: it cannot be marked from outside, but it can be seen running."""
+    return getattr(loss_fn, "__code__", None) or getattr(getattr(loss_fn, "__func__", None), "__code__", None)
+
+
+class _Bracket:
+    """A stage whose begin and end are two separate calls. Calls that come in pairs may nest."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._open: list[Any] = []
+
+    def begin(self, *_: Any) -> None:
+        mark = clock.stage(self._name)
+        mark.__enter__()
+        self._open.append(mark)
+
+    def end(self, *_: Any) -> None:
+        if self._open:
+            self._open.pop().__exit__(None, None, None)
+
+
+@contextmanager
+def replaced(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """A class, module or object with other functions inside the block; afterwards it inherits again what it did."""
+    own = {name: vars(owner)[name] for name in methods if name in vars(owner)}
+    for name, method in methods.items():
+        setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        for name in methods:
+            if name in own:
+                setattr(owner, name, own[name])
+            else:
+                delattr(owner, name)
+
+
+@contextmanager
+def _module_stage(module: Any, name: str) -> Iterator[None]:
+    bracket = _Bracket(name)
+    handles = [
+        module.register_forward_pre_hook(bracket.begin),
+        # Also when forward raises, or the mark would stay open.
+        module.register_forward_hook(bracket.end, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _optimizer_stage(optimizer: Any) -> Iterator[None]:
+    bracket = _Bracket("optimizer")
+    try:
+        handles = [optimizer.register_step_pre_hook(bracket.begin), optimizer.register_step_post_hook(bracket.end)]
+    except AttributeError:  # a wrapper: no hooks, or inherited ones that it never made
+        handles = []
+    with ExitStack() as stack:
+        for handle in handles:
+            stack.callback(handle.remove)
+        if not handles:
+            stack.enter_context(_step_stage(optimizer))
+        yield
+
+
+@contextmanager
+def _step_stage(optimizer: Any) -> Iterator[None]:
+    """Around the `step` of an object that is no optimizer of torch, but works like one."""
+    step = getattr(optimizer, "step", None)
+    if not callable(step):
+        raise ConfigError(
+            f"A {type(optimizer).__name__} cannot be watched as an optimizer: give the object whose step() your loop "
+            "calls, a list or dict of several, or None."
+        )
+
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        with clock.stage("optimizer"):
+            return step(*args, **kwargs)
+
+    with replaced(optimizer, {"step": marked}):
+        yield
+
+
+@contextmanager
+def _backward_stage() -> Iterator[None]:
+    """Around autograd's own functions, which `Tensor.backward` calls as well."""
+    import torch
+
+    def marked(original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            with clock.stage("backward"):
+                return original(*args, **kwargs)
+
+        return backward
+
+    with replaced(torch.autograd, {name: marked(getattr(torch.autograd, name)) for name in ("backward", "grad")}):
+        yield
+
+
+@contextmanager
+def _copy_stage() -> Iterator[None]:
+    """Copies of host tensors to a GPU; nothing where there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        yield
+        return
+
+    def marked(original: Callable[..., Any], *, always: bool) -> Callable[..., Any]:
+        def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.is_cuda or not (always or _names_gpu(args, kwargs)):
+                return original(self, *args, **kwargs)
+            with clock.stage("copy"):
+                return original(self, *args, **kwargs)
+
+        return copy
+
+    with (
+        replaced(torch.Tensor, {"to": marked(torch.Tensor.to, always=False)}),
+        replaced(torch.Tensor, {"cuda": marked(torch.Tensor.cuda, always=True)}),
+    ):
+        yield
+
+
+def _names_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return any(str(getattr(word, "device", word)).startswith("cuda") for word in (*args, *kwargs.values()))

@@ -1,0 +1,227 @@
+"""Look at a training loop for some steps: warm up, count waits, on a GPU trace, then time (`Turns` has the order).
+
+Pauses between steps (a validation, say) are neither traced nor counted as part of a step, only timed, each under its
+own name. Whoever drives the loop says when a step has ended: a watched loader, or an engine whose marks are known.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import CodeType
+from typing import NamedTuple
+
+from flatout.clock import Event, clock, stage_apart
+from flatout.errors import ConfigError
+from flatout.profiler.measurement import Measurement
+from flatout.profiler.observe.device_times import DeviceClock, StepTrace
+from flatout.profiler.observe.recorder import StepRecorder
+from flatout.profiler.observe.summary import WorkerWatch
+from flatout.profiler.observe.timed_steps import TimedSteps
+from flatout.profiler.observe.waits import WaitCounter
+
+# In which order a loop is looked at, and for how many steps each.
+#
+#     |warm up|count waits|trace (GPU)|settle (GPU)|  time  |
+#
+# Each kind of looking disturbs the others, so they take turns, and only undisturbed steps are timed. Compiling kernels
+# and reading a trace make the loop stand still; meanwhile workers complete every batch they have room for, and the
+# steps that use those up wait for nothing. They are not timed either.
+
+
+class Turns(NamedTuple):
+    """Steps of each kind, in this order, before timing begins."""
+
+    warm_up: int = 2
+    counted: int = 2
+    """In which waits are counted."""
+    traced: int = 2
+    """In which kernels are traced; they need a GPU."""
+    settled: int = 5
+    """On a GPU, until what was made ahead is used up: a feed of ours has four slots, and one batch more on its way."""
+
+    @property
+    def counting_ends(self) -> int:
+        """Steps after which no more waits are counted, and tracing begins."""
+        return self.warm_up + self.counted
+
+    def tracing_ends(self, *, on_device: bool) -> int:
+        return self.counting_ends + (self.traced if on_device else 0)
+
+    def timing_begins(self, *, on_device: bool) -> int:
+        """Steps before the first that is timed."""
+        return self.tracing_ends(on_device=on_device) + (self.settled if on_device else 0)
+
+    def is_counted(self, step: int) -> bool:
+        """Steps are numbered from 1."""
+        return self.warm_up < step <= self.counting_ends
+
+
+ALL = Turns()
+KERNELS = Turns(counted=0, traced=1, settled=1)
+"""On a batch that lies ready: no feed can get ahead, and its waits are known."""
+SPEED = Turns(counted=0, traced=0)
+"""How fast it is, and nothing else."""
+
+
+AT_LEAST = 3
+"""Timed steps below which nothing is concluded."""
+
+
+class Observation:
+    """One look at a loop of this thread. Complete once `num_steps` were timed, or the block has ended."""
+
+    def __init__(
+        self,
+        workers: WorkerWatch,
+        *,
+        num_steps: int | None = None,
+        turns: Turns = ALL,
+        functions: Mapping[CodeType, str] | None = None,
+        title: str = "",
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`num_steps` None: to the end of the block. `functions`: code -> stage, for what cannot be marked."""
+        self._device: DeviceClock | None = None
+        self.recorder = self._make_recorder()
+        self.recorder.on_pause = self._pause_in_step
+        self.workers = workers
+        self._num_steps, self._turns, self._on_end = num_steps, turns, on_end
+        self._functions, self._title = functions or {}, title
+        self._waits = WaitCounter(self._stage_apart)
+        self._counting = ExitStack()
+        self._trace = StepTrace()
+        self._timed: TimedSteps | None = None
+        self._is_between_passes = False
+        self.steps_seen = 0
+        self._is_elsewhere = False
+        self._measurement: Measurement | None = None
+        self._is_over = False
+
+    def _make_recorder(self) -> StepRecorder:
+        return StepRecorder()
+
+    @property
+    def steps_before_timing(self) -> int:
+        return self._turns.timing_begins(on_device=self._device is not None)
+
+    def attach_device(self) -> None:
+        """Host-device wait: mark stages on the GPU too, if there is one and a step is about to use it."""
+        if self._device is None:
+            self._device = self.recorder.device = _device_clock()
+
+    @contextmanager
+    def observing(self) -> Iterator["Observation"]:
+        """Look at the loop inside the block."""
+        with ExitStack() as stack:
+            stack.enter_context(self.recorder.recording())
+            stack.callback(self.finish)
+            yield self
+
+    def is_here(self) -> bool:
+        """Whether this thread is the one that is looked at; it is noted if another one asks."""
+        is_here = clock.recorder() is self.recorder
+        self._is_elsewhere |= not (is_here or self._is_over)
+        return is_here
+
+    def after_step(self) -> None:
+        """To be called between two steps, after clock.step_ended: one kind of looking ends, the next begins."""
+        if self._is_over:
+            return
+        self.steps_seen += 1
+        if self._timed is not None:
+            self._timed.step_ended()
+        self._take_turns()
+        if self.steps_seen == self.steps_before_timing:
+            self._timed = TimedSteps(self.recorder, self.workers, self._device, self._functions)
+        if self._num_steps is not None and self._timed is not None and self.recorder.num_steps >= self._num_steps:
+            self.finish()
+
+    def _take_turns(self) -> None:
+        seen, turns = self.steps_seen, self._turns
+        if turns.is_counted(seen):
+            self._waits.num_steps += 1
+        if seen == turns.warm_up and turns.counted:
+            self._counting.enter_context(self._waits.counting())
+        if seen == turns.counting_ends:
+            self._counting.close()
+            if self._device and turns.traced:
+                self._trace.start()
+        if seen == turns.tracing_ends(on_device=self._device is not None):
+            self._trace.stop(turns.traced)
+
+    def pass_begins(self) -> None:
+        """To be called before the first step of a pass over the data, where steps end with their pass."""
+        self._is_between_passes = False
+        if self._timed is not None:
+            self._timed.forget_samples()
+        if self._num_traced == 0 and not self._trace.is_running:
+            self._trace.start()
+
+    def pass_ends(self) -> None:
+        """What follows, up to the next pass, belongs to no step."""
+        self._is_between_passes = True
+        self._trace.stop(self._num_traced)
+
+    def _pause_in_step(self) -> None:
+        """A step is done, and before it ends something else begins that every step does not do."""
+        self._trace.stop(self._num_traced + 1)
+
+    @property
+    def _num_traced(self) -> int:
+        """Whole steps since a trace was due; negative: it is not yet, or never."""
+        return self.steps_seen - self._turns.counting_ends if self._device and self._turns.traced else -1
+
+    def finish(self) -> None:
+        """End the looking; may be called twice. What was timed so far is summed up."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._counting.close()
+        self._trace.stop(0)
+        if self._timed is not None:
+            self._timed.close()
+            if self.recorder.num_steps >= AT_LEAST:
+                self._measurement = self._timed.sum_up(self._trace.work, self._waits, self._title)
+        clock.stop(self.recorder)
+        self._on_end()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody looks any more."""
+        return self._is_over
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether enough steps were timed to say anything."""
+        return self._measurement is not None
+
+    @property
+    def measurement(self) -> Measurement:
+        if self._measurement is None and self._is_elsewhere:
+            raise ConfigError(
+                "The loader was iterated by another thread than the one that began the watch: begin it in the thread "
+                "of your loop, and give it the object that the loop itself iterates."
+            )
+        if self._measurement is None:
+            raise ConfigError(self.too_short)
+        return self._measurement
+
+    @property
+    def too_short(self) -> str:
+        """What to say of a look that came to nothing."""
+        seen = f"{self.steps_seen} step{'' if self.steps_seen == 1 else 's'}"
+        was = "was" if self.steps_seen == 1 else "were"
+        return f"Only {seen} {was} seen: at least {self.steps_before_timing + AT_LEAST} are needed."
+
+    @property
+    def timeline(self) -> dict[str, list[Event]]:
+        """Place -> events of the last steps."""
+        return {"host": self.recorder.timeline} if self._timed is None else self._timed.timeline()
+
+    def _stage_apart(self) -> str | None:
+        return "between" if self._is_between_passes else stage_apart(self.recorder.innermost)
+
+
+def _device_clock() -> DeviceClock | None:
+    import torch
+
+    return DeviceClock() if torch.cuda.is_available() and torch.cuda.is_initialized() else None

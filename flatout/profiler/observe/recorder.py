@@ -1,0 +1,196 @@
+"""What each training step spent where: a clock recorder that tells steps apart and keeps a timeline.
+
+    recorder = StepRecorder()
+    with recorder.recording():
+        for batch in batches:
+            ...                                # marks: clock.stage("forward"), ...
+            clock.step_ended(len(batch))
+
+Begin and end of every stage are kept for the last steps only, so that a recorder may stay installed for
+a whole run. Pauses of Python's garbage collector appear as the stage "gc", taken off the stage they
+interrupt.
+
+A mark only notes its times; everything else waits until somebody asks. After a millisecond of matrix
+products nothing of Python is left in a core's caches, and a line that runs there costs several times
+what it costs in a loop (bench/profiler_overhead.py).
+"""
+
+import gc
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from flatout.clock import PAUSING, Event, clock, owners
+
+GC = "gc"
+CHARGED_AT_ONCE = 4096
+"""Marks that may wait to be charged to the table."""
+
+Note = tuple[str, int, int, int, int]
+"""A mark that has ended: name, begin, end, time of the stages inside, depth."""
+
+
+class Steps(NamedTuple):
+    """What S steps spent in K stages on one thread."""
+
+    begin_ns: np.ndarray  # [S] int64
+    end_ns: np.ndarray  # [S] int64
+    images: np.ndarray  # [S] int64
+    cpu_ns: np.ndarray  # [S] int64: CPU time of the whole process, all threads
+    names: tuple[str, ...]  # [K]
+    runs: np.ndarray  # [S, K] int64
+    self_ns: np.ndarray  # [S, K] int64, without the stages inside; of a pause with all of them but other pauses
+
+    @property
+    def wall_ns(self) -> np.ndarray:
+        """[S]."""
+        return np.asarray(self.end_ns - self.begin_ns)
+
+
+class DeviceMarks(Protocol):
+    """Marks on a device's own timeline; see device_times.py."""
+
+    def opened(self, name: str) -> None: ...
+    def closed(self, name: str) -> None: ...
+    def step_ended(self) -> None: ...
+
+
+class StepRecorder(clock.Totals):
+    """Takes one thread's marks, and where each step ends."""
+
+    on_pause: Callable[[], None] = staticmethod(lambda: None)
+    """Called when a pause begins that lies in no other."""
+
+    def __init__(
+        self,
+        *,
+        device: DeviceMarks | None = None,
+        max_steps: int = 2000,
+        timeline_events: int = 4096,
+        capacity: int = 64,
+    ) -> None:
+        """Of more than `max_steps` steps the last are kept."""
+        super().__init__(capacity=capacity)
+        self.device = device
+        self._timeline_events = timeline_events
+        self._depth = 0
+        self._open_pauses = 0
+        self._noted: list[Note] = []  # of the step that runs
+        self._uncharged: list[Note] = []
+        self._collecting: Any = None
+        self._notes: deque[list[Note]] = deque(maxlen=max_steps)  # of each step
+        # A boundary is the end of one step and the begin of the next: one more of them than of steps.
+        self._cpu_ns: deque[int] = deque(maxlen=max_steps + 1)
+        self._ends_ns: deque[int] = deque(maxlen=max_steps + 1)
+        self._images: deque[int] = deque(maxlen=max_steps)
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all steps; the next one begins now."""
+        self.charge()
+        for kept in (self._notes, self._images, self._cpu_ns, self._ends_ns):
+            kept.clear()
+        self._cpu_ns.append(time.process_time_ns())
+        self._ends_ns.append(time.perf_counter_ns())
+
+    @contextmanager
+    def recording(self) -> Iterator["StepRecorder"]:
+        """Install for this thread inside the block; the first step begins here."""
+        gc.callbacks.append(self._on_collection)
+        try:
+            with clock.recording(self):
+                self.restart()
+                yield self
+        finally:
+            gc.callbacks.remove(self._on_collection)
+            self.charge()
+
+    def opened(self, name: str) -> None:
+        self._depth += 1
+        if name in PAUSING:
+            self._open_pauses += 1
+            if self._open_pauses == 1:
+                self.on_pause()
+        if self.device is not None and name != GC:  # a pause of the host is nothing on the device
+            self.device.opened(name)
+
+    def closed(self, name: str, begin_ns: int, end_ns: int, inside_ns: int) -> None:
+        self._depth -= 1
+        self._noted.append((name, begin_ns, end_ns, inside_ns, self._depth))
+        if name in PAUSING:
+            self._open_pauses -= 1
+        if self.device is not None and name != GC:
+            self.device.closed(name)
+
+    def step_ended(self, num_images: int) -> None:
+        """`num_images` 0: the time since the last step's end belongs to no step (it lies between epochs, say)."""
+        # First: a collection that comes at one of the calls below is the next step's.
+        notes, self._noted = self._noted, []
+        self._ends_ns.append(time.perf_counter_ns())
+        self._cpu_ns.append(time.process_time_ns())
+        self._images.append(num_images)
+        self._notes.append(notes)
+        self._uncharged += notes
+        if len(self._uncharged) > CHARGED_AT_ONCE:
+            self.charge()
+        if self.device is not None:
+            self.device.step_ended()
+
+    def charge(self) -> None:
+        """Bring the table up to date."""
+        notes = self._uncharged + self._noted
+        self._uncharged, self._noted = [], []
+        for name, begin_ns, end_ns, inside_ns, _ in notes:
+            self.add(name, end_ns - begin_ns, inside_ns)
+
+    @property
+    def timeline(self) -> list[Event]:
+        """The last stages of steps that have ended, in the order of their ends."""
+        notes = list(chain(*self._notes))[-self._timeline_events :]
+        return [Event(name, begin_ns, end_ns, depth) for name, begin_ns, end_ns, _, depth in notes]
+
+    @property
+    def num_steps(self) -> int:
+        return sum(images > 0 for images in self._images)
+
+    def is_step(self) -> np.ndarray:
+        """Of each interval that is kept, bool [S + those between steps]: whether it is a step."""
+        return np.array(self._images) > 0
+
+    def steps(self) -> Steps:
+        """All steps that have ended."""
+        names = tuple(dict.fromkeys(note[0] for note in chain(*self._notes)))
+        column = {name: number for number, name in enumerate(names)}
+        runs, self_ns = (np.zeros((len(self._notes), len(names)), np.int64) for _ in range(2))
+        for step, notes in enumerate(self._notes):
+            charged = owners([(note[0], note[4]) for note in notes])
+            for (name, begin_ns, end_ns, inside_ns, _), owner in zip(notes, charged, strict=True):
+                runs[step, column[name]] += owner == name
+                self_ns[step, column[owner]] += end_ns - begin_ns - inside_ns
+        ends_ns, images = np.array(self._ends_ns, np.int64), np.array(self._images, np.int64)
+        real = self.is_step()
+        return Steps(
+            begin_ns=ends_ns[:-1][real],
+            end_ns=ends_ns[1:][real],
+            images=images[real],
+            cpu_ns=np.diff(np.array(self._cpu_ns, np.int64))[real],
+            names=names,
+            runs=runs[real],
+            self_ns=self_ns[real],
+        )
+
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
+        # Collections of other threads stop this one too, but they are charged to nobody's stage.
+        if clock._thread.recorder is not self:
+            return
+        if phase == "start":
+            self._collecting = clock.stage(GC)
+            self._collecting.__enter__()
+        elif self._collecting is not None:
+            self._collecting.__exit__(None, None, None)
+            self._collecting = None

@@ -1,0 +1,139 @@
+"""Where does the host wait for the device? Count per code line, over a few steps that are not timed.
+
+On a GPU, torch itself tells of every wait (`torch.cuda.set_sync_debug_mode`). Without one nothing waits, but the
+same lines are visible: numbers read out of tensors one at a time (`.item()`, `float(t)`, `if t:`), which would each
+be a wait on a GPU, and cost microseconds of Python anywhere.
+"""
+
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from linecache import getline
+from pathlib import Path
+from types import FrameType
+from typing import Any, TextIO
+
+from flatout.clock import LOG
+from flatout.profiler.measurement import WaitBetween, WaitSite
+from flatout.profiler.observe.hooks import replaced
+from flatout.profiler.observe.sampler import is_foreign, own_line, short_place
+
+_READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")
+_OPTIMIZERS = str(Path("torch", "optim")) + os.sep
+_WAIT_WARNING = "called a synchronizing CUDA operation"
+_PROTOTYPE = "Synchronization debug mode is a prototype feature"
+"""What torch says of its own way of telling; nobody who trains needs to know."""
+
+
+class WaitCounter:
+    """Waits per code line since it was made, those between steps apart."""
+
+    def __init__(self, stage_apart: Callable[[], str | None] = lambda: None) -> None:
+        """`stage_apart` says what runs that is no part of an ordinary step, None inside of one."""
+        self.num_steps = 0
+        self._stage_apart = stage_apart
+        self._counts: Counter[tuple[str, str | None]] = Counter()
+        self._steps_logged: set[int] = set()
+
+    def sites(self) -> list[WaitSite]:
+        """Inside of steps, per step: most frequent first."""
+        counts: Counter[str] = Counter()
+        for (where, stage), count in self._counts.items():
+            if self._is_in_step(stage):
+                counts[where] += count
+        steps = max(1, self.num_steps)
+        return [
+            WaitSite(where=short_place(where), per_step=count / steps, text=source_text(where))
+            for where, count in counts.most_common()
+        ]
+
+    def between(self) -> list[WaitBetween]:
+        """Between steps: most frequent first."""
+        return [
+            WaitBetween(where=short_place(where), stage=stage, times=count, text=source_text(where))
+            for (where, stage), count in self._counts.most_common()
+            if stage is not None and not self._is_in_step(stage)
+        ]
+
+    def note(self, where: str) -> None:
+        """The host waits at file:line."""
+        stage = self._stage_apart()
+        self._counts[where, stage] += 1
+        if stage == LOG:
+            self._steps_logged.add(self.num_steps)
+
+    def _is_in_step(self, stage: str | None) -> bool:
+        """A log that waits in every step is what that step does."""
+        return stage is None or (stage == LOG and len(self._steps_logged) >= max(1, self.num_steps))
+
+    @contextmanager
+    def counting(self) -> Iterator["WaitCounter"]:
+        """Count inside the block; slows every wait down, so that steps inside it are not to be timed."""
+        import torch
+
+        how = _cuda_waits if torch.cuda.is_available() and torch.cuda.is_initialized() else _scalar_reads
+        with how(self.note):
+            yield self
+
+
+@contextmanager
+def _cuda_waits(note: Callable[[str], None]) -> Iterator[None]:
+    import torch
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if _WAIT_WARNING in str(message):
+            note(str(own_line(sys._getframe(1))))
+        elif _PROTOTYPE not in str(message):
+            previous_show(message, category, filename, lineno, file, line)
+
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        previous_show, warnings.showwarning = warnings.showwarning, show
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def _scalar_reads(note: Callable[[str], None]) -> Iterator[None]:
+    import torch
+
+    with replaced(torch.Tensor, {name: _noted(getattr(torch.Tensor, name), note) for name in _READS}):
+        yield
+
+
+def _noted(original: Callable[..., Any], note: Callable[[str], None]) -> Callable[..., Any]:
+    def read(self: Any) -> Any:
+        if not _is_optimizers(sys._getframe(1)):
+            note(str(own_line(sys._getframe(1))))
+        return original(self)
+
+    return read
+
+
+def _is_optimizers(frame: FrameType | None) -> bool:
+    """Whether an optimizer of torch reads: Adam's steps, one number per weight, lie in host memory on every machine."""
+    while frame is not None and is_foreign(frame.f_code.co_filename):
+        if _OPTIMIZERS in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def source_text(where: str) -> str:
+    """The source line at file:line, without its indentation; empty if it cannot be found."""
+    file, _, line = where.rpartition(":")
+    return getline(file, int(line)).strip()

@@ -1,0 +1,241 @@
+"""Watch any PyTorch training loop: where its time goes, what is to blame, what each remedy would be worth.
+
+    with flatout.profiler.watch(loader, model, optimizer, loss_fn=loss_fn) as watched:
+        for images, labels in loader:
+            ...                                     # any plain loop, unchanged
+    print(watched.text())
+
+The first steps warm up and are forgotten; in the next few the host's waits are counted, and on a GPU two are traced;
+all others are timed.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import Any, Protocol
+
+from flatout.clock import clock
+from flatout.errors import ConfigError
+from flatout.profiler.measurement import WAIT
+from flatout.profiler.observe.hooks import code_of, stages_around
+from flatout.profiler.observe.loader_probe import Desk, Tables, TimedCollate, TimedDataset, TimedStream
+from flatout.profiler.observe.observation import Observation
+from flatout.profiler.observe.recorder import StepRecorder
+from flatout.profiler.observe.summary import FeedWorkers, NoWorkers, ProbedWorkers, WorkerWatch
+from flatout.profiler.outcome import Profile
+from flatout.profiler.verdict import Remedy, Trial
+
+logger = logging.getLogger(__name__)
+
+# A loader that tells when a batch is asked for and when it arrives, and looks into its workers.
+#
+# For the time of a block the loader gets a class of its own with another `__iter__`, so that `for batch in loader` in
+# code that knows nothing of it is seen; a torch DataLoader also gets a probe around its dataset and collate function.
+
+
+class Looking(Protocol):
+    """Who looks at the loop; see observation.py."""
+
+    def is_here(self) -> bool:
+        """Whether it looks at this thread."""
+
+    def pass_begins(self) -> None: ...
+    def after_step(self) -> None:
+        """After each step, before the next batch is fetched."""
+
+    def pass_ends(self) -> None: ...
+
+
+class Turnstile:
+    """Between the loop and its loader: a step begins when a batch is asked for, and ends when the next one is."""
+
+    def __init__(self, looking: Looking, samples_of: Callable[[Any], int]) -> None:
+        self._looking, self._samples_of = looking, samples_of
+
+    def through(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches, with marks around the wait for each."""
+        if not self._looking.is_here():  # another thread's marks go nowhere: its batches pass as they are
+            yield from batches
+            return
+        clock.step_ended(0)  # what lies between two passes belongs to no step
+        self._looking.pass_begins()
+        try:
+            while True:
+                with clock.stage(WAIT):
+                    try:
+                        batch = next(batches)
+                    except StopIteration:
+                        break
+                yield batch
+                clock.step_ended(self._samples_of(batch))
+                self._looking.after_step()
+            clock.step_ended(0)
+        finally:  # also when the loop breaks off
+            self._looking.pass_ends()
+
+
+@contextmanager
+def watching(loader: Any, turnstile: Turnstile) -> Iterator[Tables | None]:
+    """Send every pass over `loader` through the turnstile; tables of its workers where they can be looked into."""
+    kind = type(loader)
+    body = {"__iter__": lambda self: turnstile.through(kind.__iter__(self)), "__module__": kind.__module__}
+    try:
+        loader.__class__ = type(kind.__name__, (kind,), body)
+    except TypeError as error:
+        raise ConfigError(
+            f"A {kind.__name__} cannot be watched: give the loader object itself (a torch DataLoader, a flatout Loader "
+            "or Feed, or any object of a Python class with __iter__), not a list, a generator or an iterator."
+        ) from error
+    try:
+        with _probed(loader) as tables:
+            yield tables
+    finally:
+        loader.__class__ = kind
+
+
+@contextmanager
+def _probed(loader: Any) -> Iterator[Tables | None]:
+    from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
+    from torch.utils.data.dataloader import _DatasetKind
+
+    # Workers that already run (persistent ones of an earlier pass) have the dataset without a probe; and a DataLoader
+    # sets the random numbers of a data pipe that it knows to be one.
+    cannot = not isinstance(loader, DataLoader) or getattr(loader, "_iterator", None) is not None
+    if cannot or isinstance(loader.dataset, IterDataPipe | MapDataPipe):
+        yield None
+        return
+    dataset, collate = loader.dataset, loader.collate_fn
+    tables = Tables(loader.num_workers)
+    desk = Desk(tables)
+    timed = TimedDataset if loader._dataset_kind == _DatasetKind.Map else TimedStream
+    # DataLoader forbids this to keep its sampler and dataset in step; ours has the same length and samples.
+    object.__setattr__(loader, "dataset", timed(dataset, desk))
+    loader.collate_fn = TimedCollate(collate, desk)
+    try:
+        yield tables
+    finally:
+        object.__setattr__(loader, "dataset", dataset)
+        loader.collate_fn = collate
+
+
+# How many samples are in a batch? Loaders give tensors, pairs, dicts, tuples of pictures of any size, and more.
+
+Path = tuple[Any, ...]
+"""The way into a batch: keys and positions."""
+
+FIELDS = 16
+"""Of a batch, that are looked at."""
+DIMS_OF_SAMPLE = 3
+"""A tensor with more of them (images of NCHW, say) is a whole batch."""
+
+
+class SamplesOf:
+    """Counts the samples of a loader's batches, every one in the same place: a last batch may be shorter."""
+
+    def __init__(self, expected: int | None = None) -> None:
+        """`expected`: in a full batch, where the loader says so."""
+        self._expected = expected
+        self._path: Path | None = None
+
+    @classmethod
+    def loader(cls, loader: Any) -> "SamplesOf":
+        """By what the loader says of its batches."""
+        sizes = (getattr(source, "batch_size", None) for source in (loader, getattr(loader, "batch_sampler", None)))
+        return cls(next((size for size in sizes if isinstance(size, int) and size > 0), None))
+
+    def __call__(self, batch: Any) -> int:
+        """At least 1."""
+        lengths = dict(_lengths(batch))
+        if self._path is None:
+            self._path = next((path for path, length in lengths.items() if length == self._expected), None)
+        if self._path in lengths:
+            return max(1, lengths[self._path])
+        first = next(iter(lengths.values()), 0)
+        # Nothing in it is as long as a batch of this loader: it is a short one, or nothing in it tells.
+        return max(1, first) if self._expected is None or 0 < first < self._expected else self._expected
+
+
+def _lengths(part: Any, path: Path = ()) -> Iterator[tuple[Path, int]]:
+    """Where a batch has a length that may be its number of samples, the most likely first."""
+    if hasattr(part, "shape"):
+        if len(part.shape):
+            yield path, int(part.shape[0])
+    elif isinstance(part, Mapping):
+        for key in islice(part, FIELDS):
+            yield from _lengths(part[key], (*path, key))
+    elif isinstance(part, list | tuple):
+        yield from _lengths_of_list(part, path)
+    elif not isinstance(part, str | bytes):
+        yield from _lengths_of_object(part, path)
+
+
+def _lengths_of_list(part: Any, path: Path) -> Iterator[tuple[Path, int]]:
+    """Fields of a batch, as in (images, labels), or samples side by side."""
+    are_samples = bool(path) and not any(len(getattr(item, "shape", ())) > DIMS_OF_SAMPLE for item in part[:1])
+    if are_samples:
+        yield path, len(part)
+    for place, item in enumerate(part[:FIELDS]):
+        yield from _lengths(item, (*path, place))
+    if not are_samples:
+        yield path, len(part)
+
+
+def _lengths_of_object(part: Any, path: Path) -> Iterator[tuple[Path, int]]:
+    if hasattr(part, "__len__"):
+        yield path, len(part)
+    elif hasattr(part, "__dict__") and len(path) < DIMS_OF_SAMPLE:  # a dataclass, say; no deeper than batches are
+        yield from _lengths(dict(vars(part)), path)
+
+
+@contextmanager
+def watch(
+    loader: Any, model: Any, optimizer: Any, *, loss_fn: Any = None, title: str = "", trials: Sequence[Trial] = ()
+) -> Iterator[Profile]:
+    """Watch the loop inside the block. `loss_fn`: a module or function, to tell the loss from the rest.
+
+    Several models or optimizers are given as a list or a dict; None: there is none to look at. What it gives is
+    complete when the block has ended.
+    """
+    if isinstance(clock.recorder(), StepRecorder):
+        raise ConfigError("This thread is being watched already: end that watch before another one begins.")
+    code = code_of(loss_fn)
+    observation = Observation(NoWorkers(), functions={code: "loss"} if code else {}, title=title)
+    turnstile = Turnstile(observation, SamplesOf.loader(loader))
+    profile = Profile(observation, trials)
+    if _is_stream(loader):
+        profile.reword = _for_stream
+    with ExitStack() as stack:
+        stack.enter_context(stages_around(model, optimizer, loss_fn))
+        tables = stack.enter_context(watching(loader, turnstile))
+        observation.workers = _workers_of(loader, tables)
+        observation.attach_device()
+        stack.enter_context(observation.observing())
+        yield profile
+
+
+def _is_stream(loader: Any) -> bool:
+    from torch.utils.data import DataLoader, IterableDataset
+
+    return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
+
+
+def _for_stream(remedy: Remedy) -> Remedy:
+    """Each worker of a DataLoader iterates the whole of a stream that does not ask which of them it is in."""
+    if "workers" not in remedy.switch:
+        return remedy
+    caution = "; an IterableDataset has to share its samples out by get_worker_info(), else each worker gives them all"
+    return replace(remedy, change=remedy.change + caution)
+
+
+def _workers_of(loader: Any, tables: Any) -> WorkerWatch:
+    said = getattr(loader, "num_workers", 0)
+    num_workers = said if isinstance(said, int) else 0
+    if tables is not None:
+        return ProbedWorkers(tables, num_workers)
+    if any(kind.__module__.startswith("flatout.") for kind in type(loader).__mro__):
+        return FeedWorkers()
+    if num_workers:
+        logger.warning("The workers ran before the watch began, or are a data pipe's: what they do inside is not seen.")
+    return NoWorkers(num_workers)

@@ -1,0 +1,60 @@
+"""Scalars and pictures for TensorBoard, where it is installed: pip install tensorboard."""
+
+from pathlib import Path
+from typing import Any
+
+from flatout.engine import Callback, End, RunStart, Scores
+
+PICTURES = ("*.png", "*.jpg", "visuals/*.png")
+
+
+class TensorBoard(Callback):
+    """An event file in the run folder, or in a folder within it."""
+
+    def __init__(self, within: str = "") -> None:
+        self._within = within
+        self._folder = Path()
+        self._writer: Any = None
+
+    def start(self, run: RunStart) -> None:
+        self._folder = run.folder / self._within
+        if not run.continues:
+            for name, values in run.histograms.items():
+                self._open().add_histogram(name, values, 0)
+
+    def validation(self, scores: Scores) -> None:
+        writer = self._open()
+        for name, value in scores.scalars.items():
+            writer.add_scalar(name, value, scores.at)
+        writer.flush()
+
+    def end(self, end: End) -> None:
+        """The pictures that a run has drawn of itself, as they are at its end."""
+        if self._writer is None:
+            return
+        for path in (path for part in PICTURES for path in sorted(end.folder.glob(part))):
+            name = path.relative_to(end.folder).with_suffix("").as_posix()
+            if (summary := _summary(name, path)) is not None:
+                self._writer.file_writer.add_summary(summary, end.epoch)
+        self._writer.close()
+
+    def _open(self) -> Any:
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self._folder))
+        return self._writer
+
+
+def _summary(name: str, path: Path) -> Any:
+    """A picture's file, not decoded: torch's add_image would decode and encode it anew. None if it is no picture."""
+    from PIL import Image, UnidentifiedImageError
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    try:
+        with Image.open(path) as picture:
+            width, height = picture.size
+    except UnidentifiedImageError:
+        return None
+    image = Summary.Image(encoded_image_string=path.read_bytes(), width=width, height=height, colorspace=3)
+    return Summary(value=[Summary.Value(tag=name, image=image)])

@@ -1,0 +1,196 @@
+"""Our own file: a dict of plain values and tensors that torch.load(weights_only=True) reads too.
+
+    {"flatout": {"schema": 1, "digest": "sha256", "versions": {...}}, "<section>": ..., "<section>": ...}
+
+Each section belongs to whoever wrote it (weights, the state of a training). Values are None, bool, int, float, str,
+list, tuple, dict with str or int keys, and tensors.
+"""
+
+import platform
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatout.safefiles.allowlist import Built, Name, plain_vocabulary
+from flatout.safefiles.archive import ALGORITHM, DigestSink, has_digest
+from flatout.safefiles.atomic import replacing
+from flatout.safefiles.open_file import file_kind, read_objects, reading
+from flatout.safefiles.refusal import AGAIN, DAMAGED, SUSPECT, Budget, Refusal, quoted
+
+# Turn objects out of a file into a tree that is safe to walk, copy and print.
+#
+# The unpickler may return cycles, and a dozen lists that stand for a billion. A tree of separate containers, under a
+# budget, is what the rest of the program gets.
+
+MAX_DEPTH = 64
+MAX_VALUES = 500_000
+MAX_OVERLAP = 4
+"""How many times the memory of its storages a set of tensors may name; tied weights share theirs."""
+
+
+class PlainReader:
+    """Copies objects of one file into plain trees; all of them together stay within the budget."""
+
+    def __init__(self) -> None:
+        self._budget = Budget(MAX_VALUES, "values")
+        self._tensors: list[Tensor] = []
+
+    def plain(self, value: object, where: str) -> object:
+        """None, bool, int, float, str, bytes, list, tuple and dict as they are; tensors detached, memory shared.
+
+        `where` names the value in a Refusal, such as "config".
+        """
+        self._tensors.clear()
+        copied = self._copy(value, where, depth=0)
+        _check_overlap(self._tensors, where)
+        return copied
+
+    def _copy(self, value: object, where: str, depth: int) -> object:
+        self._budget.spend(1)
+        if depth > MAX_DEPTH:
+            raise Refusal(f"its {where} is nested deeper than {MAX_DEPTH} levels or contains itself. {SUSPECT}")
+        if isinstance(value, str | bytes):
+            # A long text that is repeated costs nothing here, but everywhere it is printed.
+            self._budget.spend(len(value) // 16)
+            return _printable(value, where)
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        if isinstance(value, Tensor):
+            self._tensors.append(value)
+            return value.detach()
+        if isinstance(value, dict):
+            # Keys count as well; the unpickler lets only plain ones through.
+            return {self._copy(key, where, depth): self._copy(item, where, depth + 1) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._copy(item, where, depth + 1) for item in value)
+        if isinstance(value, Built):
+            return self._copy(value.plain(), where, depth + 1)
+        kind = value.text if isinstance(value, Name) else type(value).__name__
+        raise Refusal(f"its {where} holds a {quoted(kind)}, which is no plain data. {DAMAGED}")
+
+
+def _printable(value: str | bytes, where: str) -> str | bytes:
+    try:
+        if isinstance(value, str):
+            value.encode()
+    except UnicodeEncodeError:
+        raise Refusal(f"its {where} holds half of a surrogate pair, which nobody can print. {DAMAGED}") from None
+    return value
+
+
+def _check_overlap(tensors: Iterable[Tensor], where: str) -> None:
+    """Refuse tensors that share memory so often that copying them would need many times the file's size."""
+    storage_bytes: dict[int, int] = {}
+    view_bytes = 0
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        storage_bytes[storage.data_ptr()] = storage.nbytes()
+        view_bytes += tensor.nbytes
+    if view_bytes > MAX_OVERLAP * sum(storage_bytes.values()):
+        raise Refusal(f"the tensors of its {where} share their memory over and over. {SUSPECT}")
+
+
+SCHEMA = 1
+_ENTRY_BYTES = 512
+"""What a value or tensor takes in the file beside its content, at most."""
+
+
+def write_container(path: str | Path, sections: Mapping[str, object]) -> None:
+    """Write a file of ours, whole or not at all; ResourceError if the disk cannot take it.
+
+    Tensors are written from the device they are on, and only the elements they show. TypeError names a value that is
+    not plain.
+    """
+    header = {"schema": SCHEMA, "digest": ALGORITHM, "versions": versions()}
+    content: dict[str, object] = {"flatout": header}
+    content |= {name: _storable(section, name) for name, section in sections.items()}
+    with replacing(Path(path), needed_bytes=_bytes_of(content)) as sink:
+        digesting = DigestSink(sink)
+        torch.save(content, digesting)  # type: ignore[arg-type]
+        digesting.finish()
+
+
+def read_container(path: str | Path) -> dict[str, object]:
+    """The sections of a file of ours; CheckpointError says why a file is not one."""
+    with reading(path) as file:
+        objects = read_objects(file, plain_vocabulary) if file_kind(file) == "zip" else None
+        if not is_container(objects):
+            raise Refusal("holds weights of another program. Convert them first.")
+        if _promises_digest(objects) and not has_digest(file):
+            raise Refusal(f"is damaged: the digest at its end is missing. {AGAIN}")
+        return sections_of(objects)
+
+
+def read_plain(path: str | Path) -> object:
+    """Plain values and tensors of any file that torch.save wrote; CheckpointError says why a file is not read."""
+    with reading(path) as file:
+        if file_kind(file) != "zip":
+            raise Refusal("is no zip of torch.save. Give a file that a torch of 1.6 or newer wrote.")
+        return PlainReader().plain(read_objects(file, plain_vocabulary), "content")
+
+
+def is_container(objects: object) -> bool:
+    """Whether objects out of a torch file claim to be ours."""
+    return isinstance(objects, dict) and "flatout" in objects
+
+
+def sections_of(objects: object) -> dict[str, object]:
+    """The checked sections of a container, plain trees; a Refusal says what is wrong with it."""
+    content = PlainReader().plain(objects, "content")
+    match content:
+        case {"flatout": {"schema": int(schema)}, **sections} if schema == SCHEMA:
+            return {str(name): section for name, section in sections.items()}
+        case {"flatout": {"schema": int(schema)}} if schema > SCHEMA:
+            raise Refusal(f"was written by a newer flatout (schema {schema}; this one reads {SCHEMA}). Update flatout.")
+    raise Refusal(f"claims to be written by flatout but has no schema number. {DAMAGED}")
+
+
+def _promises_digest(objects: object) -> bool:
+    """Files that were written before there was one go without."""
+    match objects:
+        case {"flatout": {"digest": _}}:
+            return True
+    return False
+
+
+def versions() -> dict[str, str]:
+    """Versions that a file records, for those who wonder later."""
+    found = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
+    try:
+        found["flatout"] = metadata.version("flatout")
+    except metadata.PackageNotFoundError:
+        found["flatout"] = "not installed"
+    return found
+
+
+def _storable(value: object, where: str) -> object:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Tensor):
+        return compact(value)
+    if isinstance(value, Mapping) and all(type(key) in (str, int) for key in value):
+        return {key: _storable(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(_storable(item, f"{where}[{index}]") for index, item in enumerate(value))
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise TypeError(f"{where} is a {kind}; files of ours hold plain values and tensors only.")
+
+
+def compact(tensor: Tensor) -> Tensor:
+    """A plain tensor on the CPU; torch.save would write all of a storage for a view of a little of it."""
+    tensor = tensor.detach().cpu()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+def _bytes_of(value: object) -> int:
+    if isinstance(value, Tensor):
+        return _ENTRY_BYTES + value.nbytes
+    if isinstance(value, dict):
+        return sum(_bytes_of(key) + _bytes_of(item) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return sum(map(_bytes_of, value))
+    return 16 + 4 * len(value) if isinstance(value, str) else 16

@@ -1,0 +1,242 @@
+"""Is everything in order? Configuration, data, one sample, loader and network, each with what it found.
+
+What four separate test tools of the guide report, in one pass.
+"""
+
+import csv
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from flatout.errors import DataError, FlatoutError
+from flatout.feed import Feed, FeedConfig, Plan
+from flatout.findings import Finding
+from flatout.spike.config import SpikeConfig
+from flatout.spike.data.clip_set import ClipSet, open_clips, sequence_files, validation_split
+from flatout.spike.data.decode import decode, map_stream
+from flatout.spike.data.frames import Frames, read_image
+from flatout.spike.data.source import ClipSource, shown_of
+from flatout.spike.data.stream_layout import Orientation, compare, grey_at
+from flatout.spike.data.tree import ordered
+from flatout.spike.input import training_source
+from flatout.spike.loader_plan import GIB, block, check_memory, plan_loader
+
+if TYPE_CHECKING:
+    from flatout.feed import Batch
+
+logger = logging.getLogger(__name__)
+
+
+# When each exposure began and ended: CSV lines `frame_idx,t0,t1,event_count,seq`, where somebody has written them.
+
+
+class Exposure(NamedTuple):
+    """Times of a frame; both 0 if no log tells."""
+
+    t0: float = 0.0
+    t1: float = 0.0
+
+
+def read_align_logs(paths: Iterable[str]) -> dict[tuple[str, int], Exposure]:
+    """Exposures by (sequence, frame number); a log that is missing is left aside with a word."""
+    found: dict[tuple[str, int], Exposure] = {}
+    for path in map(Path, paths):
+        if not path.is_file():
+            logger.warning("ALIGN_LOG_PATHS: %s does not exist; exposure times stay 0.", path)
+            continue
+        with path.open(newline="") as file:
+            for number, row in enumerate(csv.DictReader(file), 2):
+                try:
+                    found[row["seq"], int(row["frame_idx"])] = Exposure(float(row["t0"]), float(row["t1"]))
+                except (KeyError, TypeError, ValueError):
+                    raise DataError(
+                        f"{path}:{number}: not a line of an align log. Its columns are frame_idx,t0,t1,event_count,seq."
+                    ) from None
+    return found
+
+
+PACKAGES = ("torch", "numpy", "opencv-python-headless", "PyYAML", "pydantic")
+BATCHES = 3
+TYPICAL_RATE = (0.05, 0.45)
+ORIENTATIONS = 3
+"""Files to compare with their frames."""
+
+
+def as_text(finding: Finding) -> str:
+    """Whether all is well, and what was found, line by line."""
+    lines = (f"       {line}" for line in finding.value.splitlines())
+    return "\n".join([f"[{'FAIL' if finding.level == 'bad' else 'PASS'}] {finding.topic}", *lines])
+
+
+def examine(config: SpikeConfig, *, gpus: int = 1) -> Iterator[Finding]:
+    """All checks in order; one that fails does not keep the others from being made."""
+    open_once = cache(lambda: open_clips(config.DATA, config.DATA.TRAIN_SPLIT, scored=False))
+    yield _try("packages", lambda: tuple(f"{name} {_version(name)}" for name in PACKAGES))
+    yield _try("data tree", lambda: _tree(config, open_once()))
+    yield _try("configuration and loader plan", lambda: _plan(config, open_once(), gpus))
+    yield _try("spike format", lambda: _format(config, open_once()))
+    yield _try("one sample, live", lambda: _sample(config, open_once()))
+    yield _try("training loader", lambda: _loader(config, open_once()))
+    yield _try("network", lambda: _network(config))
+
+
+def orientation_of(clips: ClipSet, frame: int) -> Orientation:
+    """Does the stream of a frame look like it?"""
+    layout = clips.layout_of(frame)
+    spikes = decode(map_stream(clips.frames[frame].spike, layout), layout)
+    blur = grey_at(read_image(clips.frames[frame].blur), (layout.height, layout.width))
+    return compare(spikes.mean(axis=0), blur)
+
+
+class Unwell(Exception):
+    """A check found something wrong; the text says what."""
+
+
+def _try(name: str, check: Callable[[], tuple[str, ...]]) -> Finding:
+    try:
+        return Finding(name, "\n".join(check()), "ok")
+    except (FlatoutError, Unwell, OSError) as error:
+        return Finding(name, str(error), "bad")
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed under this name"
+
+
+def _tree(config: SpikeConfig, train: ClipSet) -> tuple[str, ...]:
+    lines = [f"root {config.DATA.ROOT}"]
+    for split in filter(None, (config.DATA.TRAIN_SPLIT, validation_split(config.DATA))):
+        clips = train if split == config.DATA.TRAIN_SPLIT else open_clips(config.DATA, split, scored=True)
+        first = sequence_files(config.DATA, split)[0]
+        parts = ", ".join(
+            f"{len(files)} {name}" for name, files in zip(("blur", "sharp", "spike"), first[2:], strict=True)
+        )
+        lines.append(f"{split}: {len(clips.sequences)} sequences, {len(clips.frames)} frames, {len(clips)} clips")
+        lines.append(f"  first sequence {first.name}: {parts}, from {ordered(first.blur)[0]}")
+    return tuple(lines)
+
+
+def _plan(config: SpikeConfig, clips: ClipSet, gpus: int) -> tuple[str, ...]:
+    data, train = config.DATA, config.TRAIN
+    source = training_source(clips, config.DATA)
+    plan = plan_loader(
+        config.loader,
+        gpus=gpus,
+        batch=train.BATCH_SIZE,
+        val_batch=train.VAL_BATCH_SIZE,
+        sample_bytes=sum(field.sample_bytes for field in source.fields.values()),
+        cache_bytes=int(data.CACHE_SIZE_GB * GIB) if data.USE_RAM_CACHE else 0,
+    )
+    check_memory(plan)
+    mode = "precomputed voxels" if data.USE_PRECOMPUTED_VOXELS else "live"
+    return (
+        f"clips of {data.CLIP_LEN}, crop {data.CROP_SIZE}, batch {train.BATCH_SIZE}, {data.channels} bins, {mode}",
+        str(plan.workers),
+        *block(plan, config.LOG.LANG),
+    )
+
+
+def _format(config: SpikeConfig, clips: ClipSet) -> tuple[str, ...]:
+    """How the files are read, and whether that makes sense."""
+    if config.DATA.USE_PRECOMPUTED_VOXELS:
+        return ("precomputed voxels: nothing to decide",)
+    layout = clips.layout_of(0)
+    lines = [
+        f"{layout.format} {layout.height} x {layout.width}, {layout.frames} spike frames, flipped: {layout.flipud}"
+    ]
+    problems = []
+    for frame in np.unique(np.linspace(0, len(clips.frames) - 1, ORIENTATIONS).astype(int)).tolist():
+        found = orientation_of(clips, frame)
+        listed = ", ".join(f"{turn} {value:.2f}" for turn, value in found.r.items())
+        usual = "" if TYPICAL_RATE[0] <= found.mean_rate <= TYPICAL_RATE[1] else " (unusual: 0.05 to 0.45 is typical)"
+        lines.append(
+            f"frame {clips.frames[frame].stem}: rate {found.mean_rate:.3f}{usual}, gain {found.gain:.2f}, {listed}"
+        )
+        problems += [found.problem] if found.problem else []
+    if problems:
+        raise Unwell("\n       ".join([problems[0], *lines]))
+    return tuple(lines)
+
+
+def _sample(config: SpikeConfig, clips: ClipSet) -> tuple[str, ...]:
+    """The first clip, whole frames."""
+    shown = shown_of(config.DATA)
+    source = ClipSource(clips, Frames(clips, shown), shown, crop=None)
+    one = Plan(num_samples=len(clips), batch_size=1, order=np.zeros(1, np.int64), shapes=lambda e, s: source.shapes(0))
+    with Feed(source, one, FeedConfig(workers=0)) as feed:
+        batch = next(iter(feed))
+        _sane(batch, config)
+        times = _exposure(config, clips)
+        return (f"{len(clips)} samples; {clips.name_of(0)}{times}", *_describe(batch))
+
+
+def _exposure(config: SpikeConfig, clips: ClipSet) -> str:
+    """Of the first frame, if an align log tells."""
+    first = clips.frames[int(clips.windows_NL[0, 0])]
+    logged = read_align_logs(config.DATA.ALIGN_LOG_PATHS)
+    found = logged.get((clips.sequences[first.sequence].name, int(first.stem))) if first.stem.isdigit() else None
+    return f", exposed from {found.t0:g} to {found.t1:g}" if found is not None else ""
+
+
+def _describe(batch: "Batch") -> Iterator[str]:
+    """Shapes as the network gets them, and ranges."""
+    for part in ("blur", "sharp"):
+        num, length, height, width, _ = batch[part].shape
+        low, high = batch[part].min() / 255, batch[part].max() / 255
+        yield f"{part} ({num}, {length}, 3, {height}, {width}), values {low:.3f} to {high:.3f}"
+    spikes = batch["spikes"]
+    share = 100 * np.count_nonzero(spikes) / spikes.size
+    yield f"spike_vox {spikes.shape}, values {spikes.min():g} to {spikes.max():g}, {share:.1f} % not zero"
+
+
+def _sane(batch: "Batch", config: SpikeConfig) -> None:
+    """Unwell if voxels cannot be right."""
+    spikes, frames = batch["spikes"], batch["spike_frames"]
+    if not np.isfinite(spikes).all() or spikes.min() < 0:
+        raise Unwell("voxels are negative or not finite")
+    if not spikes.any():
+        raise Unwell("all voxels are zero: the streams are empty, or read in a wrong way. Look at 'spike format'.")
+    counts = config.DATA.SPIKE_REPR == "voxel" and config.DATA.SPIKE_FORMAT != "bytes" and frames.max() > 0
+    if counts and spikes.max() > frames.max():
+        raise Unwell(f"a voxel of {spikes.max():g} in bins of {frames.max():g} spike frames")
+
+
+def _loader(config: SpikeConfig, clips: ClipSet) -> tuple[str, ...]:
+    """The first batches of an epoch, with the planned workers, and how fast they came."""
+    source = training_source(clips, config.DATA)
+    batch_size = min(config.TRAIN.BATCH_SIZE, len(source))
+    workers = plan_loader(config.loader, gpus=1, batch=batch_size, val_batch=1, sample_bytes=0, cache_bytes=0).workers
+    plan = Plan(num_samples=len(source), batch_size=batch_size, seed=config.SEED)
+    with Feed(source, plan, FeedConfig(workers=workers.train)) as feed:
+        lines: list[str] = []
+        began, seen = time.perf_counter(), 0
+        for batch in feed:
+            lines = list(_describe(batch))
+            _sane(batch, config)
+            seen += 1
+            if seen == BATCHES:
+                break
+        speed = seen * batch_size / (time.perf_counter() - began)
+        return (f"{len(source)} samples, {len(feed)} batches per epoch, {speed:.1f} samples/s at the start", *lines)
+
+
+def _network(config: SpikeConfig) -> tuple[str, ...]:
+    """It can be built, and takes what the loader makes."""
+    import torch
+
+    from flatout.spike.model import Clip, DeblurNet
+
+    network = DeblurNet(config.MODEL, channels=config.DATA.channels)
+    with torch.inference_mode():
+        out = network(Clip(torch.rand(1, 1, 3, 32, 32), torch.rand(1, 1, config.DATA.channels, 16, 16)))
+    count = sum(parameter.numel() for parameter in network.parameters())
+    return (f"{count / 1e6:.2f} M parameters, {tuple(out.shape)} out; CUDA: {torch.cuda.is_available()}",)

@@ -1,0 +1,61 @@
+"""Voxels as files, for those who want them: uint8 counts at spike resolution, and the spike frames behind them."""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from flatout.errors import ConfigError
+from flatout.spike.config import DataConfig
+from flatout.spike.data.clip_set import ClipSet, open_clips
+from flatout.spike.data.decode import map_stream, whole
+from flatout.spike.data.layouts import FACTS_NAME
+from flatout.spike.data.source import shown_of, spike_dtype
+from flatout.spike.data.voxels import trimmed
+
+logger = logging.getLogger(__name__)
+
+
+def write_voxels(config: DataConfig, split: str) -> Iterator[Path]:
+    """Write the voxels of every frame of a split beside its streams; yields each file. Whole files are kept."""
+    if config.SPIKE_REPR != "voxel":
+        raise ConfigError(f"SPIKE_REPR: {config.SPIKE_REPR} is made live; only voxels are written to files.")
+    live = replace(config, USE_PRECOMPUTED_VOXELS=False, CLIP_LEN=1)
+    clips = open_clips(live, split, scored=True)
+    for number, facts in enumerate(clips.sequences):
+        folder = Path(config.ROOT) / split / facts.name / config.VOXEL_CACHE_DIRNAME
+        folder.mkdir(exist_ok=True)
+        frames = [index for index, each in enumerate(clips.frames) if each.sequence == number]
+        for frame in frames:
+            yield _write_one(clips, live, frame, folder)
+        counts = {
+            clips.frames[frame].stem: len(range(clips.frames[frame].num_spike_frames)[_kept(clips, live, frame)])
+            for frame in frames
+        }
+        content = {"bins": config.channels, "kind": "counts", "frames": counts}
+        (folder / FACTS_NAME).write_text(json.dumps(content, indent=1))
+
+
+def _kept(clips: ClipSet, config: DataConfig, frame: int) -> slice:
+    return trimmed(clips.frames[frame].num_spike_frames, config.SPIKE_TRIM)
+
+
+def _write_one(clips: ClipSet, config: DataConfig, frame: int, folder: Path) -> Path:
+    shown, layout = shown_of(config), clips.layout_of(frame)
+    stream_TF = map_stream(clips.frames[frame].spike, layout)
+    voxel = shown.channels_of(stream_TF, layout, whole(layout), spike_dtype(clips, shown))
+    path = folder / f"{clips.frames[frame].stem}.npy"
+    part = path.with_suffix(".part")
+    try:
+        with part.open("wb") as file:
+            np.save(file, np.ascontiguousarray(voxel))
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+    return path

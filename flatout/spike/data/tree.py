@@ -1,0 +1,137 @@
+"""Sequences on disk by name, and which frames of them make a clip."""
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+# Which frames make a clip? Paired by name, never across a gap; and in validation every frame is scored once.
+#
+# Pure: names in, windows out.
+#
+# Dimension key:  L frames of a clip
+
+
+class ScoredWindow(NamedTuple):
+    """A clip of a validation."""
+
+    first: int
+    """Position in its run."""
+    score_L: tuple[bool, ...]
+    """Frames that no earlier window has scored."""
+
+
+def ordered(stems: Collection[str]) -> list[str]:
+    """By number if all names are numbers, else by text."""
+    return sorted(stems, key=lambda stem: (int(stem), stem)) if _are_numbers(stems) else sorted(stems)
+
+
+def usable_runs(blur: Collection[str], sharp: Collection[str], spike: Collection[str]) -> list[list[str]]:
+    """Maximal runs of neighbouring frames that have all three parts; numbers in a run rise by one."""
+    numbered = _are_numbers(blur)
+    complete = set(sharp) & set(spike)
+    runs: list[list[str]] = []
+    before: str | None = None
+    for stem in ordered(blur):
+        if stem in complete:
+            if before is None or (numbered and int(stem) != int(before) + 1):
+                runs.append([])
+            runs[-1].append(stem)
+        before = stem if stem in complete else None
+    return runs
+
+
+def training_windows(run_length: int, clip_length: int) -> range:
+    """Where a clip may begin in a run: anywhere."""
+    return range(max(0, run_length - clip_length + 1))
+
+
+def scored_windows(run_length: int, clip_length: int) -> list[ScoredWindow]:
+    """Clips side by side; what is left over at the end is scored by one that is shifted back."""
+    if run_length < clip_length:
+        return []
+    firsts = list(range(0, run_length - clip_length + 1, clip_length))
+    if firsts[-1] + clip_length < run_length:
+        firsts.append(run_length - clip_length)
+    scored = 0
+    windows = []
+    for first in firsts:
+        windows.append(ScoredWindow(first, tuple(first + offset >= scored for offset in range(clip_length))))
+        scored = first + clip_length
+    return windows
+
+
+def windows_of(run: Sequence[str], firsts: Sequence[int] | range, clip_length: int) -> Iterator[list[str]]:
+    """The names in each window."""
+    for first in firsts:
+        yield list(run[first : first + clip_length])
+
+
+def _are_numbers(stems: Collection[str]) -> bool:
+    return all(stem.isascii() and stem.isdigit() for stem in stems)
+
+
+IMAGE_EXTS = (".png", ".jpg", ".jpeg", ".bmp")
+VOXEL_EXTS = (".npy", ".npz")
+MOST_LEVELS = 4
+"""A sequence may be nested: scene/sub."""
+
+
+class SequenceFiles(NamedTuple):
+    """The files of one sequence by stem."""
+
+    name: str
+    folder: Path
+    blur: dict[str, Path]
+    sharp: dict[str, Path]
+    spike: dict[str, Path]
+    """Streams, or precomputed voxels."""
+
+    def runs(self) -> list[list[str]]:
+        """Runs of neighbouring frames that have all three parts."""
+        return usable_runs(self.blur, self.sharp, self.spike)
+
+    def first_missing(self) -> str:
+        """What keeps the first incomplete frame from being used; empty if all are complete."""
+        for stem in ordered(self.blur):
+            for part, files in (("sharp frame", self.sharp), ("spike file", self.spike)):
+                if stem not in files:
+                    return f"{self.name}: frame {stem} has no {part}"
+        return ""
+
+
+def find_sequences(
+    split: Path, *, spike_dir: str, image_exts: Sequence[str] = IMAGE_EXTS, spike_exts: Sequence[str] = (".dat",)
+) -> list[SequenceFiles]:
+    """Every folder below the split that holds `blur`, `sharp` and the spike folder, by name."""
+    return [
+        SequenceFiles(
+            folder.relative_to(split).as_posix(),
+            folder,
+            stems_in(folder / "blur", image_exts),
+            stems_in(folder / "sharp", image_exts),
+            stems_in(folder / spike_dir, spike_exts),
+        )
+        for folder in sorted(_sequence_folders(split, spike_dir, MOST_LEVELS))
+    ]
+
+
+def stems_in(folder: Path, endings: Sequence[str]) -> dict[str, Path]:
+    """Files by name without ending; of equal names the one whose ending is listed first."""
+    rank = {ending.lower(): number for number, ending in enumerate(endings)}
+    found: dict[str, Path] = {}
+    for entry in sorted(os.listdir(folder)) if folder.is_dir() else ():
+        stem, ending = os.path.splitext(entry)
+        if ending.lower() in rank:
+            known = found.get(stem)
+            if known is None or rank[ending.lower()] < rank[known.suffix.lower()]:
+                found[stem] = folder / entry
+    return found
+
+
+def _sequence_folders(folder: Path, spike_dir: str, levels: int) -> Iterator[Path]:
+    for below in sorted(path for path in folder.iterdir() if path.is_dir()):
+        if all((below / part).is_dir() for part in ("blur", "sharp", spike_dir)):
+            yield below
+        elif levels > 1:
+            yield from _sequence_folders(below, spike_dir, levels - 1)

@@ -1,0 +1,105 @@
+"""Voxels: how often each pixel fired in each of B bins of the exposure; and two other ways to show spikes to a network.
+
+Frame t of T goes to bin t * B // T, and the bin holds the count. What is made here are whole numbers; the device turns
+them into what the network sees (step.py).
+
+Dimension key:  T spike frames   B bins   C channels   H W spike picture
+"""
+
+from itertools import pairwise
+
+import numpy as np
+
+from flatout.errors import ConfigError, DataError
+from flatout.spike.data.decode import Box, StoredRows, oriented
+from flatout.spike.data.stream_layout import Layout
+
+
+def bin_edges(num_frames: int, num_bins: int) -> np.ndarray:
+    """Bin b holds frames edges[b] .. edges[b + 1] - 1, int64 [B + 1]."""
+    return -(-np.arange(num_bins + 1) * num_frames // num_bins)
+
+
+def frames_per_bin(num_frames: int, num_bins: int) -> np.ndarray:
+    """int64 [B]; 0 where there are fewer frames than bins."""
+    return np.diff(bin_edges(num_frames, num_bins))
+
+
+def bin_of_frames(num_frames: int, num_bins: int) -> np.ndarray:
+    """Bin of every frame, int64 [T]."""
+    return np.arange(num_frames) * num_bins // num_frames
+
+
+def voxel_counts(spikes_THW: np.ndarray, num_bins: int, dtype: np.dtype | None = None) -> np.ndarray:
+    """Sums per bin [B, H, W], in `dtype` or that of `count_dtype`."""
+    dtype = dtype or count_dtype(len(spikes_THW), num_bins)
+    counts = np.empty((num_bins, *spikes_THW.shape[1:]), dtype)
+    for bin_, (begin, end) in enumerate(pairwise(bin_edges(len(spikes_THW), num_bins).tolist())):
+        np.add.reduce(spikes_THW[begin:end], axis=0, dtype=dtype, out=counts[bin_])
+    return counts
+
+
+def crop_counts(
+    stream_TF: np.ndarray, layout: Layout, box: Box, num_bins: int, dtype: np.dtype | None = None
+) -> np.ndarray:
+    """Counts of a crop [B, h, w] straight from a file's bytes (bench/spike_crop.py)."""
+    dtype = dtype or count_dtype(len(stream_TF), num_bins)
+    rows, counts = StoredRows(stream_TF, layout, box), None
+    for bin_, (begin, end) in enumerate(pairwise(bin_edges(len(stream_TF), num_bins).tolist())):
+        if begin < end:
+            spikes = rows[begin:end]
+            if counts is None:
+                counts = np.zeros((num_bins, *spikes.shape[1:]), dtype)
+            np.add.reduce(spikes, axis=0, dtype=dtype, out=counts[bin_])
+    assert counts is not None, "a stream has at least one frame"
+    return oriented(counts, rows.skip, layout, box)
+
+
+def count_dtype(num_frames: int, num_bins: int, *, largest_value: int = 1) -> np.dtype:
+    """The smallest type that holds any count: a byte unless bins are very long, or values are not 0 and 1."""
+    largest = largest_value * int(frames_per_bin(num_frames, num_bins).max())
+    return np.dtype(np.uint8 if largest <= 255 else np.float32)
+
+
+def centre_window(num_frames: int, length: int) -> slice:
+    """The middle `length` frames of a stream."""
+    begin = num_frames // 2 - length // 2
+    if begin < 0 or begin + length > num_frames:
+        raise DataError(f"a window of {length} spike frames does not fit into a stream of {num_frames}.")
+    return slice(begin, begin + length)
+
+
+def tfp_centres(num_frames: int, num_channels: int, half: int) -> list[int]:
+    """Middle frame of each channel's window, kept `half` frames away from the ends."""
+    if num_frames <= 2 * half:
+        raise DataError(f"a texture from +-{half} spike frames needs more than {2 * half}; there are {num_frames}.")
+    if num_channels == 1:
+        return [num_frames // 2]
+    edges = [num_frames * channel // num_channels for channel in range(num_channels + 1)]
+    middles = ((low + high) // 2 for low, high in pairwise(edges))
+    return [min(max(middle, half), num_frames - half) for middle in middles]
+
+
+def texture_from_playback(spikes_THW: np.ndarray, num_channels: int, half: int) -> np.ndarray:
+    """Short exposures: 255 times the mean of the frames around each centre, rounded down, uint8 [C, H, W]."""
+    num_frames = len(spikes_THW)
+    channels = []
+    for centre in tfp_centres(num_frames, num_channels, half):
+        frames = spikes_THW[centre - half : min(centre + half, num_frames - 1) + 1]
+        channels.append(np.floor(frames.mean(axis=0) * 255).astype(np.uint8))
+    return np.stack(channels)
+
+
+def even_centres(num_frames: int, num_centres: int, half: int = 12) -> list[int]:
+    """Centres spread evenly over the frames that have `half` neighbours on both sides; halves round to even."""
+    first, last = half, num_frames - half - 1
+    if num_centres == 1:
+        return [(first + last) // 2]
+    return [int(centre) for centre in np.rint(np.linspace(first, last, num_centres))]
+
+
+def trimmed(num_frames: int, trim: tuple[int, int]) -> slice:
+    """The frames that are left when some are dropped at both ends."""
+    if num_frames - sum(trim) < 1:
+        raise ConfigError(f"SPIKE_TRIM={list(trim)} leaves nothing of {num_frames} spike frames: use smaller numbers.")
+    return slice(trim[0], num_frames - trim[1])

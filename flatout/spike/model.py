@@ -1,0 +1,208 @@
+"""The deblurring network: frames and spikes of a clip in, sharp frames out.
+
+Dimension key:  N frames   C channels   H W feature map   L frames of a clip
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatout.spike.config import ModelConfig
+
+
+class ChannelNorm(nn.Module):
+    """Layer norm over the channels of each pixel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels, eps=1e-6)
+
+    def forward(self, x_NCHW: Tensor) -> Tensor:
+        return self.norm(x_NCHW.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
+
+
+class GatedBlock(nn.Module):
+    """norm, widen, 3 x 3 per channel, gate, channel attention, narrow; then norm, widen, gate, narrow.
+
+    Both halves are added to their input with a learned factor per channel that begins at 0.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = ChannelNorm(channels), ChannelNorm(channels)
+        self.widen1, self.widen2 = (nn.Conv2d(channels, 2 * channels, 1) for _ in range(2))
+        self.depthwise = nn.Conv2d(2 * channels, 2 * channels, 3, padding=1, groups=2 * channels)
+        self.attention = nn.Conv2d(channels, channels, 1)
+        self.narrow1, self.narrow2 = (nn.Conv2d(channels, channels, 1) for _ in range(2))
+        self.scale1, self.scale2 = (nn.Parameter(torch.zeros(channels, 1, 1)) for _ in range(2))
+
+    def forward(self, x_NCHW: Tensor) -> Tensor:
+        y = _gate(self.depthwise(self.widen1(self.norm1(x_NCHW))))
+        y = y * self.attention(y.mean(dim=(2, 3), keepdim=True))
+        x_NCHW = x_NCHW + self.narrow1(y) * self.scale1
+        y = _gate(self.widen2(self.norm2(x_NCHW)))
+        return x_NCHW + self.narrow2(y) * self.scale2  # type: ignore[no-any-return]
+
+
+class TimeMix(nn.Module):
+    """Each frame takes from its neighbours in the clip; the first and last see themselves in place of a missing one."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = ChannelNorm(channels)
+        self.mix = nn.Conv2d(3 * channels, channels, 1)
+        self.scale = nn.Parameter(torch.zeros(channels, 1, 1))
+
+    def forward(self, x_NCHW: Tensor, length: int) -> Tensor:
+        clips = self.norm(x_NCHW).unflatten(0, (-1, length))
+        before = torch.cat((clips[:, :1], clips[:, :-1]), 1)
+        after = torch.cat((clips[:, 1:], clips[:, -1:]), 1)
+        mixed = self.mix(torch.cat((before, clips, after), 2).flatten(0, 1))
+        return x_NCHW + mixed * self.scale  # type: ignore[no-any-return]
+
+
+def padded(x_NCHW: Tensor, shape_hw: tuple[int, int]) -> Tensor:
+    """Continued at the right and the bottom by mirroring, or by repeating the last pixel where too little is there."""
+    down, right = shape_hw[0] - x_NCHW.shape[2], shape_hw[1] - x_NCHW.shape[3]
+    if not down and not right:
+        return x_NCHW
+    mode = "reflect" if down < x_NCHW.shape[2] and right < x_NCHW.shape[3] else "replicate"
+    return F.pad(x_NCHW, (0, right, 0, down), mode=mode)
+
+
+def _gate(x_NCHW: Tensor) -> Tensor:
+    a, b = x_NCHW.chunk(2, dim=1)
+    return a * b
+
+
+# A U of gated blocks over each frame; spikes join where the feature map has their resolution.
+#
+#     blur --> level 0 --> level 1 --> ... --> middle --> ... --> level 1 --> level 0 --> + blur --> sharp
+#                             |                                                          |
+#     spikes --> branch ------+---------------------- short way: 3 x 3, shuffled up -----+
+#
+# The spike picture of GoPro-Spike is exactly half as large as the frame, so nothing is interpolated on the way. Spikes
+# enter as their mean over time and what differs from it: where nothing moves, nothing disturbs the frame. On one
+# simulated batch the loss fell by 22 % in 50 steps with that and the short way, and not at all without.
+#
+# Dimension key:  N clips   L frames   C spike channels   H W frame   h w spike picture
+
+SPREAD = 4.0
+"""Brings the differences of rates between bins to a spread near 1."""
+
+
+class Clip(NamedTuple):
+    """What the network sees."""
+
+    blur: Tensor
+    """[N, L, 3, H, W] in 0..1."""
+    spikes: Tensor
+    """[N, L, C, h, w]."""
+
+
+class DeblurNet(nn.Module):
+    """Sharp frames [N, L, 3, H, W] for a clip; any size, any number of frames."""
+
+    def __init__(self, config: ModelConfig, *, channels: int, ratio: float = 2.0) -> None:
+        """`channels` of spikes; `ratio`: RGB pixels per spike pixel, which says where spikes join."""
+        super().__init__()
+        self.about: dict[str, Any] = {"channels": channels, "ratio": ratio, "model": _about(config)}
+        self._num_levels = len(config.ENC_BLOCKS)
+        self._join = _join_level(ratio, self._num_levels) if config.USE_SPIKE else -1
+        widths = [config.WIDTH * 2**level for level in range(self._num_levels + 1)]
+        self.intro = nn.Conv2d(3, widths[0], 3, padding=1)
+        self.down_blocks = nn.ModuleList(map(_blocks, widths, config.ENC_BLOCKS))
+        self.downs = nn.ModuleList(nn.Conv2d(width, 2 * width, 2, 2) for width in widths[:-1])
+        self.middle = _blocks(widths[-1], config.MIDDLE_BLOCKS)
+        self.ups = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(2 * width, 4 * width, 1, bias=False), nn.PixelShuffle(2))
+            for width in reversed(widths[:-1])
+        )
+        self.up_blocks = nn.ModuleList(map(_blocks, reversed(widths[:-1]), config.DEC_BLOCKS))
+        self.ending = nn.Conv2d(widths[0], 3, 3, padding=1)
+        _begin_at_zero(self.ending)  # the network begins as "leave the frame as it is"
+        if config.USE_SPIKE:
+            width, scale = widths[self._join], 2**self._join
+            self.spike_branch = nn.Sequential(
+                nn.Conv2d(channels + 1, width, 3, padding=1), *(GatedBlock(width) for _ in range(config.SPIKE_BLOCKS))
+            )
+            self.join = nn.Conv2d(2 * width, width, 1)
+            short = nn.Conv2d(width, 3 * scale**2, 3, padding=1)
+            _begin_at_zero(short)
+            self.short_way = nn.Sequential(short, nn.PixelShuffle(scale))
+        if config.TEMPORAL:
+            self.time_mixes = nn.ModuleDict({"1": TimeMix(widths[1]), str(self._num_levels): TimeMix(widths[-1])})
+
+    def forward(self, clip: Clip) -> Tensor:
+        blur, spikes = clip
+        num, length, _, height, width = blur.shape
+        grid = 2**self._num_levels
+        shape_hw = (-(-height // grid) * grid, -(-width // grid) * grid)
+        frames = padded(blur.flatten(0, 1), shape_hw)
+        x = self.intro(frames)
+        result = frames
+        skips = []
+        for level, (blocks, down) in enumerate(zip(self.down_blocks, self.downs, strict=True)):
+            if level == self._join:
+                features = self._spike_features(spikes.flatten(0, 1), (height, width), (x.shape[2], x.shape[3]))
+                x = self.join(torch.cat((x, features), 1))
+                result = result + self.short_way(features)
+            x = self._mixed(blocks(x), level, length)
+            skips.append(x)
+            x = down(x)
+        x = self._mixed(self.middle(x), self._num_levels, length)
+        for up, blocks, skip in zip(self.ups, self.up_blocks, reversed(skips), strict=True):
+            x = blocks(up(x) + skip)
+        sharp: Tensor = (self.ending(x) + result)[..., :height, :width]
+        return sharp.reshape(num, length, *sharp.shape[1:])
+
+    def _spike_features(self, spikes: Tensor, frame_hw: tuple[int, int], level_hw: tuple[int, int]) -> Tensor:
+        """Of a level's padded size; `frame_hw` is the frame's before padding."""
+        scale = 2**self._join
+        expected = (frame_hw[0] // scale, frame_hw[1] // scale)
+        if spikes.shape[2:] != expected:  # a ratio that no level has
+            spikes = F.interpolate(spikes, expected, mode="bilinear", align_corners=False)
+        mean = spikes.mean(1, keepdim=True)
+        shown = torch.cat((SPREAD * (spikes - mean), mean), 1)
+        return self.spike_branch(padded(shown, level_hw))  # type: ignore[no-any-return]
+
+    def _mixed(self, x: Tensor, level: int, length: int) -> Tensor:
+        if not hasattr(self, "time_mixes") or str(level) not in self.time_mixes:
+            return x
+        return self.time_mixes[str(level)](x, length)  # type: ignore[no-any-return]
+
+
+def network_from(about: Mapping[str, Any]) -> DeblurNet:
+    """The network that a file of weights describes."""
+    model: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in about["model"].items()
+    }
+    return DeblurNet(ModelConfig(**model), channels=about["channels"], ratio=about["ratio"])
+
+
+BUILT_FROM = ("USE_SPIKE", "WIDTH", "ENC_BLOCKS", "MIDDLE_BLOCKS", "DEC_BLOCKS", "SPIKE_BLOCKS", "TEMPORAL")
+
+
+def _about(config: ModelConfig) -> dict[str, Any]:
+    values = {key: getattr(config, key) for key in BUILT_FROM}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+
+def _begin_at_zero(layer: nn.Conv2d) -> None:
+    nn.init.zeros_(layer.weight)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+
+
+def _blocks(width: int, count: int) -> nn.Sequential:
+    return nn.Sequential(*(GatedBlock(width) for _ in range(count)))
+
+
+def _join_level(ratio: float, num_levels: int) -> int:
+    """The level whose feature maps have the spikes' resolution; half resolution where there is none."""
+    level = math.log2(ratio) if ratio > 0 else -1.0
+    return int(level) if level.is_integer() and 0 <= level < num_levels else 1

@@ -1,0 +1,433 @@
+"""Training a deblurring network: the recipe that `flatout spike train` hands to a run.
+
+config -> clips, loader plan, network -> run + loop of flatout.engine -> checkpoints, metrics, pictures
+"""
+
+import json
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from flatout.cli import Change
+from flatout.clock import clock
+from flatout.engine import DTYPES, Amp, Callback, EpochReport, MovingAverage, Sections, Tick, default_fast_amp
+from flatout.errors import ConfigError
+from flatout.feed import DeviceBatches
+from flatout.ranks import World
+from flatout.runs import (
+    CONFIG_NAME,
+    DataFacts,
+    EpochRows,
+    Identity,
+    Model,
+    Recipe,
+    RunContext,
+    RunOptions,
+    RunResult,
+    Seams,
+    Spending,
+    StepSettings,
+    Validated,
+    choose_loggers,
+    flat,
+    run,
+    write_yaml,
+)
+from flatout.spike.config import (
+    DataConfig,
+    LossConfig,
+    ModelConfig,
+    OptimConfig,
+    SpikeConfig,
+    TrainConfig,
+    load_config,
+    plain,
+)
+from flatout.spike.data.clip_set import open_training
+from flatout.spike.evaluate import Evaluation, Restore, Restored, evaluate
+from flatout.spike.input import (
+    ClipFeed,
+    FeedWishes,
+    open_resident_feed,
+    open_scoring_feed,
+    open_store,
+    open_training_feed,
+    training_source,
+)
+from flatout.spike.loader_plan import GIB, LoaderPlan, block, check_memory, hint, plan_loader
+from flatout.spike.loss import DeblurLoss
+from flatout.spike.model import DeblurNet
+from flatout.spike.options import TrainOptions
+from flatout.spike.pictures import as_bytes, side_by_side, write_picture
+from flatout.spike.schedule import SpikeSchedule, StepPlan, plan_steps
+from flatout.spike.step import DeblurJob, ToClip
+from flatout.spike.weights import refuse_early
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["SpikeRecipe", "TrainOptions", "TrainResult", "train"]
+
+PICTURES = 4
+_NO_MATTER = ("EPOCHS", "TOTAL_STEPS", "RESUME_FROM_CHECKPOINT", "CHECKPOINT_PATH", "DEVICE_RESIDENT", "CUDA_GRAPHS")
+"""Of TRAIN: how long is told apart, and where from and how does not change what is learned."""
+CHANGES: dict[str, Change] = {
+    "DATA.ROOT": "place",
+    "DATA.SPIKE_DIR": "place",
+    "DATA.VOXEL_CACHE_DIRNAME": "place",
+    "TRAIN.AMP": "rounding",
+    "TRAIN.COMPILE_MODEL": "rounding",
+    "MODEL.CHANNELS_LAST": "rounding",
+    **dict.fromkeys(
+        (
+            "DATA.VAL_SPLIT", "DATA.VAL_CLIP_STRIDE", "DATA.USE_RAM_CACHE", "DATA.CACHE_SIZE_GB", "DATA.CACHE_SCOPE",
+            "DATA.ALIGN_LOG_PATHS", "TRAIN.VAL_BATCH_SIZE", "TRAIN.NUM_WORKERS", "TRAIN.VAL_NUM_WORKERS",
+            "TRAIN.PREFETCH_FACTOR", "TRAIN.VAL_PREFETCH_FACTOR",
+        ),
+        "exact",
+    ),
+}  # fmt: skip
+"""What another value of a key means for a run that goes on; keys that are not listed make another training."""
+
+
+class TrainResult(RunResult):
+    """What a training left behind."""
+
+    @property
+    def evaluation(self) -> Evaluation | None:
+        """Of the last validation; None if there was none."""
+        found: Evaluation | None = self.outcome
+        return found
+
+
+def train(
+    config: SpikeConfig,
+    options: TrainOptions,
+    callbacks: Iterable[Callback] = (),
+    *,
+    spending: Spending | None = None,
+    seams: Seams | None = None,
+    typed: Collection[str] | None = None,
+) -> TrainResult:
+    """Train as the config says. `callbacks` hear of it; `spending` is an account that was opened before.
+
+    Raises Interrupted once a signal was obeyed and everything is saved: the same call then continues.
+    """
+    return train_as_asked(replace(options, settings=config), callbacks, spending=spending, seams=seams, typed=typed)
+
+
+def train_as_asked(options: TrainOptions, callbacks: Iterable[Callback] = (), **more: Any) -> TrainResult:
+    """The same, with the config that the options name; of a run that is resumed, by default its own."""
+    if options.settings is None and (options.config or not options.resume):
+        options = replace(options, settings=load_config(options.config, options.set))
+    if options.settings is not None:
+        options = options.of(options.settings)
+    if isinstance(options.resume, str):
+        refuse_early(Path(options.resume))
+    return TrainResult(**vars(run.train(SpikeRecipe, options, callbacks, **more)))
+
+
+class SpikeRecipe(Recipe):
+    """Sharp frames from blurry ones and their spikes."""
+
+    name = "spike"
+    weights_folder = "ckpts"
+    samples = "clips"
+    options: TrainOptions
+
+    def __init__(self, options: RunOptions, world: World, device: torch.device, *, resume: Path | None = None) -> None:
+        super().__init__(options, world, device, resume=resume)
+        self.config: SpikeConfig = self.options.settings
+        self._clips: Any = None
+
+    @classmethod
+    def read_options(cls, folder: Path, asked: RunOptions) -> TrainOptions:
+        """Those of the command: a run keeps its YAML, which is taken where the command names none."""
+        assert isinstance(asked, TrainOptions)
+        if asked.settings is not None:
+            return asked
+        return asked.of(load_config(folder / CONFIG_NAME, asked.set))
+
+    # Which training is meant
+
+    @property
+    def seed(self) -> int:
+        return self.config.SEED
+
+    @property
+    def amp(self) -> Amp:
+        """The number format; half precision on a CPU would only be slow."""
+        return default_fast_amp(self.device) if self.config.TRAIN.AMP == "auto" else self.config.TRAIN.AMP
+
+    def identity(self) -> Identity:
+        values = plain(self.config)
+        train = {key: value for key, value in values["TRAIN"].items() if key not in _NO_MATTER}
+        kept = {key: values[key] for key in ("DATA", "MODEL", "LOSS", "SEED")}
+        config = json.loads(json.dumps({"epochs": self._epochs()} | kept | {"TRAIN": train}))
+        # How many epochs a number of steps makes depends on the number of ranks.
+        changes = CHANGES if self.config.TRAIN.EPOCHS is not None else {**CHANGES, "epochs": "exact"}
+        return Identity(config, lambda old: _defaults() | flat(old), changes)
+
+    def write_config(self, folder: Path) -> None:
+        write_yaml(folder / CONFIG_NAME, plain(self.config))
+
+    def loggers(self) -> list[Callback]:
+        return choose_loggers(self.options.log_to, tensorboard={"within": "logs"})
+
+    # Its parts
+
+    def open_data(self) -> DataFacts:
+        train, val = self._opened()
+        self.validates = val is not None and self.options.validate
+        return DataFacts(train.fingerprint(), f"{train.where}: frames or streams")
+
+    def build(self, run: RunContext, saved: Sections | None) -> Model:
+        self._run = run
+        config, clips = self.config, self._opened()[0]
+        self._total_batch, epochs = config.TRAIN.BATCH_SIZE * self.world.size, self._epochs()
+        if saved is not None:
+            facts = saved["run"]
+            before = facts["environment"]["world_size"]
+            self._total_batch = facts.get("total_batch", config.TRAIN.BATCH_SIZE * before)
+            if config.TRAIN.EPOCHS is None and facts.get("total_steps") == config.TRAIN.TOTAL_STEPS:
+                epochs = facts["epochs"]
+        if self._total_batch % self.world.size:
+            raise ConfigError(
+                f"This run trains on {self._total_batch} clips per micro-batch, of all ranks together, which "
+                f"{self.world.size} ranks cannot share. Use a number that divides {self._total_batch}."
+            )
+        self._steps, self._num_epochs = self._planned(self._total_batch // self.world.size), epochs
+        self._loader = self._plan_loader()
+        facts = clips.sequences[0]
+        network = DeblurNet(config.MODEL, channels=config.DATA.channels, ratio=facts.rgb_hw[0] / facts.spike_hw[0])
+        count = sum(parameter.numel() for parameter in network.parameters())
+        logger.info(
+            "Network: %.2f M parameters, %s.", count / 1e6, "RGB + spikes" if config.MODEL.USE_SPIKE else "RGB only"
+        )
+        network.to(self.device)
+        if config.MODEL.CHANNELS_LAST:
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._to_clip = ToClip(config.DATA)
+        average = MovingAverage(network, decay=config.TRAIN.EMA_DECAY)
+        return Model(network=network, optimizer=self._optimizer(network), average=average, epochs=epochs)
+
+    def open_batches(self, model: Model) -> DeviceBatches:
+        clips, data, plan = self._opened()[0], self.config.DATA, self._loader
+        # The first rank decodes, the others attach to what it has made.
+        if not self.world.is_first:
+            self.world.wait_for_all()
+        store = open_store(clips, data, budget_bytes=plan.cache_bytes, workers=plan.workers.train)
+        if self.world.is_first:
+            self.world.wait_for_all()
+        wishes = FeedWishes(
+            batch=plan.batch,
+            workers=plan.workers.train,
+            slots=plan.slots,
+            persistent=plan.persistent,
+            device=self.device,
+        )
+        opened = open_resident_feed if self.config.TRAIN.DEVICE_RESIDENT else open_training_feed
+        feed = self._run.stack.enter_context(
+            opened(
+                clips,
+                data,
+                wishes,
+                steps=self._steps,
+                seed=self.seed,
+                epochs=model.epochs,
+                world=self.world,
+                store=store,
+            )
+        )
+        self._scoring = self._open_scoring(feed) if self.validates and self.world.is_first else None
+        return feed.batches
+
+    def steps(self, batches: DeviceBatches) -> int:
+        return self._steps.trained_micro_batches
+
+    def job(self, model: Model) -> DeblurJob:
+        share = 1 / (self._steps.accumulation * self.world.size)
+        return DeblurJob(self._to_clip, DeblurLoss(self.config.LOSS).to(self.device), share=share)
+
+    def schedule(self, model: Model, steps_per_epoch: int) -> SpikeSchedule:
+        train = self.config.TRAIN
+        return SpikeSchedule(train.OPTIM.LR, plan=self._steps, epochs=model.epochs, warmup=train.SCHED.WARMUP_STEPS)
+
+    def step_settings(self) -> StepSettings:
+        train = self.config.TRAIN
+        return StepSettings(amp=self.amp, clip_norm=train.MAX_GRAD_NORM, graphs=train.CUDA_GRAPHS)
+
+    # After an epoch
+
+    def is_due(self, epoch: int, *, last: bool) -> bool:
+        every = self.config.LOG.VAL_EVERY_STEPS
+        return last or not every or (epoch + 1) * self._steps.steps_per_epoch % every == 0
+
+    def due_within(self, epoch: int, step: int) -> int | None:
+        every = self.config.LOG.VAL_EVERY_STEPS
+        done = epoch * self._steps.steps_per_epoch + step // self._steps.accumulation
+        return done if every and self.validates and done % every == 0 else None
+
+    def validate(self, model: Model, epoch: int, *, last: bool) -> Validated | None:
+        """The moving average on every frame of the validation split, once."""
+        if self._scoring is None:
+            return None
+        restore = Restore(model.judged, self._to_clip, self.config.TEST, DTYPES[self.amp])
+        with clock.stage("train.validate"):
+            found = evaluate(restore, self._scoring, [lambda restored: self._run.stop_if_asked(), self._draw])
+        return Validated(found.psnr, found.plain(), found, str(found))
+
+    def rows(self, epoch: int, report: EpochReport, found: Validated | None) -> EpochRows:
+        scores = dict(found.named) if found is not None else {}
+        speed, steps = report.samples_per_s, self._steps.steps_per_epoch
+        row: dict[str, Any] = {"epoch": epoch, **report.items, "lr": report.lrs[0] if report.lrs else 0.0}
+        row["samples_per_s"] = speed
+        summary = row | {"start_step": epoch * steps, "end_step": (epoch + 1) * steps, "last_val_in_epoch": scores}
+        self._write(f"epoch_{epoch:03d}.json", summary)
+        if scores:
+            self._write(f"val_step_{(epoch + 1) * steps}.json", {"step": (epoch + 1) * steps, **scores})
+        # Every row of a table has the same columns.
+        columns = dict.fromkeys(field.name for field in fields(Evaluation)) if self.validates else {}
+        return EpochRows(row | columns | scores, _scalars(report, found, speed), at=(epoch + 1) * steps)
+
+    def scalars_within(self, steps: int, found: Validated) -> Mapping[str, float]:
+        self._write(f"val_step_{steps}.json", {"step": steps, **found.named})
+        return _scores(found)
+
+    def plot(self, folder: Path) -> None:
+        from flatout.charts import table_png
+
+        table_png(folder / "results.csv", ("loss", "lr", "psnr", "ssim"), folder / "results.png")
+
+    # What is saved
+
+    def about(self, model: Model) -> dict[str, Any]:
+        return {"network": model.network.about, "config": plain(self.config)}
+
+    def run_facts(self) -> dict[str, Any]:
+        return {
+            "total_batch": self._total_batch,
+            "epochs": self._num_epochs,
+            "total_steps": self.config.TRAIN.TOTAL_STEPS,
+        }
+
+    def best_weights(self, model: Model, epoch: int, found: Validated | None) -> dict[str, Any]:
+        state = {key: tensor.detach().clone() for key, tensor in model.judged.state_dict().items()}
+        return {"kind": "stripped", "state": state, "epoch": epoch, "psnr": None if found is None else found.score}
+
+    # For people
+
+    def figures(self, tick: Tick) -> dict[str, str]:
+        """With an honest `data_time`: how long the step was blocked for data."""
+        shown = {"epoch": str(tick.epoch), "loss": f"{tick.items['loss']:.4f}", "lr": f"{tick.lr:.1e}"}
+        shown |= {"data_time": f"{tick.wait_ms:.1f} ms", "step": f"{tick.step_ms:.1f} ms"}
+        shown |= {"": f"{tick.samples_per_s:.1f} samples/s"}
+        if torch.cuda.is_available():
+            shown |= {"GPU0_mem": f"{torch.cuda.max_memory_allocated() / 1e9:.1f} GB"}
+        return shown
+
+    _has_hinted = False
+
+    def hint(self, tick: Tick) -> None:
+        # From the second epoch on: before, files come from the disk and kernels are chosen.
+        if self.world.is_first and tick.epoch > 0 and not self._has_hinted:
+            self._has_hinted = True
+            logger.info("%s", hint(tick.wait_ms, tick.step_ms))
+
+    # Pieces
+
+    def _opened(self) -> Any:
+        """The clips to train and to validate on; found once."""
+        if self._clips is None:
+            self._clips = open_training(self.config.DATA)
+        return self._clips
+
+    def _planned(self, batch: int) -> StepPlan:
+        accumulation = self.config.TRAIN.GRADIENT_ACCUMULATION_STEPS
+        return plan_steps(len(self._opened()[0]), world=self.world.size, batch=batch, accumulation=accumulation)
+
+    def _epochs(self) -> int:
+        train = self.config.TRAIN
+        return train.EPOCHS or self._planned(train.BATCH_SIZE).epochs_for(train.TOTAL_STEPS or 1)
+
+    def _plan_loader(self) -> LoaderPlan:
+        config = self.config
+        shown = training_source(self._opened()[0], config.DATA).fields
+        plan = plan_loader(
+            config.loader,
+            gpus=self.world.size,
+            batch=self._total_batch // self.world.size,
+            val_batch=config.TRAIN.VAL_BATCH_SIZE,
+            sample_bytes=sum(field.sample_bytes for field in shown.values()),
+            cache_bytes=int(config.DATA.CACHE_SIZE_GB * GIB) if config.DATA.USE_RAM_CACHE else 0,
+        )
+        if self.world.is_first:
+            for line in block(plan, config.LOG.LANG):
+                logger.info("%s", line)
+        check_memory(plan)
+        return plan
+
+    def _optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
+        """AdamW, fused; only the weights of convolutions shrink."""
+        optim = self.config.TRAIN.OPTIM
+        weights = [parameter for parameter in network.parameters() if parameter.dim() == 4]
+        others = [parameter for parameter in network.parameters() if parameter.dim() != 4]
+        groups = [{"params": weights, "weight_decay": optim.WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=optim.LR, betas=optim.BETAS, fused=True)
+
+    def _open_scoring(self, training: ClipFeed) -> ClipFeed:
+        clips, config, plan = self._opened()[1], self.config, self._loader
+        used = training.store.statistics().nbytes if training.store is not None else 0
+        store = open_store(clips, config.DATA, budget_bytes=plan.cache_bytes - used, workers=plan.workers.val)
+        wishes = FeedWishes(
+            batch=plan.val_batch,
+            workers=plan.workers.val,
+            slots=plan.val_slots,
+            persistent=False,  # idle for a whole epoch otherwise
+            device=self.device,
+        )
+        return self._run.stack.enter_context(open_scoring_feed(clips, config.DATA, wishes, store))
+
+    def _draw(self, restored: Restored) -> None:
+        """blur | restored | sharp of the first frame of the first clips, the newest over the older ones."""
+        for row, index in enumerate(restored.indices):
+            if index < PICTURES and self._run.draws:
+                frames = (restored.blur[row, 0], restored.predicted[row, 0], restored.sharp[row, 0])
+                picture = side_by_side([as_bytes(each) for each in frames])
+                write_picture(self._run.folder / "visuals" / f"val_{index:04d}_00.png", picture)
+
+    def _write(self, name: str, values: Mapping[str, object]) -> None:
+        """A file for people and plots; a full disk must not end a training."""
+        with suppress(OSError):
+            folder = self._run.folder / "metrics"
+            folder.mkdir(exist_ok=True)
+            (folder / name).write_text(json.dumps(values, indent=1))
+
+
+def _defaults() -> dict[str, Any]:
+    """What keys are that a file, or an older version, does not say."""
+    train = plain(TrainConfig(OPTIM=OptimConfig(LR=0.0), EPOCHS=1))
+    sections = {"DATA": plain(DataConfig(ROOT="")), "MODEL": plain(ModelConfig()), "LOSS": plain(LossConfig())}
+    return flat(sections | {"TRAIN": {key: value for key, value in train.items() if key not in _NO_MATTER}})
+
+
+def _scores(found: Validated) -> dict[str, float]:
+    """Of a validation, under the tags of the early code, where there is one."""
+    tags = {"psnr": "psnr", "ssim": "ssim", "psnr_rgb": "ref_psnr_rgb", "psnr_y": "ref_psnr_y", "ssim_y": "ref_ssim_y"}
+    return {f"val/{tag}": value for tag, name in tags.items() if (value := found.named[name]) is not None}
+
+
+def _scalars(report: EpochReport, found: Validated | None, speed: float) -> dict[str, float]:
+    """Under the tags of the early code, where there is one."""
+    scalars = {"epoch/avg_loss": report.items["loss"], "epoch/avg_charb": report.items["charbonnier"]}
+    scalars |= {"epoch/avg_vgg": report.items["perceptual"], "epoch/throughput_samples_per_sec": speed}
+    scalars |= {"epoch/lr": report.lrs[0]} if report.lrs else {}
+    scalars |= _scores(found) if found is not None else {}
+    if torch.cuda.is_available():
+        scalars["gpu/memory_allocated_gb_gpu0"] = torch.cuda.max_memory_allocated() / 1e9
+    return scalars

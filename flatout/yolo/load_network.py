@@ -1,0 +1,175 @@
+"""Networks from files of weights: complete ones for inference, and a start for training from whatever fits."""
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flatout.errors import CheckpointError, ConfigError
+from flatout.yolo.model.configs import load_config
+from flatout.yolo.model.deploy import fused
+from flatout.yolo.model.module_specs import KEYS
+from flatout.yolo.model.network import Network
+from flatout.yolo.model.parse import draw_blueprint
+from flatout.yolo.model.spec import Blueprint
+from flatout.yolo.multihead.training import HeadChoice
+from flatout.yolo.weights import State, Transfer, Weights, read_weights, transfer
+
+logger = logging.getLogger(__name__)
+
+
+class Loaded(NamedTuple):
+    """A network for inference and the file it came from."""
+
+    network: Network
+    """float32 on the CPU, in evaluation mode, with the file's class names; its tensors are its own."""
+    weights: Weights
+
+
+class Start(NamedTuple):
+    """A network to train, and what it starts from."""
+
+    network: Network
+    weights: Weights | None
+    """None for a start from scratch."""
+    transfer: Transfer | None
+    """What was taken over from them."""
+
+
+def load_network(path: str | Path, *, cfg: str | Path | None = None, nc: int | None = None) -> Loaded:
+    """The network of a file of weights, by the config stored in it or by `cfg`; the moving average where there is one.
+
+    CheckpointError where weights and config do not fit each other, in every entry.
+    """
+    weights = read_weights(path)
+    return Loaded(network_of(weights, weights.for_inference(), where=path, cfg=cfg, nc=nc), weights)
+
+
+def start_network(
+    cfg: str | Path | None,
+    path: str | Path | None,
+    *,
+    nc: int | None = None,
+    anchors: float | None = None,
+    heads: HeadChoice | None = None,
+    keeps_anchors: bool = False,
+) -> Start:
+    """A network to train: fresh from `cfg`, or with what fits of the weights in `path`; overrides as in
+    `draw_blueprint`, and `heads` instead of the config's detection layer.
+
+    Without `cfg` the config stored in the file is used. Anchors of the file are left out where a config or a number of
+    anchors was given, unless `keeps_anchors` wants every entry that fits.
+    """
+    if path is None:
+        if cfg is None:
+            raise ConfigError("neither a model config nor weights to start from. Name one with --cfg or --weights.")
+        return Start(Network(_blueprint(load_config(cfg), nc, anchors, heads, str(cfg))), None, None)
+    weights = read_weights(path)
+    network = Network(blueprint_of(weights, where=path, cfg=cfg, nc=nc, anchors=anchors, heads=heads))
+    given = cfg is not None or anchors is not None
+    taken = transfer(network, weights.for_training(), skip_anchors=given and not keeps_anchors)
+    logger.info("%s", taken.line(path))
+    return Start(network, weights, taken)
+
+
+def network_of(
+    weights: Weights, state: State, *, where: str | Path, cfg: str | Path | None = None, nc: int | None = None
+) -> Network:
+    """The network whose entries are exactly those of `state`, one of the states of `weights`."""
+    blueprint = blueprint_of(weights, where=where, cfg=cfg, nc=num_classes_of(weights) if nc is None else nc)
+    with torch.device("meta"):  # every value comes from the file
+        network = Network(blueprint)
+        if is_fused(state):
+            network = fused(network)
+    check_fit(network, state, where)
+    network.load_state_dict({key: _own(tensor) for key, tensor in state.items()}, assign=True)
+    if weights.names is not None and len(weights.names) == network.nc:
+        network.names = list(weights.names)
+    return network.eval()
+
+
+def blueprint_of(
+    weights: Weights,
+    *,
+    where: str | Path,
+    cfg: str | Path | None = None,
+    nc: int | None = None,
+    anchors: float | None = None,
+    heads: HeadChoice | None = None,
+) -> Blueprint:
+    """How the network of weights is built: by `cfg` where given, else by the config stored with them."""
+    if cfg is not None:
+        return _blueprint(load_config(cfg), nc, anchors, heads, str(cfg))
+    if weights.config is None:
+        raise CheckpointError(
+            f"{where}: holds tensors, but not how their network is built. Name its model config with --cfg."
+        )
+    # Forks of YOLOv7 keep further things in it.
+    config = {key: value for key, value in weights.config.items() if key in KEYS}
+    try:
+        return _blueprint(config, nc, anchors, heads, f"{where}: its model config")
+    except ConfigError as error:
+        raise CheckpointError(f"{error} Give a sound one with --cfg.") from None
+
+
+def _blueprint(
+    config: object, nc: int | None, anchors: float | None, heads: HeadChoice | None, where: str
+) -> Blueprint:
+    if heads is not None:
+        config = heads.applied_to(config, where=where)
+    return draw_blueprint(config, nc=nc, anchors=anchors, where=where)
+
+
+def check_fit(network: Network, state: State, where: str | Path) -> None:
+    """CheckpointError unless `state` has the entries of the network, all and only those."""
+    own = network.state_dict()
+    compared = transfer(own, state, skip_anchors=False)
+    shapes = [f"{key} is {_differing(state[key], own[key])}" for key in compared.mismatched]
+    complaints = [
+        _complaint(compared.missing, "missing"),
+        _complaint(compared.unexpected, "unknown"),
+        _complaint(shapes, "of another shape or type"),
+    ]
+    if any(complaints):
+        kind = network.blueprint.head.kind
+        raise CheckpointError(
+            f"{where}: does not fit its network of {compared.total} entries that ends in {kind}: "
+            f"{'; '.join(filter(None, complaints))}. Name the config it was made with by --cfg."
+        )
+
+
+def _differing(found: Tensor, wanted: Tensor) -> str:
+    """Shapes, or types where the shapes are the same."""
+    if found.shape != wanted.shape:
+        return f"{list(found.shape)}, not {list(wanted.shape)}"
+    return f"{found.dtype}, not {wanted.dtype}"
+
+
+def _complaint(keys: list[str], what: str) -> str:
+    more = ", ..." if len(keys) > 2 else ""
+    return f"{len(keys)} {what} ({', '.join(key[:120] for key in keys[:2])}{more})" if keys else ""
+
+
+def is_fused(state: State) -> bool:
+    """Does the state have biases that only a fused network's convolutions have?"""
+    return any(key.endswith((".conv.bias", ".rbr_reparam.bias")) for key in state)
+
+
+def num_classes_of(weights: Weights) -> int | None:
+    """As the file says, else as many as the detection layer has outputs for; None if that cannot be told."""
+    if weights.nc is not None:
+        return weights.nc
+    shapes = {key: tensor.shape for key, tensor in weights.state.items()}
+    anchors = [shape[1] for key, shape in shapes.items() if key.endswith(".anchors") and len(shape) == 3]
+    outputs = [shape[0] for key, shape in shapes.items() if key.endswith(".m.0.bias") and len(shape) == 1]
+    if not anchors or not outputs or not 0 < 5 * anchors[-1] < outputs[-1]:
+        return None
+    return outputs[-1] // anchors[-1] - 5
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """A copy in float32 (counters keep their type): entries of a file may share or overlap their memory."""
+    dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+    return tensor.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)

@@ -1,0 +1,153 @@
+"""A confusion matrix as numbers in a file: what `test.py` writes, and what others write.
+
+    confusion_matrix.csv     predicted,cat,dog,background
+                             cat,41,3,2
+                             ...                               row = predicted, column = true, both named
+
+Read back are this, tables without names (.csv, .txt), arrays (.npz) and lists of lists (.json).
+
+Dimension key:  C classes   R rows, with or without one for the background
+"""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flatout.errors import ConfigError, DataError
+from flatout.safefiles import replacing
+
+BACKGROUND = "background"
+MOST_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """How often each class was taken for each other one."""
+
+    count_CC: np.ndarray
+    """float64: row = predicted, column = true."""
+    missed_C: np.ndarray
+    """float64: objects that were not found; zeros where the file has no background."""
+    names: tuple[str, ...] | None
+
+    @property
+    def num_objects_C(self) -> np.ndarray:
+        """True objects of each class, float64 [C]."""
+        return np.asarray(self.count_CC.sum(0) + self.missed_C)
+
+    @property
+    def share_CC(self) -> np.ndarray:
+        """Shares of the true objects of each column, float64 [C, C]; 0 for a class without objects."""
+        return np.asarray(self.count_CC / np.maximum(self.num_objects_C, 1e-12))
+
+
+def write_confusion(shown_RR: np.ndarray, names: Sequence[str], path: Path) -> Path:
+    """Counts with the background last, row = predicted, column = true: what the picture shows."""
+    labels = [*names[: len(shown_RR) - 1], BACKGROUND]
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["predicted", *labels])
+    table.writerows([label, *row] for label, row in zip(labels, shown_RR.tolist(), strict=True))
+    content = text.getvalue().encode()
+    with replacing(path, needed_bytes=len(content)) as sink:
+        sink.write(content)
+    return path
+
+
+def read_confusion(path: Path, *, num_classes: int | None = None) -> Confusion:
+    """A confusion matrix of any of the forms above; DataError if it is none, ConfigError if its name says no form.
+
+    The last row and column are the background if they are called so, or if there is one more than `num_classes`.
+    """
+    if path.suffix.lower() not in _READERS:
+        raise ConfigError(f"{path}: a confusion matrix is a file that ends in {', '.join(_READERS)}.")
+    table, names = _READERS[path.suffix.lower()](path)
+    return _checked(table, names, num_classes, path)
+
+
+def confusion_in(content: Any, *, where: Path) -> Confusion:
+    """One that stands in JSON: a list of lists, or a group with `matrix` and perhaps `names`."""
+    return _checked(*_from_json(content), None, where)
+
+
+def _checked(table: Any, names: Sequence[str] | None, num_classes: int | None, path: Path) -> Confusion:
+    try:
+        count_RR = np.array(table, np.float64)
+    except (TypeError, ValueError):
+        count_RR = np.empty(0)
+    side = len(count_RR)
+    if count_RR.shape != (side, side) or side < 2 or not np.isfinite(count_RR).all() or count_RR.min() < 0:
+        raise DataError(f"{path}: no confusion matrix: a square table of counts, none of them negative, is wanted.")
+    if names is not None and len(names) != side:
+        raise DataError(f"{path}: {side} rows of counts, but {len(names)} names. Make them agree.")
+    named = names is not None and names[-1].strip().lower() == BACKGROUND
+    if named or side - 1 == num_classes:
+        return Confusion(count_RR[:-1, :-1], count_RR[-1, :-1], None if names is None else tuple(names[:-1]))
+    return Confusion(count_RR, np.zeros(side), None if names is None else tuple(names))
+
+
+def _read_text(path: Path) -> tuple[Any, list[str] | None]:
+    lines = [line for line in _bytes(path).decode("utf-8-sig", "replace").splitlines() if line.strip()]
+    first = lines[0] if lines else ""
+    split = next((mark for mark in (",", ";", "\t") if mark in first), None)
+    rows = [line.split() for line in lines] if split is None else list(csv.reader(lines, delimiter=split))
+    if not rows or all(map(_is_number, rows[0])):
+        return rows, None
+    return [row[1:] for row in rows[1:]], rows[0][1:]
+
+
+def _read_arrays(path: Path) -> tuple[Any, list[str] | None]:
+    _bytes(path, most=0)
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            tables = [name for name in arrays.files if arrays[name].ndim == 2]
+            if len(tables) != 1 and "matrix" not in tables:
+                raise DataError(f"{path}: {len(tables)} tables. Call the confusion matrix `matrix`.")
+            names = [str(name) for name in arrays["names"]] if "names" in arrays.files else None
+            return arrays["matrix" if "matrix" in tables else tables[0]], names
+    except (OSError, ValueError, EOFError, KeyError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}: cannot be read as .npz: {str(error)[:100]}. Save it again.") from None
+
+
+def _read_json(path: Path) -> tuple[Any, list[str] | None]:
+    try:
+        return _from_json(json.loads(_bytes(path)))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not valid JSON: {str(error)[:100]}. Save it again.") from None
+
+
+def _from_json(content: Any) -> tuple[Any, list[str] | None]:
+    if not isinstance(content, dict):
+        return content, None
+    names = content.get("names")
+    return content.get("matrix"), [str(name) for name in names] if isinstance(names, list) else None
+
+
+def _bytes(path: Path, most: int | None = None) -> bytes:
+    """The content; with `most` so much of it. DataError where that cannot be."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise DataError(f"{path}: larger than {MOST_BYTES >> 20} MiB. Is this the right file?")
+        with path.open("rb") as file:
+            return file.read() if most is None else file.read(most)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}. Check its path and permissions.") from None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+_READERS = {".csv": _read_text, ".txt": _read_text, ".npz": _read_arrays, ".json": _read_json}

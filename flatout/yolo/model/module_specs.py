@@ -1,0 +1,436 @@
+"""What each module of a model YAML takes and gives: arguments, output shape, number of parameters.
+
+Pure arithmetic, no torch: a config is understood, and refused where it must be, before anything is built.
+The same names are turned into torch modules in layers.py and heads.py.
+"""
+
+import copy
+import difflib
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+# What an argument in a model row may say: numbers, lists of them, None, and a few names. Nothing is evaluated.
+#
+# YAML text               value
+# None, nearest           None, "nearest"
+# nc, anchors             what the config says, after overrides
+# nn.LeakyReLU(0.1)       Activation("LeakyReLU", (0.1,)), for the activations listed here
+
+
+class Activation(NamedTuple):
+    """An activation by its torch.nn name, with the numbers it is made with."""
+
+    name: str
+    numbers: tuple[float, ...] = ()
+
+
+Value: TypeAlias = "int | float | bool | str | Activation | tuple[Value, ...] | None"
+
+ACTIVATIONS = {
+    "SiLU": 0,
+    "LeakyReLU": 1,
+    "ReLU": 0,
+    "ReLU6": 0,
+    "Hardswish": 0,
+    "Identity": 0,
+    "Mish": 0,
+    "GELU": 0,
+    "ELU": 1,
+}
+"""Name -> how many numbers it may take."""
+
+_CALL = re.compile(r"(?:torch\.)?nn\.(\w+)\(([^()]*)\)")
+# Each digit has one way to match: a long number that is none is refused in linear time.
+_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+
+
+def read_literal(value: object, names: Mapping[str, object]) -> Value:
+    """The value an argument stands for; `names` are nc and anchors. ValueError says what is wrong with it."""
+    if isinstance(value, list | tuple):
+        return tuple(read_literal(each, names) for each in value)
+    if isinstance(value, str):
+        return _read_text(value.strip(), names)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not a finite number")
+    if value is None or isinstance(value, int | float):
+        return value
+    raise ValueError(f"{value!r:.80} is no number, name, list or None")
+
+
+def _read_text(text: str, names: Mapping[str, object]) -> Value:
+    if text in names:
+        return read_literal(names[text], {})
+    if text == "None":
+        return None
+    if text == "nearest":
+        return text
+    if call := _CALL.fullmatch(text):
+        return _read_activation(call[1], call[2])
+    known = [*names, "None", "nearest", *(f"nn.{name}()" for name in ACTIVATIONS)]
+    close = difflib.get_close_matches(text, known, n=1)
+    advice = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}."
+    raise ValueError(f"{text[:80]!r} means nothing here; {advice} Arguments are never run as code")
+
+
+def _read_activation(name: str, arguments: str) -> Activation:
+    if name not in ACTIVATIONS:
+        close = difflib.get_close_matches(name, ACTIVATIONS, n=1)
+        advice = f"did you mean nn.{close[0]}()?" if close else f"known are {', '.join(ACTIVATIONS)}."
+        raise ValueError(f"nn.{name[:80]} is no activation flatout knows; {advice}")
+    texts = [text.strip() for text in arguments.split(",")] if arguments.strip() else []
+    numbers = [float(text) for text in texts if _NUMBER.fullmatch(text)]
+    if len(texts) > ACTIVATIONS[name] or len(numbers) < len(texts) or not all(map(math.isfinite, numbers)):
+        raise ValueError(f"nn.{name} takes at most {ACTIVATIONS[name]} plain number(s), not {arguments[:80]!r}")
+    return Activation(name, tuple(numbers))
+
+
+Args = Mapping[str, Any]
+"""Arguments of a row by name, complete with defaults."""
+
+
+class Shape(NamedTuple):
+    """Channels, height and width of a feature map."""
+
+    channels: int
+    height: int
+    width: int
+
+
+class Parameter(NamedTuple):
+    """An argument: its name, what it must be, and its default (REQUIRED if there is none)."""
+
+    name: str
+    rule: Callable[[object], bool]
+    says: str
+    default: object
+
+
+class Kind(NamedTuple):
+    """A module: its parameters, how many inputs it takes, and what it makes of them."""
+
+    parameters: tuple[Parameter, ...]
+    inputs: str
+    """`one`, `two` or `many`."""
+    shape: Callable[[Sequence[Shape], Args], Shape]
+    num_weights: Callable[[Sequence[Shape], Args], int]
+    scaled: bool = False
+    """Is the first argument a number of output channels, which the width multiple scales?"""
+    counts_itself: bool = False
+    """Does it take the repeat count as an argument, instead of being repeated?"""
+    layers: int = 1
+    """Convolutions and batch norms that it consists of, at most, in pairs."""
+
+
+REQUIRED = object()
+MAX_KERNEL = 127
+MAX_CHANNELS = 1 << 16
+MULTIHEADS = ("MultiHeadDetect", "MultiHeadDetectAttention")
+"""Detection layers with several heads, each for some of the classes."""
+HEADS = {"Detect": False, "IDetect": True, "IAuxDetect": True, **dict.fromkeys(MULTIHEADS, False)}
+"""Detection layers -> do they have implicit vectors?"""
+
+
+def _is_int(value: object, low: int, high: float = math.inf) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_size(value: object, low: int) -> bool:
+    pair = value if isinstance(value, tuple) and len(value) == 2 else (value,)
+    return all(_is_int(each, low, MAX_KERNEL) for each in pair)
+
+
+def _channels(name: str = "c2") -> Parameter:
+    return Parameter(name, lambda value: _is_int(value, 1, MAX_CHANNELS), f"1 to {MAX_CHANNELS}", REQUIRED)
+
+
+def _size(name: str, default: object, low: int = 1) -> Parameter:
+    return Parameter(name, lambda value: _is_size(value, low), f"{low} to {MAX_KERNEL}, or a pair of them", default)
+
+
+def _count(name: str, default: object) -> Parameter:
+    return Parameter(name, lambda value: _is_int(value, 1, MAX_KERNEL), f"1 to {MAX_KERNEL}", default)
+
+
+def _either(name: str, allowed: tuple[object, ...], default: object) -> Parameter:
+    texts = " or ".join(map(str, allowed))
+    return Parameter(name, lambda value: any(value is each or value == each for each in allowed), texts, default)
+
+
+_PADDING = Parameter(
+    "p", lambda value: value is None or _is_size(value, 0), f"None, 0 to {MAX_KERNEL}, or a pair of them", None
+)
+_GROUPS = Parameter("g", lambda value: _is_int(value, 1, MAX_CHANNELS), "1 or more", 1)
+_ACT = Parameter(
+    "act",
+    lambda value: isinstance(value, bool | Activation | None),
+    "True, False or an activation such as nn.SiLU()",
+    True,
+)
+_DIMENSION = _either("d", (1,), 1)
+
+
+def pair(size: Any) -> tuple[int, int]:
+    """Height and width of a kernel, stride or padding given as one number or two."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def padding_of(args: Args) -> tuple[int, int]:
+    """The padding that was asked for, else half the kernel."""
+    if args["p"] is not None:
+        return pair(args["p"])
+    height, width = pair(args["k"])
+    return height // 2, width // 2
+
+
+def _slid(shape: Shape, kernel: Any, stride: Any, padding: tuple[int, int]) -> tuple[int, int]:
+    """Height and width after a window was slid over the padded map."""
+    size = [
+        (length + 2 * pad - window) // step + 1
+        for length, window, step, pad in zip(shape[1:], pair(kernel), pair(stride), padding, strict=True)
+    ]
+    if min(size) < 1:
+        raise ValueError(f"a window of {kernel} does not fit into a map of {shape.height} x {shape.width}")
+    return size[0], size[1]
+
+
+def _conv_weights(c1: int, c2: int, kernel: Any = 1, groups: int = 1) -> int:
+    """Convolution without bias, and its batch norm's weight and bias."""
+    if c1 % groups or c2 % groups:
+        raise ValueError(f"{c1} input and {c2} output channels cannot be divided into {groups} groups")
+    return c1 // groups * c2 * math.prod(pair(kernel)) + 2 * c2
+
+
+def _conv_shape(ins: Sequence[Shape], args: Args) -> Shape:
+    return Shape(args["c2"], *_slid(ins[0], args["k"], args["s"], padding_of(args)))
+
+
+def _conv_count(ins: Sequence[Shape], args: Args) -> int:
+    return _conv_weights(ins[0].channels, args["c2"], args["k"], args["g"])
+
+
+def _rep_shape(ins: Sequence[Shape], args: Args) -> Shape:
+    if args["k"] != 3 or padding_of(args) != (1, 1):
+        raise ValueError("RepConv is defined for kernel 3 with padding 1 only")
+    return _conv_shape(ins, args)
+
+
+def _rep_count(ins: Sequence[Shape], args: Args) -> int:
+    c1, c2, groups = ins[0].channels, args["c2"], args["g"]
+    identity = 2 * c1 if c1 == c2 and pair(args["s"]) == (1, 1) else 0
+    return _conv_weights(c1, c2, 3, groups) + _conv_weights(c1, c2, 1, groups) + identity
+
+
+def _down_shape(ins: Sequence[Shape], args: Args) -> Shape:
+    # Two branches, cv2 (kernel 3, stride k) and cv3 (pool k, stride k), are concatenated.
+    conv = _slid(ins[0], 3, args["k"], (1, 1))
+    pool = _slid(ins[0], args["k"], args["k"], (0, 0))
+    if conv != pool:
+        raise ValueError(f"its branches give maps of {conv} and {pool}, which cannot be concatenated")
+    if args["c2"] % 2:
+        raise ValueError(f"c2={args['c2']} must be even, as two branches share it")
+    return Shape(args["c2"], *conv)
+
+
+def _down_count(ins: Sequence[Shape], args: Args) -> int:
+    c1, half = ins[0].channels, args["c2"] // 2
+    return _conv_weights(c1, c1) + _conv_weights(c1, half, 3) + _conv_weights(c1, half)
+
+
+def hidden_of(args: Args) -> int:
+    """Inner width of SPPCSPC."""
+    return int(2 * args["c2"] * args["e"])
+
+
+def _sppcspc_count(ins: Sequence[Shape], args: Args) -> int:
+    c1, c2, h = ins[0].channels, args["c2"], hidden_of(args)
+    if h < 1:
+        raise ValueError(f"e={args['e']} leaves no inner channel")
+    convs = [(c1, h, 1), (c1, h, 1), (h, h, 3), (h, h, 1), (4 * h, h, 1), (h, h, 3), (2 * h, c2, 1)]
+    return sum(_conv_weights(*conv) for conv in convs)
+
+
+def _concat_shape(ins: Sequence[Shape], args: Args) -> Shape:
+    sizes = dict.fromkeys(f"{shape.height} x {shape.width}" for shape in ins)
+    if len(sizes) > 1:
+        raise ValueError(f"maps of {' and '.join(sizes)} cannot be concatenated")
+    return Shape(sum(shape.channels for shape in ins), *ins[0][1:])
+
+
+def _shortcut_shape(ins: Sequence[Shape], args: Args) -> Shape:
+    if ins[0] != ins[1]:
+        raise ValueError(f"shapes {tuple(ins[0])} and {tuple(ins[1])} cannot be added")
+    return ins[0]
+
+
+def _reorg_shape(ins: Sequence[Shape], args: Args) -> Shape:
+    if ins[0].height % 2 or ins[0].width % 2:
+        raise ValueError(f"a map of {ins[0].height} x {ins[0].width} cannot be halved evenly")
+    return Shape(4 * ins[0].channels, ins[0].height // 2, ins[0].width // 2)
+
+
+def _upsample_shape(ins: Sequence[Shape], args: Args) -> Shape:
+    return Shape(ins[0].channels, *(length * args["scale_factor"] for length in ins[0][1:]))
+
+
+def _nothing(ins: Sequence[Shape], args: Args) -> int:
+    return 0
+
+
+def _same(ins: Sequence[Shape], args: Args) -> Shape:
+    return ins[0]
+
+
+KINDS = {
+    "Conv": Kind(
+        (_channels(), _size("k", 1), _size("s", 1), _PADDING, _GROUPS, _ACT),
+        inputs="one",
+        shape=_conv_shape,
+        num_weights=_conv_count,
+        scaled=True,
+    ),
+    "RepConv": Kind(
+        (_channels(), _size("k", 3), _size("s", 1), _PADDING, _GROUPS, _ACT),
+        inputs="one",
+        shape=_rep_shape,
+        num_weights=_rep_count,
+        scaled=True,
+        layers=3,
+    ),
+    "SPPCSPC": Kind(
+        (
+            _channels(),
+            _count("n", REQUIRED),
+            _either("shortcut", (False, True), False),
+            _GROUPS,
+            Parameter("e", lambda value: isinstance(value, int | float) and 0 < value <= 8, "above 0, up to 8", 0.5),
+            _either("k", ((5, 9, 13),), (5, 9, 13)),
+        ),
+        inputs="one",
+        shape=lambda ins, args: Shape(args["c2"], *ins[0][1:]),
+        num_weights=_sppcspc_count,
+        scaled=True,
+        counts_itself=True,
+        layers=7,
+    ),
+    "DownC": Kind(
+        (_channels(), _count("n", REQUIRED), _count("k", 2)),
+        inputs="one",
+        shape=_down_shape,
+        num_weights=_down_count,
+        scaled=True,
+        counts_itself=True,
+        layers=3,
+    ),
+    "MP": Kind(
+        (_count("k", 2),),
+        inputs="one",
+        shape=lambda ins, args: Shape(ins[0].channels, *_slid(ins[0], args["k"], args["k"], (0, 0))),
+        num_weights=_nothing,
+    ),
+    "SP": Kind(
+        (_count("k", 3), _count("s", 1)),
+        inputs="one",
+        shape=lambda ins, args: Shape(
+            ins[0].channels, *_slid(ins[0], args["k"], args["s"], (args["k"] // 2, args["k"] // 2))
+        ),
+        num_weights=_nothing,
+    ),
+    "ReOrg": Kind((), inputs="one", shape=_reorg_shape, num_weights=_nothing),
+    "Concat": Kind((_DIMENSION,), inputs="many", shape=_concat_shape, num_weights=_nothing),
+    "Shortcut": Kind((_either("d", (0, 1), 0),), inputs="two", shape=_shortcut_shape, num_weights=_nothing),
+    "nn.Upsample": Kind(
+        (
+            _either("size", (None,), None),
+            Parameter("scale_factor", lambda value: _is_int(value, 1, 16), "1 to 16", REQUIRED),
+            _either("mode", ("nearest",), "nearest"),
+        ),
+        inputs="one",
+        shape=_upsample_shape,
+        num_weights=_nothing,
+    ),
+}
+"""Every module that may stand in a row before the detection layer."""
+
+
+def bind(kind: Kind, values: Sequence[object]) -> dict[str, Any]:
+    """Positional values -> arguments by name, defaults filled in; ValueError names the one that is wrong."""
+    if len(values) > len(kind.parameters):
+        raise ValueError(f"{len(values)} arguments, but there are only {len(kind.parameters)} to give")
+    args = {}
+    for position, parameter in enumerate(kind.parameters):
+        value = values[position] if position < len(values) else parameter.default
+        if value is REQUIRED:
+            raise ValueError(f"argument {parameter.name} is missing")
+        if not parameter.rule(value):
+            raise ValueError(f"{parameter.name}={value!r:.60} is not allowed; it must be {parameter.says}")
+        args[parameter.name] = value
+    return args
+
+
+# The model config in force: overrides applied, every top-level value checked.
+
+KEYS = ("nc", "anchors", "backbone", "head", "depth_multiple", "width_multiple", "ch", "head_config")
+"""Of a model config; the first four must be there."""
+
+MAX_ANCHORS = 64
+MAX_CLASSES = 20_000
+
+
+def effective_config(config: object, nc: int | None, anchors: float | None) -> dict[str, Any]:
+    """The config with overrides in force and every top-level value checked."""
+    if not isinstance(config, Mapping):
+        raise ValueError(f"a model config is a mapping with nc, anchors, backbone and head, not {config!r:.60}")
+    if unknown := [key for key in config if key not in KEYS]:
+        raise ValueError(f"unknown key {unknown[0]!r:.60}{similar(str(unknown[0]), KEYS)}")
+    if missing := [key for key in KEYS[:4] if key not in config]:
+        raise ValueError(f"key {missing[0]!r} is missing")
+    kept = copy.deepcopy(dict(config))
+    if nc is not None:
+        kept["nc"] = nc
+    if anchors is not None:
+        if not is_number(anchors):
+            raise ValueError(f"anchors={anchors!r:.60} must be the number of anchors per level")
+        kept["anchors"] = round(anchors)
+    kept.setdefault("ch", 3)
+    for key in ("depth_multiple", "width_multiple"):
+        kept.setdefault(key, 1.0)
+        if not is_number(kept[key]) or not 0 < kept[key] <= 64:
+            raise ValueError(f"{key}={kept[key]!r:.60} must be a number above 0, up to 64")
+    for key, high in (("nc", MAX_CLASSES), ("ch", MAX_CHANNELS)):
+        if not is_whole(kept[key], 1, high):
+            raise ValueError(f"{key}={kept[key]!r:.60} must be a whole number from 1 to {high}")
+    for key in ("backbone", "head"):
+        if not isinstance(kept[key], list | tuple):
+            raise ValueError(f"{key} must be a list of rows [from, number, module, args], not {kept[key]!r:.60}")
+    check_anchors(kept["anchors"])
+    return kept
+
+
+def check_anchors(anchors: object) -> None:
+    if is_whole(anchors, 1, MAX_ANCHORS):
+        return
+    levels = anchors if isinstance(anchors, list | tuple) else []
+    lengths = {len(level) if isinstance(level, list | tuple) else 0 for level in levels}
+    length = lengths.pop() if len(lengths) == 1 else 0
+    if not 2 <= length <= 2 * MAX_ANCHORS or length % 2:
+        raise ValueError(
+            f"anchors={anchors!r:.80} must be one list [w0, h0, w1, h1, ...] per level, all equally long, "
+            f"or the number of anchors per level (1 to {MAX_ANCHORS})"
+        )
+    if bad := [size for level in levels for size in level if not is_number(size) or not 0 <= size < 1e6]:
+        raise ValueError(f"anchors contain {bad[0]!r:.40}; widths and heights are pixels")
+
+
+def similar(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"
+
+
+def is_whole(value: object, low: float, high: float) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def is_number(value: object) -> bool:
+    return is_whole(value, -math.inf, math.inf) or (isinstance(value, float) and math.isfinite(value))

@@ -1,0 +1,177 @@
+"""Several heads on one backbone (1B4H), with or without attention: each has its own convolutions and classes.
+
+Parameters are kept per head, under the names of YOLOv7fast's checkpoints, and joined when the layer runs: one
+convolution per level gives the outputs of all heads at once (bench/multihead.py compares it with one per head). The
+loss reads the joined maps as they are; `by_head` shows them head by head.
+
+Dimension key:  B pictures   H heads   A anchors per level   Y, X rows and columns of a level   C classes
+                O = 5 + the classes a head predicts   N = A * sum of O over the heads, the channels of a joined map
+                K = sum over levels of A * Y * X
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatout.yolo.model.heads import Detect, Predictions, prediction_convs
+from flatout.yolo.model.spec import Head
+from flatout.yolo.multihead.head_config import HeadConfig, channels_of_outputs
+
+# CBAM: a map's channels weighted by what they hold overall, then its places by what all channels hold there.
+#
+# Names of parameters are those of YOLOv7fast's checkpoints. Maps are [B, C, Y, X].
+
+REDUCTION = 16
+WINDOW = 7
+
+
+class ChannelAttention(nn.Module):
+    """One factor per channel, [B, C, 1, 1], from its mean and its maximum."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        hidden = max(channels // REDUCTION, 1)
+        self.fc = nn.Sequential(
+            nn.Conv2d(channels, hidden, 1, bias=False), nn.ReLU(), nn.Conv2d(hidden, channels, 1, bias=False)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor: Tensor = self.fc(x.mean((2, 3), keepdim=True)) + self.fc(x.amax((2, 3), keepdim=True))
+        return factor.sigmoid()
+
+
+class SpatialAttention(nn.Module):
+    """One factor per place, [B, 1, Y, X], from the mean and the maximum over its channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 1, WINDOW, padding=WINDOW // 2, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor: Tensor = self.conv(torch.cat((x.mean(1, keepdim=True), x.amax(1, keepdim=True)), 1))
+        return factor.sigmoid()
+
+
+class CBAM(nn.Module):
+    """Channel attention, then spatial attention."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channel_attention = ChannelAttention(channels)
+        self.spatial_attention = SpatialAttention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.channel_attention(x)
+        y: Tensor = x * self.spatial_attention(x)
+        return y
+
+
+class MultiHeadDetect(Detect):
+    """Training: joined maps, per level [B, N, Y, X]; head_config.py says which channel is what.
+
+    Otherwise `Predictions` whose `raw` are the joined maps and whose `decoded` has the boxes of all heads, head after
+    head, [B, H * K, 5 + C], in the classes of the data set: what another head answers for is 0.
+    """
+
+    def _add_convolutions(self, head: Head) -> None:
+        assert head.groups is not None
+        self.groups = head.groups
+        levels = head.channels[: self.nl]
+        self.heads = nn.ModuleList(prediction_convs(levels, self.na * each) for each in self.groups.outputs_H)
+        self._add_constants()
+
+    columns_HC: Tensor
+    """int64 [H, 5 + C]: where the outputs of the common space are in a head's; one past them: nowhere, so 0."""
+    channel_of_output_N: Tensor
+    """int64: where the outputs of the heads' convolutions are in a joined map."""
+    output_of_channel_N: Tensor
+    """int64: the other way round."""
+
+    def _add_constants(self) -> None:
+        channels = torch.tensor(channels_of_outputs(self.groups.outputs_H, self.na))
+        self.register_buffer("columns_HC", _columns(self.groups), persistent=False)
+        self.register_buffer("channel_of_output_N", channels, persistent=False)
+        self.register_buffer("output_of_channel_N", channels.argsort(), persistent=False)
+
+    def forward(self, xs: list[Tensor]) -> list[Tensor] | Predictions:
+        maps = [self.predict(level, x) for level, x in enumerate(xs)]
+        return maps if self.training else Predictions(self.decode(maps), maps)
+
+    def folded(self, level: int) -> tuple[Tensor, Tensor]:
+        convs = self._of_level(level)
+        joined = torch.cat([conv.weight for conv in convs]), torch.cat([_bias(conv) for conv in convs])
+        return joined[0][self.output_of_channel_N], joined[1][self.output_of_channel_N]
+
+    def by_head(self, maps: list[Tensor]) -> list[list[Tensor]]:
+        """Joined maps per head and level: [B, A, Y, X, O]."""
+        ordered = [joined.index_select(1, self.channel_of_output_N) for joined in maps]
+        return [[self._of_head(head, each) for each in ordered] for head in range(self.groups.num_heads)]
+
+    def decode(self, raw: list[Tensor]) -> Tensor:
+        heads = [self._decoded_head(head, maps) for head, maps in enumerate(self.by_head(raw))]
+        return torch.cat(heads, 1)
+
+    def _decoded_head(self, head: int, maps: list[Tensor]) -> Tensor:
+        """Boxes and scores of one head in the common classes, [B, K, 5 + C]."""
+        local = super().decode(maps)
+        if len(self.groups.heads[head].classes) == 1 and not self.groups.single_class_logit:
+            # No loss ever reaches the class output of a head with one class: it would be noise times objectness.
+            local = torch.cat((local[..., :5], torch.ones_like(local[..., 5:])), -1)
+        return F.pad(local, (0, 1)).index_select(-1, self.columns_HC[head])
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        if self.columns_HC.is_meta:
+            # Built without memory to be filled from a file, which does not have these.
+            with torch.device(self.anchors.device):
+                self._add_constants()
+
+    def _of_head(self, head: int, ordered_BNYX: Tensor) -> Tensor:
+        outputs_H = self.groups.outputs_H
+        begin, width = self.na * sum(outputs_H[:head]), self.na * outputs_H[head]
+        own = ordered_BNYX[:, begin : begin + width]
+        # Not by unflatten, which ONNX knows from opset 13 on only.
+        split = own.view(own.shape[0], self.na, outputs_H[head], own.shape[2], own.shape[3])
+        return split.permute(0, 1, 3, 4, 2)
+
+    def _of_level(self, level: int) -> list[nn.Conv2d]:
+        """The convolutions of all heads."""
+        return [head[level] for head in self.heads]  # type: ignore[index]
+
+    def _convolutions(self) -> Iterator[tuple[nn.Conv2d, float]]:
+        for level, stride in enumerate(self.strides):
+            yield from ((conv, stride) for conv in self._of_level(level))
+
+
+class MultiHeadDetectAttention(MultiHeadDetect):
+    """Every head looks at every level through an attention of its own."""
+
+    def _add_convolutions(self, head: Head) -> None:
+        super()._add_convolutions(head)
+        self.attentions = nn.ModuleList(
+            nn.ModuleList(CBAM(channels) for channels in head.channels[: self.nl]) for _ in self.heads
+        )
+
+    def predict(self, level: int, x: Tensor) -> Tensor:
+        outputs = [
+            F.conv2d(attention[level](x), conv.weight, conv.bias)  # type: ignore[index]
+            for conv, attention in zip(self._of_level(level), self.attentions, strict=True)
+        ]
+        return torch.cat(outputs, 1)[:, self.output_of_channel_N]
+
+
+def _bias(conv: nn.Conv2d) -> Tensor:
+    assert conv.bias is not None
+    return conv.bias
+
+
+def _columns(groups: HeadConfig) -> Tensor:
+    local = range(groups.nc) if groups.full_head else groups.local_C
+    rows = []
+    for head, num_outputs in enumerate(groups.outputs_H):
+        own = [5 + local[each] if groups.head_C[each] == head else num_outputs for each in range(groups.nc)]
+        rows.append([0, 1, 2, 3, 4, *own])
+    return torch.tensor(rows)

@@ -1,0 +1,271 @@
+"""The whole of `detect.py`: weights and a source in; pictures, videos, labels, crops and JSON in a run folder out."""
+
+import logging
+import os
+import queue
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flatout.errors import DataError, counted
+from flatout.feed import plan_workers
+from flatout.ranks import Interrupts, choose_device, make_current
+from flatout.runs import StepProgress, new_run_folder, read_record
+from flatout.yolo.convert import only_network
+from flatout.yolo.find_file import weights_files
+from flatout.yolo.predict.files import Files, Streams, count_frames, find_sources, frames_of
+from flatout.yolo.predict.frames import ReadFrame, Unreadable
+from flatout.yolo.predict.options import DetectOptions
+from flatout.yolo.predict.outputs import Outputs, Wishes
+from flatout.yolo.predict.predictor import Predictor, load_networks, predictor_for
+from flatout.yolo.predict.result import Result, closing_lines, nothing_read, result_line, shown
+from flatout.yolo.predict.results import results_of
+from flatout.yolo.predict.streams import LiveFrames, without_password
+from flatout.yolo.weights import read_weights, save_weights
+
+logger = logging.getLogger(__name__)
+
+# Results in windows while they are made: `--view-img`, where there is a display.
+
+STOP_KEY = "q"
+
+
+class Windows:
+    """Pictures handed over from any thread, shown by the main one, as toolkits want it."""
+
+    def __init__(self, cv2: Any) -> None:
+        self._cv2 = cv2
+        self._waiting: queue.SimpleQueue[tuple[str, np.ndarray]] = queue.SimpleQueue()
+        self.stopped = False
+        """Was `q` pressed?"""
+
+    def put(self, name: str, image_HWC: np.ndarray) -> None:
+        self._waiting.put((name, image_HWC))
+
+    def show(self) -> None:
+        """Show what waits; call it in the main thread."""
+        while not self._waiting.empty():
+            self._cv2.imshow(*self._waiting.get())
+            self.stopped = self.stopped or self._cv2.waitKey(1) & 0xFF == ord(STOP_KEY)
+
+    def close(self) -> None:
+        self._cv2.destroyAllWindows()
+
+
+def open_windows() -> Windows | None:
+    """None, with one sentence in the log, where nothing can be shown."""
+    import cv2
+
+    reason = ""
+    if not any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")):
+        reason = "this machine has no display"
+    else:
+        try:
+            cv2.imshow("flatout", np.zeros((1, 1, 3), np.uint8))
+            cv2.destroyAllWindows()
+        except cv2.error:
+            reason = "this OpenCV was built without windows (pip install opencv-python has them)"
+    if reason:
+        logger.warning("--view-img: %s, so nothing is shown.", reason)
+        return None
+    return Windows(cv2)
+
+
+# `--update`: write weights again without the state of their training.
+
+
+def strip_weights(paths: Sequence[str]) -> list[str]:
+    """Strip files of ours in place, whole or not at all; others are left as they are. What was done, a line each."""
+    lines = []
+    for path in weights_files(paths):
+        weights = read_weights(path)
+        if weights.format != "flatout":
+            lines.append(f"--update: {path} is no file of flatout, and is left as it is. See: flatout yolo convert")
+        elif _is_in_use(path):
+            lines.append(f"--update: {path} is left as it is: its training is not finished, and continues from it")
+        elif weights.kind == "full":
+            save_weights(path, only_network(weights, None, path))
+            lines.append(f"--update: {path} no longer holds the state of its training")
+        else:
+            lines.append(f"--update: {path} holds nothing but the network already")
+    return lines
+
+
+def _is_in_use(path: str) -> bool:
+    record = read_record(Path(path).absolute().parent.parent)
+    return record is not None and not record.get("finished")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectResult:
+    """What was done, and what is to be printed."""
+
+    text: str
+    folder: Path
+    frames: int
+    """Pictures and frames of videos that were looked at."""
+    detections: int
+    unreadable: tuple[Unreadable, ...]
+    interrupted: str | None
+    """The signal that ended it early; None if all was seen. A camera or stream is always ended so, and never early."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def detect(options: DetectOptions, *, each: Callable[[Result], None] | None = None) -> DetectResult:
+    """Detect as the options say; `each` gets every result, in order.
+
+    ConfigError, DataError or CheckpointError where that cannot be done; DataError too if nothing at all could be read.
+    A signal ends it between two pictures, with everything written that was seen.
+    """
+    sources = find_sources(options.source)
+    predictor = _predictor(options)
+    with ExitStack() as stack:
+        frames, total = _frames(sources, stack)
+        folder = new_run_folder(Path(options.project), options.name, options.exist_ok)
+        looking = _Looking(options, sources, folder, total, each)
+        looking.at(frames, predictor)
+    if not looking.frames and looking.unreadable:
+        raise DataError(nothing_read(without_password(options.source), looking.unreadable))
+    return looking.result(strip_weights(options.weights) if options.update else [])
+
+
+class _Looking:
+    """One pass over a source, and its counts."""
+
+    def __init__(
+        self,
+        options: DetectOptions,
+        sources: Files | Streams,
+        folder: Path,
+        total: int,
+        each: Callable[[Result], None] | None,
+    ) -> None:
+        self._options, self._folder, self._total, self._each = options, folder, total, each
+        self._streams = sources if isinstance(sources, Streams) else None
+        # YOLOv7 writes no pictures for a list, which there is always one of streams.
+        self._pictures = not options.nosave and not (self._streams and self._streams.listed)
+        self._json = f"{Path(options.weights[0]).stem}_predictions.json" if options.save_json else None
+        self.frames = self._detections = self._num_txt = self._num_crops = 0
+        self.unreadable: list[Unreadable] = []
+        self._seconds = 0.0
+        self._signal: str | None = None
+
+    def at(self, frames: Iterable[ReadFrame], predictor: Predictor) -> None:
+        """Look at all frames, or until a signal comes; what was seen is on the disk afterwards."""
+        begin_s = time.perf_counter()
+        threads = min(self._options.workers, plan_workers("cpu*1.0").total)
+        with (
+            _windows(self._options) as windows,
+            Interrupts() as interrupts,
+            self._progress() as progress,
+            Outputs(self._folder, self._wishes(windows), threads=threads) as outputs,
+            closing(
+                results_of(
+                    frames,
+                    predictor,
+                    threads=threads,
+                    at_once=self._at_once(),
+                    stopped=lambda: interrupts.requested is not None or (windows is not None and windows.stopped),
+                )
+            ) as results,
+        ):
+            for result in results:
+                self._note(result, outputs, progress)
+                if windows is not None:
+                    windows.show()
+        self._num_txt, self._num_crops, self._signal = outputs.num_txt, outputs.num_crops, interrupts.requested
+        self._seconds = time.perf_counter() - begin_s
+
+    def result(self, more: list[str]) -> DetectResult:
+        lines = closing_lines(
+            frames=self.frames,
+            detections=self._detections,
+            seconds=self._seconds,
+            folder=self._folder,
+            wrote=[*self._wrote(), *more],
+            unreadable=self.unreadable,
+        )
+        if self._signal:
+            lines.insert(0, f"{self._signal}: ended here; everything that was seen is written.")
+        return DetectResult(
+            text="\n".join(lines),
+            folder=self._folder,
+            frames=self.frames,
+            detections=self._detections,
+            unreadable=tuple(self.unreadable),
+            interrupted=None if self._streams else self._signal,
+        )
+
+    def _progress(self) -> AbstractContextManager[StepProgress | None]:
+        """A stream has no end to be shown."""
+        return StepProgress(self._total, title="detect") if self._streams is None else nullcontext()
+
+    def _note(self, result: Result | Unreadable, outputs: Outputs, progress: StepProgress | None) -> None:
+        tell = partial(logger.info, "%s") if progress is None else progress.say
+        if isinstance(result, Unreadable):
+            self.unreadable.append(result)
+            tell(f"{shown(result.path)}: {result.reason if result.partly else f'left out: {result.reason}'}")
+        else:
+            outputs.keep(result)
+            self.frames += 1
+            self._detections += len(result)
+            tell(result_line(result))
+            if self._each is not None:
+                self._each(result)
+        if progress is not None:
+            # Headers of videos may promise fewer frames than there are.
+            progress.advance(min(self.frames + len(self.unreadable), self._total))
+
+    def _at_once(self) -> int | None:
+        return len(self._streams.addresses) if self._streams and not self._options.at_once else self._options.at_once
+
+    def _wishes(self, windows: Windows | None) -> Wishes:
+        return Wishes(
+            pictures=self._pictures,
+            txt=self._options.save_txt,
+            scores=self._options.save_conf,
+            crops=self._options.save_crop,
+            json=self._json,
+            show=None if windows is None else windows.put,
+        )
+
+    def _wrote(self) -> Iterator[str]:
+        if self._pictures:
+            yield "Pictures and videos with boxes are saved"
+        if self._options.save_txt:
+            yield f"{counted(self._num_txt, 'label file')} saved to {self._folder / 'labels'}"
+        if self._options.save_crop:
+            yield f"{counted(self._num_crops, 'crop')} saved to {self._folder / 'crops'}"
+        if self._json:
+            yield f"Detections saved to {self._folder / self._json}"
+
+
+def _predictor(options: DetectOptions) -> Predictor:
+    device = choose_device(options.device)
+    make_current(device)
+    return predictor_for(load_networks(options.weights, device, augment=options.augment), device, options)
+
+
+def _frames(sources: Files | Streams, stack: ExitStack) -> tuple[Iterable[ReadFrame], int]:
+    """Calls that get the frames, and about how many there are."""
+    if isinstance(sources, Streams):
+        return stack.enter_context(LiveFrames(sources.addresses)), 0
+    return frames_of(sources), count_frames(sources)
+
+
+@contextmanager
+def _windows(options: DetectOptions) -> Iterator[Windows | None]:
+    windows = open_windows() if options.view_img else None
+    try:
+        yield windows
+    finally:
+        if windows is not None:
+            windows.close()

@@ -1,0 +1,62 @@
+"""What `flatout yolo train` would run, to be looked at."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flatout.profiler import CUDA_GRAPH, ON_DEVICE
+from flatout.ranks import choose_devices
+from flatout.runs import FILES, Decoding, ProfiledTraining, Switch
+from flatout.yolo.options import TrainOptions
+
+
+@dataclass(frozen=True)
+class YoloTraining(ProfiledTraining):
+    """A detection training."""
+
+    options: TrainOptions
+
+    @property
+    def title(self) -> str:
+        options = self.options
+        return f"{Path(options.cfg or options.weights).stem}, {options.img_size[0]} px, batch {options.batch_size}"
+
+    def network_switches(self) -> Mapping[str, Switch]:
+        """On a GPU none by itself: --fast holds them all, and each trial would compile kernels of its own."""
+        if self._on_gpu or self.options.channels_last:
+            return {}
+        return {"channels_last": Switch("--channels-last", {"channels_last": True})}
+
+    def whole_switches(self) -> Mapping[str, Switch]:
+        """On a CPU none: network and input share its cores, so that the two by themselves do not tell."""
+        if not self._on_gpu or self.options.fast:
+            return {}
+        covers = (CUDA_GRAPH, ON_DEVICE)
+        return {"everything that --fast switches on": Switch("--fast", {"fast": True}, covers=covers)}
+
+    @property
+    def _on_gpu(self) -> bool:
+        return choose_devices(self.options.device)[0].type == "cuda"
+
+    def own_switch(self, switch: Mapping[str, Any]) -> Switch | None:
+        """The verdict speaks of these flags by their own names."""
+        return Switch(" ".join(map(_flag, switch.items())), switch)
+
+    def decoding(self) -> Decoding:
+        from flatout.images import read_picture
+        from flatout.yolo.data.data_yaml import open_data_yaml
+        from flatout.yolo.data.find import find_images
+
+        return Decoding(read_picture, find_images(open_data_yaml(self.options.data).entries["train"]).paths[:FILES])
+
+    def brief(self, folder: Path, num_steps: int) -> Any:
+        # As many epochs as asked for, if the data lasts so long: whether kernels and input are tuned first depends on
+        # it.
+        epochs = max(self.options.epochs, num_steps)
+        return replace(super().brief(folder, num_steps), epochs=epochs, nosave=True, notest=True)
+
+
+def _flag(item: tuple[str, Any]) -> str:
+    name, value = item
+    return f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")

@@ -1,0 +1,237 @@
+"""All stages of a plan, one training after the other, continued wherever it was left."""
+
+import csv
+import io
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flatout.engine import Callback, Scores
+from flatout.errors import ConfigError, FlatoutError
+from flatout.ranks import StopSignals
+from flatout.runs import RunFolder, Spending
+from flatout.safefiles import replacing
+from flatout.yolo.find_file import find_weights
+from flatout.yolo.options import TrainOptions
+from flatout.yolo.stages.job_folder import (
+    begin_job,
+    best_weights,
+    continue_job,
+    is_finished,
+    newest_job,
+    stage_folder,
+)
+from flatout.yolo.stages.plan import Plan
+from flatout.yolo.train import train
+from flatout.yolo.weights import read_weights
+
+logger = logging.getLogger(__name__)
+
+# The results of all stages as one: a table whose epochs go on counting, and a plot with a line where a stage begins.
+#
+#     stage1/results.*, stage2/results.* ...  ->  results.txt, results.csv, log.jsonl, results.png
+#
+# Made anew from the stages' own files every time: nothing here needs to be saved or cut back.
+
+
+class Together(Callback):
+    """Writes the tables of a job after every epoch of a stage."""
+
+    def __init__(self, job: Path, num_stages: int, num_epochs: int) -> None:
+        self._job, self._num_stages, self._num_epochs = job, num_stages, num_epochs
+
+    def validation(self, scores: Scores) -> None:
+        write_tables(self._job, num_stages=self._num_stages, num_epochs=self._num_epochs)
+
+
+def write_tables(job: Path, *, num_stages: int, num_epochs: int) -> list[int]:
+    """results.txt, results.csv and log.jsonl of a job; returns the epoch at which each begun stage begins."""
+    stages = [stage_folder(job, number) for number in range(1, num_stages + 1)]
+    begins, count = [], 0
+    for stage in stages:
+        if lines := _lines(stage / "results.txt"):
+            begins.append(count)
+            count += len(lines)
+    _write(job / "results.txt", "".join(_renumbered_text(stages, num_epochs)))
+    _write(job / "results.csv", _renumbered_csv(stages))
+    _write(job / "log.jsonl", "".join(_renumbered_events(stages)))
+    return begins
+
+
+def draw(job: Path, begins: list[int]) -> Path:
+    """results.png; DataError if there is no epoch yet."""
+    from flatout.charts import results_png
+
+    # Half an epoch before the first of a stage: between the two points it comes after and before.
+    return results_png(job / "results.txt", job / "results.png", marks=[begin - 0.5 for begin in begins[1:]])
+
+
+def _renumbered_text(stages: list[Path], num_epochs: int) -> Iterator[str]:
+    """The 15 columns of YOLOv7, the first of which says epoch/last."""
+    lines = [line for stage in stages for line in _lines(stage / "results.txt")]
+    for epoch, line in enumerate(lines):
+        rest = line.lstrip().partition(" ")[2]
+        yield f"{f'{epoch}/{num_epochs - 1}':>10} {rest}\n"
+
+
+def _renumbered_csv(stages: list[Path]) -> str:
+    rows: list[dict[str, object]] = []
+    for number, stage in enumerate(stages, 1):
+        for row in csv.DictReader(_lines(stage / "results.csv")):
+            rows.append(row | {"stage": number, "epoch": len(rows)})
+    names = dict.fromkeys(["stage", *(name for row in rows for name in row)])
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(names), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return text.getvalue() if rows else ""
+
+
+def _renumbered_events(stages: list[Path]) -> Iterator[str]:
+    epoch = 0
+    for number, stage in enumerate(stages, 1):
+        for line in _lines(stage / "log.jsonl"):
+            event = json.loads(line)
+            if "epoch" in event:
+                event |= {"stage": number, "epoch": epoch}
+                epoch += 1
+            yield json.dumps(event) + "\n"
+
+
+def _lines(path: Path) -> list[str]:
+    """Without marks of rows that a full disk has cost."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return []
+    return [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def _write(path: Path, text: str) -> None:
+    content = text.encode()
+    with replacing(path, needed_bytes=len(content)) as sink:
+        sink.write(content)
+
+
+@dataclass(frozen=True)
+class StagesResult:
+    """What a job of stages left behind."""
+
+    folder: Path
+    fitness: tuple[float, ...]
+    """The best of each finished stage."""
+    finished: bool
+    """False if it was asked to end early; the same command then continues."""
+
+    @property
+    def best_stage(self) -> int | None:
+        """Numbered from 1; of equals the later one. None before any has finished."""
+        if not self.fitness:
+            return None
+        return max(range(len(self.fitness)), key=lambda place: (self.fitness[place], place)) + 1
+
+    def __str__(self) -> str:
+        lines = [f"stage {number}: best fitness {score:.4f}" for number, score in enumerate(self.fitness, 1)]
+        if self.finished:
+            best = self.folder / "weights/best.pt"
+            lines.append(f"Results are in {self.folder}, the weights of stage {self.best_stage} in {best}.")
+        return "\n".join(lines)
+
+
+def run_stages(plan: Plan, callbacks: Iterable[Callback] = (), *, spending: Spending | None = None) -> StagesResult:
+    """Train every stage that is not finished; a job that is done is left alone.
+
+    Raises Interrupted once a signal was obeyed and everything is saved: the same call then continues.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1:
+        raise ConfigError(
+            "stages run on one GPU. For several, type each stage as a command of its own: torchrun ... train.py "
+            "--transfer-weights --weights BEST_OF_THE_STAGE_BEFORE ..."
+        )
+    first = plan.stages[0]
+    spending = spending or Spending(first.price, first.budget)
+    with StopSignals(), _open(plan) as run:
+        if is_finished(run.folder):
+            logger.info("%s: all %d stages are finished. Begin anew with --fresh.", run.folder, len(plan.stages))
+            return _result(plan, run.folder)
+        spending.open(run.folder, continues=run.continues)
+        return _Job(plan, run, [*callbacks], spending).go()
+
+
+def _open(plan: Plan) -> RunFolder:
+    folder = None if plan.fresh else newest_job(plan.project, plan.name)
+    if folder is not None:
+        return continue_job(folder, plan.identity(), break_lock=plan.stages[0].break_lock)
+    # Before there is a folder: a mistyped path should not leave one.
+    find_weights(plan.stages[0].weights)
+    return begin_job(plan.project, plan.name, plan.identity())
+
+
+class _Job:
+    """A plan at work in its folder."""
+
+    def __init__(self, plan: Plan, run: RunFolder, callbacks: list[Callback], spending: Spending) -> None:
+        self._plan, self._run, self._spending = plan, run, spending
+        table = Together(run.folder, len(plan.stages), plan.num_epochs)
+        self._callbacks = [*callbacks, table]
+
+    def go(self) -> StagesResult:
+        folder = self._run.folder
+        try:
+            for number, stage in enumerate(self._plan.stages, 1):
+                if not is_finished(stage_folder(folder, number)) and not self._train(number, stage):
+                    return _result(self._plan, folder)
+        finally:
+            self._show()
+        result = _result(self._plan, folder)
+        self._keep_weights(result)
+        # Last: killed before it, the same command finds all stages finished and comes here again.
+        self._run.finish()
+        logger.info("%s: %s.", folder, self._spending.line())
+        return replace(result, finished=True)
+
+    def _train(self, number: int, stage: TrainOptions) -> bool:
+        """One stage to its end; False if it was asked to end early."""
+        folder = self._run.folder
+        options = replace(stage, project=str(folder), name=stage_folder(folder, number).name, exist_ok=True)
+        if number > 1:
+            options = replace(options, weights=str(best_weights(stage_folder(folder, number - 1))))
+        frozen = " ".join(map(str, options.freeze))
+        logger.info(
+            "Stage %d of %d: --epochs %d --freeze %s --hyp %s, from %s.",
+            number, len(self._plan.stages), options.epochs, frozen, options.hyp, options.weights or "scratch",
+        )  # fmt: skip
+        result = train(options, self._callbacks, spending=self._spending)
+        return result is not None and result.finished
+
+    def _show(self) -> None:
+        """The tables and the plot as of now; what cannot be written or drawn costs nothing else."""
+        try:
+            begins = write_tables(self._run.folder, num_stages=len(self._plan.stages), num_epochs=self._plan.num_epochs)
+            if begins:
+                draw(self._run.folder, begins)
+        except (ImportError, OSError, FlatoutError) as error:
+            logger.warning("The results of all stages were not drawn: %s", error)
+
+    def _keep_weights(self, result: StagesResult) -> None:
+        """weights/best.pt: of the best stage; weights/last.pt: of the last one."""
+        folder = self._run.folder
+        assert result.best_stage is not None
+        (folder / "weights").mkdir(exist_ok=True)
+        _copy(best_weights(stage_folder(folder, result.best_stage)), folder / "weights/best.pt")
+        _copy(stage_folder(folder, len(self._plan.stages)) / "weights/last.pt", folder / "weights/last.pt")
+
+
+def _result(plan: Plan, folder: Path) -> StagesResult:
+    stages = [stage_folder(folder, number) for number in range(1, len(plan.stages) + 1)]
+    fitness = [read_weights(best_weights(stage)).best_fitness or 0.0 for stage in stages if is_finished(stage)]
+    return StagesResult(folder, tuple(fitness), is_finished(folder))
+
+
+def _copy(source: Path, target: Path) -> None:
+    content = source.read_bytes()
+    with replacing(target, needed_bytes=len(content)) as sink:
+        sink.write(content)

@@ -1,0 +1,539 @@
+"""Training a detector: the recipe that `train.py` hands to a run.
+
+options -> hyper-parameters, images, network -> run + loop of flatout.engine -> weights, results, pictures
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from flatout.clock import clock
+from flatout.config import read_config
+from flatout.engine import DTYPES, Amp, Callback, EpochReport, MovingAverage, Sections, default_fast_amp, explain
+from flatout.errors import ConfigError, FlatoutError, ResourceError
+from flatout.feed import DeviceBatches
+from flatout.ranks import World, read_world
+from flatout.runs import (
+    DataFacts,
+    EpochRows,
+    Identity,
+    Model,
+    Recipe,
+    RunContext,
+    RunOptions,
+    RunResult,
+    Seams,
+    Spending,
+    StepSettings,
+    Validated,
+    choose_loggers,
+    run,
+)
+from flatout.safefiles import write_container
+from flatout.yolo.data.coco import annotation_file
+from flatout.yolo.data.data_yaml import without_complaints
+from flatout.yolo.data.image_weights import Weighing
+from flatout.yolo.data.letterbox import rounded_up
+from flatout.yolo.data.open_data import open_data_set
+from flatout.yolo.evaluate import Outcome, coco_ap, test
+from flatout.yolo.find_file import find_file
+from flatout.yolo.hyp import Hyp, load_hyp
+from flatout.yolo.metrics import LOSSES, YOLOV7_RESULTS, zero_scores
+from flatout.yolo.model.network import Network
+from flatout.yolo.multihead.training import WantedHeads, class_aware
+from flatout.yolo.options import TestOptions, TrainOptions
+from flatout.yolo.run_config import identity, write_options
+from flatout.yolo.train import prepare
+from flatout.yolo.train.autotune import input_choices
+from flatout.yolo.train.input import InputConfig, LabelRules, TrainingInput, num_workers, open_input, open_pictures
+from flatout.yolo.train.pictures import BatchPictures, draw_labels
+from flatout.yolo.train.preflight import PreflightConfig, remarks
+from flatout.yolo.train.schedule import YoloSchedule
+from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepConfig, capacity_for
+from flatout.yolo.train.validate import EpochResult, Validation, ValidationConfig, results_line
+
+logger = logging.getLogger(__name__)
+
+FIRST_SEED = 2
+"""YOLOv7 seeds with 2 + rank, and rank is -1 without DDP."""
+LONG_RUN_PIXELS = 1e11
+"""Ten thousand images of 320 px for a hundred epochs, about."""
+COCO_IOU = 0.7
+KEEP_EVERY = 25
+KEEP_LAST = 5
+LATE_BEST_FROM = 200
+ENDED = -1
+"""What a file says instead of an epoch when training has ended."""
+
+
+class TrainResult(RunResult):
+    """What a training left behind; `outcome` is that of the last validation."""
+
+    outcome: Outcome | None
+
+    @property
+    def best_fitness(self) -> float:
+        return max(0.0, self.best_score)
+
+
+def train(
+    options: TrainOptions,
+    callbacks: Iterable[Callback] = (),
+    *,
+    spending: Spending | None = None,
+    seams: Seams | None = None,
+    typed: Collection[str] | None = None,
+) -> TrainResult | None:
+    """Train as the options say; None if only a report was asked for.
+
+    `callbacks` hear of it. `spending` is an account that was opened before, for several trainings that share a budget.
+    Raises Interrupted once a signal was obeyed and everything is saved: the same call then continues.
+    """
+    if options.generations:
+        raise ConfigError("evolve: a search is many trainings. Use flatout.yolo.evolve.evolve(options).")
+    if options.diagnose_compile:
+        logger.info("%s", _explained(options))
+        return None
+    result = run.train(YoloRecipe, options, callbacks, spending=spending, seams=seams, typed=typed)
+    return TrainResult(**vars(result))
+
+
+class YoloRecipe(Recipe):
+    """Boxes, objectness and classes of YOLOv7's networks."""
+
+    name = "yolo"
+    validates = True
+    options: TrainOptions
+    """Resolved: what shortcuts stand for is switched on."""
+
+    def __init__(self, options: RunOptions, world: World, device: torch.device, *, resume: Path | None = None) -> None:
+        assert isinstance(options, TrainOptions)
+        self.written = options
+        """As typed: what opt.yaml holds."""
+        self._cuda, self._bf16 = device.type == "cuda", default_fast_amp(device) == "bf16"
+        super().__init__(options.resolved(cuda=self._cuda, bf16=self._bf16), world, device, resume=resume)
+        _check(self.options)
+        self.hyp = self._read_hyp(resume)
+        self.data = without_complaints(open_data_set(find_file(options.data, flag="--data")))
+        self.saves = not options.nosave
+        self._seed = options.seed if options.seed is not None else FIRST_SEED - (world.size == 1)
+
+    # Which training is meant
+
+    @classmethod
+    def read_options(cls, folder: Path, asked: RunOptions) -> TrainOptions:
+        return read_config(folder / "opt.yaml", TrainOptions)
+
+    def identity(self) -> Identity:
+        return identity(self.written, self.hyp, cuda=self._cuda, bf16=self._bf16)
+
+    def write_config(self, folder: Path) -> None:
+        write_options(folder, self.written, self.hyp)
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    @property
+    def amp(self) -> Amp:
+        """As asked; else YOLOv7's float16 on a GPU."""
+        return self.options.amp if self.options.amp is not None else "fp16" if self._cuda else "off"
+
+    def loggers(self) -> list[Callback]:
+        return loggers_for(self.written)
+
+    # Its parts
+
+    def open_data(self) -> DataFacts:
+        logger.info("%s", self._resolved_line())
+        self._images = open_pictures(self.data, label_rules(self.options), self.world)
+        return DataFacts(self._images.fingerprint(), f"{self.data.file}: pictures or labels")
+
+    @property
+    def is_long(self) -> bool:
+        options = self.options
+        return options.epochs * len(self._images.train) * options.img_size[0] ** 2 > LONG_RUN_PIXELS
+
+    def build(self, run: RunContext, saved: Sections | None) -> Model:
+        self._run = run
+        options, hyp = self.options, self.hyp
+        names = prepare.class_names(self.data, single_cls=options.single_cls)
+        if saved is None:
+            start = prepare.make_network(start_config(options), hyp, names)
+        else:
+            start = prepare.network_of_run(saved["weights"], names)
+            # A run keeps its seed when it goes on with another number of ranks, for which YOLOv7 has another one.
+            self._seed = saved["run"].get("seed", self._seed)
+        network = self._network = start.network
+        self._grid = prepare.grid_of(network)
+        self._size, self._test_size = (rounded_up(size, self._grid) for size in options.img_size)
+        first_epoch, epochs = prepare.start_epoch_of(start, epochs=options.epochs)
+        self._more_epochs = epochs - options.epochs if saved is None else saved["run"]["more_epochs"]
+        if saved is None:
+            if not options.noautoanchor:
+                prepare.fit_anchors(network, self._images.train, hyp, size=self._size, seed=self._seed)
+            prepare.round_weights(network)
+        prepare.freeze(network, options.freeze)
+        network.to(self.device)
+        if options.channels_last:
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        optimizer = prepare.optimizer_for(network, hyp, total_batch=options.batch_size, adam=options.adam)
+        average = MovingAverage(network)
+        if saved is None:
+            prepare.take_over(start, optimizer, average)
+        if options.sync_bn:
+            told = prepare.share_batch_norms(network, ranks=self.world.size, on_gpu=self._cuda)
+            if self.world.is_first:
+                logger.info("%s", told)
+        self._epochs = options.epochs + self._more_epochs
+        return Model(
+            network=network, optimizer=optimizer, average=average, first_epoch=first_epoch, epochs=self._epochs
+        )  # fmt: skip
+
+    def open_batches(self, model: Model) -> DeviceBatches:
+        self._input = self._run.stack.enter_context(self._open_input())
+        self._loss = self._make_loss()
+        self._validation = self._run.stack.enter_context(self._open_validation())
+        self._weighing = Weighing(self._images.train, self._network.nc) if self.options.image_weights else None
+        if self._weighing is not None:
+            self._input.feed.set_weights(self._weighing(np.array(self._weighing.never_found)))
+        return self._input.batches
+
+    def job(self, model: Model) -> DetectionJob:
+        options = self.options
+        config = StepConfig(
+            dtype=DTYPES[self.amp],
+            channels_last=options.channels_last,
+            size=self._size,
+            grid=self._grid,
+            seed=self._seed,
+            multi_scale=options.multi_scale,
+            quad=options.quad,
+            capacity=capacity_for(self._input.expected_targets, self.world.share_of(options.batch_size)),
+        )
+        self._pictures = BatchPictures(self._run.folder, self._network.names) if self._run.draws else None
+        self._job = DetectionJob(config, self._loss, self._pictures)
+        return self._job
+
+    def schedule(self, model: Model, steps_per_epoch: int) -> YoloSchedule:
+        options = self.options
+        return YoloSchedule(
+            self.hyp,
+            # Trained on beyond its end, YOLOv7's cosine keeps its length; a line of that length would fall below 0.
+            epochs=model.epochs if options.linear_lr else options.epochs,
+            steps_per_epoch=steps_per_epoch,
+            total_batch=options.batch_size,
+            linear=options.linear_lr,
+            adam=options.adam,
+        )
+
+    def step_settings(self) -> StepSettings:
+        return StepSettings(amp=self.amp, graphs=self.options.as_graphs)
+
+    def preflight(self, model: Model) -> Iterator[str]:
+        config = PreflightConfig(
+            size=self._size,
+            keeps_pictures=self._keeps_pictures,
+            workers=num_workers(self.options.workers, self.world.share_of(self.options.batch_size), self.world),
+            ranks=self.world.size,
+        )
+        return remarks(self._images.train, self.hyp.augment(), config)
+
+    def num_kept_states(self, model: Model) -> int:
+        return sum(is_kept(epoch, model.epochs) for epoch in range(model.epochs))
+
+    def started(self, model: Model) -> None:
+        if self._run.draws:
+            draw_labels(self._images.train, self._network.names, self._run.folder)
+        if self.saves and self.world.is_first:
+            content = self.about(model) | {"kind": "model", "state": model.network.state_dict()}
+            write_container(self._weights / "init.pt", {"weights": content})
+
+    def histograms(self) -> Mapping[str, np.ndarray]:
+        return {"classes": self._images.train.labels.class_box_T5[:, 0]}
+
+    # After an epoch
+
+    def draw_batches(self) -> None:
+        if self._pictures is not None:
+            self._pictures.draw()
+
+    def is_due(self, epoch: int, *, last: bool) -> bool:
+        return last or not self.options.notest
+
+    def validate(self, model: Model, epoch: int, *, last: bool) -> Validated | None:
+        outcome = self._validation(model.judged, last)
+        if outcome is None:
+            return None
+        return Validated(outcome.evaluation.fitness, outcome.scores, outcome)
+
+    def rows(self, epoch: int, report: EpochReport, found: Validated | None) -> EpochRows:
+        scores = found.outcome.scores if found is not None else zero_scores()
+        last = self._job.last
+        result = EpochResult(
+            epoch, self._epochs, memory_gb(), tuple(report.items.values()), last.num_targets, last.width_px, scores
+        )
+        rates = {f"lr{index}": rate for index, rate in enumerate(report.lrs)}
+        first = {name: scores[name] for name in YOLOV7_RESULTS}
+        # Scores that are new come last: whoever reads a column by its number finds it where it was.
+        row = {"epoch": epoch, **report.items, **first, **rates, **scores}
+        return EpochRows(row, _scalars(report, scores), results_line(result).rstrip("\n"))
+
+    def after_epoch(
+        self, model: Model, epoch: int, found: Validated | None, sections: Callable[[], Sections], *, stops: bool
+    ) -> None:
+        if stops:
+            self.validate(model, epoch, last=True)  # once more, with the pictures and the table of a last epoch
+        if self._weighing is not None:
+            self._maps = found.outcome.evaluation.maps.tolist() if found is not None else self._maps
+            if epoch + 1 < model.epochs:
+                self._weigh_again(epoch + 1)
+        if self.saves and self.world.is_first and is_kept(epoch, model.epochs):
+            with clock.stage("train.save"):
+                try:
+                    write_container(self._weights / f"epoch_{epoch:03d}.pt", sections())
+                except ResourceError as error:
+                    # What continues the training is saved elsewhere.
+                    logger.warning("%s Training goes on.", error)
+
+    # What is saved
+
+    def about(self, model: Model) -> dict[str, Any]:
+        return prepare.about(self._network, asdict(self.hyp))
+
+    def about_state(self, epoch: int, best_score: float) -> dict[str, Any]:
+        return {"epoch": epoch, "best_fitness": max(0.0, best_score)}
+
+    def run_facts(self) -> dict[str, Any]:
+        return {"more_epochs": self._more_epochs}
+
+    _maps: list[float] = []
+    """mAP of each class in the last validation; sampling weights follow from it, so it is saved."""
+
+    def state(self) -> dict[str, Any]:
+        last = self._job.last
+        return {"maps": self._maps, "last": {"num_targets": last.num_targets, "width_px": last.width_px}}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._maps = state.get("maps", [])
+        self._job.last.targets, self._job.last.width_px = state["last"]["num_targets"], state["last"]["width_px"]
+        self._weigh_again(state["epoch"] + 1)
+
+    def best_weights(self, model: Model, epoch: int, found: Validated | None) -> dict[str, Any]:
+        return stripped(model.judged, 0.0 if found is None else found.score)
+
+    def best_names(self, epoch: int) -> Iterable[str]:
+        return ("best.pt", *([f"best_{epoch:03d}.pt"] if epoch >= LATE_BEST_FROM else []))
+
+    def final_weights(
+        self, model: Model, epoch: int, found: Validated | None, best_score: float
+    ) -> dict[str, Any]:  # fmt: skip
+        return stripped(model.judged, max(0.0, best_score))
+
+    def plot(self, folder: Path) -> None:
+        from flatout.charts import results_png
+
+        results_png(folder / "results.txt", folder / "results.png")
+
+    def finished(self, folder: Path) -> None:
+        """COCO's own AP, where the data set asks for it."""
+        if not (coco_ap.is_asked_for(self.data) and annotation_file(self.data, "val") is not None):
+            return
+        for name in ("last.pt", "best.pt"):
+            if not (self._weights / name).exists():
+                continue
+            options = TestOptions(
+                weights=(str(self._weights / name),),
+                data=self.written.data,
+                batch_size=2 * self.written.batch_size,
+                img_size=self.written.img_size[1],
+                iou_thres=COCO_IOU,
+                device=self.written.device,
+                save_json=True,
+                project=str(folder),
+                name=f"coco_{Path(name).stem}",
+                exist_ok=True,
+            )
+            try:
+                logger.info("%s", test(options))
+            except FlatoutError as error:
+                logger.warning("%s was not judged: %s", name, error)
+
+    # Pieces
+
+    @property
+    def _keeps_pictures(self) -> bool:
+        """Decoded once, as far as flags say it."""
+        options = self.options
+        return options.fast_dataloader or options.cache_images or options.device_augment
+
+    @property
+    def _weights(self) -> Path:
+        return self._run.folder / self.weights_folder
+
+    def _read_hyp(self, resume: Path | None) -> Hyp:
+        """Of a run that is resumed its own, unless the command names another file."""
+        options = self.written
+        if resume is not None and read_config(resume / "opt.yaml", TrainOptions).hyp == options.hyp:
+            return load_hyp(resume / "hyp.yaml")
+        hyp = load_hyp(find_file(options.hyp, flag="--hyp"))
+        return hyp.for_batch(self.world.share_of(options.batch_size)) if options.auto_lr else hyp
+
+    def _resolved_line(self) -> str:
+        """What the input and the step are made of, in one line for the log."""
+        options = self.options
+        if options.device_augment:
+            source = "GPU renderer"
+        else:
+            source = "decode-once store" if options.fast_dataloader else "classic"
+        parts = [f"input: {source}", f"amp: {self.amp}", f"compile: {options.compile}"]
+        parts += ["channels_last"] if options.channels_last else []
+        return f"{self.device}, " + ", ".join(parts)
+
+    def _open_input(self) -> TrainingInput:
+        options, images = self.options, self._images.train
+        config = InputConfig(
+            augment=self.hyp.augment(),
+            size=self._size,
+            batch_size=self.world.share_of(options.batch_size),
+            seed=self._seed,
+            grid=self._grid,
+            epochs=self._epochs,
+            device=self.device,
+            dtype=DTYPES[self.amp],
+            world=self.world,
+            class_aware=class_aware(options.head_params, self._network, images) if options.class_aware_aug else None,
+            rect=options.rect,
+            sequential=options.sequential,
+            channels_last=options.channels_last,
+            persistent_workers=not options.no_persistent_workers,
+            verify=options.verify_cache,
+        )
+        choices = input_choices(images, config, self.written.asked, self._network, graphs=options.as_graphs)
+        return open_input(images, config, choices)
+
+    def _make_loss(self) -> DetectionLoss:
+        head = self._network.head
+        config = self.hyp.loss(label_smoothing=self.options.label_smoothing)
+        scaled = config.scaled(num_layers=head.nl, num_classes=head.nc, image_size_px=self._size)
+        return DetectionLoss(head, scaled, self.hyp.ota, self.options.ota_from)
+
+    def _open_validation(self) -> Validation:
+        options = self.options
+        batch = options.test_batch_size or 2 * self.world.share_of(options.batch_size)
+        config = ValidationConfig(
+            size=self._test_size,
+            batch_size=batch,
+            grid=self._grid,
+            workers=num_workers(options.workers, batch, self.world),
+            device=self.device,
+            amp=DTYPES[self.amp],
+            keeps_pictures=self._keeps_pictures,
+            on_device=options.device_augment,
+            persistent_workers=not options.no_persistent_workers,
+            verify=options.verify_cache,
+            v5_metric=options.v5_metric,
+            single_cls=options.single_cls,
+        )
+        return Validation(self._images.val, self._network.names, config, self._loss, self._run)
+
+    def _weigh_again(self, epoch: int) -> None:
+        """For `--image-weights`: what the score of each class says about the epochs to come."""
+        if self._weighing is not None:
+            # One rank has validated; all must draw the same images.
+            maps = self.world.from_first(self._maps) or self._weighing.never_found
+            self._input.set_weights(self._weighing(np.array(maps)), epoch)
+
+
+def start_config(options: TrainOptions) -> prepare.StartConfig:
+    return prepare.StartConfig(
+        weights=options.weights, cfg=options.cfg, transfer=options.transfer_weights, heads=wanted_heads(options)
+    )
+
+
+def wanted_heads(options: TrainOptions) -> WantedHeads:
+    return WantedHeads(file=options.head_config, num_heads=options.heads, attention=options.head_attention)
+
+
+def label_rules(options: TrainOptions) -> LabelRules:
+    return LabelRules(
+        strict=options.strict_labels, single_class=options.single_cls, allow_bad_labels=options.allow_bad_labels
+    )
+
+
+def loggers_for(options: TrainOptions) -> list[Callback]:
+    """The loggers that flags ask for; ConfigError if a package is missing."""
+    wandb = {
+        "project": "flatout" if options.project == TrainOptions.project else Path(options.project).stem,
+        "entity": options.entity,
+        "save_period": options.save_period,
+        "alias": options.artifact_alias,
+    }
+    loggers = choose_loggers(options.log_to, wandb=wandb)
+    if options.entity is not None and "wandb" not in options.log_to:
+        # It switches W&B on where it is installed; without it a command goes on, as it does in YOLOv7.
+        try:
+            loggers += choose_loggers(("wandb",), wandb=wandb)
+        except ConfigError as error:
+            logger.warning("--entity: %s Training goes on without it.", error)
+    if options.upload_dataset:
+        logger.warning("--upload_dataset: pictures are not sent to Weights & Biases; the data set stays where it is.")
+    if options.bbox_interval != TrainOptions.bbox_interval:
+        logger.info("--bbox_interval: pictures with boxes are sent once, after the last epoch.")
+    return loggers
+
+
+def is_kept(epoch: int, epochs: int) -> bool:
+    """Whether YOLOv7 keeps the state after this epoch: the first, every 25th, the last five."""
+    return epoch == 0 or (epoch + 1) % KEEP_EVERY == 0 or epoch >= epochs - KEEP_LAST
+
+
+def stripped(network: nn.Module, fitness: float) -> dict[str, Any]:
+    """What a file of weights alone says beside how the network is built: in half precision, as in YOLOv7."""
+    state = {key: _halved(tensor) for key, tensor in network.state_dict().items()}
+    return {"kind": "stripped", "state": state, "epoch": ENDED, "best_fitness": fitness}
+
+
+def memory_gb() -> float:
+    """Held by torch on the GPU, in 10^9 bytes; 0 on a CPU."""
+    return torch.cuda.memory_reserved() / 1e9 if torch.cuda.is_available() else 0.0
+
+
+def _explained(options: TrainOptions) -> str:
+    """DIAGNOSE_COMPILE=1: where the network of a command cannot be compiled as a whole; nothing is trained."""
+    world = read_world(options.local_rank)
+    recipe = YoloRecipe(options, world, run.device_of(options.device, world))
+    names = prepare.class_names(recipe.data, single_cls=options.single_cls)
+    start = prepare.make_network(start_config(options), recipe.hyp, names)
+    network: Network = start.network.to(recipe.device).train()
+    size = rounded_up(options.img_size[0], prepare.grid_of(network))
+    return explain(network, torch.zeros(options.batch_size, 3, size, size, device=recipe.device))
+
+
+def _check(options: TrainOptions) -> None:
+    if options.quad and options.device_augment:
+        raise ConfigError("--quad is made of finished pictures on the CPU: leave --device-augment and --fast out.")
+    if options.image_weights and options.rect:
+        raise ConfigError("--image-weights draws pictures at random, --rect sorts them by shape: use one of them.")
+    if options.image_weights and options.quad:
+        raise ConfigError("--image-weights and --quad exclude each other in YOLOv7: use one of them.")
+
+
+def _scalars(report: EpochReport, scores: Mapping[str, float]) -> dict[str, float]:
+    """As YOLOv7 names them in TensorBoard."""
+    losses = {f"val_{name}": f"val/{name}_loss" for name in LOSSES}
+    scalars = {f"train/{name}_loss": report.items[name] for name in LOSSES}
+    scalars |= {f"metrics/{name}": score for name, score in scores.items() if name not in losses}
+    scalars |= {tag: scores[name] for name, tag in losses.items()}
+    return scalars | {f"x/lr{index}": rate for index, rate in enumerate(report.lrs)}
+
+
+def _halved(tensor: Tensor) -> Tensor:
+    """A copy, so that training may go on."""
+    return tensor.detach().to(torch.float16 if tensor.is_floating_point() else tensor.dtype, copy=True)

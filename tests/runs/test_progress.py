@@ -1,0 +1,150 @@
+"""Progress is told on terminals and in logs, and no clock that is set can confuse it (F11)."""
+
+import io
+import logging
+import time
+
+import pytest
+
+from flatout.runs.progress import Pace, StepProgress, eta_text
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_off_a_terminal_lines_are_aligned_and_seldom(caplog):
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    with StepProgress(1000, stream=io.StringIO(), every_s=10, clock=clock) as progress:
+        for done in range(1, 101):
+            clock.now_s += 0.5
+            progress.advance(done, {"loss": f"{1 / done:.4f}"})
+    assert len(caplog.messages) == 5
+    assert caplog.messages[0] == "train     1/1000    0 %  loss 1.0000  at most 8:20 left"
+    assert caplog.messages[2] == "train    41/1000    4 %  loss 0.0244  8:00 left"
+
+
+def test_the_last_step_is_always_told(caplog):
+    caplog.set_level(logging.INFO)
+    with StepProgress(3, stream=io.StringIO(), every_s=1e9) as progress:
+        for done in (1, 2, 3):
+            progress.advance(done)
+    assert [message.split()[1] for message in caplog.messages] == ["1/3", "3/3"]
+
+
+def test_steps_of_an_earlier_process_do_not_count_as_speed(caplog):
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    with StepProgress(1000, stream=io.StringIO(), clock=clock) as progress:
+        progress.start_at(900)
+        clock.now_s += 2
+        progress.advance(901)
+    assert caplog.messages == ["train   901/1000   90 %  at most 3:18 left"]
+
+
+def test_on_a_terminal_a_bar_is_drawn_and_removed(caplog):
+    terminal = Terminal()
+    with StepProgress(10, stream=terminal) as progress:
+        for done in range(1, 11):
+            progress.advance(done, {"loss": "0.1"})
+    assert "10/10" in terminal.getvalue()
+    assert "loss 0.1" in terminal.getvalue()
+    assert not caplog.messages
+
+
+def test_a_line_goes_above_the_bar_on_a_terminal_and_else_to_the_log(caplog, monkeypatch):
+    caplog.set_level(logging.INFO)
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    with StepProgress(10, stream=terminal) as progress:
+        progress.say("image 1/2 [bold]a.jpg: 3 bolts")
+    assert "image 1/2 [bold]a.jpg: 3 bolts" in terminal.getvalue() and not caplog.messages
+    monkeypatch.setattr("sys.stdout", io.StringIO())  # somebody keeps the lines in a file
+    with StepProgress(10, stream=terminal) as progress:
+        progress.say("image 2/2 b.jpg: nothing")
+    assert caplog.messages == ["image 2/2 b.jpg: nothing"]
+
+
+@pytest.mark.parametrize("jump_s", [86_400, -86_400, 3600, -3600])
+def test_a_wall_clock_that_jumps_changes_no_line(jump_s: float, caplog, monkeypatch):
+    """F11: an ETA from time.time would be a day off, or negative."""
+    caplog.set_level(logging.INFO)
+    wall = time.time
+    with StepProgress(10_000, stream=io.StringIO(), every_s=0) as progress:
+        progress.advance(1)
+        monkeypatch.setattr(time, "time", lambda: wall() + jump_s)
+        progress.advance(2)
+    assert caplog.messages[-1].endswith("0:00 left") or int(caplog.messages[-1].split()[-2].split(":")[0]) < 60
+
+
+def test_the_pace_follows_a_change_of_speed():
+    pace = Pace(0, 0.0)
+    pace.update(100, 100.0)
+    assert pace.seconds_for(10) == 10
+    for second in range(1, 301):
+        pace.update(100 + 10 * second, 100.0 + second)
+    assert pace.seconds_for(10) == pytest.approx(1, rel=0.01)
+    for second in range(1, 301):
+        pace.update(3100 + 2 * second, 400.0 + second)
+    assert pace.seconds_for(10) == pytest.approx(5, rel=0.02)
+
+
+def test_the_start_of_a_process_is_not_extrapolated():
+    """A run of COCO's size said "9:10:25 left" and ended within minutes: its first hundred steps took 23 s."""
+    pace = Pace(0, 0.0)
+    pace.update(100, 23.0)
+    assert pace.is_bound
+    pace.update(150, 23.55)
+    assert not pace.is_bound
+    assert pace.seconds_for(50_000) == pytest.approx(550, rel=0.01)
+
+
+def test_a_pause_that_comes_once_is_not_extrapolated_and_one_that_comes_again_is():
+    pace, done, now_s = Pace(0, 0.0), 0, 0.0
+    for interval in range(1, 41):
+        done, now_s = done + 50, now_s + 0.55 + (77.0 if interval == 12 else 0.0)
+        pace.update(done, now_s)
+    assert pace.seconds_for(1000) == pytest.approx(11, rel=0.01)
+    for _ in range(8):  # epochs of 500 steps, with 2 s of validation after each
+        for interval in range(10):
+            done, now_s = done + 50, now_s + 0.55 + (2.0 if interval == 9 else 0.0)
+            pace.update(done, now_s)
+    assert 11 < pace.seconds_for(1000) < 2 * 15
+    assert pace.seconds_for(1000) == pytest.approx(1000 * (0.011 + 8 * 2.0 / (done - 50)), rel=0.01)
+
+
+@pytest.mark.parametrize("validation_s", [0.0, 1.0, 6.0])
+def test_the_time_left_is_never_off_by_a_factor_of_two_after_the_first_epochs(validation_s):
+    """Epochs of 19 steps of 50 ms, one interval each, on a machine whose start takes 20 s."""
+    epoch_s = 19 * 0.05 + validation_s
+    pace, done, now_s = Pace(0, 0.0), 0, 20.0
+    for epoch in range(100):
+        done, now_s = done + 19, now_s + epoch_s
+        pace.update(done, now_s)
+        left_s = (99 - epoch) * epoch_s
+        if epoch > 0:
+            assert left_s / 2 <= pace.seconds_for(1900 - done) <= max(2 * left_s, 0.01)
+
+
+def test_a_clock_that_stands_still_or_no_new_step_is_harmless():
+    pace = Pace(5, 1.0)
+    assert pace.seconds_for(3) is None
+    pace.update(5, 2.0)
+    assert pace.seconds_for(3) is None
+    pace.update(6, 1.0)
+    assert pace.seconds_for(3) == 0
+
+
+def test_times_left_are_short():
+    assert [eta_text(s) for s in (None, 0, 61, 3723)] == ["just begun", "0:00 left", "1:01 left", "1:02:03 left"]
+    assert [eta_text(s, is_bound=True) for s in (0, 61)] == ["0:00 left", "at most 1:01 left"]

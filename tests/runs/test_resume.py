@@ -1,0 +1,179 @@
+"""Which changes of options a run survives (G7): exact ones silently, rounding with a word, different ones not."""
+
+import json
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from flatout.cli import changes_of, option
+from flatout.errors import CheckpointError, ConfigError
+from flatout.runs.folder import Wanted, choose_run, read_record
+from flatout.runs.options import RunOptions, config_of
+from flatout.runs.resume import (
+    Identity,
+    changes,
+    checkpoint_to_resume,
+    flat,
+    identity_of,
+    options_to_resume,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(RunOptions):
+    """One option of every class."""
+
+    workers: int = option(8, "how fast", change="exact")
+    amp: str = option("off", "how rounded", change="rounding")
+    data: str = option("here", "where", change="place")
+    batch: int = option(16, "what is learned")
+    epochs: int = option(3, "how long")
+
+
+def identity(**given: object) -> Identity:
+    options = Options(**given)  # type: ignore[arg-type]
+    return identity_of(options, config_of(options))
+
+
+def wanted(project: Path, **given: object) -> Wanted:
+    resume = given.pop("resume", None)
+    return Wanted(project=project, name="exp", identity=identity(**given), resume=resume)  # type: ignore[arg-type]
+
+
+def begun(project: Path, **given: object) -> Path:
+    with choose_run(wanted(project, **given)) as run:
+        return run.folder
+
+
+# Comparing
+
+
+def test_a_config_equals_itself_after_a_trip_through_the_file():
+    config = {"size": (320, 320), "hyp": {"lr0": 0.01}}
+    assert changes(json.loads(json.dumps(config)), config) == []
+    found = Identity(config).compare(json.loads(json.dumps(config)))
+    assert found.is_same_training and not found.extends and not found.rounding
+
+
+@pytest.mark.parametrize(
+    ("now", "rounding", "different", "extends"),
+    [
+        ({"workers": 2, "log_every": 9, "mirror": "file:///x", "price": 2.0}, [], [], []),
+        ({"amp": "bf16"}, ['amp "off" -> "bf16"'], [], []),
+        ({"compile": "on"}, ['compile "off" -> "on"'], [], []),
+        ({"batch": 32, "amp": "bf16"}, ['amp "off" -> "bf16"'], ["batch 16 -> 32"], []),
+        ({"data": "there"}, [], ['data "here" -> "there"'], []),
+        ({"epochs": 5}, [], [], ["epochs 3 -> 5"]),
+        ({"epochs": 2}, [], ["epochs 3 -> 2"], []),
+    ],
+)
+def test_every_option_belongs_to_a_class(now: dict, rounding: list, different: list, extends: list):
+    found = identity(**now).compare(identity().config)
+    assert (found.rounding, found.different, found.extends) == (rounding, different, extends)
+
+
+def test_data_that_has_moved_is_the_same_for_a_run_that_is_named():
+    """What is in the files is compared as well."""
+    assert identity(data="there").compare(identity().config, is_named=True).is_same_training
+
+
+def test_an_option_that_came_later_does_not_stop_an_old_run():
+    old = {key: value for key, value in identity().config.items() if key != "batch"}
+    assert identity().compare(old).is_same_training
+    assert identity(batch=32).compare(old).different == ["batch 16 -> 32"]
+
+
+def test_an_option_that_used_to_matter_does_not_stop_an_old_run_either():
+    assert identity().compare({**identity().config, "workers": 4, "patience": 7}).is_same_training
+
+
+def test_groups_of_keys_are_compared_key_by_key():
+    old, new = {"DATA": {"ROOT": "x", "CROP": 1}, "SEED": 1}, {"DATA": {"ROOT": "x", "CROP": 2}, "SEED": 1}
+    assert flat(old) == {"DATA.ROOT": "x", "DATA.CROP": 1, "SEED": 1}
+    assert Identity(new).compare(old).different == ["DATA.CROP 1 -> 2"]
+    assert Identity(new, changes={"DATA.CROP": "exact"}).compare(old).is_same_training
+
+
+# What a command does with it
+
+
+def test_exact_changes_go_on_in_silence(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    folder = begun(tmp_path)
+    caplog.set_level(logging.INFO)
+    with choose_run(wanted(tmp_path, workers=2, patience=5)) as run:
+        assert (run.folder, run.continues) == (folder, True)
+    assert caplog.messages == []
+
+
+def test_rounding_changes_go_on_with_a_word_which_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    folder = begun(tmp_path)
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        with choose_run(wanted(tmp_path, amp="bf16")) as run:
+            assert (run.folder, run.continues) == (folder, True)
+    assert caplog.messages == [
+        f'{folder}: amp "off" -> "bf16". Sums round differently from here on; samples and schedule stay the same.'
+    ]
+    assert (read_record(folder) or {})["config"]["amp"] == "bf16"
+
+
+def test_different_changes_are_another_run_and_refused_where_this_one_is_meant(tmp_path: Path):
+    folder = begun(tmp_path)
+    with choose_run(wanted(tmp_path, batch=32)) as run:
+        assert run.folder != folder
+    with pytest.raises(ConfigError, match=r"another config: batch 16 -> 32\. Continue it as it was with --resume"):
+        choose_run(replace(wanted(tmp_path, batch=32), exist_ok=True))
+    with pytest.raises(ConfigError, match=r"--resume .*exp: batch 16 -> 32 would make another training of it\. Leave"):
+        choose_run(wanted(tmp_path, batch=32, resume=folder))
+    with choose_run(wanted(tmp_path, amp="bf16", resume=folder)) as run:
+        assert run.continues
+
+
+# --resume RUN --flag
+
+
+def test_a_resumed_run_has_its_own_options_but_for_what_was_typed():
+    stored = Options(batch=32, workers=1, price=1.0, log_every=7)
+    asked = Options(batch=16, workers=8, price=2.0, amp="bf16", resume="runs/exp")
+    taken = options_to_resume(stored, asked, {"amp", "resume", "price"})
+    assert (taken.batch, taken.workers, taken.log_every, taken.amp) == (32, 1, 7, "bf16")
+    assert (taken.price, taken.resume) == (2.0, "runs/exp"), "said by every command for itself"
+    typed = options_to_resume(stored, asked, {"workers", "batch"})
+    assert (typed.workers, typed.batch) == (8, 16), "typed, though it is the default"
+
+
+def test_from_python_what_is_not_at_its_default_counts_as_given():
+    taken = options_to_resume(Options(batch=32, workers=1), Options(workers=8, amp="bf16"))
+    assert (taken.batch, taken.workers, taken.amp) == (32, 1, "bf16")
+
+
+def test_what_is_typed_undoes_its_opposite():
+    @dataclass(frozen=True, kw_only=True)
+    class Pair(RunOptions):
+        """Options that exclude each other."""
+
+        fast: bool = option(False, "on", change="exact")
+        no_fast: bool = option(False, "off", change="exact")
+
+    taken = options_to_resume(Pair(fast=True), Pair(no_fast=True), {"no_fast"})
+    assert (taken.fast, taken.no_fast) == (False, True)
+    taken = options_to_resume(Pair(no_fast=True), Pair(fast=True), {"fast"})
+    assert (taken.fast, taken.no_fast) == (True, False)
+
+
+def test_what_resume_names_must_be_there_and_be_a_state(tmp_path: Path):
+    assert checkpoint_to_resume(Options()) is None
+    with pytest.raises(CheckpointError, match="no such file"):
+        checkpoint_to_resume(Options(resume=str(tmp_path / "last.pt")))
+    (tmp_path / "best.pt").touch()
+    with pytest.raises(ConfigError, match=r"name that, or the folder of the run\. To start a new run .* --weights"):
+        checkpoint_to_resume(Options(resume=str(tmp_path / "best.pt")))
+    (tmp_path / "last.pt").touch()
+    assert checkpoint_to_resume(Options(resume=True), root=tmp_path) == tmp_path / "last.pt"
+
+
+def test_every_option_of_a_run_has_a_class():
+    """What every run has changes nothing that is learned, but for what rounds."""
+    assert set(changes_of(RunOptions).values()) == {"call", "exact", "rounding"}

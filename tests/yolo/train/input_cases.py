@@ -1,0 +1,147 @@
+"""Situations in which `choose_input` decides, with what is expected of it: tested, and shown in docs/fast.md.
+
+A batch of 16 pictures at 640 px, 1.2 MB each when decoded; 64 GB of RAM are free, of which pictures may take half. Half
+of a GPU's free memory is theirs, too. A picture takes a core 8 ms to decode (a store leaves 6 % of that) and 4 ms to
+augment; the device augments a batch in 0.5 ms, and its numbers take a core 0.05 ms each to draw.
+"""
+
+from typing import Any, NamedTuple
+
+from flatout.yolo.options import TrainOptions
+from flatout.yolo.train.choose_input import Choice, Costs, Machine, Measured, choose_input
+
+GB = 10**9
+PICTURE_BYTES = 3 * 640 * 640
+GPU = Measured(step_ms=40.0, main_cpu_ms=10.0, decode_ms=8.0, augment_ms=4.0, draw_ms=0.05, render_ms=0.5)
+"""A network that takes a GPU 40 ms for a batch."""
+CPU = Measured(step_ms=40.0, main_cpu_ms=40.0, decode_ms=8.0, augment_ms=4.0, draw_ms=0.05, render_ms=0.5)
+"""A small one that takes a core as long."""
+LARGE = Measured(step_ms=400.0, main_cpu_ms=400.0, decode_ms=8.0, augment_ms=4.0, draw_ms=0.05, render_ms=0.5)
+
+
+class Case(NamedTuple):
+    """A situation, and the choice that comes first in it."""
+
+    flags: str
+    gpu_gb: int | None
+    cores: int
+    set_gb: float
+    measured: Measured | None
+    what: str
+    why: str
+    ranks: int = 1
+    epochs: int = 100
+
+    def choices(self) -> tuple[Choice, ...]:
+        asked = TrainOptions(**options_of(self.flags)).asked
+        return choose_input(asked, self._machine(), costs_of(self.set_gb, self.measured, epochs=self.epochs))
+
+    def _machine(self) -> Machine:
+        return machine_of(self.gpu_gb, self.cores, ranks=self.ranks)
+
+    def row(self) -> str:
+        """As docs/fast.md shows it."""
+        gpu = f"{self.gpu_gb} GB" if self.gpu_gb else "none"
+        ranks = f", {self.ranks} ranks" if self.ranks > 1 else ""
+        run = {GPU: "", CPU: "small network", LARGE: "large network", None: "too short to measure"}[self.measured]
+        run = ", ".join(filter(None, [run, "one epoch" if self.epochs == 1 else ""])) or "long"
+        return (
+            f"| `{self.flags}` | {gpu} | {self.cores}{ranks} | {self.set_gb:g} GB | {run} | {self.what} | {self.why} |"
+        )
+
+
+def options_of(flags: str) -> dict[str, Any]:
+    """`--fast --workers 4` as options."""
+    words = flags.replace("--", "").split()
+    given: dict[str, Any] = {}
+    for word in words:
+        if word == "auto" or word.isdigit():
+            given["workers"] = word if word == "auto" else int(word)
+        elif word != "workers":
+            given[word.replace("-", "_")] = True
+    return given
+
+
+def machine_of(gpu_gb: int | None, cores: int, *, ranks: int = 1) -> Machine:
+    """As they are rented: a GPU comes with nvJPEG."""
+    return Machine(
+        cores=cores,
+        ram_free_bytes=64 * GB,
+        gpu_free_bytes=None if gpu_gb is None else gpu_gb * GB,
+        nvjpeg=gpu_gb is not None,
+        ranks=ranks,
+        ranks_here=ranks,
+    )
+
+
+def costs_of(set_gb: float, measured: Measured | None, *, epochs: int = 100) -> Costs:
+    num = round(set_gb * GB / PICTURE_BYTES)
+    return Costs(
+        batch_size=16, num_pictures=num, decoded_bytes=num * PICTURE_BYTES, epochs=epochs, measured=measured
+    )  # fmt: skip
+
+
+DEVICE = "pictures kept on the device, augmented there"
+PINNED = "in GPU memory, the others in pinned RAM"
+BY_GPU = "JPEG files decoded by the GPU, as 2 cores are few"
+
+
+def files(workers: int) -> str:
+    return f"pictures decoded each time, augmented by {workers} worker{'s' if workers > 1 else ''}"
+
+
+def ram(workers: int) -> str:
+    return f"pictures kept decoded in RAM, augmented by {workers} workers"
+
+
+CASES = [
+    # No GPU. From a store a batch takes a core 71.7 ms, from files 192 ms.
+    Case("--fast", None, 2, 3, CPU, ram(2),
+         "287 img/s expected; all 3.0 GB fit into RAM"),
+    Case("--fast", None, 16, 3, CPU, ram(2),
+         "400 img/s expected; all 3.0 GB fit into RAM"),
+    Case("--fast", None, 64, 200, CPU, files(5), "400 img/s expected"),
+    Case("--fast", None, 2, 3, LARGE, files(1), "40 img/s expected"),
+    Case("--fast", None, 2, 3, CPU, files(2), "138 img/s expected",
+         epochs=1),
+    Case("--fast", None, 16, 3, None, ram(8),
+         "too short a run to measure; all 3.0 GB fit into RAM"),
+    # The set fits into the GPU's memory, into pinned RAM beside it, or only on the disk. The device takes 40.5 ms for a
+    # batch; where workers would be slower than that, it may as well take 41.3 and draw the numbers without a worker.
+    Case("--fast", 8, 2, 3, GPU, DEVICE, f"387 img/s expected; {BY_GPU}; all 3.0 GB fit into GPU memory"),
+    Case("--fast", 8, 16, 3, GPU, DEVICE, "395 img/s expected; all 3.0 GB fit into GPU memory"),
+    Case("--fast", 8, 16, 12, GPU, DEVICE, f"395 img/s expected; 4.0 GB of 12.0 GB {PINNED}"),
+    Case("--fast", 8, 64, 200, GPU, files(5), "400 img/s expected"),
+    Case("--fast", 32, 2, 12, GPU, DEVICE, f"387 img/s expected; {BY_GPU}; all 12.0 GB fit into GPU memory"),
+    Case("--fast", 32, 16, 40, GPU, DEVICE, f"395 img/s expected; 16.0 GB of 40.0 GB {PINNED}"),
+    Case("--fast", 32, 2, 200, GPU, files(2), "158 img/s expected"),
+    Case("--fast", 141, 64, 60, GPU, DEVICE, "395 img/s expected; all 60.0 GB fit into GPU memory"),
+    Case("--fast", 141, 16, 100, GPU, DEVICE, f"395 img/s expected; 70.5 GB of 100.0 GB {PINNED}"),
+    Case("--fast", 141, 16, 200, GPU, files(5), "400 img/s expected"),
+    Case("--fast", 8, 16, 200, None, DEVICE,
+         "too short a run to measure; 4.0 GB of 200.0 GB in GPU memory, 32.0 GB in pinned RAM, "
+         "the others brought by the workers"),
+    # Ranks share the cores: two each are too few for pictures that workers augment.
+    Case("--fast", 32, 16, 200, GPU, files(2), "158 img/s expected", ranks=8),
+    Case("--fast", 32, 16, 12, GPU, DEVICE, "387 img/s expected; all 12.0 GB fit into GPU memory", ranks=8),
+    # Parts that are left out.
+    Case("--fast --no-device-augment", 32, 16, 12, GPU, ram(2),
+         "400 img/s expected; all 12.0 GB fit into RAM"),
+    Case("--fast --no-fast-dataloader", 32, 16, 12, GPU, DEVICE,
+         "as the command says; all 12.0 GB fit into GPU memory"),
+    Case("--fast --no-device-augment --no-fast-dataloader", 32, 16, 12, GPU,
+         files(5), "400 img/s expected"),
+    Case("--fast --no-gpu-decode", 8, 2, 3, GPU, DEVICE, "387 img/s expected; all 3.0 GB fit into GPU memory"),
+    Case("--fast --no-scaled-decode", 8, 16, 3, GPU, DEVICE, "395 img/s expected; all 3.0 GB fit into GPU memory"),
+    Case("--fast --workers 4", 8, 64, 200, GPU, files(4), "333 img/s expected"),
+    # Without --fast there is what the command says.
+    Case("--workers auto", 32, 16, 12, GPU, files(5), "400 img/s expected"),
+    Case("--workers auto", 32, 16, 12, None, files(12),
+         "too short a run to measure"),
+    Case("--cache-images --workers auto", 32, 16, 12, GPU, ram(2),
+         "400 img/s expected; all 12.0 GB fit into RAM"),
+    Case("--device-augment", 32, 16, 12, None, DEVICE, "as the command says; all 12.0 GB fit into GPU memory"),
+    Case("--fast-dataloader", 32, 16, 200, None, ram(8),
+         "as the command says; 32.0 GB of 200.0 GB fit into RAM, the others are decoded each time"),
+    Case("--workers 8", None, 16, 12, None, files(8), "as the command says"),
+]  # fmt: skip

@@ -1,0 +1,90 @@
+"""The ends of epochs of a detection training without a training: its scores are given, and its files are real."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import nn
+
+from flatout.engine.callbacks import Callbacks
+from flatout.engine.job import EpochReport, Sections
+from flatout.ranks.world import World
+from flatout.runs.epoch_end import EpochEnd
+from flatout.runs.recipe import Model, Recipe, Validated
+from flatout.runs.records import Records
+from flatout.yolo.metrics import zero_scores
+from flatout.yolo.options import TrainOptions
+from flatout.yolo.train import YoloRecipe
+from flatout.yolo.train.step import LastBatch
+
+REPORT = EpochReport(
+    items={"box": 0.1, "obj": 0.1, "cls": 0.1, "total": 0.3}, lrs=(0.01,), seconds=1.0, num_samples=8, num_bad=0
+)
+
+
+class ScriptedRecipe(YoloRecipe):
+    """Judges by a list of scores; the last validation of a training only draws pictures, and scores nothing."""
+
+    def __init__(self, folder: Path, scores: Iterable[float], maps: Sequence[float] = (), **options: Any) -> None:
+        asked = TrainOptions(**{"epochs": 300, **options})
+        Recipe.__init__(self, asked, World(), torch.device("cpu"))  # no data is opened
+        self.saves, self._epochs = not asked.nosave, asked.epochs
+        self._script, self._class_maps = iter(scores), maps
+        self.validated: list[tuple[int, bool]] = []
+        """Epochs, and whether they were validated as the last one."""
+        self._run: Any = SimpleNamespace(folder=folder)
+        self._job: Any = SimpleNamespace(last=LastBatch())
+        self._pictures = self._weighing = None
+
+    def validate(self, model: Model, epoch: int, *, last: bool) -> Validated:
+        self.validated.append((epoch, last))
+        fitness = 0.0 if last else next(self._script)
+        evaluation = SimpleNamespace(fitness=fitness, maps=np.array(self._class_maps))
+        return Validated(fitness, {}, SimpleNamespace(evaluation=evaluation, scores=zero_scores()))
+
+    def about(self, model: Model) -> dict[str, Any]:
+        return {}
+
+
+class ScriptedEnds:
+    """What the loop calls after every epoch of such a training. A context manager."""
+
+    def __init__(self, recipe: ScriptedRecipe, folder: Path) -> None:
+        self.recipe, self._records = recipe, Records(folder)
+        self.network = nn.Linear(1, 1, bias=False)
+        """What is judged: its weight is the number of the epoch."""
+        (folder / recipe.weights_folder).mkdir(exist_ok=True)
+        optimizer = torch.optim.SGD(self.network.parameters(), lr=0.1)
+        self.epoch_end = EpochEnd(
+            recipe,
+            Model(network=self.network, optimizer=optimizer, epochs=recipe.options.epochs),
+            records=self._records,
+            weights=folder / recipe.weights_folder,
+            callbacks=Callbacks(),
+            run={},
+            steps_per_epoch=1,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._records.close()
+
+    def __call__(self, epoch: int) -> bool:
+        """The end of an epoch, saved; True if it ends the training."""
+        nn.init.constant_(self.network.weight, epoch)
+        stops = self.epoch_end(epoch, REPORT, self._sections)
+        self.epoch_end.flush()
+        return stops
+
+    @property
+    def state(self) -> dict[str, object]:
+        """What is saved of it."""
+        return self.epoch_end.sections()["job"]
+
+    def _sections(self) -> Sections:
+        return {"weights": {"state": self.network.state_dict()}}

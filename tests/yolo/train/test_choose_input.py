@@ -1,0 +1,223 @@
+"""One function decides what `--fast` means here: case by case, as it did before it was one, and as the page says."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flatout.yolo.options import TrainOptions
+from flatout.yolo.train.choose_input import (
+    Asked,
+    Choice,
+    Costs,
+    Machine,
+    Measured,
+    choose_input,
+    is_worth_measuring,
+    rule_in_words,
+)
+from tests.yolo.train.input_cases import CASES, GB, GPU, PICTURE_BYTES, Case, costs_of, machine_of
+
+PAGE = Path(__file__).parents[3] / "docs/fast.md"
+FAST = TrainOptions(fast=True).asked
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.row())
+def test_the_first_choice_and_its_reason(case: Case) -> None:
+    first = case.choices()[0]
+    assert (first.what, first.why) == (case.what, case.why)
+
+
+def test_the_page_shows_these_cases() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `--")]
+    assert rows == [case.row() for case in CASES]
+    example = next(case for case in CASES if (case.gpu_gb, case.cores) == (8, 2))
+    shown = [line for line in PAGE.read_text().splitlines() if line.startswith("--fast, choice")]
+    assert shown == [f"--fast, choice {number}: {choice}." for number, choice in enumerate(example.choices(), 1)]
+
+
+# What was decided before there was one function: recorded from that code (commit cdcb68b; a few rows at 3ffa6a6, which
+# has the same one) with files and devices replaced. These are some rows of a grid.
+
+BEFORE = [json.loads(line) for line in (Path(__file__).parent / "decisions_before.jsonl").read_text().splitlines()]
+FLAGS: dict[str, dict[str, Any]] = {
+    "auto": {"workers": "auto"}, "cache": {"cache_images": True}, "fdl": {"fast_dataloader": True},
+    "dev": {"device_augment": True}, "420": {"store_420": True}, "fast": {"fast": True}, "w0": {"workers": 0},
+    "nodev": {"no_device_augment": True}, "nofdl": {"no_fast_dataloader": True}, "nogpu": {"no_gpu_decode": True},
+    "noscaled": {"no_scaled_decode": True}, "workers": {},
+}  # fmt: skip
+QUICK = Measured(step_ms=5.0, main_cpu_ms=1.0, decode_ms=4.0, augment_ms=4.0, draw_ms=0.01, render_ms=16 * 0.4096 / 20)
+SLOW = replace(QUICK, step_ms=200.0, main_cpu_ms=20.0, decode_ms=2.0, augment_ms=1.0)
+
+
+@pytest.mark.parametrize("before", BEFORE, ids=lambda before: " ".join(map(str, before["case"])))
+def test_decisions_are_those_that_were_made_before(before: dict[str, Any]) -> None:
+    words, cores, gpu_gb, set_gb, measured, ranks, epochs, device_refuses = before["case"]
+    asked = TrainOptions(**{key: value for word in words.split() for key, value in FLAGS[word].items()}).asked
+    machine = machine_of(gpu_gb, cores, ranks=ranks)
+    costs = costs_of(float(set_gb), {"short": None, "quick": QUICK, "slow": SLOW}[measured], epochs=epochs)
+    choices = choose_input(asked, machine, costs)
+    left = is_worth_measuring(asked, gpu=machine.has_gpu)
+    if "error" in before:
+        assert [choice.settings.on_device for choice in choices] == [True], "nothing else to try"
+        return
+    opened = next(each for each in choices if not (device_refuses and each.settings.on_device))
+    assert before == {"case": before["case"], "left": left, "said": before["said"]} | seen_in(opened)
+    assert before["said"].startswith(said_of(asked, choices[0], costs) if left else "")
+
+
+def seen_in(choice: Choice) -> dict[str, Any]:
+    settings = choice.settings
+    seen: dict[str, Any] = {"workers": settings.workers, "nvjpeg": settings.gpu_decode}
+    if settings.on_device:
+        seen |= {"where": "device", "format": "4:2:0" if settings.subsampled else "decoded"}
+        seen |= {"store": not settings.gpu_decode}
+    else:
+        seen |= {"where": "workers", "slots": settings.slots, "painter": settings.painter}
+        seen |= {"store": settings.keep != "off"}
+    return seen if settings.gpu_decode else seen | {"shrunk": settings.shrunk}
+
+
+def said_of(asked: Asked, first: Choice, costs: Costs) -> str:
+    if costs.measured is None:
+        return rule_in_words(asked, first)
+    return f"{asked.flag}, measured in X s: {first.what}: {first.img_s:,.0f} img/s expected."
+
+
+# The list.
+
+
+def test_a_device_that_decodes_comes_before_one_that_does_not_and_before_workers() -> None:
+    choices = choose_input(FAST, machine_of(8, 2), costs_of(3, GPU))
+    assert [(each.settings.keep, each.settings.gpu_decode) for each in choices] == [
+        ("device", True), ("device", False), ("ram", False), ("ram", False), ("off", False)
+    ]  # fmt: skip
+    instead = choices[2]
+    assert instead.why == "if the device cannot augment; all 3.0 GB fit into RAM"
+    assert (instead.settings.workers, instead.settings.slots) == (2, None), "as --workers says, within the cores"
+
+
+def test_who_insists_on_the_device_gets_nothing_else() -> None:
+    asked = TrainOptions(device_augment=True).asked
+    assert [each.settings.keep for each in choose_input(asked, machine_of(8, 16), costs_of(3, None))] == ["device"]
+
+
+@pytest.mark.parametrize("cores", [1, 8, 9, 64])
+@pytest.mark.parametrize("nvjpeg", [False, True])
+def test_the_gpu_decodes_only_where_it_can_and_cores_are_few(cores: int, nvjpeg: bool) -> None:
+    machine = replace(machine_of(8, cores), nvjpeg=nvjpeg)
+    assert choose_input(FAST, machine, costs_of(3, None))[0].settings.gpu_decode == (nvjpeg and cores <= 8)
+
+
+@pytest.mark.parametrize(("set_gb", "decodes"), [(3.9, True), (4.1, False)])
+def test_the_gpu_decodes_only_what_fits_into_its_memory(set_gb: float, decodes: bool) -> None:
+    assert choose_input(FAST, machine_of(8, 2), costs_of(set_gb, None))[0].settings.gpu_decode == decodes
+
+
+@pytest.mark.parametrize(
+    ("left_out", "setting"),
+    [
+        ("no_scaled_decode", {"shrunk": False}),
+        ("no_gpu_decode", {"gpu_decode": False}),
+        ("no_fast_dataloader", {"painter": "classic"}),
+    ],
+)
+def test_a_part_that_is_left_out_changes_only_its_own_setting(left_out: str, setting: dict[str, Any]) -> None:
+    machine, costs = machine_of(8, 2), costs_of(3, None)
+    all_parts = choose_input(FAST, machine, costs)[0].settings
+    assert (all_parts.shrunk, all_parts.gpu_decode, all_parts.painter) == (True, True, "fast")
+    options: dict[str, Any] = {"fast": True, left_out: True}
+    asked = TrainOptions(**options).asked
+    assert choose_input(asked, machine, costs)[0].settings == replace(all_parts, **setting)
+
+
+def test_flags_say_yes_no_or_nothing() -> None:
+    assert TrainOptions().asked == Asked()
+    assert TrainOptions(fast=True).asked == Asked(
+        fast=True, device_augment=None, fast_dataloader=None, scaled_decode=None, gpu_decode=None
+    )
+    given = TrainOptions(fast=True, device_augment=True, no_fast_dataloader=True, no_scaled_decode=True).asked
+    assert (given.device_augment, given.fast_dataloader, given.scaled_decode, given.gpu_decode) == (
+        True, False, False, None
+    )  # fmt: skip
+
+
+# What is predicted.
+
+ROOMY = Machine(cores=16, ram_free_bytes=100 << 30, gpu_free_bytes=60 << 30)
+LONG = Costs(
+    batch_size=64,
+    num_pictures=(10 << 30) // PICTURE_BYTES,
+    decoded_bytes=10 << 30,
+    epochs=100,
+    measured=Measured(step_ms=50, main_cpu_ms=20, decode_ms=2.0, augment_ms=2.0, draw_ms=0.05, render_ms=1.0),
+)
+ON_CPU = replace(FAST, device_augment=False)
+
+
+def measured(**changes: float) -> Costs:
+    assert LONG.measured is not None
+    return replace(LONG, measured=replace(LONG.measured, **changes))
+
+
+def test_workers_are_added_up_to_the_knee() -> None:
+    # 64 images x (2 x 6 % + 2) ms = 136 ms of a core for a step of 50 ms.
+    settings = choose_input(ON_CPU, ROOMY, LONG)[0].settings
+    assert (settings.keep, settings.workers, settings.slots) == ("ram", 3, 5)
+
+
+def test_two_cores_that_train_get_no_crowd_of_workers() -> None:
+    choice = choose_input(ON_CPU, replace(ROOMY, cores=2), measured(step_ms=400, main_cpu_ms=780))[0]
+    assert choice.settings.workers <= 1
+
+
+@pytest.mark.parametrize(
+    ("room_gb", "allowed", "halved"), [(60, True, False), (60, False, False), (12, True, True), (12, False, False)]
+)
+def test_colours_are_halved_only_where_that_is_allowed_and_saves_the_way_over_the_bus(room_gb, allowed, halved):
+    """10 GiB of pictures of 4 MiB: half of 12 GiB holds them as 4:2:0, and 40 % of a batch would cross the bus else."""
+    costs = replace(measured(step_ms=5, augment_ms=8.0), num_pictures=(10 << 30) // (4 << 20))
+    machine = replace(ROOMY, gpu_free_bytes=room_gb << 30)
+    settings = choose_input(replace(FAST, store_420=allowed), machine, costs)[0].settings
+    assert (settings.keep, settings.subsampled) == ("device", halved)
+
+
+@pytest.mark.parametrize(("asked", "keep"), [(Asked(workers="auto"), "off"),
+                                             (Asked(workers="auto", cache_images=True), "ram")])  # fmt: skip
+def test_a_place_that_is_given_is_kept_to(asked: Asked, keep: str) -> None:
+    assert {choice.settings.keep for choice in choose_input(asked, ROOMY, replace(LONG, epochs=1))} == {keep}
+
+
+@pytest.mark.parametrize("cores", [1, 2, 4, 8, 64])
+@pytest.mark.parametrize("most", [0, 1, 3, 100])
+def test_workers_never_exceed_the_cores_or_what_was_asked_for(cores: int, most: int) -> None:
+    machine = replace(ROOMY, cores=cores)
+    for choice in choose_input(replace(ON_CPU, workers=most), machine, measured(step_ms=1)):
+        assert choice.settings.workers <= min(cores, most)
+
+
+def test_a_step_without_launches_is_too_short_for_pictures_made_by_the_cpu() -> None:
+    """16 pictures x 8 ms in four workers: enough for a step of 35 ms, not for the 6 ms of its kernels alone."""
+    costs = replace(measured(decode_ms=4.0, augment_ms=4.0, step_ms=6.0, main_cpu_ms=2.0), batch_size=16)
+    assert choose_input(replace(FAST, workers=4), ROOMY, costs)[0].settings.on_device
+
+
+@pytest.mark.parametrize("step_ms", [1, 5, 20, 100])
+@pytest.mark.parametrize("cores", [1, 2, 8])
+def test_no_other_choice_is_predicted_to_be_much_faster(step_ms: float, cores: int) -> None:
+    choices = choose_input(FAST, replace(ROOMY, cores=cores), measured(step_ms=step_ms))
+    assert choices[0].img_s is not None
+    assert 1.03 * choices[0].img_s >= max(choice.img_s or 0.0 for choice in choices)
+
+
+def test_deciding_needs_neither_torch_nor_numpy() -> None:
+    code = "import sys, flatout.yolo.train.choose_input; print({'torch', 'numpy'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
+def test_gigabytes_are_those_of_the_cases() -> None:
+    assert machine_of(8, 2).gpu_room_bytes == 4 * GB and machine_of(None, 2).gpu_room_bytes == 0
