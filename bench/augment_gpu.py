@@ -28,7 +28,7 @@ from bench.promises import Criterion
 from flatout.feed import Plan
 from flatout.feed.device_store import DeviceStore, free_bytes, free_ram_bytes
 from flatout.feed.source import Out, Rows, RowsOut
-from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.draw import AugmentConfig
 from flatout.yolo.augment.gpu.batches import label_finisher_for, renderer_for
 from flatout.yolo.augment.gpu.input import DeviceInputConfig, Room, plan_memory, training_input
 from flatout.yolo.augment.gpu.labels_torch import DeviceLabels, TorchLabels

@@ -34,7 +34,7 @@ from flatout.defect.patches import Grid
 from flatout.defect.synth.pool import SHAPES
 from flatout.defect.train import train
 from flatout.defect.weights import load_network
-from flatout.ranks.device import choose_device
+from flatout.ranks.world import choose_device
 
 FLOOR_ABOVE = 100
 KINDS = {"as they come": 0, "aligned": 4}

@@ -35,7 +35,7 @@ from flatout.defect.input import InputConfig, feed_config
 from flatout.defect.patches import Grid
 from flatout.defect.source import PatchSource, SampleRecipe
 from flatout.defect.synth.config import SynthConfig
-from flatout.defect.synth.kernels import Kernels
+from flatout.defect.synth.pool import Kernels
 from flatout.feed import Feed, FeedConfig, Plan, Store, StoreConfig
 from flatout.feed.source import Out
 from flatout.ranks.world import World

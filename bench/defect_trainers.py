@@ -23,7 +23,7 @@ from flatout.defect.train import DefectRecipe
 from flatout.engine.compile import Compiled
 from flatout.engine.job import Batches, Tick
 from flatout.engine.loop import Loop, LoopConfig
-from flatout.engine.precision import Precision
+from flatout.engine.step import Precision
 from flatout.feed.device import DeviceBatch, DeviceBatches
 from flatout.ranks.signals import Interrupts
 from flatout.ranks.world import World

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 
 from flatout.feed import Field, Out, SampleSource
-from flatout.feed.philox import keyed_uniform
+from flatout.feed.plan import keyed_uniform
 
 SHAPE = (3, 320, 320)
 SLEEP_S = 0.002

@@ -22,9 +22,9 @@ import torch
 
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
-from flatout.yolo.model import network, norm_act, pooling
-from flatout.yolo.model.configs import load_config
+from flatout.yolo.model import fused, network
 from flatout.yolo.model.network import build_network
+from flatout.yolo.model.spec import load_config
 
 Step = Callable[[], None]
 
@@ -173,7 +173,7 @@ class Replay:
 @contextmanager
 def torch_kernels() -> Iterator[None]:
     """Let torch do batch norms, activations and pooling."""
-    with mock.patch.object(norm_act, "suits_kernels", _never), mock.patch.object(pooling, "suits_kernels", _never):
+    with mock.patch.object(fused, "suits_kernels", _never):
         yield
 
 

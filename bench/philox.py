@@ -9,7 +9,7 @@ import numpy as np
 
 from bench import noise
 from bench.measure import arguments, facts_line, measure, report
-from flatout.feed.philox import keyed_bits, keyed_generator, keyed_uniform
+from flatout.feed.plan import keyed_bits, keyed_generator, keyed_uniform
 
 SEED, EPOCH, NUM_SAMPLES, NUM_NUMBERS = 7, 3, 24, 64
 POSITIONS = np.arange(1000, 1000 + NUM_SAMPLES)

@@ -24,20 +24,18 @@ import torch
 
 from bench import noise
 from bench.measure import arguments, facts_line, report
-from flatout.charts.sheet import write_picture
+from flatout.charts.canvas import write_picture
 from flatout.feed import plan_workers
 from flatout.yolo.demo_data.scene import draw_scene
-from flatout.yolo.evaluate.evaluation_run import Subject
-from flatout.yolo.model.configs import load_config
+from flatout.yolo.evaluate.run import Subject
 from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.network import build_network
+from flatout.yolo.model.spec import load_config
 from flatout.yolo.nms import NmsConfig
-from flatout.yolo.predict.files import Files, find_sources, frames_of, read_frame
-from flatout.yolo.predict.frames import Frame, Origin
+from flatout.yolo.predict.files import Files, Frame, Origin, find_sources, frames_of, read_frame
 from flatout.yolo.predict.outputs import Outputs, Wishes
-from flatout.yolo.predict.predictor import Predictor
 from flatout.yolo.predict.result import Result
-from flatout.yolo.predict.results import results_of
+from flatout.yolo.predict.results import Predictor, results_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,7 @@ from flatout.clock import clock
 from flatout.engine.job import Tick
 from flatout.profiler.observe.device_times import DeviceClock
 from flatout.profiler.observe.engine_steps import STEP_BEGINS
-from flatout.profiler.observe.recorder import StepRecorder
-from flatout.profiler.observe.sampler import Sampler
+from flatout.profiler.observe.recorder import Sampler, StepRecorder
 
 LIMIT = 0.01
 STAGES = ("feed.wait", "train.wait", "train.inputs", "train.loss", "train.forward", "train.backward", "train.optimizer")

@@ -27,10 +27,8 @@ from flatout.profiler.observe.limits import drain
 from flatout.profiler.observe.observation import ALL
 from flatout.profiler.outcome import Profile
 from flatout.profiler.verdict import Trial, remedy_of
-from flatout.profiler.verdict.numbers import Numbers
-from flatout.profiler.verdict.predict_step import WhatIf, remedy_of_whole
-from flatout.runs.profiled import Switch
-from flatout.runs.watched_batches import OneBatch
+from flatout.profiler.verdict.predict_step import Numbers, WhatIf, remedy_of_whole
+from flatout.runs.profiled import OneBatch, Switch
 from flatout.yolo.commands.train import COMMAND
 from flatout.yolo.loss import Anchors, LossConfig, LossParts, ota_loss
 from flatout.yolo.profile import YoloTraining

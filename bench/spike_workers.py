@@ -25,7 +25,7 @@ from flatout.spike.config import DataConfig, LoaderConfig
 from flatout.spike.data.clip_set import ClipSet, open_clips
 from flatout.spike.input import ClipFeed, FeedWishes, open_store, open_training_feed
 from flatout.spike.loader_plan import plan_loader
-from flatout.spike.schedule import plan_steps
+from flatout.spike.step import plan_steps
 
 GPUS = 3
 WAYS = {"old style": (24, 4), "balanced": (30, 4), "aggressive": (36, 6)}

@@ -27,20 +27,18 @@ from bench.promises import Criterion
 from flatout.engine.job import Tick
 from flatout.engine.loop import Loop, LoopConfig
 from flatout.engine.optim import MovingAverage
-from flatout.engine.precision import DTYPES
+from flatout.engine.step import DTYPES
 from flatout.feed import Feed, FeedConfig, Plan
 from flatout.feed.device import DeviceBatches
 from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
-from flatout.yolo.augment.images import ResizedPictures
-from flatout.yolo.augment.source import TrainingSource
+from flatout.yolo.augment.source import ResizedPictures, TrainingSource
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.find_file import shipped_folder
 from flatout.yolo.hyp import Hyp, load_hyp
-from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
+from flatout.yolo.model.spec import load_config
 from flatout.yolo.train import prepare
-from flatout.yolo.train.schedule import YoloSchedule
-from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepConfig, capacity_for
+from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepConfig, YoloSchedule, capacity_for
 
 LOG_EVERY = 20
 SETTLED = 3

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flatout import DeviceFeed, DeviceStore, Feed, FeedConfig, Field, Out, Plan
 from flatout.feed.device_store import Sources
-from flatout.feed.philox import keyed_uniform
+from flatout.feed.plan import keyed_uniform
 
 
 class Crops:

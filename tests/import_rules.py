@@ -55,10 +55,9 @@ THIRD_PARTY = {
     "__init__": set(),
     "__main__": set(),
 }
-LOADER_FILES = ("assemble", "batch_parts", "collating", "loader", "slot_refs", "source")
+LOADER_FILES = ("batch_parts", "loader", "passes", "slots", "source")
 TORCH_AT_THE_TOP = {
     "flatout/feed/device.py",
-    "flatout/feed/device_feed.py",
     "flatout/feed/device_store.py",
     *(f"flatout/feed/loader/{name}.py" for name in LOADER_FILES),
 }

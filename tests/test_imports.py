@@ -32,7 +32,7 @@ def test_flatout_follows_the_folder_map():
         ("flatout/yolo/loss.py", "from flatout.defect.step import x", "yolo must not import flatout.defect.step"),
         ("flatout/clock/clock.py", "from flatout.config import x", "clock must not import flatout.config"),
         ("flatout/clock/clock.py", "import psutil", "clock must not import psutil"),
-        ("flatout/profiler/ledger.py", "import torch.cuda", "torch is imported at the top"),
+        ("flatout/profiler/measurement.py", "import torch.cuda", "torch is imported at the top"),
         ("flatout/config.py", "import numpy as np", "config must not import numpy"),
         ("flatout/__main__.py", "def f():\n    import torch", "__main__ must not import torch"),
         ("flatout/errors.py", "import flatout.config", "errors must not import flatout.config"),
@@ -55,7 +55,7 @@ def test_a_broken_rule_is_found(path, source, problem):
         ("flatout/feed/ring.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("flatout/feed/device.py", "import torch"),
         ("flatout/feed/feed.py", "def to_device():\n    import torch"),
-        ("flatout/profiler/ledger.py", "def now():\n    import torch"),
+        ("flatout/profiler/measurement.py", "def now():\n    import torch"),
         (
             "flatout/engine/loop.py",
             "import torch\nfrom flatout.profiler import clock\nfrom .. import config",
@@ -73,7 +73,7 @@ def test_what_a_worker_imports_does_not_load_torch():
     program = """
 import sys
 import tomllib
-import flatout.config, flatout.errors, flatout.feed, flatout.clock.clock, flatout.yaml_strict
+import flatout.config, flatout.errors, flatout.feed, flatout.clock.clock, flatout.config
 assert "torch" not in sys.modules
 assert "pydantic" in sys.modules
 """

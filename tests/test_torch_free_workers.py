@@ -24,10 +24,9 @@ from flatout.spike.config import load_config
 from flatout.spike.data.clip_set import ClipSet, open_training
 from flatout.spike.data.frames import FrameItems
 from flatout.spike.input import FeedWishes, open_resident_feed, open_scoring_feed, open_store, open_training_feed
-from flatout.spike.schedule import plan_steps
-from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.images import ResizedPictures
-from flatout.yolo.augment.source import ValidationSource
+from flatout.spike.step import plan_steps
+from flatout.yolo.augment.draw import AugmentConfig
+from flatout.yolo.augment.source import ResizedPictures, ValidationSource
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import input as yolo_input
 from flatout.yolo.train.autotune import input_choices

@@ -11,7 +11,17 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-from flatout.charts.sheet import INK, PAPER, colour_of, ink_on, measure, shortened, shortened_file, write, write_picture
+from flatout.charts.canvas import (
+    INK,
+    PAPER,
+    colour_of,
+    ink_on,
+    measure,
+    shortened,
+    shortened_file,
+    write,
+    write_picture,
+)
 
 MOST_LETTERS = 28
 LINE_PX = 2

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flatout.charts.axes import Axes, Place
-from flatout.charts.sheet import ACCENT, FAINT, MUTED, WARM, Sheet, write_picture
+from flatout.charts.canvas import ACCENT, FAINT, MUTED, WARM, Axes, Place, Sheet, write_picture
 from flatout.errors import DataError
 
 COLUMNS = 7

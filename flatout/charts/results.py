@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatout.charts.axes import Axes, Place
-from flatout.charts.sheet import ACCENT, MUTED, WARM, Sheet, write_picture
+from flatout.charts.canvas import ACCENT, MUTED, WARM, Axes, Place, Sheet, write_picture
 from flatout.errors import DataError
 
 NUM_COLUMNS = 15

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flatout.clock import clock
-from flatout.clock.stages import Event, stage_apart
+from flatout.clock.clock import Event, stage_apart
 
 EVENTS_KEPT = 512
 EVENT_DTYPE = np.dtype([("name", "S32"), ("begin_ns", np.int64), ("end_ns", np.int64), ("depth", np.int64)])

@@ -10,29 +10,28 @@ The public names are those in `__all__`, each imported when it is first used.
 
 Files:
 
-    check           What would spoil a training, in every file of a data set
-    cli             flatout defect: finds the command and hands over to it
-    demo_data       A data set to try things on
-    export          A network for whole images as an ONNX file
-    input           Where training batches come from
-    inspector       Finding defects in Python: the commands train, test, predict and export as methods of one object
-    model           The segmentation networks: a U-Net over patches of target, ref1 and ref2, with two classes out
-    options         What a training or a test was asked to do
-    patches         Where patches lie in an image, and which one a sample's number means
-    pictures        Pictures for people: what a network learned from, and what it sees in an image
-    predict         The ways out: heat maps
-    profile         What `flatout defect train` would run, to be looked at
-    render          Crop and paint a whole batch where the images are, without a host-device wait
-    render_kernels  The Triton kernel of render_triton.py
-    render_triton   A batch of patches, cropped and painted by one Triton kernel where the images are
-    source          Training samples
-    step            What a step of the defect job computes: patches in, focal loss out; and its rates by epoch
-    train           Training a defect network: the recipe that `flatout defect train` hands to a run
-    weights         Networks in files: of ours, and of the trainers that came before. Nothing in a file is ever run
-    commands/       The commands of `flatout defect`: each parses, calls one library function, and prints its result
-    data/           From files to canonical images: three aligned pictures of one pattern, target, ref1 and ref2
-    evaluate/       How good is a network: heat maps of whole images, and numbers about them
-    synth/          Synthetic defects
+    check          What would spoil a training, in every file of a data set
+    cli            flatout defect: finds the command and hands over to it
+    demo_data      A data set to try things on
+    export         A network for whole images as an ONNX file
+    input          Where training batches come from
+    inspector      Finding defects in Python: the commands train, test, predict and export as methods of one object
+    model          The segmentation networks: a U-Net over patches of target, ref1 and ref2, with two classes out
+    options        What a training or a test was asked to do
+    patches        Where patches lie in an image, and which one a sample's number means
+    pictures       Pictures for people: what a network learned from, and what it sees in an image
+    predict        The ways out: heat maps
+    profile        What `flatout defect train` would run, to be looked at
+    render         Crop and paint a whole batch where the images are, without a host-device wait
+    render_triton  A batch of patches, cropped and painted by one Triton kernel where the images are
+    source         Training samples
+    step           What a step of the defect job computes: patches in, focal loss out; and its rates by epoch
+    train          Training a defect network: the recipe that `flatout defect train` hands to a run
+    weights        Networks in files: of ours, and of the trainers that came before. Nothing in a file is ever run
+    commands/      The commands of `flatout defect`: each parses, calls one library function, and prints its result
+    data/          From files to canonical images: three aligned pictures of one pattern, target, ref1 and ref2
+    evaluate/      How good is a network: heat maps of whole images, and numbers about them
+    synth/         Synthetic defects
 """
 
 from pathlib import Path

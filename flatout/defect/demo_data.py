@@ -15,8 +15,8 @@ import numpy as np
 from flatout.defect.data.find import DEFECTIVE, GOOD
 from flatout.defect.data.items import TOP
 from flatout.defect.synth.draw import IN_PLANE_GC, R1, R2, B, T
-from flatout.defect.synth.kernels import Kernels
 from flatout.defect.synth.paint import paint
+from flatout.defect.synth.pool import Kernels
 from flatout.demo_folder import draw_set
 from flatout.errors import ConfigError
 

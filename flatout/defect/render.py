@@ -17,8 +17,8 @@ from flatout.defect.data.items import MIDDLE, PLANES, TOP
 from flatout.defect.patches import Grid
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.draw import DEFECTS, HARD_NEGATIVE, LINES
-from flatout.defect.synth.kernels import Kernels
 from flatout.defect.synth.paint import LEAST, MOST, REF_SCALE, VISIBLE, noise_table
+from flatout.defect.synth.pool import Kernels
 from flatout.feed import Sources
 from flatout.kernels import HAS_TRITON
 

@@ -18,7 +18,6 @@ from flatout.defect.data.items import PLANES
 from flatout.defect.patches import Grid
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.draw import HARD_NEGATIVE, LINES, MOST_LINES, Ahead, draw_samples, row_of
-from flatout.defect.synth.kernels import Kernels
 from flatout.defect.synth.paint import (
     MOST_AT_ONCE_PX,
     crop,
@@ -28,6 +27,7 @@ from flatout.defect.synth.paint import (
     paint_apart,
     paint_lines,
 )
+from flatout.defect.synth.pool import Kernels
 from flatout.feed import Field, Fields, Out, Substituted, Unreadable
 
 AT_ONCE = 8

@@ -10,9 +10,7 @@ Files:
     loop          The training loop of every job: batches in, weights out, at any moment resumable
     meter         Numbers of steps and epochs
     optim         Optimizers whose step can be left out on the device, and the moving average of a network's weights
-    precision     In which number format a step computes, and how a step that went wrong is left out
     reproducible  What a result may depend on beside code, config and data
-    schedule      What a schedule says about one iteration: a pure function of where the training stands
     step          What one training step computes, between a batch on the device and weights that have moved
 """
 
@@ -25,11 +23,10 @@ if TYPE_CHECKING:
     from flatout.engine.checkpoints import Generation, Generations, load_for_all
     from flatout.engine.compile import Compiled, explain
     from flatout.engine.graphs import Filling
-    from flatout.engine.job import Batches, EpochReport, Job, Sections, Tick
+    from flatout.engine.job import Batches, EpochReport, Job, Knobs, Schedule, Sections, Tick
     from flatout.engine.loop import Loop, LoopConfig, StoppedAfter
     from flatout.engine.optim import MovingAverage, make_optimizer, parameters_of
-    from flatout.engine.precision import DTYPES, Amp, default_fast_amp
     from flatout.engine.reproducible import differences, environment, seed_all, set_determinism, warn_of_waiting_threads
-    from flatout.engine.schedule import Knobs, Schedule
+    from flatout.engine.step import DTYPES, Amp, default_fast_amp
 
 __getattr__, __dir__ = face(__name__)

@@ -23,13 +23,11 @@ from flatout.clock import clock
 from flatout.engine.callbacks import Callbacks, Saved
 from flatout.engine.checkpoints import Generations, load_for_all
 from flatout.engine.compile import CompileAuto
-from flatout.engine.job import Batches, EpochEnd, Job, NoEpochEnd, Tick
+from flatout.engine.job import Batches, EpochEnd, Job, NoEpochEnd, Schedule, Tick
 from flatout.engine.meter import Guard, Meter, StepLog
 from flatout.engine.optim import MovingAverage, apply_knobs, load_optimizer
-from flatout.engine.precision import Amp, Precision
 from flatout.engine.reproducible import random_state, set_random_state
-from flatout.engine.schedule import Schedule
-from flatout.engine.step import Step
+from flatout.engine.step import Amp, Precision, Step
 from flatout.errors import DivergedError, Interrupted, ResourceError
 from flatout.ranks import Interrupts, StopRequested, World
 from flatout.safefiles import ran_out_of_room

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.schedule import Knobs
+from flatout.engine.job import Knobs
 
 Kind = Literal["sgd", "adam"]
 

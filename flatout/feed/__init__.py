@@ -2,16 +2,12 @@
 
 Files:
 
-    arena           Memory that several processes see, that cannot be torn away, and that leaves nothing behind
-    backend         The workers of a feed, as its owner sees them: started, ended, killed, told to go home
     batch           What the feed hands out: one step's samples as arrays, and how ragged rows become one of them
     config          How a feed runs
     device          The way of a batch to the GPU: one batch ahead, on a stream of its own, without a host-device wait
-    device_feed     Batches that are rendered on the device: workers draw numbers, the pixels never leave the device
     device_store    Decoded arrays kept where batches are rendered
     feed            Batches for training: in plan order, with any number of workers, resumable at any step
     forkserver      The small process that worker processes are forked from
-    philox          Random numbers as a pure function of where they are used
     plan            Which sample goes where, decided before anything is read
     processes       Worker processes, and the nursery they come from, as seen by the process that trains
     ring            The slots that batches are filled in, and the queue of work on them, in shared memory
@@ -31,8 +27,7 @@ from flatout.lazy import face
 if TYPE_CHECKING:
     from flatout.feed.batch import Arrays, Batch, ShapedArrays
     from flatout.feed.config import FeedConfig, WorkerPlan, plan_workers
-    from flatout.feed.device import DeviceBatch, DeviceBatches, HostPass, OpenPass
-    from flatout.feed.device_feed import DeviceFeed, Output, Render
+    from flatout.feed.device import DeviceBatch, DeviceBatches, DeviceFeed, HostPass, OpenPass, Output, Render
     from flatout.feed.device_store import (
         CHUNK_BYTES,
         DeviceStore,
@@ -44,8 +39,7 @@ if TYPE_CHECKING:
     )
     from flatout.feed.feed import Feed
     from flatout.feed.loader import Loader, cat_rows, join_rows
-    from flatout.feed.philox import Purpose, keyed_bits, keyed_uniform
-    from flatout.feed.plan import Plan, Shapes, choose_slots, shuffled_order
+    from flatout.feed.plan import Plan, Purpose, Shapes, choose_slots, keyed_bits, keyed_uniform, shuffled_order
     from flatout.feed.runtime import Lease, Works
     from flatout.feed.source import (
         DecodeError,

@@ -13,11 +13,10 @@ from typing import NamedTuple
 
 from flatout.clock import Descriptors, StageTime, clock, machine, read_totals, worker_registry
 from flatout.errors import ResourceError
-from flatout.feed.backend import Crew, Nobody, Threads
 from flatout.feed.batch import Batch, RowsBuffer, gather_rows
 from flatout.feed.config import FeedConfig
 from flatout.feed.plan import Plan, Step, choose_micro_batch, choose_slots
-from flatout.feed.processes import Processes
+from flatout.feed.processes import Crew, Nobody, Processes, Threads
 from flatout.feed.ring import Ring, RingSpec
 from flatout.feed.source import ItemSource, Source
 from flatout.feed.supervisor import Foreman, SampleError

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from flatout.errors import ConfigError, DataError
-from flatout.feed.philox import Purpose, keyed_bits, keyed_generator, keyed_uniform
+from flatout.feed.plan import Purpose, keyed_bits, keyed_generator, keyed_uniform
 
 Item = TypeVar("Item")
 
@@ -170,7 +170,7 @@ class Source(Protocol):
 
     def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         """Random parameters of M samples, arrays [M, ...]; row m follows from (seed, epoch, positions[m],
-        indices[m]) alone. NumPy only; see `flatout.feed.philox` for keyed numbers."""
+        indices[m]) alone. NumPy only; see `flatout.feed.plan` for keyed numbers."""
 
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
         """Write samples `indices` into `out`, without any randomness but that in `draws`."""

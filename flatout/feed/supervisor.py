@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from flatout.clock import machine
 from flatout.errors import ChildLostError, DataError
-from flatout.feed.backend import Crew, RemoteError, describe_exit
 from flatout.feed.forkserver import Ended
 from flatout.feed.plan import Step, micro_batches
+from flatout.feed.processes import Crew, RemoteError, describe_exit
 from flatout.feed.ring import DEADLY, UNKNOWN, UNREADABLE, Claim, Ring, Task
 from flatout.feed.source import ItemSource, Source
 from flatout.feed.worker import Failure, Report, cause_of

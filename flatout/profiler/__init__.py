@@ -5,7 +5,6 @@
 Files:
 
     demands      How long is a step, given what it asks of each resource?
-    ledger       One table per step that sums to the wall clock
     measurement  What was measured, as plain numbers: the only thing the ledger and the verdict look at
     outcome      What an observation comes to: numbers, ledger, verdict, and the ways to show them
     observe/     Looking at a training while it runs
@@ -19,8 +18,7 @@ from flatout.lazy import face
 
 if TYPE_CHECKING:
     from flatout.profiler.demands import KEPT_DECODED, Demands
-    from flatout.profiler.ledger import Ledger, make_ledger
-    from flatout.profiler.measurement import Limits, Measurement
+    from flatout.profiler.measurement import Ledger, Limits, Measurement, make_ledger
     from flatout.profiler.observe.device_times import DeviceTrace
     from flatout.profiler.observe.engine_steps import EngineObservation
     from flatout.profiler.observe.limits import drain, find_limits
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
     from flatout.profiler.report.text import between_lines, light_lines, runs_of, shown_rows, verdict_lines, wait_lines
     from flatout.profiler.verdict import Remedy, Trial, Verdict, WholeTrial, judge
     from flatout.profiler.verdict.remedy import number, respelled
-    from flatout.profiler.verdict.rules_device import CUDA_GRAPH
+    from flatout.profiler.verdict.rules_host import CUDA_GRAPH
     from flatout.profiler.verdict.rules_input import ON_DEVICE
 
 __getattr__, __dir__ = face(__name__)

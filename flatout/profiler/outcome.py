@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flatout.profiler.ledger import Ledger, make_ledger
-from flatout.profiler.measurement import Limits, Measurement
+from flatout.profiler.measurement import Ledger, Limits, Measurement, make_ledger
 from flatout.profiler.observe.observation import Observation
 from flatout.profiler.observe.speed_of_light import SpeedOfLight
 from flatout.profiler.report.save import save_report

@@ -2,7 +2,6 @@
 
 Files:
 
-    device   Which devices does `--device` mean? `cpu`, one GPU (`0`), several (`0,1`), or all there are (nothing)
     launch   One process per GPU without a launcher: `--device 0,1` starts them here, on this machine
     signals  Signals that ask a training to end, wherever it is, and what is answered within seconds
     watch    Ranks look after each other: one that is gone, stopped or has failed is noticed by all within seconds
@@ -14,9 +13,8 @@ from typing import TYPE_CHECKING
 from flatout.lazy import face
 
 if TYPE_CHECKING:
-    from flatout.ranks.device import choose_device, choose_devices, make_current
     from flatout.ranks.launch import launch_ranks
     from flatout.ranks.signals import LAST_FILES, Interrupts, StopRequested, StopSignals, watched
-    from flatout.ranks.world import World, read_world
+    from flatout.ranks.world import World, choose_device, choose_devices, make_current, read_world
 
 __getattr__, __dir__ = face(__name__)

@@ -5,8 +5,11 @@
 Two groups of connections: one for gradients, impatient once training goes, and one for small words between hosts, which
 waits as long as saving, opening data or the slowest rank may take. Ranks that are gone are not noticed by timeouts, but
 by `rank_watch`.
+
+Which devices does `--device` mean? `cpu`, one GPU (`0`), several (`0,1`), or all there are (nothing).
 """
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,10 +22,53 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from flatout.errors import ConfigError, Interrupted
-from flatout.ranks.device import make_current
+from flatout.errors import ConfigError, Interrupted, ResourceError
 from flatout.ranks.signals import ignore_ending
 from flatout.ranks.watch import LOST_AFTER_S, RankWatch, is_of_collective, store_of_launcher
+
+logger = logging.getLogger(__name__)
+
+
+def choose_devices(text: str) -> list[torch.device]:
+    """The devices in the order of their numbers as written; the CPU alone where there is no GPU and none was named."""
+    wanted = text.strip().lower()
+    if wanted == "cpu":
+        return [torch.device("cpu")]
+    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not wanted:
+        return [torch.device("cuda", number) for number in range(present)] or [torch.device("cpu")]
+    numbers = [_gpu_number(part, text) for part in wanted.split(",")]
+    if len(set(numbers)) != len(numbers):
+        raise ConfigError(f"--device {text}: a GPU is named twice.")
+    if missing := [number for number in numbers if number >= present]:
+        there = f"this machine has {present}, numbered from 0" if present else "torch sees no GPU here"
+        raise ResourceError(
+            f"--device {text}: there is no GPU {missing[0]}: {there}. Use --device cpu, or see: flatout doctor"
+        )
+    return [torch.device("cuda", number) for number in numbers]
+
+
+def choose_device(text: str) -> torch.device:
+    """The first of them, for work that one device does."""
+    first, *others = choose_devices(text)
+    if others and text.strip():
+        logger.info("An evaluation runs on one GPU: of --device %s only %s is used.", text, first)
+    return first
+
+
+def make_current(device: torch.device) -> None:
+    """Let this process mean `device` where none is named: events, streams and kernels of Triton would else be those of
+    GPU 0."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def _gpu_number(part: str, text: str) -> int:
+    digits = part.strip().removeprefix("cuda:")
+    if not digits.isdecimal():
+        raise ConfigError(f"--device {text}: use cpu, the number of a GPU (0), or several (0,1).")
+    return int(digits)
+
 
 PATIENCE_S = 1800
 """Scanning data, decoding it into a store, fetching a mirrored state, compiling: one rank does it, the others wait."""

@@ -46,7 +46,7 @@ class TrainCommand:
             return launch_ranks([self.job, "train", *argv], num_ranks)
         from flatout.ranks import StopSignals
         from flatout.runs.budget import Spending
-        from flatout.runs.run_end import KeepWarnings, OnDone
+        from flatout.runs.ends import KeepWarnings, OnDone
 
         # Imported while a signal simply ends the process: from StopSignals on it is an exception, which imports may
         # lose.

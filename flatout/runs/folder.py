@@ -21,7 +21,7 @@ from typing import Any, Self
 from flatout.engine import Generations
 from flatout.errors import ConfigError, FlatoutError, ResourceError
 from flatout.runs.lock import Locked, RunLock
-from flatout.runs.resume import RECORD_NAME, Comparison, Identity, refused, run_of
+from flatout.runs.options import RECORD_NAME, Comparison, Identity, refused, run_of
 from flatout.safefiles import remove_stale_parts, replacing
 
 logger = logging.getLogger(__name__)

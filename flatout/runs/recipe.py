@@ -34,8 +34,7 @@ from flatout.errors import Interrupted
 from flatout.feed import DeviceBatches, OpenPass
 from flatout.ranks import Interrupts, World
 from flatout.runs.loggers.choose import choose_loggers
-from flatout.runs.options import RunOptions, config_of, plain
-from flatout.runs.resume import Identity, identity_of
+from flatout.runs.options import Identity, RunOptions, config_of, identity_of, plain
 from flatout.safefiles import replacing
 
 CONFIG_NAME = "config.yaml"

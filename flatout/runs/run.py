@@ -38,19 +38,17 @@ from flatout.engine import (
 )
 from flatout.errors import CheckpointError, ConfigError, DataError
 from flatout.feed import DeviceBatches
+from flatout.progress import StepProgress
 from flatout.ranks import Interrupts, World, choose_devices
 from flatout.ranks import world as ranks
 from flatout.runs.budget import Spending
-from flatout.runs.epoch_end import EpochEnd
+from flatout.runs.ends import EpochEnd, finishing, telling_end
 from flatout.runs.folder import RunFolder, Wanted, choose_run, finished_run
 from flatout.runs.mirror import Mirror
-from flatout.runs.options import RunOptions
+from flatout.runs.options import RunOptions, checkpoint_to_resume, options_to_resume, run_of
 from flatout.runs.preflight import check_descriptors, check_disk, check_gpus, disk_need
-from flatout.runs.progress import StepProgress
 from flatout.runs.recipe import DataFacts, Recipe, RunContext, RunResult, Seams
 from flatout.runs.records import Records
-from flatout.runs.resume import checkpoint_to_resume, options_to_resume, run_of
-from flatout.runs.run_end import finishing, telling_end
 
 logger = logging.getLogger(__name__)
 

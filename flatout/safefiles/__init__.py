@@ -7,13 +7,10 @@ What is read may come from anywhere, a file that claims to be ours included. doc
 
 Files:
 
-    allowlist  The names a pickle may use, and what each of them means to us
     archive    The zip around a torch file, read with suspicion
     atomic     Replace a file so that a reader finds the old one or the whole new one, also after a power cut
     container  Our own file: a dict of plain values and tensors that torch.load(weights_only=True) reads too
     open_file  Open a file of weights and tell by its first bytes what it is; never by its name
-    refusal    Why a file is not read
-    storages   The tensors of a torch file: one entry of the zip per storage, views of it as tensors
     unpickle   Read a pickle without running it: an interpreter of our own for the opcodes that hold data
 """
 
@@ -22,7 +19,7 @@ from typing import TYPE_CHECKING
 from flatout.lazy import face
 
 if TYPE_CHECKING:
-    from flatout.safefiles.allowlist import MAX_COPIED, Built, Make, Name, Vocabulary, plain_names, plain_vocabulary
+    from flatout.safefiles.archive import AGAIN, DAMAGED, SUSPECT, Budget, Refusal, quoted, read_at, read_into
     from flatout.safefiles.atomic import (
         file_size_limit,
         ran_out_of_room,
@@ -41,7 +38,18 @@ if TYPE_CHECKING:
         write_container,
     )
     from flatout.safefiles.open_file import file_kind, read_objects, reading
-    from flatout.safefiles.refusal import AGAIN, DAMAGED, SUSPECT, Budget, Refusal, quoted, read_at, read_into
-    from flatout.safefiles.storages import MAX_TENSORS, Storages, allocate, is_countable
+    from flatout.safefiles.unpickle import (
+        MAX_COPIED,
+        MAX_TENSORS,
+        Built,
+        Make,
+        Name,
+        Storages,
+        Vocabulary,
+        allocate,
+        is_countable,
+        plain_names,
+        plain_vocabulary,
+    )
 
 __getattr__, __dir__ = face(__name__)

@@ -15,11 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.safefiles.allowlist import Built, Name, plain_vocabulary
-from flatout.safefiles.archive import ALGORITHM, DigestSink, has_digest
+from flatout.safefiles.archive import (
+    AGAIN,
+    ALGORITHM,
+    DAMAGED,
+    SUSPECT,
+    Budget,
+    DigestSink,
+    Refusal,
+    has_digest,
+    quoted,
+)
 from flatout.safefiles.atomic import replacing
 from flatout.safefiles.open_file import file_kind, read_objects, reading
-from flatout.safefiles.refusal import AGAIN, DAMAGED, SUSPECT, Budget, Refusal, quoted
+from flatout.safefiles.unpickle import Built, Name, plain_vocabulary
 
 # Turn objects out of a file into a tree that is safe to walk, copy and print.
 #

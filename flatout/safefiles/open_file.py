@@ -12,11 +12,8 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from flatout.errors import CheckpointError
-from flatout.safefiles.allowlist import Name, Vocabulary
-from flatout.safefiles.archive import Archive, check_digest
-from flatout.safefiles.refusal import AGAIN, DAMAGED, Refusal
-from flatout.safefiles.storages import DTYPES, Storage, Storages
-from flatout.safefiles.unpickle import unpickle
+from flatout.safefiles.archive import AGAIN, DAMAGED, Archive, Refusal, check_digest
+from flatout.safefiles.unpickle import DTYPES, Name, Storage, Storages, Vocabulary, unpickle
 
 FileKind = Literal["zip", "safetensors"]
 

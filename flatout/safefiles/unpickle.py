@@ -7,14 +7,225 @@ says, and only the Vocabulary's functions are ever called.
 
 Opcodes are those of protocols 2 to 5 that torch and Python write for such data; the text opcodes of protocol 0, INST,
 OBJ, the extension registry and out-of-band buffers are refused.
+
+The tensors of a torch file: one entry of the zip per storage, views of it as tensors.
+
+A storage is read once, straight into the memory its tensors will use. Size, offset and stride of a view come from the
+pickle and are checked against the bytes that are really there; a view never has more elements than its storage, so
+that a small file cannot stand for a large tensor.
+
+The names a pickle may use, and what each of them means to us.
+
+A name is never imported. It is looked up in a closed table whose functions are ours; a function gets the pickled
+arguments and returns data. Names that are not in the table are refused, and the refusal tells the name.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from struct import Struct
 from typing import Any
 
-from flatout.safefiles.allowlist import Built, Name, Vocabulary
-from flatout.safefiles.refusal import DAMAGED, SUSPECT, Refusal, quoted
+import torch
+from torch import Tensor
+
+from flatout.safefiles.archive import DAMAGED, SUSPECT, Archive, Budget, Refusal, quoted
+
+DTYPES = {
+    "torch.HalfStorage": torch.float16,
+    "torch.BFloat16Storage": torch.bfloat16,
+    "torch.FloatStorage": torch.float32,
+    "torch.DoubleStorage": torch.float64,
+    "torch.LongStorage": torch.int64,
+    "torch.IntStorage": torch.int32,
+    "torch.ShortStorage": torch.int16,
+    "torch.CharStorage": torch.int8,
+    "torch.ByteStorage": torch.uint8,
+    "torch.BoolStorage": torch.bool,
+}
+MAX_TENSORS = 50_000
+MAX_DIMS = 16
+_MAX_LENGTH = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Elements in a row, to be viewed as tensors."""
+
+    flat_N: Tensor
+
+
+class Storages:
+    """Storages of an archive by key, each read at its first use."""
+
+    def __init__(self, archive: Archive, root: str) -> None:
+        self._archive = archive
+        self._root = root
+        self._storages: dict[str, Storage] = {}
+        self._tensors = Budget(MAX_TENSORS, "tensors")
+
+    def open(self, key: str, dtype: torch.dtype, num_elements: int) -> Storage:
+        """The storage of this key; dtype and number of elements must be what its bytes hold."""
+        if key not in self._storages:
+            self._storages[key] = self._read(key, dtype)
+        storage = self._storages[key]
+        if storage.flat_N.dtype != dtype or storage.flat_N.numel() != num_elements:
+            raise Refusal(
+                f"its storage {quoted(key)} should hold {num_elements:,} elements of {dtype} but has "
+                f"{storage.flat_N.numel():,} of {storage.flat_N.dtype}. {DAMAGED}"
+            )
+        return storage
+
+    def view(self, storage: Storage, offset: int, size: tuple[object, ...], stride: tuple[object, ...]) -> Tensor:
+        """A tensor over part of a storage; it shares the storage's memory."""
+        self._tensors.spend(1)
+        sizes, strides = _lengths(size), _lengths(stride)
+        if len(sizes) != len(strides) or len(sizes) > MAX_DIMS or not _fits(storage, offset, sizes, strides):
+            raise Refusal(
+                f"a tensor of size {quoted(str(sizes))}, stride {quoted(str(strides))} and offset {offset} does not "
+                f"lie inside its storage of {storage.flat_N.numel():,} elements. {DAMAGED}"
+            )
+        return storage.flat_N.as_strided(sizes, strides, offset)
+
+    def _read(self, key: str, dtype: torch.dtype) -> Storage:
+        name = f"{self._root}/data/{key}"
+        nbytes = self._archive.nbytes(name)
+        if nbytes % dtype.itemsize:
+            raise Refusal(
+                f"its storage {quoted(key)} has {nbytes:,} bytes, which are no elements of {dtype}. {DAMAGED}"
+            )
+        stored = allocate(nbytes)
+        self._archive.read_into(name, stored.numpy().data)
+        # Any byte but 0 and 1 would be a bool that is neither True nor False.
+        return Storage((stored.clamp_(max=1) if dtype == torch.bool else stored).view(dtype))
+
+
+def allocate(nbytes: int) -> Tensor:
+    """Memory for a storage, uint8 [nbytes], not filled."""
+    try:
+        return torch.empty(nbytes, dtype=torch.uint8)
+    except RuntimeError:
+        raise Refusal(f"needs {nbytes:,} bytes of memory for one tensor. Read it on a larger machine.") from None
+
+
+def is_countable(lengths: Sequence[int]) -> bool:
+    """Can torch multiply them? It does so in 64 bits, and a later 0 does not undo an overflow."""
+    return math.prod(length or 1 for length in lengths) < 1 << 63
+
+
+def _lengths(values: tuple[object, ...]) -> list[int]:
+    lengths = [value for value in values if type(value) is int and 0 <= value < _MAX_LENGTH]
+    if len(lengths) != len(values):
+        raise Refusal(f"a tensor has a size or stride that is no length. {DAMAGED}")
+    return lengths
+
+
+def _fits(storage: Storage, offset: int, sizes: list[int], strides: list[int]) -> bool:
+    num_elements = storage.flat_N.numel()
+    if not 0 <= offset <= num_elements or not is_countable(sizes):
+        return False
+    if 0 in sizes:
+        return True
+    last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    return last < num_elements and math.prod(sizes) <= num_elements
+
+
+Make = Callable[[tuple[object, ...]], object]
+"""What calling a name gives: pickled arguments in, data out. Raises Refusal for arguments it does not expect."""
+
+Family = Callable[[str, str], "Name | None"]
+"""Module and name in; a Name if they belong to the family."""
+
+MAX_COPIED = 4 << 20
+"""Items and bytes that all functions of a pickle may copy together: one list can be copied a million times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A name of the table, as it lies on the stack of the unpickler."""
+
+    text: str
+    make: Make | None = None
+    """None for names that only stand for something, such as a dtype."""
+
+    def __call__(self, arguments: tuple[object, ...]) -> object:
+        if self.make is None:
+            raise Refusal(f"its pickle calls {self.text}, which is no function. {DAMAGED}")
+        return self.make(arguments)
+
+
+class Built:
+    """An object that a pickle fills after making it (opcode BUILD)."""
+
+    __slots__ = ()
+
+    def build(self, state: object) -> None:
+        raise NotImplementedError
+
+    def plain(self) -> object:
+        """What it is as plain data; a Refusal if it is none."""
+        raise NotImplementedError
+
+
+class Vocabulary:
+    """A table of names, and families of names that all mean the same kind of placeholder."""
+
+    def __init__(self, names: Mapping[str, Make | None], family: Family | None = None) -> None:
+        self._names = {text: Name(text, make) for text, make in names.items()}
+        self._family = family
+
+    def look_up(self, module: str, name: str) -> Name:
+        # Files written by Python 2 semantics (protocol 2) spell it so.
+        text = f"{'builtins' if module == '__builtin__' else module}.{name}"
+        found = self._names.get(text) or (self._family and self._family(module, name))
+        if not found:
+            raise Refusal(
+                f"its pickle refers to {quoted(text)}, which weights do not need; nothing of it was run. It was made "
+                "for another program, or to run code where it is loaded: do not open it with torch.load. Get the "
+                "weights from a source you trust, as safetensors if there is a choice."
+            )
+        return found
+
+
+def plain_vocabulary(storages: Storages) -> Vocabulary:
+    """The names of our own files: tensors and containers."""
+    return Vocabulary(plain_names(storages))
+
+
+def plain_names(storages: Storages) -> dict[str, Make | None]:
+    budget = Budget(MAX_COPIED, "copied items")
+
+    def make_dict(arguments: tuple[object, ...]) -> object:
+        # Pickled since Python 3 as an empty one that is filled afterwards.
+        return {} if arguments == () else _unexpected("collections.OrderedDict")
+
+    def make_set(arguments: tuple[object, ...]) -> object:
+        match arguments:
+            case (list(items),):
+                # Paid for before it is looked at: the next call may bring the same list again.
+                budget.spend(len(items))
+                if all(type(item) is str for item in items):
+                    return set(items)
+        return _unexpected("builtins.set")
+
+    def make_tensor(arguments: tuple[object, ...]) -> object:
+        match arguments:
+            # Then: requires_grad, backward hooks, and in newer files metadata.
+            case (Storage() as storage, int(offset), tuple(size), tuple(stride), *_) if type(offset) is int:
+                return storages.view(storage, offset, size, stride)
+        return _unexpected("torch._utils._rebuild_tensor_v2")
+
+    return {
+        "collections.OrderedDict": make_dict,
+        "builtins.set": make_set,
+        "torch._utils._rebuild_tensor_v2": make_tensor,
+        **dict.fromkeys(DTYPES),
+    }
+
+
+def _unexpected(name: str) -> object:
+    raise Refusal(f"its pickle calls {name} with arguments that torch never writes. {DAMAGED}")
+
 
 # The machine behind `unpickle.py`: what an opcode can do, and nothing beyond.
 #

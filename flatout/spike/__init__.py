@@ -17,13 +17,11 @@ Files:
     evaluate     How good is a network on a split? PSNR and SSIM of every frame
     input        Where batches of clips come from: files or the store -> workers -> slots -> device
     loader_plan  Who loads, how far ahead, and whether it fits: decided and told before anything starts
-    loss         What a wrong pixel costs: Charbonnier, and optionally the difference of what VGG-16 sees
     model        The deblurring network: frames and spikes of a clip in, sharp frames out
     options      What a training's command says beside its YAML
     pictures     Frames as files: results, before / after / truth side by side, and a short video
     predict      Weights in use: score a split, or deblur a folder
     profile      What `flatout spike train` would run, to be looked at
-    schedule     Steps and learning rates of a spike training: pure functions of the position
     step         What a step of the deblurring job computes
     train        Training a deblurring network: the recipe that `flatout spike train` hands to a run
     weights      Files of weights: what each holds, and how a network comes out of one

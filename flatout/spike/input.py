@@ -33,7 +33,7 @@ from flatout.spike.data.clip_set import ClipSet
 from flatout.spike.data.frames import FrameItems, Frames, Shown
 from flatout.spike.data.source import ClipSource, shown_of
 from flatout.spike.data.voxels import bin_edges
-from flatout.spike.schedule import StepPlan
+from flatout.spike.step import StepPlan
 
 logger = logging.getLogger(__name__)
 

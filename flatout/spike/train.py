@@ -61,12 +61,10 @@ from flatout.spike.input import (
     training_source,
 )
 from flatout.spike.loader_plan import GIB, LoaderPlan, block, check_memory, hint, plan_loader
-from flatout.spike.loss import DeblurLoss
 from flatout.spike.model import DeblurNet
 from flatout.spike.options import TrainOptions
 from flatout.spike.pictures import as_bytes, side_by_side, write_picture
-from flatout.spike.schedule import SpikeSchedule, StepPlan, plan_steps
-from flatout.spike.step import DeblurJob, ToClip
+from flatout.spike.step import DeblurJob, DeblurLoss, SpikeSchedule, StepPlan, ToClip, plan_steps
 from flatout.spike.weights import refuse_early
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,6 @@ Files:
     boxes         Box formats, the IoU family, and boxes between the network's input and the picture
     cli           flatout yolo: finds the command and hands over to it
     convert       Weights from one form to another
-    describe      What is a network, and what does a file of weights hold? Facts for people and for programs
     detector      A detector in Python: the commands train, test, detect and export as methods of one object
     find_file     Which file a flag means: `--data`, `--cfg`, `--hyp` and `--weights`
     hyp           The hyper-parameters of a training: the 30 keys of YOLOv7's hyp files, and four more
@@ -21,8 +20,6 @@ Files:
     options       What a training or an evaluation was asked to do: one field per flag, under the flag's own name
     preview       A sheet of pictures with their boxes drawn on them: the check that no program can make
     profile       What `flatout yolo train` would run, to be looked at
-    ragged        Lists of different lengths, one behind the other in one tensor: how to walk over them without a loop
-    run_config    A run's options on paper
     augment/      Augmentation: all random numbers of a batch are drawn, then pictures and labels follow
     commands/     The commands of `flatout yolo`, one file each: `main(argv)` parses, calls the library, prints
     data/         Detection data sets: from YAML, folders, COCO JSON or VOC to checked labels and decoded pictures

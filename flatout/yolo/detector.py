@@ -11,15 +11,14 @@ from flatout.config import build_config
 from flatout.errors import ConfigError, DataError, counted
 from flatout.feed import plan_workers
 from flatout.ranks import choose_device, make_current
-from flatout.yolo.evaluate.evaluation_run import Subject
+from flatout.yolo.evaluate.run import Subject
 from flatout.yolo.find_file import shipped_weights, weights_file
-from flatout.yolo.model.configs import find_config, names_config
+from flatout.yolo.model.spec import find_config, names_config
 from flatout.yolo.options import TestOptions, TrainOptions
-from flatout.yolo.predict.frames import Unreadable
+from flatout.yolo.predict.files import Unreadable
 from flatout.yolo.predict.options import PredictOptions
-from flatout.yolo.predict.predictor import load_networks, predictor_for
 from flatout.yolo.predict.result import Result, shown
-from flatout.yolo.predict.results import Given, frames_of_given, results_of
+from flatout.yolo.predict.results import Given, frames_of_given, load_networks, predictor_for, results_of
 
 if TYPE_CHECKING:
     from flatout.engine import Callback

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from flatout.errors import CheckpointError, ConfigError
-from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.module_specs import KEYS
 from flatout.yolo.model.network import Network
-from flatout.yolo.model.parse import draw_blueprint
-from flatout.yolo.model.spec import Blueprint
+from flatout.yolo.model.spec import Blueprint, draw_blueprint, load_config
 from flatout.yolo.multihead.training import HeadChoice
 from flatout.yolo.weights import State, Transfer, Weights, read_weights, transfer
 

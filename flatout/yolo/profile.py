@@ -45,8 +45,7 @@ class YoloTraining(ProfiledTraining):
 
     def decoding(self) -> Decoding:
         from flatout.images import read_picture
-        from flatout.yolo.data.data_yaml import open_data_yaml
-        from flatout.yolo.data.find import find_images
+        from flatout.yolo.data.data_yaml import find_images, open_data_yaml
 
         return Decoding(read_picture, find_images(open_data_yaml(self.options.data).entries["train"]).paths[:FILES])
 

@@ -7,8 +7,7 @@ import numpy as np
 from flatout.defect.patches import Grid
 from flatout.defect.source import SampleRecipe
 from flatout.defect.synth.config import SynthConfig
-from flatout.defect.synth.kernels import Kernels
-from flatout.defect.synth.pool import amplitudes_of, make_kernels
+from flatout.defect.synth.pool import Kernels, amplitudes_of, make_kernels
 
 
 def texture(number: int, shape_hw: tuple[int, int]) -> np.ndarray:

@@ -9,7 +9,7 @@ import pytest
 from flatout.defect.source import PatchSource
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.draw import DEFECTS, HARD_NEGATIVE, LINES, draw_samples
-from flatout.defect.synth.kernels import Kernels
+from flatout.defect.synth.pool import Kernels
 from flatout.errors import ConfigError
 from flatout.feed import Feed, FeedConfig, Plan
 from tests.defect.golden_files import records

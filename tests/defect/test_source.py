@@ -13,7 +13,7 @@ from flatout.defect.render import PatchRenderer, renderer_for
 from flatout.defect.source import ParameterSource, PatchSource
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.draw import DEFECTS, LINES
-from flatout.defect.synth.kernels import Kernels, gaussian_kernel
+from flatout.defect.synth.pool import Kernels, gaussian_kernel
 from flatout.feed import DecodeError, Feed, FeedConfig, Plan
 from tests.defect.golden_files import records
 from tests.defect.synthetic import Textures, recipe_for

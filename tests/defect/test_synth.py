@@ -6,9 +6,17 @@ import pytest
 
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.draw import IN_PLANE_GC, draw_samples, groups_by_rank, row_of
-from flatout.defect.synth.kernels import Kernels, gaussian_kernel, label_of
 from flatout.defect.synth.paint import Line, add_line, paint, paint_apart, room_of
-from flatout.defect.synth.pool import SHAPES, Psf, camera_crop, cut_out, make_kernels
+from flatout.defect.synth.pool import (
+    SHAPES,
+    Kernels,
+    Psf,
+    camera_crop,
+    cut_out,
+    gaussian_kernel,
+    label_of,
+    make_kernels,
+)
 from flatout.errors import ConfigError
 from flatout.feed.store.keep import Lru
 from tests.defect.golden_files import arrays_split, records

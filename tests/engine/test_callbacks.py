@@ -18,8 +18,8 @@ import pytest
 from flatout.engine.callbacks import Callback, Callbacks, End, RunStart, Saved, Scores
 from flatout.engine.job import Tick
 from flatout.errors import ConfigError, DivergedError, Interrupted
+from flatout.runs.ends import telling_end
 from flatout.runs.loggers.choose import choose_loggers
-from flatout.runs.run_end import telling_end
 
 TICK = Tick(epoch=0, step=2, items={"loss": 1.0}, lr=0.1, step_ms=1.0, wait_ms=0.0, samples_per_s=8.0)
 

@@ -11,12 +11,11 @@ import torch
 from torch import nn
 
 from flatout.engine.compile import Compiled, compile_pays
+from flatout.engine.job import Knobs
 from flatout.engine.meter import Meter, StepLog
 from flatout.engine.optim import apply_knobs, load_optimizer, make_optimizer, step_unless
-from flatout.engine.precision import Precision
 from flatout.engine.reproducible import random_state, seed_all, set_random_state
-from flatout.engine.schedule import Knobs
-from flatout.engine.step import Step
+from flatout.engine.step import Precision, Step
 from flatout.errors import ConfigError
 from flatout.ranks.world import World, read_world
 

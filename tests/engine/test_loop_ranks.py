@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.job import Tick
+from flatout.engine.job import Knobs, Tick
 from flatout.engine.loop import ASK_RANKS_EVERY, Loop, LoopConfig, StoppedAfter
 from flatout.engine.optim import make_optimizer
-from flatout.engine.schedule import Knobs
 from flatout.errors import Interrupted
 from flatout.ranks.signals import Interrupts
 from flatout.ranks.world import World

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 
 from flatout.feed import Batch, Field, Rows, SampleSource
-from flatout.feed.philox import keyed_uniform
+from flatout.feed.plan import keyed_uniform
 
 
 def digest(batch: Batch) -> str:

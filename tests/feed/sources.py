@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from flatout.feed import Field, Out, Rows, SampleSource, Substituted, Unreadable
-from flatout.feed.philox import keyed_uniform
+from flatout.feed.plan import keyed_uniform
 
 Trouble = Callable[[], object]
 

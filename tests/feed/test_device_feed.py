@@ -9,7 +9,7 @@ import torch
 from examples.gpu_crops import Crops, draw_pictures, render_crops
 from flatout.errors import ConfigError, DataError, ResourceError
 from flatout.feed import Feed, FeedConfig, Plan
-from flatout.feed.device_feed import DeviceFeed
+from flatout.feed.device import DeviceFeed
 from flatout.feed.device_store import CHUNK_BYTES, DeviceStore, settle
 from tests.feed.test_device import DEVICES, needs_gpu
 from tests.reference.plain_feed import plain_batches

@@ -12,7 +12,7 @@ import pytest
 from flatout.clock import machine
 from flatout.errors import ResourceError
 from flatout.feed import Feed, FeedConfig, Plan
-from flatout.feed.arena import Arena
+from flatout.feed.ring import Arena
 from tests.feed.comparing import digests
 from tests.feed.injections import in_private_mounts, limited_cgroup, run_script
 from tests.feed.sources import Crowds, Pictures, lines_of

@@ -16,7 +16,7 @@ import pytest
 
 from flatout.errors import ChildLostError
 from flatout.feed import Feed, FeedConfig, Field, Plan, processes, supervisor
-from flatout.feed.backend import Lines
+from flatout.feed.processes import Lines
 from flatout.feed.ring import UNKNOWN, Ring, RingSpec, Task
 from tests.feed.comparing import digest, digests
 from tests.feed.injections import (

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.feed.philox import Purpose, keyed_bits, keyed_generator, keyed_uniform, philox4x32
+from flatout.feed.plan import Purpose, keyed_bits, keyed_generator, keyed_uniform, philox4x32
 from tests.reference.plain_philox import plain_philox
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from flatout.errors import ConfigError
 from flatout.feed import Feed, FeedConfig, Plan, Store, StoreConfig
+from flatout.feed.store.build import Budget, is_enough, memory_budget
 from flatout.feed.store.file import Header
 from flatout.feed.store.home import default_folder, key_of
-from flatout.feed.store.open_store import Budget, is_enough, memory_budget
 from flatout.feed.store.store import HIT, MISS
 from flatout.progress import progress_line
 from tests.feed.blobs import Blobs, Sums, contents, write_blobs

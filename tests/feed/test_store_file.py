@@ -12,15 +12,16 @@ from flatout.errors import DataError
 from flatout.feed.store.file import (
     ENTRY,
     HEAD,
+    KINDS,
     PAGE,
     NoRoomError,
     StoreFile,
     StoreFileError,
     StoreWriter,
     data_offset,
+    decode_item,
     describe,
 )
-from flatout.feed.store.items import KINDS, decode_item
 
 SHAPES = [(), (0,), (7,), (3, 5), (2, 0, 4), (4, 3, 2), (2, 1, 2, 1, 2, 2)]
 

@@ -20,7 +20,7 @@ from flatout.errors import ConfigError
 from flatout.monitor import find_run, main
 from flatout.monitor.run_state import read_csv, read_rows, run_state
 from flatout.monitor.server import make_server
-from flatout.runs.run_end import KeepWarnings
+from flatout.runs.ends import KeepWarnings
 
 ROWS = [{"epoch": epoch, "box": 0.1 / (epoch + 1), "images_per_s": 50.0, "seconds": 4.0} for epoch in range(3)]
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from flatout.profile_command.apply import apply_best
 from flatout.profile_command.table import ledger_table
-from flatout.profiler.ledger import make_ledger
+from flatout.profiler.measurement import make_ledger
 from flatout.profiler.verdict import judge
 from tests.profiler.situations import SITUATIONS, measured, network
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from flatout.profiler.measurement import IDLE, HotLine, Lane, Limits, Measurement, WaitBetween, WaitSite
 from flatout.profiler.verdict import Trial, WholeTrial
-from flatout.profiler.verdict.rules_device import CUDA_GRAPH
+from flatout.profiler.verdict.rules_host import CUDA_GRAPH
 from flatout.profiler.verdict.rules_input import ON_DEVICE
 
 NONE: dict[str, float] = {}
@@ -92,7 +92,7 @@ DEMO_WAITS = tuple(
         ("flatout/yolo/nms/suppress.py:112", "validate", 120, "int(wanted_E.count_nonzero()) <= limit"),
         ("flatout/yolo/train/batch_pictures.py:41", "pictures", 8, "targets_T6 = targets_T6[targets_T6[:, 0] >= 0]"),
         ("flatout/yolo/train/batch_pictures.py:44", "pictures", 8, "images_BCHW.cpu().numpy(),"),
-        ("flatout/yolo/metrics/stream.py:69", "validate", 4, "torch.cat(column).cpu()"),
+        ("flatout/yolo/metrics/match.py:69", "validate", 4, "torch.cat(column).cpu()"),
     )
 )
 H200_DEMO = on_gpu(

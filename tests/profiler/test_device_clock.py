@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from flatout.clock import clock
-from flatout.profiler.ledger import make_ledger
-from flatout.profiler.measurement import IDLE
+from flatout.profiler.measurement import IDLE, make_ledger
 from flatout.profiler.observe.device_times import DeviceClock, DeviceWork
 from flatout.profiler.observe.recorder import StepRecorder
 from flatout.profiler.observe.summary import device_lane
@@ -113,7 +112,7 @@ def test_a_stage_that_is_captured_into_a_graph_has_no_time(device):
 
 def test_a_host_that_runs_ahead_is_not_mistaken_for_a_fast_step(device, monkeypatch):
     """The host queues a step in no time; the device takes five milliseconds for it."""
-    from flatout.profiler.observe import device_times, timed_steps
+    from flatout.profiler.observe import device_times, observation
     from flatout.profiler.observe import observation as module
     from flatout.profiler.observe.observation import Observation
     from flatout.profiler.observe.summary import NoWorkers
@@ -128,8 +127,8 @@ def test_a_host_that_runs_ahead_is_not_mistaken_for_a_fast_step(device, monkeypa
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(device_times, "DeviceTrace", NoTrace)
-    monkeypatch.setattr(timed_steps, "launch_us", lambda: 5.0)
-    monkeypatch.setattr(timed_steps, "machine_facts", dict)
+    monkeypatch.setattr(observation, "launch_us", lambda: 5.0)
+    monkeypatch.setattr(observation, "machine_facts", dict)
     monkeypatch.setattr(module.WaitCounter, "counting", lambda self: contextlib.nullcontext())
     looking = Observation(NoWorkers())
     looking.attach_device()

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from flatout import Feed, FeedConfig, Plan
 from flatout.clock import clock, worker_registry
-from flatout.clock.stages import Event, owners
+from flatout.clock.clock import Event, owners
 from flatout.profiler import watch
 from flatout.profiler.measurement import WaitBetween, WaitSite
 from flatout.profiler.observe import device_times

@@ -10,8 +10,7 @@ import torch
 
 from flatout.clock import clock
 from flatout.profiler.observe.device_times import DeviceTrace, TraceEvent, _entries, covered, self_times, sum_up
-from flatout.profiler.observe.recorder import StepRecorder
-from flatout.profiler.observe.sampler import uneven
+from flatout.profiler.observe.recorder import StepRecorder, uneven
 
 
 def run_steps(recorder, num_steps):

@@ -8,10 +8,9 @@ import subprocess
 
 import pytest
 
-from flatout.clock.stages import Event
+from flatout.clock.clock import Event
 from flatout.errors import ConfigError
-from flatout.profiler.ledger import make_ledger
-from flatout.profiler.measurement import Limits, WaitSite
+from flatout.profiler.measurement import Limits, WaitSite, make_ledger
 from flatout.profiler.report.page import colors_of, timeline_svg
 from flatout.profiler.report.save import load_measurement, save_report
 from flatout.profiler.report.text import report_text

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from flatout.defect.commands.flags import VERDICT_FLAGS as DEFECT_FLAGS
-from flatout.profiler.ledger import make_ledger
-from flatout.profiler.measurement import HotLine, Lane, Limits, WaitSite
+from flatout.profiler.measurement import HotLine, Lane, Limits, WaitSite, make_ledger
 from flatout.profiler.report.text import report_text
 from flatout.profiler.verdict import Trial, judge, remedy_of
 from flatout.profiler.verdict.remedy import respelled
-from flatout.profiler.verdict.rules_device import CUDA_GRAPH
+from flatout.profiler.verdict.rules_host import CUDA_GRAPH
 from flatout.spike.commands.arguments import VERDICT_FLAGS as SPIKE_FLAGS
 from tests.profiler.situations import (
     ALL_OF_FAST,

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from flatout.defect.synth.kernels import gaussian_kernel
+from flatout.defect.synth.pool import gaussian_kernel
 
 GROUPS = ("T", "R1", "R2", "B")
 PLANES = {"T": (0,), "R1": (0, 1), "R2": (0, 2), "B": (0, 1, 2)}

@@ -9,7 +9,7 @@ import pytest
 from flatout.engine.callbacks import Callbacks, End, RunStart, Saved
 from flatout.errors import ConfigError, DataError, Interrupted
 from flatout.runs.budget import Spending, read_budget
-from flatout.runs.run_end import OnDone
+from flatout.runs.ends import OnDone
 
 
 class Clock:

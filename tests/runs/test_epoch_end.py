@@ -2,7 +2,7 @@
 
 import pytest
 
-from flatout.runs.epoch_end import BestTracker
+from flatout.runs.ends import BestTracker
 
 NAN = float("nan")
 

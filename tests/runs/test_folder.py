@@ -12,7 +12,7 @@ import pytest
 
 from flatout.errors import CheckpointError, ConfigError, ResourceError
 from flatout.runs.folder import Wanted, choose_run, finished_run, new_run_folder, numbered, read_record
-from flatout.runs.resume import Identity, newest_last, run_of
+from flatout.runs.options import Identity, newest_last, run_of
 
 CONFIG = {"batch_size": 16, "img_size": (320, 320), "epochs": 3, "hyp": {"lr0": 0.01}}
 

@@ -19,10 +19,10 @@ from flatout.errors import CheckpointError, ConfigError, ResourceError
 from flatout.runs.folder import Wanted
 from flatout.runs.mirror import Mirror
 from flatout.runs.mirror import snapshot as manifests
+from flatout.runs.mirror.mirror import Uploads
 from flatout.runs.mirror.place import Place, PlaceError
 from flatout.runs.mirror.snapshot import Snapshot
-from flatout.runs.mirror.uploads import Uploads
-from flatout.runs.resume import Identity
+from flatout.runs.options import Identity
 from tests.feed.injections import wait_until
 from tests.runs.comparing_states import differences_between
 from tests.runs.toy_ranks import start_ranks

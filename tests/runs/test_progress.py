@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from flatout.runs.progress import Pace, StepProgress, eta_text
+from flatout.progress import Pace, StepProgress, eta_text
 
 
 class Clock:

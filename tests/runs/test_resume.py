@@ -10,11 +10,12 @@ import pytest
 from flatout.cli import changes_of, option
 from flatout.errors import CheckpointError, ConfigError
 from flatout.runs.folder import Wanted, choose_run, read_record
-from flatout.runs.options import RunOptions, config_of
-from flatout.runs.resume import (
+from flatout.runs.options import (
     Identity,
+    RunOptions,
     changes,
     checkpoint_to_resume,
+    config_of,
     flat,
     identity_of,
     options_to_resume,

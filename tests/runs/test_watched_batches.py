@@ -7,8 +7,8 @@ import torch
 
 from flatout import Feed, FeedConfig, Field, Plan, SampleSource
 from flatout.feed.device import DeviceBatches
-from flatout.runs import watched_batches as module
-from flatout.runs.watched_batches import KEPT, HeardBatches, OneBatch, Replay
+from flatout.runs import profiled as module
+from flatout.runs.profiled import KEPT, HeardBatches, OneBatch, Replay
 
 
 class Numbers(SampleSource):

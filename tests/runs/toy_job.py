@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from flatout import __main__ as door
 from flatout.cli import Command, option
-from flatout.engine.job import Sections
+from flatout.engine.job import Knobs, Sections
 from flatout.engine.optim import MovingAverage, make_optimizer
-from flatout.engine.schedule import Knobs
 from flatout.feed import Feed, FeedConfig, Plan
 from flatout.feed.device import DeviceBatch, DeviceBatches
 from flatout.runs.command import TrainCommand

@@ -5,8 +5,7 @@ import torch
 
 from flatout.errors import CheckpointError, ConfigError
 from flatout.spike.config import CharbonnierConfig, LossConfig, PerceptualConfig
-from flatout.spike.loss import DeblurLoss, _vgg16
-from flatout.spike.step import Normalise, gained
+from flatout.spike.step import DeblurLoss, Normalise, _vgg16, gained
 
 
 def test_empty_bins_are_zero_as_a_rate_and_meanstd_shifts_and_divides():

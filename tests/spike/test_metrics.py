@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flatout.spike.evaluate import in_tiles, ref_luma, ref_psnr, ref_ssim_y, standard_scores, tile_starts, tile_weights
-from flatout.spike.loss import charbonnier
+from flatout.spike.step import charbonnier
 from tests.golden_cases import golden_cases
 
 

@@ -12,7 +12,7 @@ from flatout.spike.config import AugmentConfig, DataConfig
 from flatout.spike.data.clip_set import open_clips
 from flatout.spike.data.decode import decode, map_stream
 from flatout.spike.input import FeedWishes, open_resident_feed, open_store, open_training_feed
-from flatout.spike.schedule import plan_steps
+from flatout.spike.step import plan_steps
 from tests.spike.test_source import damaged_tree
 
 FIELDS = ("blur", "sharp", "spikes", "spike_frames", "score")

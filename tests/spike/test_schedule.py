@@ -3,7 +3,7 @@
 import pytest
 
 from flatout.errors import ConfigError
-from flatout.spike.schedule import SpikeSchedule, learning_rate, plan_steps
+from flatout.spike.step import SpikeSchedule, learning_rate, plan_steps
 from tests.golden_cases import golden_cases
 
 

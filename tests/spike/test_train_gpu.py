@@ -9,10 +9,8 @@ from flatout.ranks.world import World
 from flatout.spike.config import DataConfig, LossConfig, ModelConfig, load_config
 from flatout.spike.data.clip_set import open_clips
 from flatout.spike.input import FeedWishes, open_resident_feed
-from flatout.spike.loss import DeblurLoss
 from flatout.spike.model import DeblurNet
-from flatout.spike.schedule import plan_steps
-from flatout.spike.step import ToClip, pictures
+from flatout.spike.step import DeblurLoss, ToClip, pictures, plan_steps
 from flatout.spike.train import TrainOptions, train
 from tests.spike.test_train import TINY
 

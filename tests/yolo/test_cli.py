@@ -150,7 +150,7 @@ def test_what_does_not_exist_is_told_by_kind(name, code, capsys):
 
 def test_a_name_in_a_file_cannot_steer_the_terminal():
     from flatout.yolo.commands.info import _classes
-    from flatout.yolo.describe import _contents
+    from flatout.yolo.model.info import _contents
 
     weights = Weights(state={}, names=["\x1b[31mred", "x" * 1000], nc=2, kind="full", format="legacy")
     shown = _classes(_contents(weights, 0))

@@ -11,8 +11,7 @@ import pytest
 
 from flatout.__main__ import main
 from flatout.yolo.demo_data.files import DemoDataConfig, draw_number, label_rows, label_text, write_demo_data
-from flatout.yolo.demo_data.scene import MOST_COVERED, SIDE_PX
-from flatout.yolo.demo_data.stamp import SHAPES, SURFACES, Points
+from flatout.yolo.demo_data.scene import MOST_COVERED, SHAPES, SIDE_PX, SURFACES, Points
 
 SMALL = DemoDataConfig(images=5, val=3, seed=4)
 
@@ -62,12 +61,12 @@ def test_boxes_in_label_files_are_tight_around_the_masks(tmp_path):
 
 def test_masks_are_where_the_paint_is(monkeypatch):
     """Drawn again in one flat colour without shadow and grain, exactly the masks change."""
+    from flatout.yolo.demo_data import scene
     from flatout.yolo.demo_data import scene as scene_file
-    from flatout.yolo.demo_data import stamp
 
     flat = np.full((1, 1, 3), 1000, np.float32)
-    monkeypatch.setattr(stamp, "SHADOW", 0.0)
-    monkeypatch.setattr(stamp, "paint", lambda *args: flat)
+    monkeypatch.setattr(scene, "SHADOW", 0.0)
+    monkeypatch.setattr(scene, "paint", lambda *args: flat)
     monkeypatch.setattr(scene_file, "draw_ground", lambda width, height, rng: np.zeros((height, width, 3), np.float32))
     monkeypatch.setattr(scene_file, "add_grain", lambda image, rng: image)
     for number in range(20):

@@ -13,7 +13,7 @@ from flatout.yolo.evaluate.validation_input import ValidationBatch, ValidationIn
 from flatout.yolo.loss import LossConfig, LossParts, plain_loss
 from flatout.yolo.metrics import IOU_THRESHOLDS, score_classes
 from flatout.yolo.metrics.confusion_file import read_confusion
-from flatout.yolo.model.heads import Predictions
+from flatout.yolo.model.layers import Predictions
 from flatout.yolo.nms import NmsConfig
 from tests.reference.plain_evaluation import matched_by_loops, to_picture_by_hand
 from tests.reference.plain_nms import plain_nms

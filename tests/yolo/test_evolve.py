@@ -16,12 +16,11 @@ from flatout.errors import ConfigError, DivergedError, Interrupted
 from flatout.runs.folder import Wanted, choose_run
 from flatout.yolo.evolve import evolve
 from flatout.yolo.evolve import search as module
-from flatout.yolo.evolve.rows import DECIMALS, GENES, KEYS, Rows, choose_parent, hyp_text, mutated, values_of
+from flatout.yolo.evolve.search import DECIMALS, GENES, KEYS, Rows, choose_parent, hyp_text, mutated, values_of
 from flatout.yolo.find_file import find_file
-from flatout.yolo.hyp import load_hyp
+from flatout.yolo.hyp import identity, load_hyp
 from flatout.yolo.metrics import YOLOV7_RESULTS, fitness
 from flatout.yolo.options import GENERATIONS, TrainOptions
-from flatout.yolo.run_config import identity
 from tests.yolo.recipes import recipe
 
 

@@ -16,19 +16,21 @@ from flatout.yolo.data.data_yaml import open_data_yaml
 from flatout.yolo.demo_data.files import DemoDataConfig, write_demo_data
 from flatout.yolo.find_file import shipped_folder
 from flatout.yolo.multihead.grouping.chart import ratio_ticks
-from flatout.yolo.multihead.grouping.choose import GroupConfig, as_yaml, group_classes
-from flatout.yolo.multihead.grouping.clustering import balanced, in_order_of_occurrence, k_means, sum_of_squares
+from flatout.yolo.multihead.grouping.choose import GroupConfig, as_yaml, group_classes, open_source
 from flatout.yolo.multihead.grouping.methods import (
     HybridConfig,
+    balanced,
     group_apart,
     group_by_geometry,
     group_by_hybrid,
     group_standard,
+    in_order_of_occurrence,
+    k_means,
     k_means_on_a_line,
     kept_together,
     known_pairs,
+    sum_of_squares,
 )
-from flatout.yolo.multihead.grouping.sources import open_source
 from flatout.yolo.multihead.grouping.statistics import (
     BoxTable,
     ClassStatistics,

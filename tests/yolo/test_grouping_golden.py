@@ -7,14 +7,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from flatout.yolo.multihead.grouping.clustering import balanced, k_means, spectral_embedding, sum_of_squares
 from flatout.yolo.multihead.grouping.methods import (
     HybridConfig,
+    balanced,
     cooccurrence_similarity,
     group_by_geometry,
     grouping_of_clusters,
+    k_means,
     mixed_similarity,
     shape_similarity,
+    spectral_embedding,
+    sum_of_squares,
 )
 from flatout.yolo.multihead.grouping.statistics import BoxTable, ClassStatistics, Grouping, statistics_of
 from tests.golden_cases import golden_cases

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 
 from flatout.errors import ConfigError
-from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.draw import AugmentConfig
 from flatout.yolo.find_file import shipped_folder
 from flatout.yolo.hyp import load_hyp
 from flatout.yolo.loss import LossConfig

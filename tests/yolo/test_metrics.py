@@ -11,7 +11,7 @@ import torch
 
 from flatout.charts.evaluation import as_shown, column_shares
 from flatout.errors import DataError
-from flatout.yolo.boxes import Letterbox
+from flatout.yolo.boxes import Letterbox, best_first
 from flatout.yolo.evaluate.run import plot_evaluation
 from flatout.yolo.metrics import (
     IOU_THRESHOLDS,
@@ -26,7 +26,6 @@ from flatout.yolo.metrics import (
 )
 from flatout.yolo.metrics.evaluation import mean_scores
 from flatout.yolo.nms import Detections
-from flatout.yolo.ragged import best_first
 from tests.reference.plain_evaluation import confused_by_loops, matched_by_loops, matched_per_image
 
 DOCS = Path(__file__).parents[2] / "docs/metrics.md"

@@ -7,7 +7,7 @@ import pytest
 
 from flatout.yaml_strict import parse_yaml
 from flatout.yolo.model.module_specs import ACTIVATIONS, HEADS, KINDS
-from flatout.yolo.model.parse import draw_blueprint
+from flatout.yolo.model.spec import draw_blueprint
 from flatout.yolo.weights import save_weights
 from tests.golden_cases import SHIPPED
 from tests.test_docs import DOCS

@@ -7,21 +7,23 @@ import cv2
 import numpy as np
 import pytest
 
-from flatout.charts.axes import Axes, Place, ticks
 from flatout.charts.boxes import CAPTION_PX, GAP_PX, Tag, draw_batch, draw_boxes
-from flatout.charts.label_statistics import draw_label_statistics
-from flatout.charts.results import PANELS, read_results, results_png
-from flatout.charts.sheet import (
+from flatout.charts.canvas import (
     ACCENT,
     PIXELS,
+    Axes,
+    Place,
     Sheet,
     colour_of,
     ink_on,
     plain,
     shortened,
     shortened_file,
+    ticks,
     write_picture,
 )
+from flatout.charts.evaluation import draw_label_statistics
+from flatout.charts.results import PANELS, read_results, results_png
 from flatout.errors import DataError
 from flatout.yolo.data.image_set import Labels
 from flatout.yolo.metrics import YOLOV7_RESULTS

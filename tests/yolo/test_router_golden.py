@@ -10,8 +10,7 @@ import torch
 
 from flatout.yolo.loss import LossConfig, Search, assign_all, list_matches, plain_router_loss
 from flatout.yolo.loss.matches import Anchors
-from flatout.yolo.model.configs import load_config
-from flatout.yolo.model.parse import draw_blueprint
+from flatout.yolo.model.spec import draw_blueprint, load_config
 from flatout.yolo.multihead.head_config import HeadConfig, HeadGroup, head_config_of
 from flatout.yolo.multihead.joined_maps import heads_on, route
 from tests.golden_cases import golden_cases, golden_root

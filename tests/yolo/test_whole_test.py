@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from flatout.errors import CheckpointError, ConfigError, DataError, ResourceError
-from flatout.ranks.device import choose_device, choose_devices
+from flatout.ranks.world import choose_device, choose_devices
 from flatout.yolo.evaluate import Speed, TestResult, evaluate
 from flatout.yolo.evaluate.evaluate import header, row, speed_line
 from flatout.yolo.evaluate.run import EvaluationPictures

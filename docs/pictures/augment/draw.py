@@ -5,11 +5,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.draw import draw_training
+from flatout.yolo.augment.draw import AugmentConfig, draw_training
 from flatout.yolo.augment.layout import lay_out, resized_wh
 from flatout.yolo.augment.paint import Classic, compose
-from flatout.yolo.augment.render import Renderer
+from flatout.yolo.augment.source import Renderer
 from flatout.yolo.data.image_set import Labels
 
 HERE, SIZE, COLUMNS = Path(__file__).parent, 128, 6

@@ -11,8 +11,8 @@ from flatout.defect.evaluate.evaluate import HeatMapper
 from flatout.defect.options import TestOptions
 from flatout.defect.predict import grid_for, images_of
 from flatout.defect.synth.draw import IN_PLANE_GC
-from flatout.defect.synth.kernels import Kernels
 from flatout.defect.synth.paint import paint
+from flatout.defect.synth.pool import Kernels
 from flatout.defect.weights import load_network
 from flatout.ranks import choose_device
 

@@ -2,9 +2,8 @@
 
 Files:
 
-    config   Which defects are drawn, how many, how strong: the recipe of a training's samples
-    draw     Every random number of a micro-batch, drawn before a pixel is touched
-    kernels  The shapes that defects have: small tables of values from 0 to 1, made once
-    paint    Paint drawn defects and lines into patches, and disturb their planes
-    pool     The kernels of a run: standard spots, drawn shapes of circuit boards, and points seen through optics
+    config  Which defects are drawn, how many, how strong: the recipe of a training's samples
+    draw    Every random number of a micro-batch, drawn before a pixel is touched
+    paint   Paint drawn defects and lines into patches, and disturb their planes
+    pool    The kernels of a run: standard spots, drawn shapes of circuit boards, and points seen through optics
 """

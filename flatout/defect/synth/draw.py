@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from flatout.defect.synth.config import SynthConfig
-from flatout.defect.synth.kernels import Kernels
+from flatout.defect.synth.pool import Kernels
 from flatout.feed import keyed_uniform
 
 # Which planes a defect goes into: smart allocation over whole batches.

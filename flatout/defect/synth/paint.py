@@ -16,7 +16,7 @@ import numpy as np
 from flatout.defect.data.items import MIDDLE, TOP
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.draw import NOISE_ROOM
-from flatout.defect.synth.kernels import Kernels
+from flatout.defect.synth.pool import Kernels
 from flatout.feed import keyed_uniform
 
 VISIBLE = 100.0

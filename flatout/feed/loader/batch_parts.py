@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.feed.backend import RemoteError
-from flatout.feed.philox import Purpose, keyed_bits
+from flatout.feed.plan import Purpose, keyed_bits
+from flatout.feed.processes import RemoteError
 from flatout.feed.ring import CACHE_LINE
 
 # What a batch is to be made of, as the trainer writes it down for the workers. Pure: values in, bytes out.

@@ -15,9 +15,8 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.pin_memory import pin_memory as pin_batch
 
 from flatout.errors import ConfigError
-from flatout.feed.loader.assemble import Assembler
 from flatout.feed.loader.batch_parts import Order, Piece
-from flatout.feed.loader.passes import Pass, learn_size
+from flatout.feed.loader.passes import Assembler, Pass, learn_size
 from flatout.feed.loader.runtime import Slots, Workshop
 from flatout.feed.loader.source import DatasetSource, Way
 from flatout.feed.plan import choose_micro_batch, choose_slots

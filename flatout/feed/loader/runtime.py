@@ -16,8 +16,7 @@ from flatout.clock import machine
 from flatout.errors import ConfigError, ResourceError
 from flatout.feed.batch import RowsBuffer, gather_rows
 from flatout.feed.loader.batch_parts import Form, Order, Piece, encode
-from flatout.feed.loader.slot_buffers import Areas
-from flatout.feed.loader.slot_refs import Holds, pin
+from flatout.feed.loader.slots import Areas, Holds, pin
 from flatout.feed.loader.source import PIECE, DatasetSource, place_of
 from flatout.feed.plan import Step
 from flatout.feed.processes import Processes, unpicklable_attributes

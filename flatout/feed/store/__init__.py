@@ -2,16 +2,14 @@
 
 Files:
 
-    build       Decode everything once, in parallel, into a store
-    file        The bytes of a store: one portable file that NumPy and mmap can read, on disk or in memory
-    home        Where stores live on disk and in memory, and which one belongs to some items
-    items       What a store keeps: anything whose items decode to arrays
-    keep        Who keeps decoded items while a run goes on: a whole store, the items used last, or nobody
-    open_store  Find the store that belongs to some items, or build it: in memory, on disk, as far as the room goes
-    store       Decode once: items as arrays, from memory that every worker and rank of this machine shares
+    build  Decode everything once, in parallel, into a store
+    file   The bytes of a store: one portable file that NumPy and mmap can read, on disk or in memory
+    home   Where stores live on disk and in memory, and which one belongs to some items
+    keep   Who keeps decoded items while a run goes on: a whole store, the items used last, or nobody
+    store  Decode once: items as arrays, from memory that every worker and rank of this machine shares
 """
 
-from flatout.feed.store.items import Items, StoreConfig
+from flatout.feed.store.file import Items, StoreConfig
 from flatout.feed.store.store import Store, StoreStatistics
 
 __all__ = ["Items", "Store", "StoreConfig", "StoreStatistics"]

@@ -19,8 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from flatout.feed.store.file import VERSION, StoreFile, StoreFileError
-from flatout.feed.store.items import Items
+from flatout.feed.store.file import VERSION, Items, StoreFile, StoreFileError
 
 logger = logging.getLogger(__name__)
 

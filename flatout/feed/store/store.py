@@ -11,9 +11,9 @@ import numpy as np
 
 from flatout.clock import StageTime, clock, machine
 from flatout.errors import ConfigError
-from flatout.feed.store.items import Items, StoreConfig, decode_item
+from flatout.feed.store.build import Opened, find_or_build, memory_budget
+from flatout.feed.store.file import Items, StoreConfig, decode_item
 from flatout.feed.store.keep import Keeper, Nobody, Recent, Resident
-from flatout.feed.store.open_store import Opened, find_or_build, memory_budget
 
 HIT, MISS = "store hit", "store miss"
 """Stages that a worker's clock counts; see `Store.statistics`."""

@@ -9,10 +9,8 @@ Files:
     loader_probe    What happens inside the workers of a torch DataLoader
     observation     Look at a training loop for some steps
     recorder        What each training step spent where: a clock recorder that tells steps apart and keeps a timeline
-    sampler         Which line of code is running? A thread that looks at another one every few dozen milliseconds
     speed_of_light  How fast can this machine go at all? Copies, launches and decoding, measured in a second or two
     summary         From what recorders, samplers and probes hold to the lanes and lines of a measurement
-    timed_steps     Steps that are timed: what is collected meanwhile, and the measurement it comes to
     waits           Where does the host wait for the device? Count per code line, over a few steps that are not timed
     watch           Watch any PyTorch training loop
 """

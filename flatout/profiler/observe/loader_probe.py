@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from flatout.clock import TIMELINE_DTYPE, TracedTotals, clock, want
-from flatout.profiler.observe.sampler import Line, Sampler
+from flatout.profiler.observe.recorder import Line, Sampler
 
 LINE_DTYPE = np.dtype([("where", "S200"), ("function", "S56"), ("samples", np.int64)])
 WORKER_DTYPE = np.dtype(

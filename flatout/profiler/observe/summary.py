@@ -15,8 +15,7 @@ from flatout.clock import AHEAD, Event, canonical, machine, want, worker_registr
 from flatout.profiler.measurement import IDLE, WAIT, HotLine, Lane
 from flatout.profiler.observe.device_times import DeviceSteps
 from flatout.profiler.observe.loader_probe import Tables, line_samples, stage_ns
-from flatout.profiler.observe.recorder import Steps
-from flatout.profiler.observe.sampler import Line, short_place
+from flatout.profiler.observe.recorder import Line, Steps, short_place
 from flatout.profiler.observe.waits import source_text
 
 Samples = Mapping[tuple[Line, str | None], int]

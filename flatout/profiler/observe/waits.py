@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from flatout.clock import LOG
 from flatout.profiler.measurement import WaitBetween, WaitSite
 from flatout.profiler.observe.hooks import replaced
-from flatout.profiler.observe.sampler import is_foreign, own_line, short_place
+from flatout.profiler.observe.recorder import is_foreign, own_line, short_place
 
 _READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")
 _OPTIMIZERS = str(Path("torch", "optim")) + os.sep

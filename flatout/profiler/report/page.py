@@ -5,8 +5,7 @@ from html import escape
 from pathlib import Path
 
 from flatout.clock import STAGES, Event, canonical, is_pause, kind_of, label_of, place_label
-from flatout.profiler.ledger import Ledger, Row
-from flatout.profiler.measurement import HotLine, Measurement
+from flatout.profiler.measurement import HotLine, Ledger, Measurement, Row
 from flatout.profiler.report.text import how_often, pauses_of, runs_of, shown_rows
 from flatout.profiler.verdict import Remedy, Verdict
 from flatout.profiler.verdict.remedy import number

@@ -8,8 +8,7 @@ from typing import Any
 
 from flatout.clock import Event, label_of, place_label
 from flatout.errors import ConfigError
-from flatout.profiler.ledger import make_ledger
-from flatout.profiler.measurement import HotLine, Lane, Limits, Measurement, WaitBetween, WaitSite
+from flatout.profiler.measurement import HotLine, Lane, Limits, Measurement, WaitBetween, WaitSite, make_ledger
 from flatout.profiler.observe.speed_of_light import SpeedOfLight
 from flatout.profiler.report.page import page
 from flatout.profiler.verdict import Verdict

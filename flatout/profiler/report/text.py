@@ -4,8 +4,7 @@ import textwrap
 from collections.abc import Sequence
 
 from flatout.clock import PAUSES, label_of, place_label
-from flatout.profiler.ledger import Ledger, Row
-from flatout.profiler.measurement import Measurement
+from flatout.profiler.measurement import Ledger, Measurement, Row
 from flatout.profiler.verdict import Verdict
 from flatout.profiler.verdict.remedy import number
 

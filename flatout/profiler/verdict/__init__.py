@@ -3,10 +3,8 @@
 Files:
 
     diagnosis     From a measurement to a verdict
-    numbers       The few numbers that decide: sums over a measurement that several rules ask for
     predict_step  How long would a step take if one thing were different?
     remedy        The words of a verdict
-    rules_device  Findings about the way between host and GPU
     rules_host    Findings about the main thread
     rules_input   Findings about the input: batches come too late, and why
 """

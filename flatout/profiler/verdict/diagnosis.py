@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from flatout.clock import label_of
 from flatout.profiler.measurement import Measurement
-from flatout.profiler.verdict.numbers import Numbers
 from flatout.profiler.verdict.predict_step import (
+    Numbers,
     finding_of_trial,
     finding_of_whole,
     in_ms,
@@ -15,8 +15,7 @@ from flatout.profiler.verdict.predict_step import (
     remedy_of_whole,
 )
 from flatout.profiler.verdict.remedy import NOTHING, Finding, Remedy, Trial, Verdict, WholeTrial, number
-from flatout.profiler.verdict.rules_device import device_findings
-from flatout.profiler.verdict.rules_host import ASSIGNER, host_findings
+from flatout.profiler.verdict.rules_host import ASSIGNER, device_findings, host_findings
 from flatout.profiler.verdict.rules_input import input_findings
 
 WORTH_IT = 1.03

@@ -8,8 +8,7 @@ from dataclasses import replace
 from flatout.clock import PAUSES, kind_of, label_of
 from flatout.profiler.demands import KEPT_DECODED
 from flatout.profiler.measurement import HotLine
-from flatout.profiler.verdict.numbers import WAIT_WORTH_A_LOOK, Numbers
-from flatout.profiler.verdict.predict_step import WhatIf, remedy
+from flatout.profiler.verdict.predict_step import WAIT_WORTH_A_LOOK, Numbers, WhatIf, remedy
 from flatout.profiler.verdict.remedy import Finding, Remedy, number
 
 DECODING = re.compile(r"decode|imread|image\.open|read_image|load_image|open_image|jpeg|np\.load|tifffile", re.I)

@@ -11,7 +11,6 @@ Files:
     mirror    `--mirror URL`, as a training sees it
     place     A folder behind an fsspec URL, and the few things a mirror does there
     snapshot  A run folder at the moment of a save
-    uploads   Snapshots go up in the background
 """
 
 from flatout.runs.mirror.mirror import Mirror

@@ -15,7 +15,7 @@ from flatout.runs.folder import Wanted, new_run_folder, read_record
 from flatout.runs.mirror import snapshot as manifests
 from flatout.runs.mirror.place import Place, PlaceError
 from flatout.runs.mirror.snapshot import Manifest, Senseless, position_note, read_position, steps_of
-from flatout.runs.resume import RECORD_NAME
+from flatout.runs.options import RECORD_NAME
 from flatout.safefiles import write_error
 
 logger = logging.getLogger(__name__)

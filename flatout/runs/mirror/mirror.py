@@ -1,15 +1,198 @@
-"""`--mirror URL`, as a training sees it: fetched from before it begins, told of every save, waited for at the end."""
+"""`--mirror URL`, as a training sees it: fetched from before it begins, told of every save, waited for at the end.
 
+Snapshots go up in the background: the newest wins, failures are told and tried again, training never waits.
+
+offer(snapshot) --replaces one that waits--> thread: objects that are not there yet -> manifest -> prune
+"""
+
+import hashlib
 import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
 from flatout.engine import Callback, End, Saved
 from flatout.runs.folder import Wanted
+from flatout.runs.mirror import snapshot as manifests
 from flatout.runs.mirror.fetch import STATE_NAME, Fetched, fetch
-from flatout.runs.mirror.place import Place
-from flatout.runs.mirror.snapshot import Snapshot
-from flatout.runs.mirror.uploads import Uploads
+from flatout.runs.mirror.place import Place, PlaceError
+from flatout.runs.mirror.snapshot import OBJECTS, Manifest, MirroredFile, Snapshot
 
 logger = logging.getLogger(__name__)
+
+KEPT = 2
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+LINE_INTERVAL_S = 5.0
+
+
+class TakenOver(Exception):
+    """Another process writes to the same place."""
+
+
+class Uploads:
+    """A thread that copies what it is offered. `finish` waits for it and may be called twice."""
+
+    def __init__(self, place: Place, *, first_wait_s: float = FIRST_WAIT_S) -> None:
+        self._place, self._first_wait_s = place, first_wait_s
+        self._writer = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._changed = threading.Condition()
+        self._waiting: Snapshot | None = None
+        self._busy = self._ended = False
+        self._doing = ""
+        self._newest: Manifest | None = None
+        """The last one that this process wrote."""
+        self._digests: dict[tuple[int, ...], str] = {}
+        self._trouble: str | None = None
+        self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+        self._thread.start()
+
+    @property
+    def newest(self) -> Manifest | None:
+        return self._newest
+
+    def offer(self, snapshot: Snapshot) -> None:
+        """Returns at once; an older snapshot that is still waiting is dropped."""
+        with self._changed:
+            old, self._waiting = (snapshot, None) if self._ended else (self._waiting, snapshot)
+            self._changed.notify_all()
+        if old is not None:
+            old.close()
+
+    def finish(self, patience_s: float) -> bool:
+        """Wait until everything is there; says every few seconds what it waits for. False if it gave up."""
+        end_s, told_s = time.monotonic() + patience_s, time.monotonic()
+        with self._changed:
+            while (self._waiting is not None or self._busy) and not self._ended and time.monotonic() < end_s:
+                self._changed.wait(0.2)
+                if time.monotonic() - told_s >= LINE_INTERVAL_S:
+                    told_s = time.monotonic()
+                    logger.info("Waiting for the mirror: %s.", self._trouble or self._doing or "beginning")
+            is_done = self._waiting is None and not self._busy and not self._ended
+            self._ended = True
+            self._changed.notify_all()
+        return is_done
+
+    # The thread
+
+    def _work(self) -> None:
+        while (snapshot := self._next()) is not None:
+            try:
+                self._until_it_works(snapshot)
+            except TakenOver as error:
+                self._give_up(str(error))
+            except Exception as error:
+                # Whatever it is: nobody may wait for a thread that is gone.
+                self._give_up(f"{self._place.url}: {type(error).__name__}: {error}.")
+                logger.debug("mirroring failed here:", exc_info=error)
+            finally:
+                snapshot.close()
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+
+    def _next(self) -> Snapshot | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting is not None or self._ended)
+            snapshot, self._waiting = self._waiting, None
+            self._busy = snapshot is not None and not self._ended
+        if snapshot is not None and not self._busy:
+            snapshot.close()
+        return snapshot if self._busy else None
+
+    def _give_up(self, why: str) -> None:
+        logger.error("%s Nothing more is copied there.", why)
+        with self._changed:
+            self._ended = True
+
+    def _until_it_works(self, snapshot: Snapshot) -> None:
+        """Try again and again, until there is something newer to try or nobody waits any more."""
+        wait_s = self._first_wait_s
+        while True:
+            try:
+                self._copy(snapshot)
+            except (PlaceError, OSError) as error:
+                self._complain(str(error), wait_s)
+            else:
+                if self._trouble is not None:
+                    logger.info("The mirror works again: %s is up to date.", self._place.url)
+                self._trouble = None
+                return
+            with self._changed:
+                if self._changed.wait_for(lambda: self._waiting is not None or self._ended, wait_s):
+                    return
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    def _complain(self, error: str, wait_s: float) -> None:
+        if self._trouble is None:
+            logger.warning("%s Training goes on; it is tried again in %.0f s, and again.", error, wait_s)
+        self._trouble = error
+
+    # One generation
+
+    def _copy(self, snapshot: Snapshot) -> None:
+        number = self._next_number()
+        known = {} if self._newest is None else {file.sha256: file for file in self._newest.files.values()}
+        files = {}
+        # The best weights are often the same as last time.
+        self._digests = {
+            held.identity: self._digests.get(held.identity) or held.sha256() for held in snapshot.held.values()
+        }
+        for name, held in snapshot.held.items():
+            files[name] = MirroredFile(self._digests[held.identity], held.nbytes)
+            self._doing = f"copying {name}, {held.nbytes / 1e6:.1f} MB, to {self._place.url}"
+            self._put(files[name], known, partial(self._place.upload, held.path))
+        for name, content in snapshot.small.items():
+            files[name] = MirroredFile(hashlib.sha256(content).hexdigest(), len(content))
+            self._put(files[name], known, partial(self._place.write, content))
+        self._publish(
+            Manifest(
+                number=number,
+                writer=self._writer,
+                config=snapshot.config,
+                position=snapshot.position,
+                finished=snapshot.finished,
+                files=files,
+            )
+        )
+
+    def _put(self, file: MirroredFile, known: dict[str, MirroredFile], put: Callable[[str], None]) -> None:
+        if file.sha256 not in known:
+            put(file.key)
+            known[file.sha256] = file
+
+    def _next_number(self) -> int:
+        """One more than the newest, which must be ours or have been there before we came."""
+        newest = max(manifests.numbers(self._place), default=0)
+        if self._newest is not None and newest > self._newest.number:
+            raise TakenOver(
+                f"{self._place.url}: another training has written generation {newest} there. Two must not share a "
+                "place: give one of them another --name or --mirror."
+            )
+        return newest + 1
+
+    def _publish(self, manifest: Manifest) -> None:
+        """The manifest last: from here on the generation is there. Then what is too old goes, manifests first."""
+        manifests.write(self._place, manifest)
+        self._newest = manifest
+        logger.debug("mirrored generation %d (%s)", manifest.number, manifest.where())
+        with suppress(PlaceError):
+            self._prune()
+
+    def _prune(self) -> None:
+        numbers = manifests.numbers(self._place)
+        kept = [manifests.read(self._place, number) for number in numbers[-KEPT:]]
+        for number in numbers[:-KEPT]:
+            self._place.remove(manifests.key_of(number))
+        needed = {file.sha256 for manifest in kept for file in manifest.files.values()}
+        for name in self._place.keys(OBJECTS):
+            if name not in needed:
+                self._place.remove(f"{OBJECTS}/{name}")
+
 
 PATIENCE_S = 600.0
 """How long the end of a training waits for a mirror that does not work."""

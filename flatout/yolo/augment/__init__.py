@@ -5,21 +5,14 @@ to a feed; `gpu.input.training_input` and `gpu.input.validation_input` give batc
 
 Files:
 
-    c_library          A C file of ours, compiled once for this CPU and kept in the cache folder
-    color              Changes of colours, and how they are applied to 8-bit hue, saturation and value
-    config             How much pictures are changed in training
-    draw               Every random decision of a batch, as arrays
-    images             Pictures of a data set, decoded and resized: what a store keeps, and what sources read
-    labels             Labels on the canvases of sheets: gathered from the data set for a whole micro-batch, in pixels
-    layout             Where every tile of every sheet lies, and how the sheet is then warped
-    paint              Pixels of a sample in OpenCV: the plain way, the fast way, and objects pasted in
-    paint_compiled     Pixels of a sample by pixels.c
-    paste              Where objects are pasted into a finished picture: twenty attempts, from large to small
-    polygons           Boxes of polygons that are warped and cut off at the borders of the output
-    polygons_compiled  Boxes of warped polygons by polygons.c where there is a C compiler, else by NumPy
-    render             From draws to samples: pixels into the batch, labels to targets. No randomness of its own
-    sample_draws       A data set whose training samples are drawn
-    source             Samples for training and validation, as the feed reads them
-    warp_labels        Labels through the warp: new boxes, and which of them are worth keeping
-    gpu/               Augmentation on the GPU
+    c_library       A C file of ours, compiled once for this CPU and kept in the cache folder
+    draw            Every random decision of a batch, as arrays
+    labels          Labels on the canvases of sheets: gathered from the data set for a whole micro-batch, in pixels
+    layout          Where every tile of every sheet lies, and how the sheet is then warped
+    paint           Pixels of a sample in OpenCV: the plain way, the fast way, and objects pasted in
+    paint_compiled  Pixels of a sample by pixels.c
+    paste           Where objects are pasted into a finished picture: twenty attempts, from large to small
+    source          Samples for training and validation, as the feed reads them
+    warp_labels     Labels through the warp: new boxes, and which of them are worth keeping
+    gpu/            Augmentation on the GPU
 """

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flatout.feed import DecodeError
-from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.draw import FOUR, NINE, NONE, PLAIN
+from flatout.yolo.augment.draw import FOUR, NINE, NONE, PLAIN, AugmentConfig
 from flatout.yolo.data.image_set import Labels
 
 

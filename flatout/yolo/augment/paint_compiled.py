@@ -14,8 +14,7 @@ import numpy as np
 
 from flatout.clock import clock
 from flatout.yolo.augment.c_library import NotCompiled, load_library
-from flatout.yolo.augment.color import Color, colors
-from flatout.yolo.augment.paint import Classic, Fast, Painter, Placed
+from flatout.yolo.augment.paint import Classic, Color, Fast, Painter, Placed, colors
 
 logger = logging.getLogger(__name__)
 

@@ -1,25 +1,421 @@
 """Samples for training and validation, as the feed reads them.
 
 Dimension key:  M samples of a micro-batch   n labels of a picture
+
+Pictures of a data set, decoded and resized: what a store keeps, and what sources read.
+
+A data set whose training samples are drawn: what the sources of the CPU and of the device have in common.
+
+Dimension key:  M samples   N pictures   K tiles that are replaced   R rounds of collecting objects to paste
+
+From draws to samples: pixels into the batch, labels to targets. No randomness of its own.
+
+    draws -> sheets -> labels on canvases -> warped labels --+
+                  \\-> tiles -> painter: warp, mix, colour --+-> paste in -> flip -> images, targets
+
+Dimension key:  M samples   N pictures   T labels   C H W channels (RGB), height and width of the output
 """
 
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Literal, Protocol
 
 import cv2
 import numpy as np
 
+from flatout.clock import clock
 from flatout.errors import ConfigError
-from flatout.feed import Field, Fields, Out, Rows
-from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.draw import PLAIN, ClassAware
-from flatout.yolo.augment.layout import as_scanned, fit_all, resized_wh
-from flatout.yolo.augment.paint import Classic, Fast, Painter
+from flatout.feed import Fetch, Field, Fields, Out, Rows, Substituted, Unreadable, read_at_once
+from flatout.images import read_usable
+from flatout.yolo.augment.draw import (
+    FOUR,
+    PLAIN,
+    AugmentConfig,
+    ClassAware,
+    draw_training,
+    pick,
+    redrawn_warps,
+    undrawn,
+)
+from flatout.yolo.augment.labels import CanvasLabels, gather_labels, to_targets
+from flatout.yolo.augment.layout import (
+    Sheets,
+    are_seen,
+    as_scanned,
+    fit_all,
+    lay_out,
+    needs_all_tiles,
+    resized_wh,
+    without_unseen,
+)
+from flatout.yolo.augment.paint import (
+    Classic,
+    Color,
+    CutOut,
+    Fast,
+    Painter,
+    Placed,
+    collect,
+    colors,
+    compose,
+    cut_out,
+    paste_in,
+)
 from flatout.yolo.augment.paint_compiled import fastest_painter, library
-from flatout.yolo.augment.render import Pictures, Renderer
-from flatout.yolo.augment.sample_draws import DrawnSet, shape_rows, write_shown
-from flatout.yolo.data.image_set import ImageSet
-from flatout.yolo.data.letterbox import PADDING
+from flatout.yolo.augment.paste import Pick, copy_objects
+from flatout.yolo.augment.warp_labels import warp_labels
+from flatout.yolo.data.image_set import ImageSet, Labels
+from flatout.yolo.data.letterbox import PADDING, resize_long_side, resize_part
+
+
+class ResizedPictures:
+    """Items of a `flatout.feed.Store`: uint8 [h, w, 3], BGR, longer side `size`.
+
+    Open a store with them and give it to a source, or give them to it directly: then every visit decodes.
+    """
+
+    def __init__(self, image_set: ImageSet, *, size: int, augment: bool, shrunk: bool = False) -> None:
+        """`shrunk`: JPEG files are decoded at a half, a quarter or an eighth, where that is not below `size`.
+
+        That is faster and smoother than decoding all of it and picking pixels, but not YOLOv7's pixels
+        (bench/augment_shrunk.py): for training only, and only for those who ask for speed.
+        """
+        assert augment or not shrunk
+        self._paths = image_set.paths
+        self._size = size
+        self._augment = augment
+        self._at_least_px = size if shrunk else 0
+
+    @property
+    def parameters(self) -> str:
+        import cv2
+
+        shrunk = ", decoded small" if self._at_least_px else ""
+        return f"BGR, longest side {self._size}, augment {self._augment}, OpenCV {cv2.__version__}, version 1{shrunk}"
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.decode(index)
+
+    def path(self, index: int) -> str:
+        return self._paths[index]
+
+    def where(self, index: int) -> str:
+        return self._paths[index]
+
+    def decode(self, index: int) -> np.ndarray:
+        with clock.stage("decode"):
+            picture = read_usable(self._paths[index], at_least_px=self._at_least_px)
+        with clock.stage("resize"):
+            width, height = picture.header.size_wh
+            if picture.image.shape[:2] != (height, width):
+                return resize_part(picture.image, (height, width), self._size)
+            return resize_long_side(picture.image, self._size, augment=self._augment).image
+
+
+class DrawnSet:
+    """Samples of `size` x `size` pixels by number: how many, where each is from, and what is drawn for it."""
+
+    def __init__(
+        self, image_set: ImageSet, config: AugmentConfig, *, size: int, class_aware: ClassAware | None = None
+    ) -> None:
+        if size < 2 or size % 2:
+            raise ConfigError(f"size={size} must be even: a mosaic is cut off by half of it on every side.")
+        self._image_set = image_set
+        self._config = config
+        self._class_aware = class_aware
+        self._size = size
+        self._wh_N2 = resized_wh(image_set.size_wh_N2, size)
+
+    @property
+    def num_items(self) -> int:
+        return len(self)
+
+    @property
+    def expected_targets(self) -> float:
+        """Of a sample. A mosaic shows about the area of two pictures of four or nine; too small a plan only grows."""
+        return 2 + 3 * len(self._image_set.labels.class_box_T5) / max(1, len(self))
+
+    def __len__(self) -> int:
+        return len(self._image_set)
+
+    def where(self, index: int) -> str:
+        return self._image_set.paths[index]
+
+    def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
+        return draw_training(
+            self._config,
+            num_pictures=len(self),
+            size=self._size,
+            seed=seed,
+            epoch=epoch,
+            positions_M=positions,
+            indices_M=indices,
+            class_aware=self._class_aware,
+        )
+
+    def where_item(self, item: int) -> str:
+        return self.where(item)
+
+    def substitute(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], unreadable: Unreadable) -> Substituted:
+        """Draws with other pictures in place of unreadable ones, labels included; all other numbers stay.
+
+        A sample is changed if a tile that is read is unreadable. Then all its unreadable tiles are replaced, and
+        `in_full` has all of them read: whether a tile is read must not depend on what was known when it was drawn, and
+        another picture beside it may bring it into view. The same goes for a round of collecting objects to paste,
+        which is read if there is a polygon in it (`paste_in_full`).
+        """
+        tiles_M29, is_bad_M29 = draws["tiles"].copy(), unreadable.among(draws["tiles"])
+        is_changed_M = np.asarray(is_bad_M29.any((1, 2)))
+        if is_changed_M.any():
+            is_read_M29 = self._are_read({name: drawn_M[is_changed_M] for name, drawn_M in draws.items()})
+            is_changed_M[is_changed_M] = (is_bad_M29[is_changed_M] & is_read_M29).any((1, 2))
+        place_K = np.nonzero(is_bad_M29 & is_changed_M[:, None, None])
+        tiles_M29[place_K] = unreadable.stand_ins(place_K[0], tiles_M29[place_K], unreadable.is_bad_N)
+        draws = {**draws, "tiles": tiles_M29, "in_full": is_changed_M, **self._other_rounds(draws, unreadable)}
+        if self._class_aware is not None and is_changed_M.any():
+            draws["warp"] = redrawn_warps(
+                draws,
+                self._config,
+                seed=unreadable.seed,
+                epoch=unreadable.epoch,
+                positions_M=unreadable.positions_M,
+                class_aware=self._class_aware,
+            )
+        num_replaced_M = np.bincount(place_K[0], minlength=len(indices))
+        return Substituted(tiles_M29[:, 0, 0], draws, num_replaced_M)
+
+    def _are_read(self, draws: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Which tiles of samples the output shows, or has to know, bool [M, 2, 9]."""
+        if needs_all_tiles(self._config, self._image_set.labels):
+            return np.ones(draws["tiles"].shape, bool)
+        # A single picture is always seen, whatever shape its batch has.
+        sheets = lay_out(draws, self._wh_N2, size=self._size, out_wh=(self._size, self._size))
+        is_read_M29 = np.zeros(draws["tiles"].shape, bool)
+        is_read_M29[sheets.sample_Q, sheets.slot_Q] = are_seen(sheets, (self._size, self._size))
+        return is_read_M29
+
+    def _other_rounds(self, draws: Mapping[str, np.ndarray], unreadable: Unreadable) -> Mapping[str, np.ndarray]:
+        """`paste_tiles` without unreadable pictures, where objects are cut out, and `paste_in_full` bool [M, R]."""
+        tiles_MR4 = draws["paste_tiles"].copy()
+        is_bad_MR4 = unreadable.among(tiles_MR4) & draws["paste"][:, None, None]
+        if is_bad_MR4.any():
+            is_bad_MR4 &= self._image_set.labels.has_polygon_N[tiles_MR4].any(2, keepdims=True)
+        place_K = np.nonzero(is_bad_MR4)
+        tiles_MR4[place_K] = unreadable.stand_ins(place_K[0], tiles_MR4[place_K], unreadable.is_bad_N)
+        return {"paste_tiles": tiles_MR4, "paste_in_full": is_bad_MR4.any(2)}
+
+
+# Samples that are shown as they are, letterboxed: where they lie, their targets and shapes. Validation on any device.
+#
+# Dimension key:  M samples   N pictures
+
+
+def write_shown(
+    image_set: ImageSet, wh_N2: np.ndarray, indices_M: np.ndarray, out_wh: tuple[int, int], out: Out
+) -> Sheets:
+    """Write targets and shapes of M samples, and return where their pixels go; no label is clipped or left out."""
+    draws = undrawn(indices_M)
+    sheets = lay_out(draws, wh_N2, size=max(out_wh), out_wh=out_wh, enlarge=False)
+    labels = gather_labels(image_set.labels, sheets)
+    label_T5 = np.concatenate((labels.class_T[:, None], labels.box_T4), axis=1)
+    targets_T6 = to_targets(labels.sheet_T, label_T5, out_wh, draws["flip"], first_row=out.first_row)
+    out["targets"].put_all(targets_T6, np.bincount(labels.sheet_T, minlength=len(indices_M)))
+    out["shapes"][:] = shape_rows(image_set.size_wh_N2[indices_M], wh_N2[indices_M], sheets.label_origin_Q92[:, 0])
+    return sheets
+
+
+def shape_rows(native_wh_M2: np.ndarray, wh_M2: np.ndarray, pad_M2: np.ndarray) -> np.ndarray:
+    """h0, w0, h / h0, w / w0, padding x, padding y; float64 [M, 6]."""
+    return np.concatenate((native_wh_M2[:, ::-1], (wh_M2 / native_wh_M2)[:, ::-1], pad_M2), axis=1)
+
+
+class Pictures(Protocol):
+    """Decoded pictures by number, uint8 [h, w, 3], BGR, longer side as in training: a Store, or any list."""
+
+    def __getitem__(self, index: int, /) -> np.ndarray: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Renderer:
+    """Makes training samples of `size` x `size` pixels, or of the slot's shape where no mosaic is drawn."""
+
+    pictures: Pictures
+    size_wh_N2: np.ndarray
+    """Of the files; the pictures are smaller or larger."""
+    labels: Labels
+    config: AugmentConfig
+    size: int
+    painter: Painter
+    pick: Pick = pick
+
+    def render(
+        self,
+        draws: Mapping[str, np.ndarray],
+        out_MCHW: np.ndarray,
+        fetch: Fetch = read_at_once,
+        *,
+        first_row: int = 0,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Paint M samples into `out_MCHW`, uint8; returns targets float32 [T, 6] and how many each has, int64 [M].
+
+        The samples are those from row `first_row` of their batch on. `fetch` reads the pictures; what is painted where
+        it returns None is of no use.
+        """
+        out_wh = (out_MCHW.shape[3], out_MCHW.shape[2])
+        if out_wh != (self.size, self.size) and (draws["kind"] > PLAIN).any():
+            raise ConfigError(
+                f"A mosaic is {self.size} x {self.size}, but the plan asks for {out_wh[0]} x {out_wh[1]}: "
+                "use mosaic=0 with rectangular batches."
+            )
+        with clock.stage("labels"):
+            sheets = lay_out(draws, self._wh_N2, size=self.size, out_wh=out_wh)
+            needs_all = needs_all_tiles(self.config, self.labels)
+            labels = gather_labels(self.labels, sheets, seen_in=None if needs_all else out_wh)
+            copied: list[list[np.ndarray]] = [[] for _ in sheets.kind_Q]
+            if self.config.copy_paste:
+                labels, copied = copy_objects(labels, sheets, draws["copy_key"], self.config.copy_paste, self.pick)
+            warped = warp_labels(labels, sheets, out_wh=out_wh, perspective=self.config.perspective > 0)
+            label_T5 = np.concatenate((warped.class_T[:, None], warped.box_T4), axis=1)
+            found = np.split(label_T5, np.searchsorted(warped.sample_T, np.arange(1, len(out_MCHW))))
+            first_Q = np.searchsorted(sheets.sample_Q, np.arange(len(out_MCHW) + 1))
+            shown = sheets if needs_all else without_unseen(sheets, out_wh, draws.get("in_full"))
+            changes = [Color(*one) for one in zip(*colors(draws), strict=True)]
+        for m, out_CHW in enumerate(out_MCHW):
+            placed = [self._place(shown, copied[q], q, out_wh, fetch) for q in range(first_Q[m], first_Q[m + 1])]
+            image = self._picture(placed, float(draws["mix"][m]))
+            if not draws["paste"][m]:
+                self.painter.finish(image, changes[m], draws["flip"][m], out_CHW)
+                continue
+            with clock.stage("color"):
+                image = self.painter.recolor(image, changes[m])
+            found[m] = paste_in(image, found[m], collect(self._rounds(draws, m, fetch)), draws["paste_tries"][m])
+            with clock.stage("deliver"):
+                self.painter.deliver(image, draws["flip"][m], out_CHW)
+        count_M = np.array(list(map(len, found)))
+        sample_T = np.repeat(np.arange(len(found)), count_M)
+        return to_targets(sample_T, np.concatenate(found), out_wh, draws["flip"], first_row=first_row), count_M
+
+    def _picture(self, placed: list[Placed], share: float) -> np.ndarray:
+        with clock.stage("warp"):
+            image = self.painter.paint(placed[0])
+            return self.painter.mix(image, self.painter.paint(placed[1], slot=1), share) if len(placed) > 1 else image
+
+    def _place(
+        self, sheets: Sheets, copied: list[np.ndarray], q: int, out_wh: tuple[int, int], fetch: Fetch = read_at_once
+    ) -> Placed:
+        num_tiles = int(sheets.kind_Q[q])
+        tiles = [self._tile(int(sheets.picture_Q9[q, k]), sheets.size_Q92[q, k], fetch) for k in range(num_tiles)]
+        return Placed(
+            tiles,
+            sheets.origin_Q92[q, :num_tiles],
+            (int(sheets.canvas_Q2[q, 0]), int(sheets.canvas_Q2[q, 1])),
+            copied,
+            sheets.matrix_Q33[q],
+            out_wh,
+            is_mosaic=num_tiles != PLAIN,
+            perspective=self.config.perspective > 0,
+        )
+
+    def _tile(self, picture: int, size_2: np.ndarray, fetch: Fetch) -> np.ndarray:
+        """A picture in the size that its place has: mosaics show it as it is kept, a single one is fitted in.
+
+        Where nothing of it is seen, any pixels will do, and no picture is read.
+        """
+        size_wh = (int(size_2[0]), int(size_2[1]))
+        image = None
+        if picture >= 0:
+            image = fetch(picture, lambda: as_scanned(self.pictures[picture], self._wh_N2[picture]))
+        if image is None:
+            return _grey(max(self.size, *size_wh))[: size_wh[1], : size_wh[0]]
+        return image if image.shape[1::-1] == size_wh else np.asarray(cv2.resize(image, size_wh))
+
+    @cached_property
+    def _wh_N2(self) -> np.ndarray:
+        return resized_wh(self.size_wh_N2, self.size)
+
+    def _rounds(self, draws: Mapping[str, np.ndarray], m: int, fetch: Fetch) -> Iterator[list[CutOut]]:
+        """Objects cut out of one mosaic after the other, half of those each one has."""
+        num_rounds = len(draws["paste_tiles"][m])
+        tiles_R19 = np.full((num_rounds, 1, 9), -1)
+        tiles_R19[..., :4] = draws["paste_tiles"][m][:, None]
+        rounds = {
+            "kind": np.full((num_rounds, 1), FOUR),
+            "tiles": tiles_R19,
+            "centre": draws["paste_centre"][m][:, None],
+            "warp": np.zeros((num_rounds, 1, 8)),
+            "aspect": np.ones((num_rounds, 1)),
+        }
+        for r in range(num_rounds):
+            one = {name: array[r : r + 1] for name, array in rounds.items()}
+            sheets = lay_out(one, self._wh_N2, size=self.size, out_wh=(1, 1))
+            labels = gather_labels(self.labels, sheets)
+            in_full = "paste_in_full" in draws and bool(draws["paste_in_full"][m, r])
+            yield self._cut_half(labels, sheets, int(draws["paste_key"][m, r]), fetch, in_full=in_full)
+
+    def _cut_half(self, labels: CanvasLabels, sheets: Sheets, key: int, fetch: Fetch, *, in_full: bool) -> list[CutOut]:
+        """`in_full`: all pictures are read, also if there is nothing to cut out."""
+        with_polygon = np.flatnonzero(labels.num_points_T)
+        if not (len(with_polygon) or in_full):
+            return []
+        chosen = with_polygon[self.pick(key, len(with_polygon), round(0.5 * len(with_polygon)))]
+        placed = self._place(sheets, [], 0, (1, 1), fetch)
+        canvas = compose(placed.tiles, placed.origin_K2, placed.canvas_wh)
+        polygons = [labels.polygon(label) for label in chosen]
+        return cut_out(canvas, labels.class_T[chosen], labels.box_T4[chosen], polygons)
+
+
+@cache
+def _grey(side: int) -> np.ndarray:
+    """As large as any tile."""
+    return np.full((side, side, 3), PADDING, np.uint8)
+
+
+# Four samples in one of twice the size, as YOLOv7's --quad collates them.
+#
+# Dimension key:  B samples   G groups of four   T targets   C H W channels, height and width of a sample
+
+ENLARGED = 0.5
+"""Share of the groups of which only the first sample is shown, enlarged."""
+PLACES = ((0, 0), (1, 0), (0, 1), (1, 1))
+"""Row and column of each of the four: the second goes below the first."""
+
+
+def quad(images_BCHW: np.ndarray, targets_T6: np.ndarray, uniform_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 [G, C, 2H, 2W] and their targets; samples that fill no group are left out.
+
+    Targets are (number of the image, class, cx, cy, w, h), in the order of images. `uniform_G` decides for each group.
+    """
+    num_groups = len(images_BCHW) // 4
+    _, channels, height, width = images_BCHW.shape
+    out = np.empty((num_groups, channels, 2 * height, 2 * width), np.uint8)
+    targets = [np.zeros((0, 6), np.float32)]
+    for group, uniform in enumerate(uniform_G[:num_groups]):
+        members = range(4 * group, 4 * group + 4)
+        own = [targets_T6[targets_T6[:, 0] == member].copy() for member in members]
+        if uniform < ENLARGED:
+            out[group] = _enlarged(images_BCHW[members[0]])
+            own = own[:1]
+        else:
+            for member, (row, column), target in zip(members, PLACES, own, strict=True):
+                place = (slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width))
+                out[group][:, *place] = images_BCHW[member]
+                target[:, 2:] = (target[:, 2:] + np.array([column, row, 0, 0], np.float32)) / 2
+        joined = np.concatenate(own)
+        joined[:, 0] = group
+        targets.append(joined)
+    return out, np.concatenate(targets)
+
+
+def _enlarged(image_CHW: np.ndarray) -> np.ndarray:
+    """Twice the size, bilinear; truncated."""
+    channels, height, width = image_CHW.shape
+    doubled = [cv2.resize(plane.astype(np.float32), (2 * width, 2 * height)) for plane in image_CHW]
+    return np.stack(doubled).astype(np.uint8).reshape(channels, 2 * height, 2 * width)
+
 
 PAINTERS: Mapping[str, Callable[[], Painter]] = {"classic": Classic, "fast": fastest_painter, "opencv": Fast}
 """The same bytes in any case; "opencv" is what "fast" is where nothing can be compiled."""

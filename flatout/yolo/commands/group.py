@@ -41,9 +41,14 @@ def main(argv: list[str]) -> int:
     # Now, because help and mistakes are answered without NumPy and OpenCV.
     from flatout.cli import show_log
     from flatout.yolo.multihead.grouping.chart import draw_grouping
-    from flatout.yolo.multihead.grouping.choose import GroupConfig, group_classes, write_grouping
+    from flatout.yolo.multihead.grouping.choose import (
+        GroupConfig,
+        group_classes,
+        open_source,
+        with_confusion,
+        write_grouping,
+    )
     from flatout.yolo.multihead.grouping.methods import HybridConfig
-    from flatout.yolo.multihead.grouping.sources import open_source, with_confusion
 
     show_log()
     hybrid = HybridConfig(alpha=args.alpha, beta=args.beta, balance=args.balance, seed=args.seed)

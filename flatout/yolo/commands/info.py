@@ -7,10 +7,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from flatout.errors import ConfigError, counted
-from flatout.yolo.model.configs import names_config
+from flatout.yolo.model.spec import names_config
 
 if TYPE_CHECKING:
-    from flatout.yolo.describe import Contents, Description, NetworkFacts
+    from flatout.yolo.model.info import Contents, Description, NetworkFacts
 
 DESCRIPTION = """\
 Show the layers of a network with their parameters, its size and cost, strides and anchors. For a file of weights
@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     if is_config and args.cfg is not None:
         raise ConfigError(f"--cfg is for weights that do not hold their config, and {args.source} is a config.")
     # Now, because help and mistakes are answered without torch.
-    from flatout.yolo.describe import describe_config, describe_weights
+    from flatout.yolo.model.info import describe_config, describe_weights
 
     description = describe_config(args.source) if is_config else describe_weights(args.source, cfg=args.cfg)
     print(as_json(description) if args.json else as_text(description))

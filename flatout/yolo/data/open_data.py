@@ -8,8 +8,20 @@ from typing import NamedTuple
 
 from flatout.errors import ConfigError, DataError
 from flatout.yolo.data.coco import coco_names, read_coco
-from flatout.yolo.data.data_yaml import SPLITS, DataSet, DataYaml, Split, open_data_yaml
-from flatout.yolo.data.find import VOC_IMAGES, VOC_LABELS, VOC_LISTS, Found, Pair, find_images, pair_up
+from flatout.yolo.data.data_yaml import (
+    SPLITS,
+    VOC_IMAGES,
+    VOC_LABELS,
+    VOC_LISTS,
+    DataSet,
+    DataYaml,
+    Found,
+    Pair,
+    Split,
+    find_images,
+    open_data_yaml,
+    pair_up,
+)
 from flatout.yolo.data.label_cache import scan_cached
 from flatout.yolo.data.scan import ScanConfig, ScanTable, join, with_labels
 from flatout.yolo.data.voc_xml import names_in

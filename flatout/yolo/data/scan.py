@@ -29,7 +29,7 @@ from flatout.images import (
     read_facts,
 )
 from flatout.progress import Advance, progress
-from flatout.yolo.data.find import Pair
+from flatout.yolo.data.data_yaml import Pair
 from flatout.yolo.data.image_set import ImageSet, Labels
 from flatout.yolo.data.label_text import (
     MOST_BYTES,

@@ -9,5 +9,4 @@ Files:
 
     files  The set on disk: pictures, labels, a data YAML, and a note by which a later call knows its own files
     scene  One picture of the set: objects of all kinds and sizes before a ground, and where they are
-    stamp  One object, cut out and ready to be laid into a picture
 """

@@ -21,8 +21,7 @@ from flatout.demo_folder import draw_set
 from flatout.errors import ConfigError
 from flatout.feed import Feed, FeedConfig, Field, Plan, Rows, SampleSource
 from flatout.progress import progress
-from flatout.yolo.demo_data.scene import Scene, draw_scene
-from flatout.yolo.demo_data.stamp import SHAPES
+from flatout.yolo.demo_data.scene import SHAPES, Scene, draw_scene
 
 VERSION = 1
 """Of the drawing: raised when the same numbers make other pictures, so that an old set is drawn anew."""

@@ -1,16 +1,276 @@
 """One picture of the set: objects of all kinds and sizes before a ground, and where they are.
 
 Dimension key:  H, W rows and columns of the picture
+
+One object, cut out and ready to be laid into a picture.
+
+Dimension key:  H, W rows and columns of the picture   h, w of the patch that holds the object
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import cv2
 import numpy as np
 
-from flatout.yolo.demo_data.stamp import SHAPES, Outline, lay_into, make_stamp, mask_in
+# Outlines of the six kinds of objects, as distances.
+#
+# Every shape fits the unit circle. `distance(points)` is negative inside, positive outside, and near the edge as large
+# as the way to it: so a smooth edge is `0.5 - distance * radius_px`, whatever the size or the turn.
+#
+# Dimension key:  H, W rows and columns of a patch
+
+
+class Points(NamedTuple):
+    """The middles of a patch's pixels in a shape's own frame: float32 [H, W] each."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+    @property
+    def radius(self) -> np.ndarray:
+        radius: np.ndarray = np.hypot(self.x, self.y)
+        return radius
+
+
+Distance = Callable[[Points], np.ndarray]
+
+RING_WIDTH = 0.36
+CROSS_REACH, CROSS_WIDTH = 0.94, 0.34
+"""Half the length and half the width of a bar."""
+STAR_INNER = 0.48
+BOX_SIDE = 0.78
+"""Half the side; rounding brings the corners back to the circle."""
+BOX_CORNER = 0.18
+
+
+def ring(points: Points) -> np.ndarray:
+    return np.abs(points.radius - (1 - RING_WIDTH / 2)) - RING_WIDTH / 2
+
+
+def cross(points: Points) -> np.ndarray:
+    x, y = np.abs(points.x), np.abs(points.y)
+    lying = np.maximum(x - CROSS_REACH, y - CROSS_WIDTH)
+    standing = np.maximum(y - CROSS_REACH, x - CROSS_WIDTH)
+    either: np.ndarray = np.minimum(lying, standing)
+    return either
+
+
+def star(points: Points) -> np.ndarray:
+    """Five points: the plane is folded ten times, then one straight edge is left."""
+    x, y = _folded(points, 5)
+    tip, notch = (1.0, 0.0), (STAR_INNER * math.cos(math.pi / 5), STAR_INNER * math.sin(math.pi / 5))
+    along = (notch[0] - tip[0], notch[1] - tip[1])
+    length = math.hypot(*along)
+    return ((x - tip[0]) * -along[1] + (y - tip[1]) * along[0]) / -length
+
+
+def triangle(points: Points) -> np.ndarray:
+    """Equilateral: folded six times, the edge lies at half the radius."""
+    x, y = _folded(points, 3)
+    return x * math.cos(math.pi / 3) + y * math.sin(math.pi / 3) - 0.5
+
+
+def ball(points: Points) -> np.ndarray:
+    return points.radius - 1
+
+
+def box(points: Points) -> np.ndarray:
+    """A square with rounded corners."""
+    x, y = np.abs(points.x) - (BOX_SIDE - BOX_CORNER), np.abs(points.y) - (BOX_SIDE - BOX_CORNER)
+    outside = np.hypot(np.maximum(x, 0), np.maximum(y, 0))
+    distance: np.ndarray = outside + np.minimum(np.maximum(x, y), 0) - BOX_CORNER
+    return distance
+
+
+SHAPES: dict[str, Distance] = {
+    "ring": ring,
+    "cross": cross,
+    "star": star,
+    "triangle": triangle,
+    "ball": ball,
+    "box": box,
+}
+"""The classes, in the order of their numbers."""
+
+
+def _folded(points: Points, corners: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mirror every point into the wedge between a corner on the x axis and the middle of the next edge."""
+    wedge = 2 * math.pi / corners
+    angle = np.arctan2(points.y, points.x)
+    angle = np.abs((angle + wedge / 2) % wedge - wedge / 2)
+    return points.radius * np.cos(angle), points.radius * np.sin(angle)
+
+
+# What the six kinds of objects look like: a pattern of two colours, a rim, and light from above.
+#
+# A pattern takes points in the shape's frame and a number of repeats, and gives 0 or 1 (smooth between): which of the
+# two colours a pixel has. Colours are BGR, 0 to 255.
+#
+# Dimension key:  H, W rows and columns of a patch
+
+Pattern = Callable[[Points, float], np.ndarray]
+
+
+class Surface(NamedTuple):
+    """How a kind of object is painted."""
+
+    pattern: Pattern
+    repeats: tuple[float, float]
+    hues: tuple[tuple[int, int, int], ...]
+    """Main colours to choose from. Every kind has its own: a short training shall get somewhere."""
+    relief: float
+    """How strongly the light falls off: 1 for a ball, little for what is flat."""
+
+
+def spokes(points: Points, repeats: float) -> np.ndarray:
+    return _smooth_step(np.sin(np.arctan2(points.y, points.x) * round(repeats)))
+
+
+def stripes(points: Points, repeats: float) -> np.ndarray:
+    return _smooth_step(np.sin(points.y * repeats * math.pi))
+
+
+def slanted(points: Points, repeats: float) -> np.ndarray:
+    return _smooth_step(np.sin((points.x + points.y) * repeats * math.pi))
+
+
+def checks(points: Points, repeats: float) -> np.ndarray:
+    return _smooth_step(np.sin(points.x * repeats * math.pi) * np.sin(points.y * repeats * math.pi))
+
+
+def dots(points: Points, repeats: float) -> np.ndarray:
+    return _smooth_step(np.cos(points.x * repeats * math.pi) * np.cos(points.y * repeats * math.pi) - 0.45)
+
+
+def echoes(points: Points, repeats: float) -> np.ndarray:
+    return _smooth_step(np.sin(points.radius * repeats * math.pi))
+
+
+RED, CORAL, PINK, VIOLET = (52, 58, 212), (92, 122, 246), (180, 112, 240), (176, 72, 122)
+ORANGE, YELLOW, LIME, GREEN = (40, 132, 242), (62, 208, 250), (70, 200, 150), (88, 150, 52)
+TEAL, SKY, BLUE, INK = (168, 170, 30), (228, 176, 70), (196, 92, 36), (58, 42, 34)
+IVORY = (222, 238, 244)
+
+SURFACES: dict[str, Surface] = {
+    "ring": Surface(spokes, (5, 9), (RED, CORAL), 0.35),
+    "cross": Surface(slanted, (3.0, 5.0), (GREEN, LIME), 0.2),
+    "star": Surface(echoes, (3.0, 4.0), (YELLOW, ORANGE), 0.3),
+    "triangle": Surface(dots, (3.0, 4.5), (VIOLET, PINK), 0.2),
+    "ball": Surface(stripes, (1.4, 2.4), (BLUE, SKY), 1.0),
+    "box": Surface(checks, (2.0, 3.2), (INK, TEAL), 0.25),
+}
+
+
+def paint(name: str, points: Points, distance: np.ndarray, lit: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Colours of a patch, float32 [H, W, 3]; `lit` [H, W] is -1 (away from the light) to 1 (towards it)."""
+    surface = SURFACES[name]
+    main = _varied(surface.hues[rng.integers(len(surface.hues))], rng)
+    second = _varied(IVORY, rng) if rng.random() < 0.75 else 255 - 0.5 * (255 - main)
+    share = surface.pattern(points, rng.uniform(*surface.repeats))[..., None]
+    colours = main * share + second * (1 - share)
+    # A rim of the main colour, darkened: the outline stays visible on any ground.
+    rim = np.clip((distance + 0.13) / 0.04, 0, 1)[..., None]
+    colours = colours * (1 - rim) + main * 0.55 * rim
+    light = 1 + surface.relief * (0.42 * lit + 0.5 * np.maximum(lit - 0.55, 0) ** 2)
+    return np.asarray(np.clip(colours * light[..., None], 0, 255), np.float32)
+
+
+def _varied(colour: tuple[int, int, int], rng: np.random.Generator) -> np.ndarray:
+    """A little lighter or darker, a little off in hue; float32 [3]."""
+    varied = np.array(colour) * rng.uniform(0.8, 1.15) + rng.normal(0, 9, 3)
+    return np.asarray(np.clip(varied, 0, 255), np.float32)
+
+
+def _smooth_step(wave: np.ndarray) -> np.ndarray:
+    return np.clip(wave * 4 + 0.5, 0, 1)
+
+
+LIGHT_XY = (-0.57, -0.82)
+"""Where the light comes from, in the picture; of length 1."""
+SHADOW = 0.4
+
+
+class Outline(NamedTuple):
+    """Where an object is, in pixels of the picture, and how it is turned."""
+
+    name: str
+    centre_xy: tuple[float, float]
+    radius_xy: tuple[float, float]
+    angle: float
+
+
+class Stamp(NamedTuple):
+    """An outline in the pixels around it. The patch may reach beyond the picture."""
+
+    outline: Outline
+    left: int
+    top: int
+    points: Points
+    """Of the patch's pixels, in the frame of the shape."""
+    distance_hw: np.ndarray
+    cover_hw: np.ndarray
+    """float32: which share of a pixel belongs to the object."""
+
+
+def make_stamp(outline: Outline) -> Stamp:
+    """The patch around an outline."""
+    reach = math.ceil(1.15 * max(outline.radius_xy)) + 2
+    left, top = (math.floor(centre) - reach for centre in outline.centre_xy)
+    across = np.arange(2 * reach + 1, dtype=np.float32) + 0.5
+    dx, dy = left + across - outline.centre_xy[0], (top + across - outline.centre_xy[1])[:, None]
+    cos, sin = math.cos(outline.angle), math.sin(outline.angle)
+    radius_x, radius_y = outline.radius_xy
+    points = Points((dx * cos + dy * sin) / radius_x, (dy * cos - dx * sin) / radius_y)
+    distance_hw = SHAPES[outline.name](points)
+    cover_hw = np.clip(0.5 - distance_hw * min(outline.radius_xy), 0, 1)
+    return Stamp(outline, left, top, points, distance_hw, cover_hw)
+
+
+def lay_into(image: np.ndarray, stamp: Stamp, rng: np.random.Generator) -> None:
+    """Paint the object and its shadow over a picture, float32 [H, W, 3]."""
+    radius = min(stamp.outline.radius_xy)
+    soft_hw = cv2.GaussianBlur(stamp.cover_hw, (0, 0), max(1.0, 0.1 * radius))
+    shift = max(1, round(0.1 * radius))
+    _blend(image, np.zeros((1, 1, 3), np.float32), SHADOW * soft_hw, stamp.left + shift, stamp.top + shift)
+    colours = paint(stamp.outline.name, stamp.points, stamp.distance_hw, _light_on(stamp), rng)
+    _blend(image, colours, stamp.cover_hw, stamp.left, stamp.top)
+
+
+def mask_in(stamp: Stamp, width: int, height: int) -> np.ndarray:
+    """The pixels of the picture of which half or more belongs to the object, bool [H, W]."""
+    mask_HW = np.zeros((height, width), bool)
+    there, inside = _windows((stamp.top, stamp.left), stamp.cover_hw.shape, (height, width))
+    mask_HW[there] = stamp.cover_hw[inside] >= 0.5
+    return mask_HW
+
+
+def _light_on(stamp: Stamp) -> np.ndarray:
+    """-1 on the side away from the light to 1 towards it, [h, w]."""
+    (centre_x, centre_y), (h, w) = stamp.outline.centre_xy, stamp.cover_hw.shape
+    dx = stamp.left + np.arange(w, dtype=np.float32) - centre_x
+    dy = stamp.top + np.arange(h, dtype=np.float32)[:, None] - centre_y
+    return (dx * LIGHT_XY[0] + dy * LIGHT_XY[1]) / max(stamp.outline.radius_xy)
+
+
+def _blend(image: np.ndarray, colours: np.ndarray, cover_hw: np.ndarray, left: int, top: int) -> None:
+    there, inside = _windows((top, left), cover_hw.shape, image.shape[:2])
+    over = np.broadcast_to(colours, (*cover_hw.shape, 3))[inside]
+    image[there] += (over - image[there]) * cover_hw[inside][..., None]
+
+
+def _windows(
+    begin_yx: tuple[int, int], patch_hw: tuple[int, ...], image_hw: tuple[int, ...]
+) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """What of a patch is inside of the picture: as a window of the picture, and of the patch."""
+    there, inside = [], []
+    for begin, length, limit in zip(begin_yx, patch_hw, image_hw, strict=True):
+        low, high = max(begin, 0), min(begin + length, limit)
+        there.append(slice(low, high))
+        inside.append(slice(low - begin, high - begin))
+    return tuple(there), tuple(inside)
+
 
 # What lies behind the objects: a slope between two colours, clouds, clutter that has no name, a camera's grain.
 #

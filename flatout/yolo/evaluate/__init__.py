@@ -6,7 +6,6 @@ Files:
 
     coco_ap           AP as COCO counts it, for `test.py`
     evaluate          The whole of `test.py`: weights and a data set in; a table, label files, JSON and charts out
-    evaluation_run    What `test.py` judges, and on what
     run               One pass of a network over a validation set
     validation_input  Pictures for validation
 """

@@ -17,8 +17,7 @@ from flatout.safefiles import replacing, write_error
 from flatout.yolo.boxes import xyxy_to_cxcywh
 from flatout.yolo.data.letterbox import rounded_up
 from flatout.yolo.evaluate import coco_ap
-from flatout.yolo.evaluate.evaluation_run import Exam, open_exam
-from flatout.yolo.evaluate.run import Outcome, Speed, Watcher
+from flatout.yolo.evaluate.run import Exam, Outcome, Speed, Watcher, open_exam
 from flatout.yolo.evaluate.validation_input import ValidationBatch
 from flatout.yolo.find_file import weights_files
 from flatout.yolo.metrics import YOLOV7_RESULTS, Evaluation, headings, scores_by_class

@@ -4,7 +4,6 @@ best rows of evolve.txt -> parent -> mutated values -> training -> scores -> nex
 
 Files:
 
-    rows    evolve.txt, evolve.csv and hyp_evolved.yaml: what every generation scored, and the best values so far
     search  The whole of `--evolve`
 """
 

@@ -1,10 +1,22 @@
-"""The whole of `--evolve`: options in; evolve.txt, evolve.csv, evolve.png and hyp_evolved.yaml in a run folder out."""
+"""The whole of `--evolve`: options in; evolve.txt, evolve.csv, evolve.png and hyp_evolved.yaml in a run folder out.
 
+evolve.txt, evolve.csv and hyp_evolved.yaml: what every generation scored, and the best values so far.
+
+evolve.txt is the memory of a search: a line per generation, 7 scores and 31 hyper-parameters. Everything that follows
+is computed from its text, so that a search goes on after an interruption as if there had been none.
+
+Dimension key:  N generations
+"""
+
+import csv
+import io
 import logging
+import os
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,13 +25,187 @@ from flatout.errors import ConfigError, DivergedError
 from flatout.ranks import StopSignals, choose_devices, read_world
 from flatout.runs import RunFolder, Spending, Wanted, choose_run, finished_run, telling_end
 from flatout.safefiles import replacing
-from flatout.yolo.evolve.rows import KEYS, Rows, choose_parent, hyp_text, mutated, values_of
 from flatout.yolo.find_file import find_file
-from flatout.yolo.hyp import Hyp, load_hyp
-from flatout.yolo.metrics import zero_scores
+from flatout.yolo.hyp import Hyp, config_of_run, identity, load_hyp
+from flatout.yolo.metrics import YOLOV7_RESULTS, fitness, zero_scores
 from flatout.yolo.options import TrainOptions
-from flatout.yolo.run_config import config_of_run, identity
 from flatout.yolo.train.recipe import loggers_for, train
+
+# How hyper-parameters mutate, and which row is the parent of the next. Pure: numbers and a generator in, numbers out.
+#
+# YOLOv7's table, matched by key: there the gains are matched by position to a file that has one key more.
+#
+# Dimension key:  G genes   N rows
+
+PARENTS = 5
+"""The best so many rows may have children."""
+SHARE = 0.8
+"""Of genes that change, on average."""
+SPREAD = 0.2
+FACTORS = (0.3, 3.0)
+DECIMALS = 5
+
+
+class Gene(NamedTuple):
+    """How much a value moves, and within what limits. Gain 0: it keeps its value."""
+
+    gain: float
+    low: float
+    high: float
+
+
+GENES = {
+    "lr0": Gene(1, 1e-5, 0.1),
+    "lrf": Gene(1, 0.01, 1),
+    "momentum": Gene(0.3, 0.6, 0.98),
+    "weight_decay": Gene(1, 0, 0.001),
+    "warmup_epochs": Gene(1, 0, 5),
+    "warmup_momentum": Gene(1, 0, 0.95),
+    "warmup_bias_lr": Gene(1, 0, 0.2),
+    "box": Gene(1, 0.02, 0.2),
+    "cls": Gene(1, 0.2, 4),
+    "cls_pw": Gene(1, 0.5, 2),
+    "obj": Gene(1, 0.2, 4),
+    "obj_pw": Gene(1, 0.5, 2),
+    "iou_t": Gene(0, 0.1, 0.7),
+    "anchor_t": Gene(1, 2, 8),
+    "fl_gamma": Gene(0, 0, 2),
+    "hsv_h": Gene(1, 0, 0.1),
+    "hsv_s": Gene(1, 0, 0.9),
+    "hsv_v": Gene(1, 0, 0.9),
+    "degrees": Gene(1, 0, 45),
+    "translate": Gene(1, 0, 0.9),
+    "scale": Gene(1, 0, 0.9),
+    "shear": Gene(1, 0, 10),
+    "perspective": Gene(0, 0, 0.001),
+    "flipud": Gene(1, 0, 1),
+    "fliplr": Gene(0, 0, 1),
+    "mosaic": Gene(1, 0, 1),
+    "mixup": Gene(1, 0, 1),
+    "copy_paste": Gene(1, 0, 1),
+    "paste_in": Gene(1, 0, 1),
+    "anchors": Gene(2, 2, 10),
+}
+
+
+def mutated(values: Mapping[str, float], rng: np.random.Generator) -> dict[str, float]:
+    """A child: those of the values that are genes, changed and within their limits; the others as they are."""
+    names = [name for name in values if name in GENES]
+    value_G, (gain_G, low_G, high_G) = np.array([values[name] for name in names]), np.array([GENES[n] for n in names]).T
+    child_G = np.clip(value_G * _factors(gain_G, rng), low_G, high_G).round(DECIMALS)
+    return {**values, **dict(zip(names, child_G.tolist(), strict=True))}
+
+
+def choose_parent(fitness_N: np.ndarray, rng: np.random.Generator) -> int:
+    """A row among the best, the fitter the likelier; the last of them never, unless all are alike."""
+    # Stable: of rows that are alike the earlier one counts as better, on every machine.
+    best = np.argsort(-fitness_N, kind="stable")[:PARENTS]
+    weight = fitness_N[best] - fitness_N[best].min()
+    share = weight / weight.sum() if weight.sum() > 0 else np.full(len(best), 1 / len(best))
+    return int(rng.choice(best, p=share))
+
+
+def _factors(gain_G: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """What values are multiplied by; never 1 for all of them: such a child would be its parent."""
+    while True:
+        mask_G = rng.random(len(gain_G)) < SHARE
+        factor_G = np.clip(1 + gain_G * mask_G * rng.standard_normal(len(gain_G)) * rng.random() * SPREAD, *FACTORS)
+        if not np.all(factor_G == 1):
+            return np.asarray(factor_G)
+
+
+KEYS = tuple(field.name for field in fields(Hyp) if field.name in GENES or field.name == "loss_ota")
+"""Of the 31 hyper-parameters, in the order of a hyp file, `anchors` last."""
+OWN_ANCHORS = 3
+"""Stands in the column of `anchors` where the hyp file leaves the network its own."""
+
+
+class Rows:
+    """The lines of evolve.txt in a folder; a line that was not finished is forgotten."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.path = folder / "evolve.txt"
+        self.values: list[list[float]] = []
+        if self.path.is_file():
+            lines = self.path.read_text().splitlines(keepends=True)
+            self.values = [numbers for line in lines if (numbers := _numbers(line))]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def fitness_N(self) -> np.ndarray:
+        scores = (dict(zip(YOLOV7_RESULTS, row, strict=False)) for row in self.values)
+        return np.array([fitness(map50=each["mAP_0.5"], map50_95=each["mAP_0.5:0.95"]) for each in scores])
+
+    @property
+    def best(self) -> int:
+        """Generation with the best fitness, the earliest of several."""
+        return int(self.fitness_N.argmax())
+
+    def hyp_of(self, generation: int) -> dict[str, float]:
+        return dict(zip(KEYS, self.values[generation][len(YOLOV7_RESULTS) :], strict=True))
+
+    def forget(self) -> None:
+        """Begin anew; what was there is kept as evolve.old.txt."""
+        self.values = []
+        if self.path.is_file():
+            self.path.replace(self.path.with_name("evolve.old.txt"))
+
+    def add(self, scores: Mapping[str, float], hyp: Mapping[str, float]) -> None:
+        """The next generation, on the disk when this returns."""
+        numbers = _numbers(_line([*(scores[name] for name in YOLOV7_RESULTS), *(hyp[key] for key in KEYS)]))
+        assert numbers is not None
+        # As they are in the file: whoever continues the search later knows no other digits.
+        self.values.append(numbers)
+        text = "".join(map(_line, self.values))
+        with replacing(self.path, needed_bytes=len(text)) as sink:
+            sink.write(text.encode())
+        self._write_table()
+
+    def _write_table(self) -> None:
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(["generation", "fitness", *YOLOV7_RESULTS, *KEYS])
+        for generation, (score, row) in enumerate(zip(self.fitness_N, self.values, strict=True)):
+            table.writerow([generation, round(float(score), 6), *row])
+        part = self._folder / ".evolve.csv.part"
+        part.write_text(text.getvalue())
+        os.replace(part, self._folder / "evolve.csv")
+
+
+def values_of(hyp: Hyp) -> dict[str, float]:
+    """The 31 values of a hyp file, in the order of `KEYS`."""
+    return {key: OWN_ANCHORS if (value := getattr(hyp, key)) is None else value for key in KEYS}
+
+
+def hyp_text(values: Mapping[str, float], hyp: Hyp, *, about: str) -> str:
+    """A hyp file with these values; what is not evolved is as in `hyp`."""
+    kept = {field.name: getattr(hyp, field.name) for field in fields(Hyp)}
+    changed = {key: value for key, value in values.items() if key in GENES and kept[key] is not None}
+    lines = [f"{key}: {_decimal(value)}" for key, value in (kept | changed).items() if value is not None]
+    return "\n".join([f"# {about}", *lines, ""])
+
+
+def _line(numbers: Sequence[float]) -> str:
+    return "".join(f"{number:>13.7g}" for number in numbers) + "\n"
+
+
+def _decimal(value: float) -> str:
+    """Without an exponent, which YAML would take for text: 1e-05 becomes 0.00001."""
+    return str(value) if isinstance(value, int) else np.format_float_positional(value, trim="0")
+
+
+def _numbers(line: str) -> list[float] | None:
+    words = line.split()
+    if not line.endswith("\n") or len(words) != len(YOLOV7_RESULTS) + len(KEYS):
+        return None
+    try:
+        return [float(word) for word in words]
+    except ValueError:
+        return None
+
 
 logger = logging.getLogger(__name__)
 

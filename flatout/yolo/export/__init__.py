@@ -12,7 +12,6 @@ Files:
     files        An export from beginning to end
     onnx_forms   A network as an ONNX model
     options      What an export was asked to write: one field per flag, under its own name
-    parity       How far a file is from its network, and how far it may be
     postprocess  The modules that are traced, and what a file does with decoded boxes
     work         What every format of an export needs
 """

@@ -24,9 +24,8 @@ from flatout.safefiles import replacing
 from flatout.yolo.export import onnx_forms
 from flatout.yolo.export.onnx_forms import Loss, facts_of, loss_of, smaller
 from flatout.yolo.export.options import ExportOptions
-from flatout.yolo.export.parity import Difference, largest, of_decoded, of_raw
 from flatout.yolo.export.postprocess import PLUGIN, DecodedBoxes, Judged, RawLevels, Visible, tail_for
-from flatout.yolo.export.work import Work
+from flatout.yolo.export.work import Difference, Work, largest, of_decoded, of_raw
 from flatout.yolo.find_file import find_file, shipped_folder, weights_file
 from flatout.yolo.load_network import load_network
 from flatout.yolo.model.network import Network

@@ -34,8 +34,8 @@ from flatout.export import (
     without_outputs,
 )
 from flatout.yolo.export.options import ExportOptions, Form
-from flatout.yolo.export.parity import Difference, check_same, largest, of_decoded, of_raw
 from flatout.yolo.export.postprocess import DECODED, PLUGIN, DecodedBoxes, Judged, RawLevels, Tail, WithTail, tail_for
+from flatout.yolo.export.work import Difference, check_same, largest, of_decoded, of_raw
 from flatout.yolo.model.network import Network
 
 # What a file says about itself, so that nobody has to guess how to feed it.

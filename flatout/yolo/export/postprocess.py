@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.yolo.export.options import ExportOptions
-from flatout.yolo.model.heads import Predictions
+from flatout.yolo.model.layers import Predictions
 from flatout.yolo.model.network import Network
 from flatout.yolo.nms.greedy import survivors
 

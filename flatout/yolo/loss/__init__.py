@@ -2,25 +2,20 @@
 
 Files:
 
-    assign_on_device  Assignment on a GPU by kernels
-    cells             Cells of the prediction maps by number: one number for each cell of a batch, over all layers
-    config            The knobs of the detection losses, under the names of YOLOv7's hyp files
-    kernel_support    What the GPU kernels can take, and the table on the device that tells them about the maps
-    kernels_assign    GPU kernels that list the candidates of every image and read what the network says there
-    kernels_layers    How a GPU kernel finds a cell: its place unpacked, its layer's map, its offset there
-    kernels_loss      GPU kernels of the loss: terms of the matched cells, objectness of all cells, and their sum
-    kernels_math      The loss functions inside GPU kernels, with their derivatives
-    losses            YOLOv7's three losses (plain, OTA, OTA with auxiliary heads), and the assignment behind them
-    matches           What an assignment says: which cell of which prediction map has to predict which target
-    on_device         The loss of one head by GPU kernels, forward and backward: no wait, and no copy of a map
-    ota               OTA: every target takes the cells that suit it best
-    terms             Box, objectness and class loss of matched cells in plain torch
+    kernel_support  What the GPU kernels can take, and the table on the device that tells them about the maps
+    kernels_assign  GPU kernels that list the candidates of every image and read what the network says there
+    kernels_loss    GPU kernels of the loss: terms of the matched cells, objectness of all cells, and their sum
+    kernels_math    The loss functions inside GPU kernels, with their derivatives
+    losses          YOLOv7's three losses (plain, OTA, OTA with auxiliary heads), and the assignment behind them
+    matches         What an assignment says: which cell of which prediction map has to predict which target
+    on_device       The loss of one head by GPU kernels, forward and backward: no wait, and no copy of a map
+    ota             OTA: every target takes the cells that suit it best
+    terms           Box, objectness and class loss of matched cells in plain torch
 """
 
-from flatout.yolo.loss.config import LossConfig
 from flatout.yolo.loss.losses import assign_all, assign_ota, aux_ota_loss, head_loss, ota_loss, plain_loss, route_all
 from flatout.yolo.loss.matches import Anchors, Matches, Search, list_matches
-from flatout.yolo.loss.terms import LossParts, rebalance, sum_parts
+from flatout.yolo.loss.terms import LossConfig, LossParts, rebalance, sum_parts
 from flatout.yolo.multihead.router import ota_router_loss, plain_router_loss
 
 __all__ = [

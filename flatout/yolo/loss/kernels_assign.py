@@ -8,7 +8,7 @@ pointers.
 import triton
 import triton.language as tl
 
-from flatout.yolo.loss.kernels_layers import (
+from flatout.yolo.loss.kernels_math import (
     cell_offsets,
     channel_stride,
     first_class,

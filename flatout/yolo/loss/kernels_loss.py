@@ -8,16 +8,20 @@ Function arguments that end in _p are pointers.
 import triton
 import triton.language as tl
 
-from flatout.yolo.loss.kernels_layers import (
+from flatout.yolo.loss.kernels_math import (
+    bce,
+    bce_gradient,
     cell_offsets,
     channel_stride,
+    ciou,
+    decode,
+    decode_gradient,
     first_class,
     is_own_class,
     layer_sides,
     of_layer,
     unpack,
 )
-from flatout.yolo.loss.kernels_math import bce, bce_gradient, ciou, decode, decode_gradient
 
 SUMS = 4
 """What a program adds up for each layer: box loss, class loss, objectness beyond that of an empty cell, matches."""

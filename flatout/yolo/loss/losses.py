@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from flatout.clock import clock
-from flatout.yolo.loss.config import LossConfig, default_balance
 from flatout.yolo.loss.kernel_support import constants, kernels_ready
 from flatout.yolo.loss.matches import Anchors, Matches, Search, check_maps
 from flatout.yolo.loss.ota import list_candidates, torch_assign_ota
-from flatout.yolo.loss.terms import LossParts, sum_parts, torch_head_loss
+from flatout.yolo.loss.terms import LossConfig, LossParts, default_balance, sum_parts, torch_head_loss
 from flatout.yolo.multihead.joined_maps import Heads, as_images, route
 
 # Assignment where the maps are: by kernels on a GPU, by torch operations elsewhere. The same matches either way.
@@ -33,7 +32,7 @@ from flatout.yolo.multihead.joined_maps import Heads, as_images, route
 def route_all(maps: Sequence[Tensor], targets_T6: Tensor, heads: Heads) -> Tensor:
     """Targets as the heads see them (`heads.route`)."""
     if kernels_ready(maps):
-        from flatout.yolo.loss.assign_on_device import route_on_device  # imports Triton
+        from flatout.yolo.loss.on_device import route_on_device  # imports Triton
 
         with torch.cuda.device(maps[0].device):
             return route_on_device(targets_T6, heads)
@@ -48,7 +47,7 @@ def assign_all(
     """Every candidate cell is matched with the target that brought it."""
     check_maps(maps, anchors, joined=heads is not None)
     if kernels_ready(maps):
-        from flatout.yolo.loss.assign_on_device import list_on_device  # imports Triton
+        from flatout.yolo.loss.on_device import list_on_device  # imports Triton
 
         with torch.cuda.device(maps[0].device):
             return list_on_device(maps, targets_T6, anchors, search, heads)
@@ -63,7 +62,7 @@ def assign_ota(
     """Candidates are dealt out among the targets of an image by cost (ota.py says how)."""
     check_maps(maps, anchors, joined=heads is not None)
     if kernels_ready(maps):
-        from flatout.yolo.loss.assign_on_device import ota_on_device  # imports Triton
+        from flatout.yolo.loss.on_device import ota_on_device  # imports Triton
 
         with torch.cuda.device(maps[0].device):
             return ota_on_device(maps, targets_T6, anchors, search, heads)

@@ -2,28 +2,36 @@
 
 Files:
 
-    average_precision  From right and wrong detections to precision, recall and average precision of every class
-    coco               Detections in the format of the COCO API
-    confusion_file     A confusion matrix as numbers in a file: what `test.py` writes, and what others write
-    evaluation         The result of an evaluation
-    match              Which detections are right, and what is taken for what: each label is found at most once
-    stream             Evaluation while the detector runs
+    coco            Detections in the format of the COCO API
+    confusion_file  A confusion matrix as numbers in a file: what `test.py` writes, and what others write
+    evaluation      The result of an evaluation
+    match           Which detections are right, and what is taken for what: each label is found at most once
 """
 
-from flatout.yolo.metrics.average_precision import ClassScores, Curves, average_precision, score_classes
 from flatout.yolo.metrics.evaluation import (
     LOSSES,
     SCORES,
     YOLOV7_RESULTS,
+    ClassScores,
+    Curves,
     Evaluation,
     Score,
+    average_precision,
     fitness,
     headings,
+    score_classes,
     scores_by_class,
     zero_scores,
 )
-from flatout.yolo.metrics.match import IOU_THRESHOLDS, ConfusionMatrix, Labels, labels_in_pictures, match_to_labels
-from flatout.yolo.metrics.stream import Evaluator, Matches
+from flatout.yolo.metrics.match import (
+    IOU_THRESHOLDS,
+    ConfusionMatrix,
+    Evaluator,
+    Labels,
+    Matches,
+    labels_in_pictures,
+    match_to_labels,
+)
 
 __all__ = [
     "IOU_THRESHOLDS",

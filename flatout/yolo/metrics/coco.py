@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from flatout.errors import ConfigError, DataError
-from flatout.yolo.nms.detections import Detections
+from flatout.yolo.nms.suppress import Detections
 
 logger = logging.getLogger(__name__)
 

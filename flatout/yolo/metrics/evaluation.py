@@ -3,6 +3,13 @@
 `SCORES` lists the scores there are. The table of `test`, results.csv, log.jsonl, callbacks and loggers follow from it.
 
 Dimension key:  C classes that occur in the labels   K overlap thresholds
+
+From right and wrong detections to precision, recall and average precision of every class.
+
+NumPy in double precision: this happens once per evaluation, on the host.
+
+Dimension key:  D detections   L labels   C classes that occur in the labels   K overlap thresholds
+                X points of a curve   n detections of one class
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +17,151 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from flatout.yolo.metrics.average_precision import ClassScores
+from flatout.yolo.boxes import best_first
+
+CURVE_POINTS = 1000
+RECALL_POINTS = np.linspace(0, 1, 101)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """Per class, at an overlap of 0.5; each over X evenly spaced points from 0 to 1."""
+
+    precision_CX: np.ndarray
+    recall_CX: np.ndarray
+    f1_CX: np.ndarray
+    """These three over the confidence."""
+
+    precision_at_recall_CX: np.ndarray
+    """Over the recall."""
+
+    @property
+    def points_X(self) -> np.ndarray:
+        return np.linspace(0, 1, CURVE_POINTS)
+
+    @property
+    def best_point(self) -> int:
+        """The confidence at which the mean F1 of all classes is largest (the first such)."""
+        return int(self.f1_CX.mean(0).argmax()) if len(self.f1_CX) else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassScores:
+    """Scores of the classes that occur in the labels, ascending."""
+
+    classes_C: np.ndarray
+    num_labels_C: np.ndarray
+    ap_CK: np.ndarray
+    """Average precision at each overlap threshold."""
+
+    full_recall_CK: np.ndarray
+    """Share of the labels that are found at all, by any detection however unsure, at each overlap threshold."""
+
+    curves: Curves
+
+    @property
+    def precision_C(self) -> np.ndarray:
+        """At the one confidence that is best for all classes together."""
+        return np.asarray(self.curves.precision_CX[:, self.curves.best_point])
+
+    @property
+    def recall_C(self) -> np.ndarray:
+        return np.asarray(self.curves.recall_CX[:, self.curves.best_point])
+
+    @property
+    def f1_C(self) -> np.ndarray:
+        return np.asarray(self.curves.f1_CX[:, self.curves.best_point])
+
+
+def score_classes(
+    right_DK: np.ndarray,
+    score_D: np.ndarray,
+    class_D: np.ndarray,
+    label_class_L: np.ndarray,
+    *,
+    v5_metric: bool = False,
+) -> ClassScores:
+    """Scores from all detections of an evaluation, in any order; equal scores count in the order given.
+
+    A class without detections scores 0 everywhere and counts; a class without labels does not.
+    """
+    classes_C, num_labels_C = np.unique(label_class_L.astype(np.int64), return_counts=True)
+    order_D = _by_class(class_D, score_D)
+    begin_C = np.searchsorted(class_D[order_D], classes_C)
+    end_C = np.searchsorted(class_D[order_D], classes_C, side="right")
+    ap_CK, full_recall_CK = np.zeros((2, len(classes_C), right_DK.shape[1]))
+    curves_C3X = np.zeros((len(classes_C), 3, CURVE_POINTS))
+    for place, (begin, end, num_labels) in enumerate(zip(begin_C, end_C, num_labels_C, strict=True)):
+        if begin < end:
+            mine_n = order_D[begin:end]
+            ap_CK[place], curves_C3X[place] = _score_class(right_DK[mine_n], score_D[mine_n], num_labels, v5_metric)
+            full_recall_CK[place] = right_DK[mine_n].sum(0) / num_labels
+    precision_CX, recall_CX, precision_at_recall_CX = curves_C3X.swapaxes(0, 1)
+    curves = Curves(
+        precision_CX=precision_CX,
+        recall_CX=recall_CX,
+        f1_CX=2 * precision_CX * recall_CX / (precision_CX + recall_CX + 1e-16),
+        precision_at_recall_CX=precision_at_recall_CX,
+    )
+    return ClassScores(
+        classes_C=classes_C, num_labels_C=num_labels_C, ap_CK=ap_CK, full_recall_CK=full_recall_CK, curves=curves
+    )
+
+
+def _by_class(class_D: np.ndarray, score_D: np.ndarray) -> np.ndarray:
+    """Order by class, then by descending score."""
+    group_D = torch.from_numpy(class_D.astype(np.int64))
+    num_groups = int(group_D.max()) + 1 if len(class_D) else 1
+    return best_first(group_D, torch.from_numpy(score_D.astype(np.float32)), num_groups).numpy()
+
+
+def _score_class(
+    right_nK: np.ndarray, score_n: np.ndarray, num_labels: int, v5_metric: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """AP [K], and [3, X]: precision and recall over confidence, precision over recall; best detections first."""
+    corner = _corners(np.asarray(right_nK.any(1)))
+    true_nK = right_nK[corner].cumsum(0, dtype=np.float64)
+    curves = [_envelope(true_n / (num_labels + 1e-16), true_n / (corner + 1), v5_metric) for true_n in true_nK.T]
+    points_X = np.linspace(0, 1, CURVE_POINTS)
+    true_n = right_nK[:, 0].cumsum(dtype=np.float64)
+    # Where no detection is so sure there is nothing wrong and nothing found.
+    precision_X = np.interp(-points_X, -score_n, true_n / np.arange(1, len(true_n) + 1), left=1)
+    recall_X = np.interp(-points_X, -score_n, true_n / (num_labels + 1e-16), left=0)
+    ap_K = np.array([_area(*curve) for curve in curves])
+    return ap_K, np.stack((precision_X, recall_X, np.interp(points_X, *curves[0])))
+
+
+def _corners(right_n: np.ndarray) -> np.ndarray:
+    """Where precision over recall turns: right detections, those just before one, and the last.
+
+    Between two right ones recall stands still and precision falls, so that the others change no envelope.
+    """
+    corner_n = right_n.copy()
+    corner_n[:-1] |= right_n[1:]
+    corner_n[-1] = True
+    return np.flatnonzero(corner_n)
+
+
+def average_precision(recall_n: np.ndarray, precision_n: np.ndarray, *, v5_metric: bool = False) -> float:
+    """Area under the envelope of a curve, from 101 points; `v5_metric` lets the curve end at a recall of 1.
+
+    `recall_n` ascends. YOLOv7 otherwise ends the curve 0.01 behind the last recall.
+    """
+    return _area(*_envelope(recall_n, precision_n, v5_metric))
+
+
+def _area(recall: np.ndarray, precision: np.ndarray) -> float:
+    height = np.interp(RECALL_POINTS, recall, precision)
+    return float(((height[1:] + height[:-1]) * np.diff(RECALL_POINTS)).sum() / 2)
+
+
+def _envelope(recall_n: np.ndarray, precision_n: np.ndarray, v5_metric: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The curve with both ends, precision not rising with recall."""
+    end = 1.0 if v5_metric else recall_n[-1] + 0.01
+    precision = np.concatenate(([1.0], precision_n, [0.0]))
+    return np.concatenate(([0.0], recall_n, [end])), np.maximum.accumulate(precision[::-1])[::-1]
 
 
 class Score(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.yolo.model.heads import Predictions
+from flatout.yolo.model.layers import Predictions
 from flatout.yolo.model.network import Network
 
 VIEWS = ((1.0, False), (0.83, True), (0.67, False))

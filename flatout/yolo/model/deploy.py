@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.yolo.model.heads import IDetect
-from flatout.yolo.model.layers import Conv, RepConv
+from flatout.yolo.model.layers import Conv, IDetect, RepConv
 from flatout.yolo.model.network import Network, build_network
 from flatout.yolo.model.spec import Blueprint, needed_rows
 

@@ -1,15 +1,24 @@
 """The modules of a model row, except detection layers. State_dict names are those of YOLOv7's checkpoints.
 
 Maps are [B, C, H, W] floats in either memory format; channels_last goes through unchanged, and is what a GPU wants.
+
+Detection layers: feature maps in, raw predictions out while training, boxes in pixels out otherwise.
+
+Dimension key:  B pictures   A anchors per level   Y, X rows and columns of a level   O = 5 + classes:
+                (x, y, w, h, objectness, classes ...)   K = sum over levels of A * Y * X
 """
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flatout.yolo.model.fused import max_pool, max_pool_same, norm_act
 from flatout.yolo.model.module_specs import Activation, Args, hidden_of, padding_of
-from flatout.yolo.model.norm_act import norm_act
-from flatout.yolo.model.pooling import max_pool, max_pool_same
+from flatout.yolo.model.spec import Head
 
 
 def make_activation(act: bool | Activation | None) -> nn.Module:
@@ -206,3 +215,167 @@ def make_layer(kind: str, c1: int, args: Args) -> nn.Module:
     if kind in MADE_WITH_CHANNELS:
         return MADE_WITH_CHANNELS[kind](c1, **args)
     return MADE_WITHOUT[kind](**args)
+
+
+class Predictions(NamedTuple):
+    """What a network gives outside of training."""
+
+    decoded: Tensor
+    """[B, K, O]: cx, cy, w, h in pixels of the input, then objectness and class scores in 0..1; float32 or float64."""
+    raw: list[Tensor]
+    """Per level [B, A, Y, X, O], as in training."""
+
+
+class ImplicitA(nn.Module):
+    """A learned vector that is added to the channels of a map."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.implicit = nn.Parameter(torch.zeros(1, channels, 1, 1))
+        nn.init.normal_(self.implicit, std=0.02)
+
+
+class ImplicitM(nn.Module):
+    """A learned vector that the channels of a map are multiplied by."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.implicit = nn.Parameter(torch.ones(1, channels, 1, 1))
+        nn.init.normal_(self.implicit, mean=1.0, std=0.02)
+
+
+class Detect(nn.Module):
+    """One 1x1 convolution per level."""
+
+    anchors: Tensor
+    """[levels, A, 2] in cells of the level; used by the loss."""
+    anchor_grid: Tensor
+    """[levels, 1, A, 1, 1, 2] in pixels; used to decode."""
+
+    def __init__(self, head: Head) -> None:
+        super().__init__()
+        self.nc, self.nl = head.num_classes, head.num_levels
+        self.no = self.nc + 5
+        self.na = head.num_anchors
+        self.strides = head.strides
+        anchors_px = torch.tensor(head.anchors_px).view(self.nl, self.na, 2)
+        self.register_buffer("anchors", anchors_px)
+        self.register_buffer("anchor_grid", anchors_px.clone().view(self.nl, 1, self.na, 1, 1, 2))
+        self._add_convolutions(head)
+
+    def _add_convolutions(self, head: Head) -> None:
+        self.m = prediction_convs(head.channels[: self.nl], head.num_outputs)
+
+    @property
+    def stride(self) -> Tensor:
+        """Strides of the levels, float32 on the CPU."""
+        return torch.tensor(self.strides)
+
+    def forward(self, xs: list[Tensor]) -> list[Tensor] | Predictions:
+        raw = [self.split_outputs(self.predict(level, x)) for level, x in enumerate(xs[: self.nl])]
+        return raw if self.training else Predictions(self.decode(raw), raw)
+
+    @torch.no_grad()
+    def start(self) -> None:
+        """Anchors in cells instead of pixels, and biases that expect few objects."""
+        self.anchors /= self.stride.view(-1, 1, 1)
+        for conv, stride in self._convolutions():
+            assert conv.bias is not None
+            bias_AO = conv.bias.view(self.na, -1)
+            bias_AO[:, 4] += math.log(8 / (640 / stride) ** 2)
+            bias_AO[:, 5:] += math.log(0.6 / (bias_AO.shape[1] - 5 - 0.99))
+
+    def _convolutions(self) -> Iterator[tuple[nn.Conv2d, float]]:
+        """Every prediction convolution, with its stride."""
+        for conv, stride in zip(self.m, self.strides, strict=True):
+            assert isinstance(conv, nn.Conv2d)
+            yield conv, stride
+
+    def predict(self, level: int, x: Tensor) -> Tensor:
+        """Outputs of a lead level, [B, A * O, Y, X]."""
+        return F.conv2d(x, *self.folded(level))
+
+    def folded(self, level: int) -> tuple[Tensor, Tensor]:
+        """Weight and bias of a lead level's convolution with everything linear around it put into them."""
+        conv = self.m[level]
+        assert isinstance(conv, nn.Conv2d) and conv.bias is not None
+        return conv.weight, conv.bias
+
+    def split_outputs(self, x: Tensor) -> Tensor:
+        """[B, A * O, Y, X] -> [B, A, Y, X, O], in memory [B, Y, X, A, O]: a view of a channels_last map."""
+        outputs: Tensor = x.permute(0, 2, 3, 1).contiguous()
+        return outputs.view(*outputs.shape[:3], self.na, self.no).permute(0, 3, 1, 2, 4)
+
+    def decode(self, raw: list[Tensor]) -> Tensor:
+        """Raw lead predictions -> boxes and scores, [B, K, O]."""
+        levels = [
+            # By index: iterating would put a Split of constants into an exported graph, which OpenCV cannot read.
+            decode_level(raw_BAYXO, self.anchor_grid[level], stride)
+            for level, (raw_BAYXO, stride) in enumerate(zip(raw, self.strides, strict=True))
+        ]
+        return torch.cat(levels, 1)
+
+
+def prediction_convs(channels: tuple[int, ...], num_outputs: int) -> nn.ModuleList:
+    return nn.ModuleList(nn.Conv2d(each, num_outputs, 1) for each in channels)
+
+
+def decode_level(raw_BAYXO: Tensor, anchor_px: Tensor, stride: float) -> Tensor:
+    """Boxes and scores of one level, [B, A * Y * X, O]; `anchor_px` is [1, A, 1, 1, 2]."""
+    # In half precision a coordinate of 600 px would be rounded to 4 px (bf16) or 0.5 px (fp16).
+    dtype = torch.promote_types(raw_BAYXO.dtype, torch.float32)
+    batch, _, height, width, num_outputs = raw_BAYXO.shape
+    score = raw_BAYXO.to(dtype).sigmoid()
+    rows = torch.arange(height, device=score.device, dtype=dtype)
+    columns = torch.arange(width, device=score.device, dtype=dtype)
+    cell_YX2 = torch.stack((columns.expand(height, width), rows[:, None].expand(height, width)), -1)
+    centre = (score[..., :2] * 2 - 0.5 + cell_YX2) * stride
+    size = (score[..., 2:4] * 2) ** 2 * anchor_px.to(dtype)
+    return torch.cat((centre, size, score[..., 4:]), -1).reshape(batch, -1, num_outputs)
+
+
+class IDetect(Detect):
+    """im * m(x + ia) per level, with learned vectors ia and im; once fused, both are inside m.
+
+    All of it is linear, so the vectors are put into the convolution's weights on every call: some thousand numbers
+    instead of two passes over the maps.
+    """
+
+    def __init__(self, head: Head) -> None:
+        super().__init__(head)
+        self._add_auxiliary(head)
+        self.ia = nn.ModuleList(ImplicitA(each) for each in head.channels[: self.nl])
+        self.im = nn.ModuleList(ImplicitM(head.num_outputs) for _ in range(self.nl))
+        self.fused = False
+
+    def _add_auxiliary(self, head: Head) -> None:
+        """Hook for what comes before the implicit vectors in the state_dict, and is drawn before them."""
+
+    def folded(self, level: int) -> tuple[Tensor, Tensor]:
+        weight, bias = super().folded(level)
+        if self.fused:
+            return weight, bias
+        add, scale = self.ia[level].implicit, self.im[level].implicit
+        assert isinstance(add, Tensor) and isinstance(scale, Tensor)
+        # Not a matrix product: autocast would do that in half precision.
+        shift = (weight * add).sum((1, 2, 3))
+        return weight * scale.view(-1, 1, 1, 1), (bias + shift) * scale.flatten()
+
+
+class IAuxDetect(IDetect):
+    """IDetect whose second half of inputs gives auxiliary predictions, in training only and never once fused."""
+
+    def _add_auxiliary(self, head: Head) -> None:
+        self.m2 = prediction_convs(head.channels[self.nl :], head.num_outputs)
+
+    def _convolutions(self) -> Iterator[tuple[nn.Conv2d, float]]:
+        yield from super()._convolutions()
+        for conv, stride in zip(self.m2, self.strides, strict=True):
+            assert isinstance(conv, nn.Conv2d)
+            yield conv, stride
+
+    def forward(self, xs: list[Tensor]) -> list[Tensor] | Predictions:
+        lead = super().forward(xs)
+        if isinstance(lead, Predictions) or self.fused:
+            return lead
+        return lead + [self.split_outputs(conv(x)) for conv, x in zip(self.m2, xs[self.nl :], strict=True)]

@@ -12,11 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from flatout.yolo.model.heads import Detect, IAuxDetect, IDetect, Predictions
-from flatout.yolo.model.layers import make_layer
+from flatout.yolo.model.layers import Detect, IAuxDetect, IDetect, Predictions, make_layer
 from flatout.yolo.model.module_specs import KINDS
-from flatout.yolo.model.parse import draw_blueprint
-from flatout.yolo.model.spec import IMAGE, Blueprint, Head, Row, needed_rows
+from flatout.yolo.model.spec import IMAGE, Blueprint, Head, Row, draw_blueprint, needed_rows
 from flatout.yolo.multihead.head_config import HeadConfig
 from flatout.yolo.multihead.layer import MultiHeadDetect, MultiHeadDetectAttention
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatout.yolo.model.heads import Detect, Predictions, prediction_convs
+from flatout.yolo.model.layers import Detect, Predictions, prediction_convs
 from flatout.yolo.model.spec import Head
 from flatout.yolo.multihead.head_config import HeadConfig, channels_of_outputs
 

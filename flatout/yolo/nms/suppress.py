@@ -6,11 +6,18 @@ Every kernel gives the boxes a plain greedy loop gives. Memory is bounded by wor
 have MOST_SCORES scores together; nothing is dropped for lack of time.
 
 Dimension key:  B images   N boxes of an image   O = 5 + C outputs of a box   M candidates   D boxes kept
+
+Which boxes are worth keeping.
+
+What a detector found in a batch: one row per box, images one behind the other.
+
+Dimension key:  B images   D boxes of all images
 """
 
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,11 +25,84 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.yolo.boxes import cxcywh_to_xyxy, pairwise_iou
-from flatout.yolo.nms.config import NmsConfig
-from flatout.yolo.nms.detections import Detections
+from flatout.errors import ConfigError
+from flatout.yolo.boxes import best_first, cxcywh_to_xyxy, pairwise_iou
 from flatout.yolo.nms.greedy import float32_at_most, kernel_named
-from flatout.yolo.ragged import best_first
+
+
+@dataclass(frozen=True, kw_only=True)
+class NmsConfig:
+    """The knobs of non-maximum suppression; the defaults are those of detection."""
+
+    conf_thres: float = 0.25
+    """Objectness, and then the score, must be greater. Compared in the prediction's own precision."""
+
+    iou_thres: float = 0.45
+    """A box goes if it overlaps a better one of its class by more."""
+
+    multi_label: bool = False
+    """One candidate for every class above `conf_thres` instead of the best class only (evaluation)."""
+
+    agnostic: bool = False
+    """Boxes suppress each other across classes."""
+
+    classes: tuple[int, ...] | None = None
+    """Only these classes."""
+
+    max_det: int = 300
+    """At most so many boxes of an image, the best ones."""
+
+    max_nms: int = 30_000
+    """At most so many candidates of an image, the best ones."""
+
+    merge: bool = False
+    """Replace each box by the mean, weighted by score, of the candidates that overlap it, and drop boxes that no
+    second candidate supports; in images with 2 to 2999 candidates. YOLOv7 never switches this on."""
+
+    kernel: str = "auto"
+    """Who suppresses: "sweep" (plain torch, any device), "triton" (CUDA), "torchvision" (its kernel, image by image),
+    or "auto": triton on CUDA where it is installed, else sweep. All give the same boxes."""
+
+    def __post_init__(self) -> None:
+        for name in ("conf_thres", "iou_thres"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"nms.{name}={getattr(self, name)} is outside 0..1.")
+        for name in ("max_det", "max_nms"):
+            if not 1 <= getattr(self, name) <= 1_000_000:
+                raise ConfigError(f"nms.{name}={getattr(self, name)} is outside 1..1000000.")
+        if self.kernel not in ("auto", "sweep", "triton", "torchvision"):
+            raise ConfigError(f'nms.kernel="{self.kernel}" is unknown. Use auto, sweep, triton or torchvision.')
+
+
+class Detections(NamedTuple):
+    """Boxes of a batch, images ascending, inside an image by descending score; on one device."""
+
+    row_D6: Tensor
+    """float32: x1, y1, x2, y2, score, class."""
+
+    image_D: Tensor
+    """int64, the image of each row."""
+
+    num_images: int
+
+    @property
+    def box_D4(self) -> Tensor:
+        return self.row_D6[:, :4]
+
+    @property
+    def score_D(self) -> Tensor:
+        return self.row_D6[:, 4]
+
+    @property
+    def class_D(self) -> Tensor:
+        """int64."""
+        return self.row_D6[:, 5].long()
+
+    def per_image(self) -> list[Tensor]:
+        """One [n, 6] view per image, [0, 6] where nothing was found. The host waits for the counts."""
+        counts = torch.bincount(self.image_D, minlength=self.num_images).tolist()
+        return list(self.row_D6.split(counts))
+
 
 logger = logging.getLogger(__name__)
 

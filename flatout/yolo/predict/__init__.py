@@ -7,14 +7,12 @@ Nothing is imported here, because help must answer at once; begin with `flatout.
 
 Files:
 
-    detect     The whole of `detect.py`
-    files      What `--source` means, and pictures and videos in files, one frame after the other
-    frames     A picture on its way through prediction
-    options    How to detect, and what else `detect.py` was asked to do: one field per flag, under the flag's own name
-    outputs    Everything that is written about results: pictures and videos with boxes, label files, crops, JSON
-    predictor  Batches of prepared pictures through the network and NMS
-    result     What was found in one picture: plain arrays, the forms that other tools read, and a line for people
-    results    Frames in, results out, in order: reading and preparing happens in threads while the network works
-    streams    One camera or stream: a thread that reads it, keeps its newest frame, and mends lost connections
-    threads    Threads around the network: reading ahead of it, and writing behind it
+    detect   The whole of `detect.py`
+    files    What `--source` means, and pictures and videos in files, one frame after the other
+    options  How to detect, and what else `detect.py` was asked to do: one field per flag, under the flag's own name
+    outputs  Everything that is written about results: pictures and videos with boxes, label files, crops, JSON
+    result   What was found in one picture: plain arrays, the forms that other tools read, and a line for people
+    results  Frames in, results out, in order: reading and preparing happens in threads while the network works
+    streams  One camera or stream: a thread that reads it, keeps its newest frame, and mends lost connections
+    threads  Threads around the network: reading ahead of it, and writing behind it
 """

@@ -19,13 +19,11 @@ from flatout.ranks import Interrupts, choose_device, make_current
 from flatout.runs import StepProgress, new_run_folder, read_record
 from flatout.yolo.convert import only_network
 from flatout.yolo.find_file import weights_files
-from flatout.yolo.predict.files import Files, Streams, count_frames, find_sources, frames_of
-from flatout.yolo.predict.frames import ReadFrame, Unreadable
+from flatout.yolo.predict.files import Files, ReadFrame, Streams, Unreadable, count_frames, find_sources, frames_of
 from flatout.yolo.predict.options import DetectOptions
 from flatout.yolo.predict.outputs import Outputs, Wishes
-from flatout.yolo.predict.predictor import Predictor, load_networks, predictor_for
 from flatout.yolo.predict.result import Result, closing_lines, nothing_read, result_line, shown
-from flatout.yolo.predict.results import results_of
+from flatout.yolo.predict.results import Predictor, load_networks, predictor_for, results_of
 from flatout.yolo.predict.streams import LiveFrames, without_password
 from flatout.yolo.weights import read_weights, save_weights
 

@@ -15,7 +15,7 @@ import numpy as np
 from flatout.charts import write_picture
 from flatout.errors import ResourceError
 from flatout.safefiles import write_error
-from flatout.yolo.predict.frames import Origin
+from flatout.yolo.predict.files import Origin
 from flatout.yolo.predict.result import Result
 from flatout.yolo.predict.threads import WriteBehind
 

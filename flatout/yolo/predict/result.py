@@ -13,7 +13,7 @@ import numpy as np
 
 from flatout.errors import ConfigError, counted
 from flatout.yolo.metrics.coco import image_id_of
-from flatout.yolo.predict.frames import Origin, Unreadable
+from flatout.yolo.predict.files import Origin, Unreadable
 
 if TYPE_CHECKING:
     import supervision

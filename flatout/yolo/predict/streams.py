@@ -14,8 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from flatout.errors import DataError
-from flatout.yolo.predict.files import fps_of, num_frames_of
-from flatout.yolo.predict.frames import Frame, Origin, ReadFrame, Unreadable, given
+from flatout.yolo.predict.files import Frame, Origin, ReadFrame, Unreadable, fps_of, given, num_frames_of
 
 logger = logging.getLogger(__name__)
 

@@ -4,9 +4,8 @@ stages.yaml + flags -> Plan -> job folder -> train() per stage -> one table, one
 
 Files:
 
-    job_folder  Where a job of stages lives, and whether a command begins it, continues it or finds it done
-    plan        The file of stages
-    stages      All stages of a plan, one training after the other, continued wherever it was left
+    plan    The file of stages
+    stages  All stages of a plan, one training after the other, continued wherever it was left
 """
 
 from flatout.yolo.stages.plan import Plan, read_plan

@@ -1,32 +1,90 @@
-"""All stages of a plan, one training after the other, continued wherever it was left."""
+"""All stages of a plan, one training after the other, continued wherever it was left.
+
+Where a job of stages lives, and whether a command begins it, continues it or finds it done.
+
+runs/stages/gradual_unfreeze/    run.json, results.*, weights/best.pt      of the job
+    stage1/, stage2/ ...         what train.py leaves                      of each stage
+"""
 
 import csv
 import io
 import json
 import logging
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flatout.engine import Callback, Scores
-from flatout.errors import ConfigError, FlatoutError
+from flatout.errors import CheckpointError, ConfigError, FlatoutError
 from flatout.ranks import StopSignals
-from flatout.runs import RunFolder, Spending
+from flatout.runs import Identity, RunFolder, RunLock, Spending, Wanted, choose_run, numbered, read_record
 from flatout.safefiles import replacing
 from flatout.yolo.find_file import find_weights
 from flatout.yolo.options import TrainOptions
-from flatout.yolo.stages.job_folder import (
-    begin_job,
-    best_weights,
-    continue_job,
-    is_finished,
-    newest_job,
-    stage_folder,
-)
 from flatout.yolo.stages.plan import Plan
 from flatout.yolo.train import train
 from flatout.yolo.weights import read_weights
+
+MOST_CHANGES = 4
+
+
+def newest_job(project: Path, name: str) -> Path | None:
+    """By number. Passed over are folders that are no run, and `tiny4` of a job that is called so itself."""
+    for path in reversed(numbered(project, name).values()):
+        record = read_record(path)
+        if record and record["config"].get("name") == name:
+            return path
+    return None
+
+
+def begin_job(project: Path, name: str, meant: Identity) -> RunFolder:
+    """A new folder, locked."""
+    return choose_run(Wanted(project=project, name=name, identity=meant, fresh=True))
+
+
+def continue_job(folder: Path, meant: Identity, *, break_lock: bool) -> RunFolder:
+    """The folder of a job that was begun before, locked.
+
+    ConfigError if the plan is another one than that which it was begun with: stages that were trained belong to the
+    plan they were trained by. A job that failed before its first step may get another one.
+    """
+    record = read_record(folder) or {"config": {}}
+    changed = meant.compare(record["config"]).different
+    wanted = Wanted(project=folder.parent, name=folder.name, identity=meant, break_lock=break_lock)
+    if not changed:
+        return choose_run(replace(wanted, resume=folder))
+    first = stage_folder(folder, 1)
+    if not (first / "weights").exists():
+        with RunLock(folder, break_lock=break_lock):  # another process may be about to train in it
+            shutil.rmtree(first, ignore_errors=True)
+        return choose_run(replace(wanted, exist_ok=True, fresh=True))
+    more = f" and {len(changed) - MOST_CHANGES} more" if len(changed) > MOST_CHANGES else ""
+    raise ConfigError(
+        f"{folder} was begun with other stages: {', '.join(changed[:MOST_CHANGES])}{more}. "
+        "Put them back as they were, start over with --fresh, or choose another --name."
+    )
+
+
+def is_finished(folder: Path) -> bool:
+    """Of a job or a stage: nothing in it is trained again."""
+    record = read_record(folder)
+    return bool(record and record.get("finished"))
+
+
+def stage_folder(job: Path, number: int) -> Path:
+    """Of a stage, numbered from 1."""
+    return job / f"stage{number}"
+
+
+def best_weights(stage: Path) -> Path:
+    """best.pt of a finished stage; last.pt where no epoch was validated."""
+    for name in ("best.pt", "last.pt"):
+        if (stage / "weights" / name).is_file():
+            return stage / "weights" / name
+    raise CheckpointError(f"{stage}: a finished stage without weights. Put them back, or start over with --fresh.")
+
 
 logger = logging.getLogger(__name__)
 

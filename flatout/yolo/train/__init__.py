@@ -7,11 +7,8 @@ Files:
     autotune      What a picture and a step cost on this machine, for those who leave the input to us
     choose_input  What `--fast` and `--workers auto` mean on this machine: one function decides it, and says why
     input         Where training batches come from: the pictures of a training, augmented by workers or on the GPU
-    pictures      Pictures for people, from the beginning of a training: look at these first
-    preflight     Before a detection training begins: memory, and how fast pictures can be decoded at most
     prepare       The network at its first step
     recipe        Training a detector: the recipe that `train.py` hands to a run
-    schedule      Learning rates
     step          What a step of the detection job computes: images and targets in, loss out
     validate      Validation inside a training
 """

@@ -30,9 +30,8 @@ from flatout.config import build_config
 from flatout.errors import ConfigError
 from flatout.feed import Feed, FeedConfig, Plan, default_folder
 from flatout.profiler import DeviceTrace, machine_facts
-from flatout.yolo.augment.images import ResizedPictures
 from flatout.yolo.augment.layout import decoded_bytes
-from flatout.yolo.augment.source import TrainingSource
+from flatout.yolo.augment.source import ResizedPictures, TrainingSource
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.train.choose_input import (
     Asked,

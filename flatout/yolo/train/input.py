@@ -20,12 +20,10 @@ from flatout.clock import machine
 from flatout.errors import ConfigError
 from flatout.feed import DeviceBatches, Feed, FeedConfig, Plan, Rows, Store, StoreConfig
 from flatout.ranks import World
-from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.draw import ClassAware
+from flatout.yolo.augment.draw import AugmentConfig, ClassAware
 from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
 from flatout.yolo.augment.gpu.jpeg import DeviceDecoded, decoded_on_device
-from flatout.yolo.augment.images import ResizedPictures
-from flatout.yolo.augment.source import TrainingSource
+from flatout.yolo.augment.source import ResizedPictures, TrainingSource
 from flatout.yolo.data.data_yaml import DataSet
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import RectBatches, StepShapes, rect_batches

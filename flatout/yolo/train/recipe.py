@@ -38,24 +38,29 @@ from flatout.runs import (
 from flatout.safefiles import write_container
 from flatout.yolo.data.coco import annotation_file
 from flatout.yolo.data.data_yaml import without_complaints
-from flatout.yolo.data.image_weights import Weighing
+from flatout.yolo.data.image_set import Weighing
 from flatout.yolo.data.letterbox import rounded_up
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.evaluate import Outcome, coco_ap, test
 from flatout.yolo.find_file import find_file
-from flatout.yolo.hyp import Hyp, load_hyp
+from flatout.yolo.hyp import Hyp, identity, load_hyp, write_options
 from flatout.yolo.metrics import LOSSES, YOLOV7_RESULTS, zero_scores
 from flatout.yolo.model.network import Network
 from flatout.yolo.multihead.training import WantedHeads, class_aware
 from flatout.yolo.options import TestOptions, TrainOptions
-from flatout.yolo.run_config import identity, write_options
 from flatout.yolo.train import prepare
 from flatout.yolo.train.autotune import input_choices
 from flatout.yolo.train.input import InputConfig, LabelRules, TrainingInput, num_workers, open_input, open_pictures
-from flatout.yolo.train.pictures import BatchPictures, draw_labels
-from flatout.yolo.train.preflight import PreflightConfig, remarks
-from flatout.yolo.train.schedule import YoloSchedule
-from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepConfig, capacity_for
+from flatout.yolo.train.prepare import PreflightConfig, remarks
+from flatout.yolo.train.step import (
+    BatchPictures,
+    DetectionJob,
+    DetectionLoss,
+    StepConfig,
+    YoloSchedule,
+    capacity_for,
+    draw_labels,
+)
 from flatout.yolo.train.validate import EpochResult, Validation, ValidationConfig, results_line
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from torch import nn
 from flatout.clock import clock
 from flatout.feed import Store, StoreConfig
 from flatout.runs import RunContext
-from flatout.yolo.augment.images import ResizedPictures
+from flatout.yolo.augment.source import ResizedPictures
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.evaluate import Evaluate, Outcome
 from flatout.yolo.evaluate.evaluate import FEW_CLASSES, table

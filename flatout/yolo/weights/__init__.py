@@ -6,17 +6,13 @@ legacy .pt, our .pt, .safetensors --read_weights--> Weights --transfer--> networ
 Files:
 
     legacy            What YOLOv7 saved, in its various forms, as Weights
-    legacy_names      The names that YOLOv7's pickled checkpoints contain, and the harmless things they mean here
-    optimizer_order   Which parameter the numbers in a YOLOv7 optimizer state mean
     read              The front door: weights from any file, told apart by content
     safetensors_file  Weights in safetensors files
-    transfer          Move weights into a network that may differ: what fits is taken, the rest is reported
     weights           What a file of weights holds, whatever its format was
 """
 
 from flatout.yolo.weights.read import read_weights
 from flatout.yolo.weights.safetensors_file import save_safetensors
-from flatout.yolo.weights.transfer import Transfer, transfer
-from flatout.yolo.weights.weights import State, Weights, save_weights
+from flatout.yolo.weights.weights import State, Transfer, Weights, save_weights, transfer
 
 __all__ = ["State", "Transfer", "Weights", "read_weights", "save_safetensors", "save_weights", "transfer"]

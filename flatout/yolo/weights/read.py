@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from flatout.safefiles import file_kind, is_container, read_objects, reading, sections_of
-from flatout.yolo.weights.legacy import weights_from_legacy
-from flatout.yolo.weights.legacy_names import legacy_vocabulary
+from flatout.yolo.weights.legacy import legacy_vocabulary, weights_from_legacy
 from flatout.yolo.weights.safetensors_file import weights_from_safetensors
 from flatout.yolo.weights.weights import Weights, weights_from
 

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flatout.feed.source import DecodeError, Fetch, Out, Rows, RowsOut, Source
-from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.draw import FOUR, NINE, NONE, PASTE_ATTEMPTS, PLAIN
+from flatout.yolo.augment.draw import FOUR, NINE, NONE, PASTE_ATTEMPTS, PLAIN, AugmentConfig
 from flatout.yolo.data.image_set import ImageSet, Labels
 from flatout.yolo.data.letterbox import resize_long_side
 from tests.yolo.pattern import pattern
 
 if TYPE_CHECKING:
     from flatout.yolo.augment.paint import Painter
-    from flatout.yolo.augment.render import Renderer
+    from flatout.yolo.augment.source import Renderer
 
 UNWARPED = (0, 0, 0, 1, 0, 0, 0.5, 0.5)
 SMALL_TILE = 40
@@ -48,7 +47,7 @@ def renderer_of(
     """Of pictures in their own size, which are resized here."""
     # Here, so that scenes for the device can be made where there is no OpenCV.
     from flatout.yolo.augment.paint import Classic
-    from flatout.yolo.augment.render import Renderer
+    from flatout.yolo.augment.source import Renderer
 
     return Renderer(
         pictures=[resize_long_side(image, size, augment=True).image for image in images],

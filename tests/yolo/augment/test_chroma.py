@@ -8,7 +8,7 @@ from bench.augment_chroma import back_to_bgr
 from flatout.errors import ConfigError
 from flatout.feed import DecodeError, Plan
 from flatout.feed.device_store import DeviceStore
-from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.draw import AugmentConfig
 from flatout.yolo.augment.gpu.chroma import Subsampled, kept_shapes, subsample
 from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
 from flatout.yolo.augment.layout import resized_wh

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.yolo.augment.color import Color, color_fields, color_parameters, colors
-from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.draw import AugmentConfig
 from flatout.yolo.augment.gpu.render_torch import color_tables
-from flatout.yolo.augment.paint import Classic
+from flatout.yolo.augment.paint import Classic, Color, color_fields, color_parameters, colors
 
 
 def drawn(gain_3: tuple[float, float, float], exponent: float) -> dict[str, np.ndarray]:

@@ -11,8 +11,7 @@ from flatout.errors import ConfigError, DataError
 from flatout.feed import Batch, Feed, FeedConfig, Plan, Source
 from flatout.feed.device import DeviceBatch
 from flatout.feed.device_store import CHUNK_BYTES, chunks_of
-from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.draw import ClassAware
+from flatout.yolo.augment.draw import AugmentConfig, ClassAware
 from flatout.yolo.augment.gpu.input import DeviceInputConfig, Room, plan_memory, training_input, validation_input
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import RectBatches, rect_batches, resize_long_side

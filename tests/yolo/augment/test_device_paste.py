@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.draw import draw_training
-from flatout.yolo.augment.gpu.paste_draws import OBJECT_COLUMNS, DevicePaste
+from flatout.yolo.augment.draw import AugmentConfig, draw_training
 from flatout.yolo.augment.gpu.paste_torch import inside_polygon
+from flatout.yolo.augment.gpu.source import OBJECT_COLUMNS, DevicePaste
 from flatout.yolo.augment.layout import resized_wh
 from tests.yolo.augment.scenes import busy_set
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from flatout.errors import ConfigError
-from flatout.yolo.augment.config import AugmentConfig
 from flatout.yolo.augment.draw import (
     FOUR,
     NINE,
@@ -14,6 +13,7 @@ from flatout.yolo.augment.draw import (
     PASTE_ATTEMPTS,
     PASTE_ROUNDS,
     PLAIN,
+    AugmentConfig,
     ClassAware,
     draw_training,
     pick,

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from flatout.yolo.augment.paste import covered_share
-from flatout.yolo.augment.polygons import box_inside, resample
-from flatout.yolo.augment.render import quad
-from flatout.yolo.augment.warp_labels import LEAST_AREA, LEAST_AREA_POLYGONS, are_candidates
+from flatout.yolo.augment.source import quad
+from flatout.yolo.augment.warp_labels import LEAST_AREA, LEAST_AREA_POLYGONS, are_candidates, box_inside, resample
 from flatout.yolo.boxes import Letterbox, norm_to_input, to_native
 from flatout.yolo.data.label_text import polygon_box
 from tests.golden_cases import golden_cases

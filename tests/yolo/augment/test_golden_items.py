@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from flatout.feed import Feed, FeedConfig, Plan
-from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.draw import FOUR_SHARE
+from flatout.yolo.augment.draw import FOUR_SHARE, AugmentConfig
 from flatout.yolo.augment.labels import CanvasLabels, offsets
 from flatout.yolo.augment.paint import CutOut, cut_out, paste_copies, paste_in
 from flatout.yolo.augment.paste import SIZES, SKIPPED, choose_copies

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flatout.yolo.augment.color import Color, colors
-from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.draw import AugmentConfig
 from flatout.yolo.augment.labels import CanvasLabels, gather_labels, offsets
 from flatout.yolo.augment.layout import Sheets, lay_out, resized_wh, warp_matrices
-from flatout.yolo.augment.paint import Classic, Fast, compose
+from flatout.yolo.augment.paint import Classic, Color, Fast, colors, compose
 from flatout.yolo.augment.paint import warp as warp_image
 from flatout.yolo.augment.paint_compiled import fastest_painter
 from flatout.yolo.augment.warp_labels import warp_labels

@@ -3,15 +3,12 @@
 import numpy as np
 import pytest
 
-from flatout.yolo.augment.color import Color, colors
-from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.draw import draw_training
+from flatout.yolo.augment.draw import AugmentConfig, draw_training
 from flatout.yolo.augment.labels import gather_labels, ranges, warped_boxes
 from flatout.yolo.augment.layout import lay_out, resized_wh
-from flatout.yolo.augment.paint import Classic, Fast, paste_copies, region_seen, warp
+from flatout.yolo.augment.paint import Classic, Color, Fast, colors, paste_copies, region_seen, warp
 from flatout.yolo.augment.paste import choose_copies
-from flatout.yolo.augment.polygons import boxes_of_polygons
-from flatout.yolo.augment.warp_labels import boxes_of_corners, warp_labels
+from flatout.yolo.augment.warp_labels import boxes_by_numpy, boxes_of_corners, warp_labels
 from tests.yolo.augment.scenes import UNWARPED, busy_set, labels_of, one_draw, renderer_of
 from tests.yolo.pattern import pattern
 
@@ -41,7 +38,7 @@ def test_boxes_of_polygons_are_those_of_all_their_points(most_points, perspectiv
     matrices = np.tile(np.eye(3), (60, 1, 1)) + rng.normal(0, 0.3, (60, 3, 3)) * [[1, 1, 40], [1, 1, 40], [0, 0, 0]]
     if perspective:
         matrices[:, 2, :2] = rng.normal(0, 0.001, (60, 2))
-    found = boxes_of_polygons(np.concatenate(polygons), counts, matrices, (100, 80), perspective=perspective)
+    found = boxes_by_numpy(np.concatenate(polygons), counts, matrices, (100, 80), perspective=perspective)
     expected = [box_of_all_points(*pair, (100, 80)) for pair in zip(polygons, matrices, strict=True)]
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
     assert (found.any(1) & (found != np.round(found)).any(1)).sum() > 10

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.draw import AugmentConfig
 from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
 from flatout.yolo.augment.gpu.labels_torch import DeviceLabels, TorchLabels
 from flatout.yolo.augment.gpu.source import TILES, ParameterSource

@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from flatout.feed import Feed, FeedConfig, Plan
-from flatout.feed.device_feed import DeviceFeed
+from flatout.feed.device import DeviceFeed
 from flatout.feed.device_store import DeviceStore
 from flatout.images import read_picture
-from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.draw import draw_training
+from flatout.yolo.augment.draw import AugmentConfig, draw_training
 from flatout.yolo.augment.gpu.render_torch import TorchRender, bgr_to_hsv, recolor
 from flatout.yolo.augment.gpu.source import ParameterSource
 from flatout.yolo.augment.paint import Classic

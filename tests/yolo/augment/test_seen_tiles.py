@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flatout.yolo.augment import layout, render
-from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment import layout
+from flatout.yolo.augment import source as sources
+from flatout.yolo.augment.draw import AugmentConfig
 from flatout.yolo.augment.gpu.source import ParameterSource
 from flatout.yolo.augment.layout import lay_out, resized_wh
 from flatout.yolo.augment.paint_compiled import fastest_painter
@@ -46,7 +47,7 @@ def test_leaving_them_out_changes_no_pixel(warp, painter, monkeypatch):
     draws = source.draw(3, 0, positions, positions % len(images))
     found, counts = [], []
     for leave_out in (layout.without_unseen, lambda sheets, *_: sheets):
-        monkeypatch.setattr(render, "without_unseen", leave_out)
+        monkeypatch.setattr(sources, "without_unseen", leave_out)
         pictures, out = Counted(renderer.pictures), np.empty((SAMPLES, 3, SIZE, SIZE), np.uint8)
         replace(renderer, pictures=pictures).render(draws, out)
         found.append(out)

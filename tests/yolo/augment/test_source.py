@@ -13,11 +13,9 @@ import pytest
 from flatout.errors import ConfigError
 from flatout.feed import Batch, DecodeError, Feed, FeedConfig, Plan, Store, StoreConfig, Unreadable
 from flatout.yolo.augment import draw
-from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.draw import ClassAware
-from flatout.yolo.augment.images import ResizedPictures
+from flatout.yolo.augment.draw import AugmentConfig, ClassAware
 from flatout.yolo.augment.layout import resized_wh
-from flatout.yolo.augment.source import TrainingSource, ValidationSource
+from flatout.yolo.augment.source import ResizedPictures, TrainingSource, ValidationSource
 from flatout.yolo.data.letterbox import kept_size_hw, rect_batches, resize_long_side
 from tests.feed.comparing import digest, digests
 from tests.yolo.augment.scenes import Damaged, busy_set, image_set_of, labels_of, written

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.draw import AugmentConfig
 from flatout.yolo.augment.gpu.batches import FinishLabels
 from flatout.yolo.augment.gpu.labels_torch import DeviceLabels
 from flatout.yolo.augment.gpu.source import ParameterSource

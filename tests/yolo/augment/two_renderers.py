@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from flatout.feed import Plan
-from flatout.feed.device_feed import Render
+from flatout.feed.device import Render
 from flatout.feed.device_store import DeviceStore
-from flatout.yolo.augment.config import AugmentConfig
+from flatout.yolo.augment.draw import AugmentConfig
 from flatout.yolo.augment.gpu.batches import Fill, Paste
 from flatout.yolo.augment.gpu.chroma import Subsampled
 from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input

@@ -19,10 +19,10 @@ import pytest
 import simplejpeg
 
 from flatout.__main__ import main
-from flatout.charts.sheet import colour_of
+from flatout.charts.canvas import colour_of
 from flatout.errors import ConfigError, DataError
 from flatout.images import Header, Picture, decoder_messages, read_picture
-from flatout.yolo.data.check import decode_check
+from flatout.yolo.data.check import facts
 from flatout.yolo.data.check.facts import CHECKS
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
 from flatout.yolo.data.data_yaml import without_complaints
@@ -270,7 +270,7 @@ def test_each_check_finds_its_fault(check, tmp_path, monkeypatch):
     if check == "class-only-in-val":
         made.put("val", "0", label="2 0.5 0.5 0.4 0.4\n")
     if check == "image-header-lies":
-        monkeypatch.setattr(decode_check, "decode", lambda content: deep_picture())
+        monkeypatch.setattr(facts, "decode", lambda content: deep_picture())
     places = found_in(made)
     assert check in places, f"found only {sorted(places)}"
     if CHECKS[check].severity == "error" and check.startswith("label-") and check not in NO_LINE:
@@ -369,7 +369,7 @@ def deep_picture():
     return Picture(drawn(40, 40), Header("jpeg", 64, 48), 0.0)
 
 
-class DeadlyPictures(decode_check.Pictures):
+class DeadlyPictures(facts.Pictures):
     """Ends its process at the second picture."""
 
     def sample(self, index, rng):
@@ -380,7 +380,7 @@ class DeadlyPictures(decode_check.Pictures):
 
 @pytest.mark.parametrize("others", [0, 1, 3])
 def test_a_picture_that_ends_its_process_is_one_finding(others, tmp_path, monkeypatch):
-    monkeypatch.setattr(decode_check, "Pictures", DeadlyPictures)
+    monkeypatch.setattr(facts, "Pictures", DeadlyPictures)
     made = DrawnSet(tmp_path, num_train=0, num_val=1)
     for stem in ["1", "2", "3", "4"][: 1 + others]:
         made.put("train", stem, jpeg(seed=int(stem)), GOOD_LINE)
@@ -461,7 +461,7 @@ def test_what_libtiff_reports_is_found_whatever_opencv_is_told_to_print(level, t
     case = next(case for case in damaged() if (case.format, case.kind) == ("tiff deflate", "a quarter zero"))
     (tmp_path / "a.tif").write_bytes(case.content)
     told = f"print(facts_of({str(tmp_path / 'a.tif')!r})['why'])"
-    code = f"from flatout.yolo.data.check.decode_check import facts_of; {told}"
+    code = f"from flatout.yolo.data.check.facts import facts_of; {told}"
     environment = os.environ | ({"OPENCV_LOG_LEVEL": level} if level else {})
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
     assert "Decod" in done.stdout and done.stderr == ""
@@ -470,8 +470,8 @@ def test_what_libtiff_reports_is_found_whatever_opencv_is_told_to_print(level, t
 def test_what_libjpeg_prints_about_a_cmyk_picture_is_its_damage():
     picture = deep_picture()._replace(header=Header("jpeg", 40, 40, channels=4))
     warning = "Corrupt JPEG data: 7 extraneous bytes before marker 0xd9"
-    assert decode_check.damage_of(jpeg(), picture, [warning]) == warning
-    assert decode_check.damage_of(jpeg(), picture, []) == ""
+    assert facts.damage_of(jpeg(), picture, [warning]) == warning
+    assert facts.damage_of(jpeg(), picture, []) == ""
 
 
 def test_only_what_is_printed_around_a_decoder_is_kept_back(capfd):
@@ -489,7 +489,7 @@ def test_only_what_is_printed_around_a_decoder_is_kept_back(capfd):
 
 
 def test_a_quick_check_decodes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(decode_check, "decode", lambda content: pytest.fail("decoded"))
+    monkeypatch.setattr(facts, "decode", lambda content: pytest.fail("decoded"))
     assert set(found_in(DrawnSet(tmp_path), CheckConfig(quick=True, progress=False, workers=0))) >= {"val-small"}
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from flatout.yolo.data.anchors import boxes_at_size, fit_of, search_anchors
-from flatout.yolo.data.image_set import Labels
-from flatout.yolo.data.image_weights import class_counts, class_weights, epoch_class_weights, image_weights
+from flatout.yolo.data.image_set import Labels, class_counts, class_weights, epoch_class_weights, image_weights
 from tests.golden_cases import golden_cases
 
 

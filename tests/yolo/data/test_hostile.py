@@ -19,7 +19,7 @@ GENERATED = (32, 64, 500)
 
 LOOK_AT_ALL = """
 import json, os, sys, time
-from flatout.yolo.data.check.decode_check import facts_of
+from flatout.yolo.data.check.facts import facts_of
 from flatout.yolo.data.scan import scan_picture
 
 slowest, kept, decoded = (0.0, ""), 0, 0

@@ -24,8 +24,7 @@ from flatout.images import header_of, read_picture
 from flatout.runs.lock import RunLock
 from flatout.yolo.data import resized_tree
 from flatout.yolo.data.coco import annotation_file, resized_annotations, resized_mask
-from flatout.yolo.data.data_yaml import Split, read_data_yaml
-from flatout.yolo.data.find import how_to_resize
+from flatout.yolo.data.data_yaml import Split, how_to_resize, read_data_yaml
 from flatout.yolo.data.letterbox import resize_long_side
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split

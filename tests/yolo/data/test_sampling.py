@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from flatout.yolo.data.anchors import fit_of, search_anchors
-from flatout.yolo.data.image_set import Labels
-from flatout.yolo.data.image_weights import class_counts, class_weights, draw_by_weight, image_weights
+from flatout.yolo.data.image_set import Labels, class_counts, class_weights, draw_by_weight, image_weights
 from flatout.yolo.data.letterbox import rect_batches
 
 

@@ -15,9 +15,8 @@ from flatout.errors import CheckpointError, ConfigError, DataError, ParityError
 from flatout.export.onnx_model import is_there
 from flatout.yolo.export import ExportOptions, export, export_network, work
 from flatout.yolo.export.files import stem_for
-from flatout.yolo.export.parity import Difference, largest
 from flatout.yolo.export.postprocess import OnnxNmsTail, select
-from flatout.yolo.export.work import pictures_for
+from flatout.yolo.export.work import Difference, largest, pictures_for
 from flatout.yolo.model.augmented import Ensemble
 from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.network import Network

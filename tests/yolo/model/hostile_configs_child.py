@@ -13,7 +13,7 @@ from typing import Any
 
 from flatout.errors import ConfigError
 from flatout.yaml_strict import load_yaml
-from flatout.yolo.model.parse import draw_blueprint
+from flatout.yolo.model.spec import draw_blueprint
 from tests.yolo.weights.hostile_child import Watch, control
 
 MAX_SECONDS = 5

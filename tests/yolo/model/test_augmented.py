@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flatout.yolo.model.augmented import PADDING, Ensemble, predict_augmented, resize_and_pad
-from flatout.yolo.model.heads import Predictions
+from flatout.yolo.model.layers import Predictions
 from tests.yolo.model.test_network import narrow, picture
 
 

@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 
 from flatout.errors import ConfigError
 from flatout.yaml_strict import parse_yaml
-from flatout.yolo.model.configs import load_config, shipped_folder
-from flatout.yolo.model.parse import MAX_LAYERS, draw_blueprint
-from flatout.yolo.model.spec import IMAGE, Blueprint, needed_rows
+from flatout.yolo.model.spec import (
+    IMAGE,
+    MAX_LAYERS,
+    Blueprint,
+    draw_blueprint,
+    load_config,
+    needed_rows,
+    shipped_folder,
+)
 from tests.yolo.model.hostile_configs import config
 
 SHIPPED = sorted(path.relative_to(shipped_folder()).as_posix() for path in shipped_folder().glob("*/*.yaml"))

@@ -8,7 +8,7 @@ import torch
 from flatout.yaml_strict import parse_yaml
 from flatout.yolo.model.deploy import deploy_config, fused, largest_difference, to_deploy
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.model.parse import draw_blueprint
+from flatout.yolo.model.spec import draw_blueprint
 from tests.yolo.golden_network import fill
 from tests.yolo.model.hostile_configs import config
 from tests.yolo.model.test_network import narrow, picture

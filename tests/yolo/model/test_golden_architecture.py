@@ -11,12 +11,10 @@ import pytest
 import torch
 
 from flatout.yaml_strict import Yaml
-from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.info import describe
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.model.parse import draw_blueprint
-from flatout.yolo.model.spec import PROBE_PX, Head
+from flatout.yolo.model.spec import PROBE_PX, Head, draw_blueprint, load_config
 from tests.golden_cases import golden_cases
 
 

@@ -15,11 +15,10 @@ from torch.overrides import TorchFunctionMode
 
 from flatout.yaml_strict import parse_yaml
 from flatout.yolo.model.augmented import predict_augmented
-from flatout.yolo.model.configs import load_config, shipped_folder
 from flatout.yolo.model.deploy import deploy_config, fused, to_deploy
-from flatout.yolo.model.heads import Predictions
+from flatout.yolo.model.layers import Predictions
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.model.parse import draw_blueprint
+from flatout.yolo.model.spec import draw_blueprint, load_config, shipped_folder
 from tests.golden_cases import golden_cases
 from tests.yolo.golden_network import Recipe, fill, golden_picture, running_statistics, samples
 

@@ -11,8 +11,20 @@ import torch
 from torch import nn
 
 from flatout.yolo.model.deploy import fold_batch_norm, fuse_branches, fuse_implicit
-from flatout.yolo.model.heads import Detect, IAuxDetect, IDetect
-from flatout.yolo.model.layers import MP, SP, SPPCSPC, Concat, Conv, DownC, ReOrg, RepConv, Shortcut
+from flatout.yolo.model.layers import (
+    MP,
+    SP,
+    SPPCSPC,
+    Concat,
+    Conv,
+    Detect,
+    DownC,
+    IAuxDetect,
+    IDetect,
+    ReOrg,
+    RepConv,
+    Shortcut,
+)
 from flatout.yolo.model.module_specs import Activation
 from flatout.yolo.model.network import DETECTION_LAYERS
 from flatout.yolo.model.spec import Head

@@ -13,12 +13,10 @@ import torch
 
 from flatout.errors import ConfigError
 from flatout.yaml_strict import parse_yaml
-from flatout.yolo.model.configs import find_config, load_config
 from flatout.yolo.model.layers import make_layer
 from flatout.yolo.model.module_specs import KINDS
 from flatout.yolo.model.network import Network
-from flatout.yolo.model.parse import draw_blueprint
-from flatout.yolo.model.spec import Blueprint, Row
+from flatout.yolo.model.spec import Blueprint, Row, draw_blueprint, find_config, load_config
 from tests.yolo.model.hostile_configs import HOSTILE, config
 from tests.yolo.model.mutated_configs import mutated_text, mutated_tree
 

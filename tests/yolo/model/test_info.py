@@ -9,8 +9,7 @@ from torch import nn
 from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.info import COUNTED_PX, count_gflops
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.model.parse import draw_blueprint
-from flatout.yolo.model.spec import PROBE_PX, small_side
+from flatout.yolo.model.spec import PROBE_PX, draw_blueprint, small_side
 
 ANCHORS = [[10, 13], [30, 61]]
 DEEP: dict[str, Any] = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flatout.yolo.predict import detect
-from flatout.yolo.predict.predictor import load_networks
+from flatout.yolo.predict.results import load_networks
 from tests.yolo.predict.small_sources import draw_pictures, draw_video, weights_file
 
 

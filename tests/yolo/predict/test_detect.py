@@ -17,12 +17,11 @@ from flatout.__main__ import main
 from flatout.errors import CheckpointError, ConfigError, DataError, ResourceError
 from flatout.yolo.nms import NmsConfig
 from flatout.yolo.predict.detect import DetectResult, detect, open_windows
-from flatout.yolo.predict.files import Files, find_sources, frames_of
-from flatout.yolo.predict.frames import Origin
+from flatout.yolo.predict.files import Files, Origin, find_sources, frames_of
 from flatout.yolo.predict.options import DetectOptions, PredictOptions
 from flatout.yolo.predict.outputs import folder_name
-from flatout.yolo.predict.predictor import load_networks, predictor_for
 from flatout.yolo.predict.result import Result
+from flatout.yolo.predict.results import load_networks, predictor_for
 from flatout.yolo.predict.results import results_of as in_order
 from flatout.yolo.weights import read_weights, save_weights
 from tests.reference.plain_detect import plain_detect

@@ -3,8 +3,7 @@
 import pytest
 
 from flatout.errors import ConfigError, DataError
-from flatout.yolo.predict.files import Files, Streams, count_frames, find_sources, frames_of
-from flatout.yolo.predict.frames import Frame, Origin, Unreadable
+from flatout.yolo.predict.files import Files, Frame, Origin, Streams, Unreadable, count_frames, find_sources, frames_of
 from tests.yolo.predict.small_sources import draw_pictures, draw_video
 
 

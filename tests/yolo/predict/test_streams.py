@@ -14,7 +14,7 @@ import pytest
 from flatout.errors import DataError
 from flatout.yolo.predict import streams
 from flatout.yolo.predict.detect import DetectResult, detect
-from flatout.yolo.predict.frames import Frame, Unreadable
+from flatout.yolo.predict.files import Frame, Unreadable
 from flatout.yolo.predict.options import DetectOptions
 from flatout.yolo.predict.result import Result
 from flatout.yolo.predict.streams import EVERY, LIMIT_MS, LiveFrames, Stream, without_password

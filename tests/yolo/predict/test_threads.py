@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from flatout.yolo.predict.frames import Frame, Origin, Prepare, Prepared
+from flatout.yolo.predict.files import Frame, Origin, Prepare, Prepared
 from flatout.yolo.predict.results import Groups, InOrder
 from flatout.yolo.predict.threads import ReadAhead, WriteBehind
 

@@ -12,7 +12,7 @@ from torch import nn
 from flatout.engine.callbacks import Callbacks
 from flatout.engine.job import EpochReport, Sections
 from flatout.ranks.world import World
-from flatout.runs.epoch_end import EpochEnd
+from flatout.runs.ends import EpochEnd
 from flatout.runs.recipe import Model, Recipe, Validated
 from flatout.runs.records import Records
 from flatout.yolo.metrics import zero_scores

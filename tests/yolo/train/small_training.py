@@ -9,15 +9,14 @@ import torch
 from flatout.engine.job import Batches, EpochReport, NoEpochEnd, Sections, Tick
 from flatout.engine.loop import Loop, LoopConfig
 from flatout.engine.optim import MovingAverage
-from flatout.engine.precision import DTYPES, Amp
+from flatout.engine.step import DTYPES, Amp
 from flatout.yolo.find_file import shipped_folder
 from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.loss import LossConfig
-from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import Network, build_network
+from flatout.yolo.model.spec import load_config
 from flatout.yolo.train import prepare
-from flatout.yolo.train.schedule import YoloSchedule
-from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepConfig, capacity_for
+from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepConfig, YoloSchedule, capacity_for
 
 
 class Silent(NoEpochEnd):

@@ -15,8 +15,8 @@ from flatout.clock import machine
 from flatout.errors import ConfigError
 from flatout.feed import Store
 from flatout.ranks.world import World
-from flatout.yolo.augment.images import ResizedPictures
 from flatout.yolo.augment.layout import decoded_bytes
+from flatout.yolo.augment.source import ResizedPictures
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.train import autotune

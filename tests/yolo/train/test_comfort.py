@@ -25,12 +25,11 @@ from flatout.runs import preflight
 from flatout.yolo.commands.flags import options_from, train_parser
 from flatout.yolo.evolve import evolve
 from flatout.yolo.find_file import find_weights
-from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
+from flatout.yolo.model.spec import load_config
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import train
-from flatout.yolo.train.preflight import reads_per_sample
-from flatout.yolo.train.prepare import share_batch_norms
+from flatout.yolo.train.prepare import reads_per_sample, share_batch_norms
 from tests.yolo.recipes import recipe
 from tests.yolo.train.scripted_recipe import ScriptedEnds, ScriptedRecipe
 from tests.yolo.train.test_metric_collapse import trained
@@ -234,7 +233,7 @@ def test_two_gpus_train_with_shared_batch_norms(options: TrainOptions) -> None:
 
 
 def test_flags_of_comfort_do_not_make_a_run_another_run() -> None:
-    from flatout.yolo.run_config import config_of_run
+    from flatout.yolo.hyp import config_of_run
 
     def config_of(words: str):
         return config_of_run(options_from(train_parser().parse_typed(words.split()), {}), recipe())

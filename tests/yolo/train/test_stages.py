@@ -17,11 +17,11 @@ from flatout.engine.job import Tick
 from flatout.errors import CheckpointError, ConfigError, DataError, Interrupted
 from flatout.runs.lock import Locked
 from flatout.yolo.find_file import shipped_folder
-from flatout.yolo.model.configs import load_config
+from flatout.yolo.model.spec import load_config
 from flatout.yolo.multihead.grouping.choose import write_grouping
 from flatout.yolo.multihead.grouping.statistics import make_grouping
 from flatout.yolo.stages import Plan, StagesResult, read_plan, run_stages
-from flatout.yolo.stages.job_folder import begin_job
+from flatout.yolo.stages.stages import begin_job
 from flatout.yolo.weights import read_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flatout.engine.compile import Compiled
-from flatout.engine.precision import Amp
+from flatout.engine.step import Amp
 from tests.yolo.train.beside_eager import run_beside_eager, smooth
 from tests.yolo.train.given_batches import GivenBatches, made_up_batch
 from tests.yolo.train.small_training import make_loop, narrow_network, run_without_waits, tiny_hyp

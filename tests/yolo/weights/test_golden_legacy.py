@@ -16,9 +16,7 @@ from flatout.safefiles.container import PlainReader
 from flatout.safefiles.open_file import read_objects, reading
 from flatout.yolo.model.network import build_network
 from flatout.yolo.weights import State, Weights, read_weights, save_safetensors, save_weights, transfer
-from flatout.yolo.weights.legacy import network_inside
-from flatout.yolo.weights.legacy_names import ModuleStandIn, legacy_vocabulary
-from flatout.yolo.weights.optimizer_order import parameter_groups
+from flatout.yolo.weights.legacy import ModuleStandIn, legacy_vocabulary, network_inside, parameter_groups
 from tests.golden_cases import golden_cases
 from tests.yolo.golden_network import golden_picture, samples
 from tests.yolo.weights.legacy_files import Model, yolov7_names

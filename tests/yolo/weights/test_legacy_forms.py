@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.yolo.weights import Weights, read_weights
-from flatout.yolo.weights.optimizer_order import parameter_groups
+from flatout.yolo.weights.legacy import parameter_groups
 from tests.yolo.weights.legacy_files import CONFIG, Model, training_checkpoint, yolov7_names
 from tests.yolo.weights.pickle_bytes import unzip_bytes, zip_bytes
 

@@ -8,7 +8,6 @@ Files:
     jpeg           JPEG files decoded by the GPU and resized there, for a store
     labels_torch   Open labels made targets, in plain torch, on any device
     labels_triton  Open labels made targets by one Triton kernel
-    paste_draws    Objects to paste on the device
     paste_torch    Objects pasted over finished pictures, in plain torch, one after the other
     paste_triton   Objects pasted over finished pictures by one Triton kernel. The same bits as paste_torch.py
     render_torch   Pictures of a batch from parameters, in plain torch, on any device

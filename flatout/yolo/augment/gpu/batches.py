@@ -16,9 +16,9 @@ from flatout.clock import clock
 from flatout.feed import Batch, DeviceFeed, DeviceStore, Feed, Output, Render
 from flatout.kernels import HAS_TRITON
 from flatout.yolo.augment.gpu.labels_torch import DeviceLabels, TorchLabels
-from flatout.yolo.augment.gpu.paste_draws import PICTURE_COLUMN, plan_copies
 from flatout.yolo.augment.gpu.paste_torch import Fills, Pasting, TorchFill, TorchPaste
 from flatout.yolo.augment.gpu.render_torch import TorchRender
+from flatout.yolo.augment.gpu.source import PICTURE_COLUMN, plan_copies
 
 logger = logging.getLogger(__name__)
 

@@ -30,8 +30,7 @@ from flatout.feed import (
     free_ram_bytes,
     settle,
 )
-from flatout.yolo.augment.config import AugmentConfig
-from flatout.yolo.augment.draw import ClassAware
+from flatout.yolo.augment.draw import AugmentConfig, ClassAware
 from flatout.yolo.augment.gpu.batches import DeviceInput, FinishLabels, label_finisher_for, renderer_for
 from flatout.yolo.augment.gpu.chroma import Subsampled, kept_shapes
 from flatout.yolo.augment.gpu.labels_torch import DeviceLabels

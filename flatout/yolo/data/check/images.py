@@ -8,8 +8,7 @@ import numpy as np
 
 from flatout.findings import Finding
 from flatout.images import FORMATS
-from flatout.yolo.data.check.decode_check import DEADLY, DECODED, DEEP
-from flatout.yolo.data.check.facts import SetFacts, SplitFacts, found_at, looking_for
+from flatout.yolo.data.check.facts import DEADLY, DECODED, DEEP, SetFacts, SplitFacts, found_at, looking_for
 
 # Pictures that look the same though their files differ: one saved again, shrunk or converted from the other.
 #

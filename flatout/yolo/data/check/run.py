@@ -11,16 +11,14 @@ import numpy as np
 from flatout.errors import DataError
 from flatout.feed import SampleError
 from flatout.findings import SEVERITIES, Finding
-from flatout.yolo.data.check import classes, files, from_scan, images, labels
-from flatout.yolo.data.check.decode_check import look_deeply
-from flatout.yolo.data.check.facts import CHECKS, SetFacts, SplitFacts, found_at
-from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, complaints
-from flatout.yolo.data.find import Found, Pair
+from flatout.yolo.data.check import files, images, labels
+from flatout.yolo.data.check.facts import CHECKS, SetFacts, SplitFacts, found_at, look_deeply
+from flatout.yolo.data.data_yaml import SPLITS, DataSet, Found, Pair, Split, complaints
 from flatout.yolo.data.open_data import gather as gather_files
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.scan import REASONS, ScanConfig, table_of
 
-REGISTERED_IN = (classes, files, from_scan, labels, images)
+REGISTERED_IN = (files, labels, images)
 """Importing these fills the registry."""
 YAML_ENDINGS = (".yaml", ".yml")
 DEFAULT_ANCHORS = (12, 16, 19, 36, 40, 28, 36, 75, 76, 55, 72, 146, 142, 110, 192, 243, 459, 401)

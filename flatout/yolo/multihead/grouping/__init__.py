@@ -8,8 +8,6 @@ Files:
 
     chart       A grouping as a picture
     choose      From a source and a method to heads: what `flatout yolo group` does, before anything is written
-    clustering  k-means with several seeded starts; the one with the smallest sum of squares counts
     methods     Classes whose boxes have like proportions share a head
-    sources     What a grouping is made from
     statistics  What grouping looks at
 """
