@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from bench.measure import arguments, facts_line, report
-from flatout.images import read_picture
+from flatout.images import read_image
 from flatout.yolo.augment.gpu.chroma import subsample
 from flatout.yolo.augment.gpu.render_torch import to_bgr
 from flatout.yolo.data.letterbox import resize_long_side
@@ -37,7 +37,7 @@ def measure_set(folder: Path, size: int, *, most: int) -> tuple[str, dict[str, f
     paths = sorted(folder.rglob("*.jpg"))[:most]
     counts_V, whole_bytes, kept_bytes = np.zeros(256, np.int64), 0, 0
     for path in paths:
-        image = resize_long_side(read_picture(str(path)), size, augment=True).image
+        image = resize_long_side(read_image(str(path)), size, augment=True).image
         kept = subsample(image)
         far = np.abs(back_to_bgr(kept, image.shape[:2]).astype(int) - image)
         counts_V += np.bincount(far.ravel(), minlength=256)

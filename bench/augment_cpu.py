@@ -28,9 +28,10 @@ from bench.loaders import ShuffledBatches, run_pass, use_one_opencv_thread
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
 from flatout.feed import Batch, Feed, FeedConfig, Plan, Store, StoreConfig
-from flatout.yolo.augment.draw import AugmentConfig
-from flatout.yolo.augment.paint import Color, Painter, Placed, colors, compose, warp
-from flatout.yolo.augment.source import PAINTERS, ResizedPictures, TrainingSource
+from flatout.yolo.augment.draw import AugmentConfig, Color, colors
+from flatout.yolo.augment.paint import Painter, Placed, compose, warp
+from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.source import PAINTERS, TrainingSource
 from flatout.yolo.data.image_set import ImageSet, Labels
 from tests.reference.plain_augment import PlainItems, collate
 

@@ -17,9 +17,9 @@ from bench import noise
 from bench.augment_gpu import CONFIG, POINTS, draw_set
 from bench.measure import arguments, facts_line, report, summarize
 from flatout.feed.source import Out, Rows, RowsOut
-from flatout.yolo.augment import warp_labels
+from flatout.yolo.augment import labels
 from flatout.yolo.augment.gpu.source import ParameterSource
-from flatout.yolo.augment.warp_labels import compiled_boxes
+from flatout.yolo.augment.labels import compiled_boxes
 
 SAMPLES, PICTURES, SIZE = 192, 6000, 320
 
@@ -41,7 +41,7 @@ def task_of(source: ParameterSource) -> Callable[[int], None]:
 
 def by_numpy(task: Callable[[int], None]) -> Callable[[int], None]:
     def slower(epoch: int) -> None:
-        with patch("flatout.yolo.augment.warp_labels.boxes_of_polygons", warp_labels.boxes_by_numpy):
+        with patch("flatout.yolo.augment.labels.boxes_of_polygons", labels.boxes_by_numpy):
             task(epoch)
 
     return slower

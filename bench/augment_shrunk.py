@@ -18,7 +18,7 @@ import numpy as np
 from bench.items import draw_jpeg
 from bench.measure import arguments, facts_line, report
 from flatout.images import header_of
-from flatout.yolo.augment.source import ResizedPictures
+from flatout.yolo.augment.samples import ResizedPictures
 from flatout.yolo.data.image_set import ImageSet, Labels
 
 SIZES = (320, 640)

@@ -22,7 +22,7 @@ from bench.measure import arguments, facts_line, report
 from flatout.feed import Store, StoreConfig
 from flatout.feed.device_store import DeviceStore
 from flatout.yolo.augment.gpu.jpeg import Decode, DeviceDecoded, nvjpeg
-from flatout.yolo.augment.source import ResizedPictures
+from flatout.yolo.augment.samples import ResizedPictures
 from flatout.yolo.data.image_set import ImageSet
 
 SIZES = (320, 640)

@@ -59,7 +59,7 @@ A, B = "A, July, TF32", "B, August, TF32"
 
 
 @dataclass
-class Turns:
+class Phases:
     """Stretches of one side."""
 
     fed: list[Timed] = field(default_factory=list)
@@ -221,9 +221,9 @@ class Sides:
         self._stack.enter_context(batches.feed)
         return LoopTrainer(batches, options, self._device)
 
-    def turns(self, sides: tuple[str, ...], length: Length) -> dict[str, Turns]:
+    def turns(self, sides: tuple[str, ...], length: Length) -> dict[str, Phases]:
         """One after the other, several times."""
-        results = {side: Turns() for side in sides}
+        results = {side: Phases() for side in sides}
         for turn in range(length.turns):
             for side, turns in results.items():
                 if side in self._plain:
@@ -238,7 +238,7 @@ class Sides:
         return results
 
 
-def table(results: dict[str, Turns], batch: int, title: str) -> list[str]:
+def table(results: dict[str, Phases], batch: int, title: str) -> list[str]:
     return [
         f"training, {title}",
         f"  {'':<26}{'rate':>11} {'step':>11}{'host in':>9}{'longer':>9} {'step on a':>12} {'its':>14}",
@@ -247,7 +247,7 @@ def table(results: dict[str, Turns], batch: int, title: str) -> list[str]:
     ]
 
 
-def input_verdicts(results: dict[str, Turns]) -> list[str]:
+def input_verdicts(results: dict[str, Phases]) -> list[str]:
     """T6."""
     shares = {side: turns.input_share() for side, turns in results.items() if side in SETTINGS}
     return [
@@ -256,13 +256,13 @@ def input_verdicts(results: dict[str, Turns]) -> list[str]:
     ]
 
 
-def verdict_of_designs(results: dict[str, Turns]) -> str:
+def verdict_of_designs(results: dict[str, Phases]) -> str:
     """T8, the same number format on all sides."""
     over_a, over_b = _over(results, TF32, A), _over(results, TF32, B)
     return f"{_verdict(over_a >= 4)} T8 {over_a:.1f}x A (at least 4), {over_b:.2f}x B"
 
 
-def verdict_of_formats(results: dict[str, Turns]) -> str:
+def verdict_of_formats(results: dict[str, Phases]) -> str:
     """T8, what the GPU's own formats add."""
     more = _over(results, COMPILED, TF32)
     # On ready batches: the most that any input could reach.
@@ -275,7 +275,7 @@ def verdict_of_formats(results: dict[str, Turns]) -> str:
     )
 
 
-def _over(results: dict[str, Turns], side: str, base: str) -> float:
+def _over(results: dict[str, Phases], side: str, base: str) -> float:
     pairs = zip(results[side].fed, results[base].fed, strict=True)
     return median(mine.samples_per_s / theirs.samples_per_s for mine, theirs in pairs)
 

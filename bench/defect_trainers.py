@@ -21,7 +21,7 @@ from flatout.defect.options import TrainOptions
 from flatout.defect.step import focal_loss
 from flatout.defect.train import DefectRecipe
 from flatout.engine.compile import Compiled
-from flatout.engine.job import Batches, Tick
+from flatout.engine.job import Batches, IntervalStats
 from flatout.engine.loop import Loop, LoopConfig
 from flatout.engine.step import Precision
 from flatout.feed.device import DeviceBatch, DeviceBatches
@@ -157,7 +157,7 @@ class StopWatch:
         self._began: float | None = None
         self.steps, self.seconds, self.waited_s = 0, 0.0, 0.0
 
-    def __call__(self, tick: Tick) -> None:
+    def __call__(self, tick: IntervalStats) -> None:
         now, before = self._loop.steps_here, self._last
         self._last = now
         if self._began is None:
@@ -182,7 +182,7 @@ class LoopTrainer:
     def __init__(self, batches: DeviceBatches, options: TrainOptions, device: torch.device) -> None:
         torch.manual_seed(0)
         recipe, model = built(replace(options, epochs=10_000), device)
-        settings, self._bs = recipe.step_settings(), options.bs
+        settings, self._bs = recipe.compute_settings(), options.bs
         self._fed, self._ready = batches, Ready(next(iter(batches.epoch(0))))
         self.loop = Loop(
             job=recipe.job(model),

@@ -13,8 +13,8 @@ import torch
 
 from bench.measure import arguments, report
 from flatout.yolo.export import ExportOptions, export_network, files
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
-from flatout.yolo.model.spec import load_config
 
 CASES = (("yolov7-tiny", 320), ("yolov7-tiny", 640), ("yolov7", 640))
 QUICK = (("yolov7-tiny", 64),)

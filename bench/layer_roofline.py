@@ -36,10 +36,10 @@ from torch.overrides import TorchFunctionMode
 from bench.measure import Timing, arguments, facts, facts_line, measure, report, summarize
 from bench.model_step import CASES, Case, make_step
 from flatout.yolo.model import layers, network
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.fused import max_pool, max_pool_same, norm_act
 from flatout.yolo.model.layers import Detect, IDetect
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.model.spec import load_config
 
 Shape = tuple[int, ...]
 Call = Callable[[], object]

@@ -23,8 +23,8 @@ import torch
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
 from flatout.yolo.model import fused, network
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
-from flatout.yolo.model.spec import load_config
 
 Step = Callable[[], None]
 

@@ -23,8 +23,8 @@ from bench.measure import Timing, arguments, facts_line, measure, report
 from bench.promises import Criterion
 from flatout.yolo.find_file import shipped_folder
 from flatout.yolo.loss import LossConfig, ota_loss, ota_router_loss, plain_loss, plain_router_loss
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
-from flatout.yolo.model.spec import load_config
 from flatout.yolo.multihead.head_config import HeadConfig, read_head_config
 from flatout.yolo.multihead.layer import MultiHeadDetect
 

@@ -24,13 +24,13 @@ import torch
 
 from bench import noise
 from bench.measure import arguments, facts_line, report
-from flatout.charts.canvas import write_picture
+from flatout.charts.canvas import write_image
 from flatout.feed import plan_workers
 from flatout.yolo.demo_data.scene import draw_scene
 from flatout.yolo.evaluate.run import Subject
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.network import build_network
-from flatout.yolo.model.spec import load_config
 from flatout.yolo.nms import NmsConfig
 from flatout.yolo.predict.files import Files, Frame, Origin, find_sources, frames_of, read_frame
 from flatout.yolo.predict.outputs import Outputs, Wishes
@@ -92,7 +92,7 @@ def plainly(files: Files, predictor: Predictor, out: Path) -> list[Result]:
         frame = read_frame(Origin(path, "image", number, len(files)))
         assert isinstance(frame, Frame)
         (result,) = predictor([predictor.prepare(frame)])
-        write_picture(out / Path(path).name, result.draw())
+        write_image(out / Path(path).name, result.draw())
         results.append(result)
     return results
 

@@ -23,7 +23,7 @@ import torch
 from bench import noise
 from bench.measure import arguments, facts_line, report, summarize
 from flatout.clock import clock
-from flatout.engine.job import Tick
+from flatout.engine.job import IntervalStats
 from flatout.profiler.observe.device_times import DeviceClock
 from flatout.profiler.observe.engine_steps import STEP_BEGINS
 from flatout.profiler.observe.recorder import Sampler, StepRecorder
@@ -34,7 +34,7 @@ HYP = "hyp.scratch.tiny.yaml"
 LOG_EVERY = 50
 """Steps of a turn on a GPU."""
 SETTLED = 4
-"""Turns before the first that counts: graphs are captured, pictures uploaded."""
+"""Phases before the first that counts: graphs are captured, pictures uploaded."""
 
 Pairs = list[tuple[float, float]]
 """Seconds of a step without and with."""
@@ -120,7 +120,7 @@ class StepsOfLoop(StepRecorder):
         super().opened(name)
 
 
-class Turns:
+class Phases:
     """What the loop tells of its log intervals: every second one is observed."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Turns:
         self._observation = ExitStack()
         self._recorder: StepRecorder | None = None
 
-    def __call__(self, tick: Tick) -> None:
+    def __call__(self, tick: IntervalStats) -> None:
         # Both clocks are read once, with a wait for the device, long before turns count.
         self._recorder = self._recorder or StepsOfLoop(device=DeviceClock())
         self.step_s.append(tick.step_ms / 1e3)
@@ -151,7 +151,7 @@ def on_gpu(*, quick: bool) -> Answer:
     from flatout.yolo.find_file import shipped_folder
     from flatout.yolo.hyp import load_hyp
 
-    case, hyp, turns = Case("yolov7-tiny", 320, 16, None, None), load_hyp(shipped_folder("data") / HYP), Turns()
+    case, hyp, turns = Case("yolov7-tiny", 320, 16, None, None), load_hyp(shipped_folder("data") / HYP), Phases()
     num_steps = LOG_EVERY * (SETTLED + (4 if quick else 40))
     images = draw_set(1000, case.side_px)
     order_N = np.arange(len(images)).repeat(2 + num_steps * case.batch // len(images))

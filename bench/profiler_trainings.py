@@ -28,7 +28,7 @@ from flatout.profiler.observe.observation import ALL
 from flatout.profiler.outcome import Profile
 from flatout.profiler.verdict import Trial, remedy_of
 from flatout.profiler.verdict.predict_step import Numbers, WhatIf, remedy_of_whole
-from flatout.runs.profiled import OneBatch, Switch
+from flatout.runs.profiled import RepeatedBatch, Switch
 from flatout.yolo.commands.train import COMMAND
 from flatout.yolo.loss import Anchors, LossConfig, LossParts, ota_loss
 from flatout.yolo.profile import YoloTraining
@@ -164,7 +164,7 @@ def by_workers(workers: int) -> Callable[[Case, Profile], float]:
 
 def by_one_batch(case: Case, profile: Profile) -> float:
     """From the network's part of the step alone, on one batch, both ways: what `flatout profile` tries."""
-    now = case.before.shorter().compute(OneBatch())
+    now = case.before.shorter().compute(RepeatedBatch())
     trial = case.before.trial("tried", Switch("-", case.switch), now)
     return remedy_of(profile.measurement, trial).images_per_s
 

@@ -22,7 +22,7 @@ from bench import noise
 from bench.items import draw_jpeg
 from bench.measure import arguments, facts_line, report
 from flatout.images import decode
-from flatout.yolo.data.data_yaml import Pair, find_images, pair_up
+from flatout.yolo.data.find import Pair, find_images, pair_up
 from flatout.yolo.data.label_cache import scan_cached
 from flatout.yolo.data.scan import ScanConfig, scan, scan_picture, table_of
 

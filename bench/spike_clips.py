@@ -27,7 +27,7 @@ from flatout.spike.data.precompute import write_voxels
 from flatout.spike.data.source import ClipSource, shown_of
 from flatout.spike.data.voxels import frames_per_bin
 from flatout.spike.input import open_store, training_source
-from flatout.spike.pictures import write_picture
+from flatout.spike.pictures import write_image
 from tests.reference.spike_decode import decode_by_index
 
 FRAMES = 6
@@ -43,7 +43,7 @@ def write_frames(folder: Path, height: int, width: int, numbers: Iterable[int]) 
         base = 127 + 100 * np.sin((x + 9 * number) / 40)[..., None] * np.cos(y / 30)[..., None]
         picture = np.clip(base + rng.normal(0, 2, (height, width, 3)), 0, 255).astype(np.uint8)
         for part in ("blur", "sharp"):
-            write_picture(folder / part / f"{number:06d}.png", picture)
+            write_image(folder / part / f"{number:06d}.png", picture)
         stream = rng.integers(0, 256, 88 * height * width // 32, np.uint8)
         (folder / "spike" / f"{number:06d}.dat").write_bytes(stream.tobytes())
 

@@ -41,8 +41,7 @@ from flatout.spike.config import DataConfig, SpikeConfig, load_config
 from flatout.spike.data.clip_set import ClipSet, open_clips
 from flatout.spike.data.frames import Frames
 from flatout.spike.data.source import NumbersSource, boxes_of, shown_of
-from flatout.spike.input import Render, open_store, training_source
-from flatout.spike.loader_plan import GIB
+from flatout.spike.input import GIB, Render, open_store, training_source
 from flatout.spike.step import ToClip
 
 ROOT = Path(__file__).parents[1]

@@ -23,8 +23,7 @@ from flatout.feed import Store
 from flatout.ranks.world import World
 from flatout.spike.config import DataConfig, LoaderConfig
 from flatout.spike.data.clip_set import ClipSet, open_clips
-from flatout.spike.input import ClipFeed, FeedWishes, open_store, open_training_feed
-from flatout.spike.loader_plan import plan_loader
+from flatout.spike.input import ClipFeed, FeedWishes, open_store, open_training_feed, plan_loader
 from flatout.spike.step import plan_steps
 
 GPUS = 3

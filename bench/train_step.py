@@ -24,19 +24,20 @@ import torch
 from bench.augment_gpu import Pictures, draw_set
 from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
-from flatout.engine.job import Tick
+from flatout.engine.job import IntervalStats
 from flatout.engine.loop import Loop, LoopConfig
 from flatout.engine.optim import MovingAverage
 from flatout.engine.step import DTYPES
 from flatout.feed import Feed, FeedConfig, Plan
 from flatout.feed.device import DeviceBatches
 from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
-from flatout.yolo.augment.source import ResizedPictures, TrainingSource
+from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.source import TrainingSource
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.find_file import shipped_folder
 from flatout.yolo.hyp import Hyp, load_hyp
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
-from flatout.yolo.model.spec import load_config
 from flatout.yolo.train import prepare
 from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepConfig, YoloSchedule, capacity_for
 
@@ -169,7 +170,7 @@ def make_loop(
     case: Case,
     hyp: Hyp,
     batches: DeviceBatches,
-    tell: Callable[[Tick], None],
+    tell: Callable[[IntervalStats], None],
     *,
     ota: bool = True,
     num_steps: int = LOG_EVERY * 10,
@@ -206,11 +207,11 @@ class Ticks:
 
     def __init__(self) -> None:
         self.loop: Loop | None = None
-        self._ticks: list[Tick] = []
+        self._ticks: list[IntervalStats] = []
         self._profile: Any = None
         self._trace = Trace(0.0, 0, 0.0)
 
-    def __call__(self, tick: Tick) -> None:
+    def __call__(self, tick: IntervalStats) -> None:
         self._ticks.append(tick)
         if len(self._ticks) == SETTLED:
             torch.cuda.set_sync_debug_mode("error")

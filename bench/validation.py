@@ -70,7 +70,7 @@ class Batch(NamedTuple):
     letterbox: Letterbox
 
 
-def draw_batch(seed: int, num_images: int, num_boxes: int, device: torch.device) -> Batch:
+def plot_batch(seed: int, num_images: int, num_boxes: int, device: torch.device) -> Batch:
     """Outputs of a detector that works: most raw boxes crowd around objects, the rest is faint background."""
     generator = torch.Generator().manual_seed(seed)
     rand, randn = partial(torch.rand, generator=generator), partial(torch.randn, generator=generator)
@@ -172,7 +172,7 @@ class Answer:
 
 def compare(raw_boxes: int, setting: Setting, device: torch.device, suppress: Suppress) -> Answer:
     """Both sides in turns, then the whole validation by ours."""
-    pool = [draw_batch(seed, setting.batch, raw_boxes, device) for seed in range(setting.pool)]
+    pool = [plot_batch(seed, setting.batch, raw_boxes, device) for seed in range(setting.pool)]
     equal, candidates, kept = check(pool[0], suppress)
     ours, twin = [], []
     turn_images = setting.turn_batches * setting.batch

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from flatout.__main__ import main
 from flatout.bootstrap.script import MOST_CHARACTERS, Job, script_of, train_line
 from flatout.errors import ConfigError
-from flatout.yolo.model.spec import load_config
+from flatout.yolo.model.configs import load_config
 from tests.feed.injections import wait_until
 
 ROOT = Path(__file__).parent.parent

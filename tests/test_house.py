@@ -87,7 +87,7 @@ def test_an_import_past_a_face_is_found():
 # Flags are flat at the door only: whoever is behind it gets small configs, which one place makes of the options.
 
 SEES_OPTIONS = {
-    "yolo": ("commands/", "detector.py", "evolve/", "options.py", "profile.py", "run_config.py", "stages/",
+    "yolo": ("commands/", "detector.py", "evolve.py", "options.py", "profile.py", "run_config.py", "stages/",
              "train/recipe.py"),
     "defect": ("commands/", "inspector.py", "options.py", "profile.py", "train.py"),
     "spike": ("commands/", "deblurrer.py", "options.py", "profile.py", "train.py"),

@@ -26,7 +26,8 @@ from flatout.spike.data.frames import FrameItems
 from flatout.spike.input import FeedWishes, open_resident_feed, open_scoring_feed, open_store, open_training_feed
 from flatout.spike.step import plan_steps
 from flatout.yolo.augment.draw import AugmentConfig
-from flatout.yolo.augment.source import ResizedPictures, ValidationSource
+from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.source import ValidationSource
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import input as yolo_input
 from flatout.yolo.train.autotune import input_choices

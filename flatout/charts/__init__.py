@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from flatout.lazy import face
 
 if TYPE_CHECKING:
-    from flatout.charts.boxes import MOST_IMAGES, draw_batch, draw_boxes, draw_detections
+    from flatout.charts.boxes import MOST_IMAGES, plot_batch, plot_boxes, plot_detections
     from flatout.charts.canvas import (
         FAINT,
         INK,
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
         shortened_file,
         ticks,
         write,
-        write_picture,
+        write_image,
     )
     from flatout.charts.evaluation import (
         ClassCurves,
         as_shown,
-        draw_confusion,
-        draw_curves,
-        draw_label_statistics,
+        plot_confusion,
+        plot_curves,
+        plot_label_statistics,
         shade,
     )
     from flatout.charts.evolution import evolve_png

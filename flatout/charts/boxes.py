@@ -20,7 +20,7 @@ from flatout.charts.canvas import (
     shortened,
     shortened_file,
     write,
-    write_picture,
+    write_image,
 )
 
 MOST_LETTERS = 28
@@ -41,7 +41,7 @@ class Tag(NamedTuple):
         )
 
 
-def draw_boxes(
+def plot_boxes(
     image_HWC: np.ndarray,
     box_xyxy_n4: np.ndarray,
     class_n: np.ndarray,
@@ -131,7 +131,7 @@ class Boxes(NamedTuple):
     score_n: np.ndarray | None = None
 
 
-def draw_batch(
+def plot_batch(
     images_BCHW: np.ndarray, targets_T6: np.ndarray, paths: Sequence[str], names: Sequence[str], file: Path
 ) -> Path:
     """Images uint8 RGB with their targets (image, class, normalised cx, cy, w, h); `paths` may be empty."""
@@ -141,10 +141,10 @@ def draw_batch(
         own = targets_T6[targets_T6[:, 0] == number]
         centre, half = own[:, 2:4] * (width, height), own[:, 4:6] * (width, height) / 2
         boxes.append(Boxes(np.concatenate((centre - half, centre + half), 1), own[:, 1]))
-    return write_picture(file, sheet(images_BCHW, boxes, paths, names))
+    return write_image(file, sheet(images_BCHW, boxes, paths, names))
 
 
-def draw_detections(
+def plot_detections(
     images_BCHW: np.ndarray,
     row_D6: np.ndarray,
     image_D: np.ndarray,
@@ -157,7 +157,7 @@ def draw_detections(
     for number in range(min(MOST_IMAGES, len(images_BCHW))):
         own = row_D6[(image_D == number) & (row_D6[:, 4] > SURE)][:MOST_BOXES]
         boxes.append(Boxes(own[:, :4], own[:, 5], own[:, 4]))
-    return write_picture(file, sheet(images_BCHW, boxes, paths, names))
+    return write_image(file, sheet(images_BCHW, boxes, paths, names))
 
 
 def sheet(images_BCHW: np.ndarray, boxes: Sequence[Boxes], paths: Sequence[str], names: Sequence[str]) -> np.ndarray:
@@ -186,5 +186,5 @@ def _cell(
     how = cv2.INTER_AREA if zoom < 1 else cv2.INTER_LINEAR
     cell = cv2.resize(image, size_wh, interpolation=how) if size_wh != image.shape[1::-1] else image
     letters_px = min(9.0, max(6.0, size_wh[0] / 50))
-    draw_boxes(cell, boxes.xyxy_n4 * zoom, boxes.class_n, names, score_n=boxes.score_n, letters_px=letters_px)
+    plot_boxes(cell, boxes.xyxy_n4 * zoom, boxes.class_n, names, score_n=boxes.score_n, letters_px=letters_px)
     return np.asarray(cell)

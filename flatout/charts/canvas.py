@@ -186,7 +186,7 @@ class Sheet:
 JPEG_QUALITY = 92
 
 
-def write_picture(path: Path, image_HWC: np.ndarray) -> Path:
+def write_image(path: Path, image_HWC: np.ndarray) -> Path:
     """uint8 [H, W, 3], BGR; the name's ending says the format. OSError where nothing can be written."""
     options = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY] if path.suffix in (".jpg", ".jpeg") else []
     content = cv2.imencode(path.suffix, image_HWC, options)[1].tobytes()

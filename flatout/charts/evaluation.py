@@ -25,7 +25,7 @@ from flatout.charts.canvas import (
     colour_of,
     ink_on,
     shortened,
-    write_picture,
+    write_image,
 )
 
 # The confusion matrix as a picture: columns are what is true, rows are what was said.
@@ -39,7 +39,7 @@ DARK: Colour = (122, 54, 8)
 LIGHT: Colour = (255, 251, 247)
 
 
-def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path:
+def plot_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path:
     """Counts int64 [C + 1, C + 1] as `ConfusionMatrix` has them; drawn as shares of each true class."""
     shares = column_shares(as_shown(counts))
     side = len(shares)
@@ -56,7 +56,7 @@ def draw_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path
     sheet.text("True", left + width / 2, top + width + longest + 32, px=9, anchor="middle", bold=True)
     sheet.rising_text("Predicted", 20, top + width / 2, px=9, bold=True)
     _draw_scale(sheet, left + width + 24, top, min(300.0, width))
-    return write_picture(path, sheet.picture())
+    return write_image(path, sheet.picture())
 
 
 def as_shown(counts: np.ndarray) -> np.ndarray:
@@ -142,7 +142,7 @@ class ClassCurves(NamedTuple):
     """These three over the confidence."""
 
 
-def draw_curves(found: ClassCurves, names: Sequence[str], folder: Path) -> list[Path]:
+def plot_curves(found: ClassCurves, names: Sequence[str], folder: Path) -> list[Path]:
     """Write PR_curve.png, F1_curve.png, P_curve.png and R_curve.png."""
     own = [name_of(number, names) for number in found.classes_C.tolist()]
     with_ap = [f"{name} {ap:.3f}" for name, ap in zip(own, found.ap50_C, strict=True)]
@@ -187,7 +187,7 @@ def _draw(
     axes.curve(points_X, curve_CX.mean(0), ACCENT, 3.2)
     axes.close()
     _draw_legend(sheet, shown)
-    return write_picture(folder / f"{title}_curve.png", sheet.picture())
+    return write_image(folder / f"{title}_curve.png", sheet.picture())
 
 
 def _width(shown: Sequence[tuple[str, Colour]]) -> int:
@@ -210,7 +210,7 @@ MOST_NAMED_BARS = 30
 MOST_OUTLINES = 400
 
 
-def draw_label_statistics(label_T5: np.ndarray, names: Sequence[str], file: Path) -> Path:
+def plot_label_statistics(label_T5: np.ndarray, names: Sequence[str], file: Path) -> Path:
     """Four panels: labels per class, outlines of boxes laid over each other, where centres are, how large boxes are.
 
     A label is its class, centre, width and height, as shares of its image.
@@ -223,7 +223,7 @@ def draw_label_statistics(label_T5: np.ndarray, names: Sequence[str], file: Path
     _draw_outlines(sheet, second, label_T5)
     _draw_density(sheet, third, label_T5[:, 1:3], "Where boxes are", "centre x", "centre y", y=(1, 0))
     _draw_density(sheet, fourth, label_T5[:, 3:5], "How large boxes are", "width", "height", y=(0, 1))
-    return write_picture(file, sheet.picture())
+    return write_image(file, sheet.picture())
 
 
 def _place(column: int, row: int) -> Place:

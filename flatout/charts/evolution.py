@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flatout.charts.canvas import ACCENT, FAINT, MUTED, WARM, Axes, Place, Sheet, write_picture
+from flatout.charts.canvas import ACCENT, FAINT, MUTED, WARM, Axes, Place, Sheet, write_image
 from flatout.errors import DataError
 
 COLUMNS = 7
@@ -39,7 +39,7 @@ def evolve_png(table: Path, parameters: Sequence[str], file: Path | None = None)
         _draw_parameter(sheet, place, name, columns[name], columns["fitness"])
     if still:
         sheet.text(f"unchanged: {', '.join(still)}", LEFT, sheet.height - 12, px=7.5, colour=MUTED)
-    return write_picture(file or table.with_name("evolve.png"), sheet.picture())
+    return write_image(file or table.with_name("evolve.png"), sheet.picture())
 
 
 def read_table(path: Path) -> dict[str, np.ndarray]:

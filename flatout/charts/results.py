@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatout.charts.canvas import ACCENT, MUTED, WARM, Axes, Place, Sheet, write_picture
+from flatout.charts.canvas import ACCENT, MUTED, WARM, Axes, Place, Sheet, write_image
 from flatout.errors import DataError
 
 NUM_COLUMNS = 15
@@ -89,7 +89,7 @@ def draw_epochs(epoch_E: np.ndarray, curves: Sequence[Curve], file: Path, *, mar
         left, top = LEFT + number % columns * (WIDTH + GAP_W), TOP + number // columns * (HEIGHT + GAP_H)
         place = Place(left, top, left + WIDTH, top + HEIGHT)
         _draw_panel(sheet, place, curve, epoch_E, marks, last_row=number // columns == rows - 1)
-    return write_picture(file, sheet.picture())
+    return write_image(file, sheet.picture())
 
 
 def read_results(path: Path) -> np.ndarray:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         read_totals,
         stage_apart,
     )
-    from flatout.clock.machine import Cores, Descriptors, Memory, Others, Shm, busy_cores, fitting_threads
+    from flatout.clock.machine import Cores, Descriptors, Memory, OtherLoad, Shm, busy_cores, fitting_threads
     from flatout.clock.worker_registry import TIMELINE_DTYPE, TracedTotals, want, worker_timelines
 
 __getattr__, __dir__ = face(__name__)

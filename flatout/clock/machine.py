@@ -149,7 +149,7 @@ def _ram(root: Path) -> tuple[int, int]:
 # How many cores do other processes keep busy? What they take, no remedy can give back.
 
 
-class Others:
+class OtherLoad:
     """Counts from when it is made."""
 
     def __init__(self) -> None:

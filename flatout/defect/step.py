@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flatout.clock import clock
 from flatout.defect.data.items import TOP
-from flatout.engine import Filling, Knobs
+from flatout.engine import Padding, StepSettings
 from flatout.feed import DeviceBatch
 
 # Learning rate and focal gamma by epoch: pure functions, so nothing of them is saved.
@@ -33,13 +33,13 @@ def focal_gamma(start: float, end: float, epoch: int, epochs: int) -> float:
 
 
 class StepwiseSchedule:
-    """Knobs for one parameter group; the optimizer steps after every batch."""
+    """StepSettings for one parameter group; the optimizer steps after every batch."""
 
     def __init__(self, lr: float, epochs: int) -> None:
         self._lr, self._epochs = lr, epochs
 
-    def __call__(self, epoch: int, step: int) -> Knobs:
-        return Knobs((learning_rate(self._lr, epoch, self._epochs),), None, steps=True)
+    def __call__(self, epoch: int, step: int) -> StepSettings:
+        return StepSettings((learning_rate(self._lr, epoch, self._epochs),), None, steps=True)
 
 
 # The focal loss over pixels: easy ones, which are nearly all, count for little.
@@ -88,7 +88,7 @@ class DefectJob:
     """Pixels of patches as background or defect."""
 
     item_names = ("loss",)
-    fillings: Mapping[str, Filling] = {}
+    paddings: Mapping[str, Padding] = {}
 
     def __init__(self, config: StepConfig, see: Callable[[int, int, DeviceBatch], None] = lambda *seen: None) -> None:
         """`see` is shown every batch: epoch, step, batch."""

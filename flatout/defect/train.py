@@ -31,6 +31,7 @@ from flatout.errors import CheckpointError, counted
 from flatout.feed import DeviceBatch, DeviceBatches, Store, StoreConfig
 from flatout.runs import (
     CONFIG_NAME,
+    ComputeSettings,
     DataFacts,
     Model,
     Recipe,
@@ -39,8 +40,7 @@ from flatout.runs import (
     RunResult,
     Seams,
     Spending,
-    StepSettings,
-    Validated,
+    ValidationResult,
     run,
 )
 
@@ -144,10 +144,10 @@ class DefectRecipe(Recipe):
     def schedule(self, model: Model, steps_per_epoch: int) -> StepwiseSchedule:
         return StepwiseSchedule(self.options.lr, self.options.epochs)
 
-    def step_settings(self) -> StepSettings:
-        return StepSettings(amp=self.amp, graphs=self.options.graphs)
+    def compute_settings(self) -> ComputeSettings:
+        return ComputeSettings(amp=self.amp, graphs=self.options.graphs)
 
-    def validate(self, model: Model, epoch: int, *, last: bool) -> Validated | None:
+    def validate(self, model: Model, epoch: int, *, last: bool) -> ValidationResult | None:
         if not self._judged:
             return None
         model.network.eval()
@@ -155,13 +155,13 @@ class DefectRecipe(Recipe):
         with clock.stage("train.validate"):
             watchers = [lambda seen: self._run.stop_if_asked()]
             found = judge(mapper, self._judged, read=self._read, watchers=watchers)
-        return Validated(found.fitness, found.scores(), found, str(found))
+        return ValidationResult(found.fitness, found.scores(), found, str(found))
 
     def about(self, model: Model) -> dict[str, Any]:
         assert isinstance(model.network, DefectNet)
         return about(model.network, patch=self.options.patch)
 
-    def best_weights(self, model: Model, epoch: int, found: Validated | None) -> dict[str, Any]:
+    def best_weights(self, model: Model, epoch: int, found: ValidationResult | None) -> dict[str, Any]:
         outcome: Outcome | None = None if found is None else found.outcome
         state = {key: tensor.detach().clone() for key, tensor in model.network.state_dict().items()}
         facts = {"kind": "model", "state": state, "epoch": epoch}

@@ -18,7 +18,7 @@ from flatout.safefiles import (
     Refusal,
     file_kind,
     is_container,
-    plain_vocabulary,
+    plain_allowlist,
     read_objects,
     reading,
     sections_of,
@@ -46,7 +46,7 @@ def read_weights(path: str | Path) -> Weights:
     with reading(path) as file:
         if file_kind(file) != "zip":
             raise Refusal("is a safetensors file. Give a .pt or .pth file of a defect training.")
-        objects = read_objects(file, plain_vocabulary)
+        objects = read_objects(file, plain_allowlist)
         return _from_ours(sections_of(objects)) if is_container(objects) else _from_older(objects)
 
 

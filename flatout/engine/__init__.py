@@ -20,10 +20,10 @@ from flatout.lazy import face
 
 if TYPE_CHECKING:
     from flatout.engine.callbacks import Callback, Callbacks, End, How, RunStart, Saved, Scores
-    from flatout.engine.checkpoints import Generation, Generations, load_for_all
+    from flatout.engine.checkpoints import Checkpoint, CheckpointStore, load_on_all_ranks
     from flatout.engine.compile import Compiled, explain
-    from flatout.engine.graphs import Filling
-    from flatout.engine.job import Batches, EpochReport, Job, Knobs, Schedule, Sections, Tick
+    from flatout.engine.graphs import Padding
+    from flatout.engine.job import Batches, EpochReport, IntervalStats, Job, Schedule, Sections, StepSettings
     from flatout.engine.loop import Loop, LoopConfig, StoppedAfter
     from flatout.engine.optim import MovingAverage, make_optimizer, parameters_of
     from flatout.engine.reproducible import differences, environment, seed_all, set_determinism, warn_of_waiting_threads

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flatout.engine.job import Tick
+from flatout.engine.job import IntervalStats
 from flatout.errors import one_line
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Callback:
     def start(self, run: RunStart) -> None:
         """Before the first step."""
 
-    def log(self, tick: Tick) -> None:
+    def log(self, tick: IntervalStats) -> None:
         """At every log interval: losses, learning rate and speed."""
 
     def validation(self, scores: Scores) -> None:
@@ -119,7 +119,7 @@ class Callbacks(Callback):
         self._is_under_way, self.epoch = True, run.epoch
         self._tell("start", run)
 
-    def log(self, tick: Tick) -> None:
+    def log(self, tick: IntervalStats) -> None:
         self._tell("log", tick)
 
     def validation(self, scores: Scores) -> None:

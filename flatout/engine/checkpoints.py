@@ -28,7 +28,7 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EX
 """What file systems without hard links answer."""
 
 
-class Generation(NamedTuple):
+class Checkpoint(NamedTuple):
     """A state that was read, from where, and why newer files were not."""
 
     path: Path
@@ -36,7 +36,7 @@ class Generation(NamedTuple):
     skipped: list[str]
 
 
-class Generations:
+class CheckpointStore:
     """`last.pt` and `last.prev.pt` in a folder: written durable -> visible -> prune; read newest sound first.
 
     Belongs to one process at a time: whoever holds the lock of the run.
@@ -107,7 +107,7 @@ class Generations:
             raise write_error(error, self.newest, 0) from error
         return True
 
-    def load(self) -> Generation | None:
+    def load(self) -> Checkpoint | None:
         """The newest generation that can be read; None only if none was ever saved here.
 
         CheckpointError when files exist and all of them are bad.
@@ -118,7 +118,7 @@ class Generations:
                 skipped += [f"{path}: no such file."] if path == self.newest else []
                 continue
             try:
-                generation = Generation(path, read_container(path), skipped)
+                generation = Checkpoint(path, read_container(path), skipped)
             except CheckpointError as error:
                 skipped.append(str(error))
                 continue
@@ -197,7 +197,7 @@ class Generations:
         with suppress(OSError):
             self._position.write_text(json.dumps(_position_in(sections)))
 
-    def _loss(self, generation: Generation) -> str:
+    def _loss(self, generation: Checkpoint) -> str:
         try:
             newest = json.loads(self._position.read_text())
         except (OSError, ValueError):
@@ -221,12 +221,12 @@ def _position_in(sections: Mapping[str, object]) -> dict[str, Any]:
     return {}
 
 
-def load_for_all(generations: Generations | None, world: World) -> Generation | None:
-    """As `Generations.load`, on every rank; all ask at the same time.
+def load_on_all_ranks(generations: CheckpointStore | None, world: World) -> Checkpoint | None:
+    """As `CheckpointStore.load`, on every rank; all ask at the same time.
 
     The first rank reads, the others get it from there: their machines need not see the run folder, and what one rank
     has read all have, even if the disk is about to fail.
     """
     saved = generations.load() if generations is not None and world.is_first else None
-    told: Generation | None = world.from_first(saved)
+    told: Checkpoint | None = world.broadcast(saved)
     return told

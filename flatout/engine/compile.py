@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.job import Tick
+from flatout.engine.job import IntervalStats
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class CompileAuto:
         """Steps of this process when the interval under way began."""
         self._settled_ms: list[float] = []
 
-    def __call__(self, tick: Tick, steps_here: int) -> Compiled | None:
+    def __call__(self, tick: IntervalStats, steps_here: int) -> Compiled | None:
         """The network to call from now on, once it is decided that compiling pays; None: go on as before."""
         is_settled, self._steps_before = self._steps_before >= SETTLED_AFTER, steps_here
         if self._is_decided or not is_settled:

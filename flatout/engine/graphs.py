@@ -23,7 +23,7 @@ Inputs = Mapping[str, Tensor]
 Work = Callable[[Inputs], Tensor]
 
 
-class Filling(NamedTuple):
+class Padding(NamedTuple):
     """How a ragged input is brought to a fixed number of rows."""
 
     capacity: int
@@ -41,7 +41,7 @@ class GraphedWork:
         self,
         work: Work,
         inputs: Inputs,
-        fillings: Mapping[str, Filling],
+        paddings: Mapping[str, Padding],
         *,
         pool: Any = None,
     ) -> None:
@@ -50,9 +50,9 @@ class GraphedWork:
         `pool` is the memory of another graph, if the two never run at the same time and nobody reads the other's
         result after this one has run.
         """
-        self._fillings = fillings
-        self._form = form_of(inputs, fillings)
-        self._inputs = {name: _buffer(tensor, fillings.get(name)) for name, tensor in inputs.items()}
+        self._fillings = paddings
+        self._form = form_of(inputs, paddings)
+        self._inputs = {name: _buffer(tensor, paddings.get(name)) for name, tensor in inputs.items()}
         self._load(inputs)
         self._graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
@@ -86,7 +86,7 @@ class Graphs:
     """Graphs of one piece of work, one per form of its inputs. They share their memory, as one runs at a time."""
 
     def __init__(
-        self, work: Work, fillings: Mapping[str, Filling], *, wanted: bool, simplify: Callable[[], bool] = lambda: False
+        self, work: Work, paddings: Mapping[str, Padding], *, wanted: bool, simplify: Callable[[], bool] = lambda: False
     ) -> None:
         """`simplify` is called when the work cannot be captured. It returns whether it has put work in its place that
         was captured before."""
@@ -94,7 +94,7 @@ class Graphs:
         """Whether steps are captured; False for good once that has failed."""
         self._simplify = simplify
         self._work = work
-        self._fillings = fillings
+        self._fillings = paddings
         self._graphs: list[GraphedWork] = []
         self._num_runs: Counter[str] = Counter()
 
@@ -135,19 +135,19 @@ class Graphs:
         return graph
 
 
-def has_room(inputs: Inputs, fillings: Mapping[str, Filling]) -> bool:
+def has_room(inputs: Inputs, paddings: Mapping[str, Padding]) -> bool:
     """Do the rows of all ragged inputs fit? A step with more is no reason to capture anything."""
-    return all(len(inputs[name]) <= filling.capacity for name, filling in fillings.items())
+    return all(len(inputs[name]) <= filling.capacity for name, filling in paddings.items())
 
 
-def form_of(inputs: Inputs, fillings: Mapping[str, Filling]) -> dict[str, tuple[object, ...]]:
+def form_of(inputs: Inputs, paddings: Mapping[str, Padding]) -> dict[str, tuple[object, ...]]:
     """Shapes and dtypes; of ragged inputs, those of a row."""
     return {
-        name: (tuple(tensor.shape)[1 if name in fillings else 0 :], tensor.dtype) for name, tensor in inputs.items()
+        name: (tuple(tensor.shape)[1 if name in paddings else 0 :], tensor.dtype) for name, tensor in inputs.items()
     }
 
 
-def _buffer(tensor: Tensor, filling: Filling | None) -> Tensor:
+def _buffer(tensor: Tensor, filling: Padding | None) -> Tensor:
     if filling is None:
         return torch.empty_like(tensor)
     return tensor.new_empty((filling.capacity, *tensor.shape[1:]))

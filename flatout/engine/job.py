@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from flatout.engine.graphs import Filling
+from flatout.engine.graphs import Padding
 
 
 class Batches(Protocol):
@@ -23,7 +23,7 @@ class Batches(Protocol):
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]: ...
 
 
-class Tick(NamedTuple):
+class IntervalStats(NamedTuple):
     """Progress at a log interval; items are means since the epoch began, times are since the last tick."""
 
     epoch: int
@@ -79,7 +79,7 @@ class Job(Protocol):
         """Of the numbers that a step reports."""
 
     @property
-    def fillings(self) -> Mapping[str, Filling]:
+    def paddings(self) -> Mapping[str, Padding]:
         """Ragged inputs, for CUDA graphs."""
 
     def phase(self, epoch: int) -> object:
@@ -130,7 +130,7 @@ class NoEpochEnd:
     def flush(self) -> None: ...
 
 
-class Knobs(NamedTuple):
+class StepSettings(NamedTuple):
     """The settings of one iteration."""
 
     lrs: tuple[float, ...]
@@ -142,6 +142,6 @@ class Knobs(NamedTuple):
 
 
 class Schedule(Protocol):
-    """Knobs of the iteration `epoch * steps_per_epoch + step`; pure."""
+    """StepSettings of the iteration `epoch * steps_per_epoch + step`; pure."""
 
-    def __call__(self, epoch: int, step: int) -> Knobs: ...
+    def __call__(self, epoch: int, step: int) -> StepSettings: ...

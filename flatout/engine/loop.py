@@ -21,9 +21,9 @@ from torch import nn
 
 from flatout.clock import clock
 from flatout.engine.callbacks import Callbacks, Saved
-from flatout.engine.checkpoints import Generations, load_for_all
+from flatout.engine.checkpoints import CheckpointStore, load_on_all_ranks
 from flatout.engine.compile import CompileAuto
-from flatout.engine.job import Batches, EpochEnd, Job, NoEpochEnd, Schedule, Tick
+from flatout.engine.job import Batches, EpochEnd, IntervalStats, Job, NoEpochEnd, Schedule
 from flatout.engine.meter import Guard, Meter, StepLog
 from flatout.engine.optim import MovingAverage, apply_knobs, load_optimizer
 from flatout.engine.reproducible import random_state, set_random_state
@@ -129,11 +129,11 @@ class Loop:
         device: torch.device,
         epoch_end: EpochEnd | None = None,
         average: MovingAverage | None = None,
-        generations: Generations | None = None,
+        generations: CheckpointStore | None = None,
         interrupts: Interrupts | None = None,
         world: World | None = None,
         forward: nn.Module | None = None,
-        tell: Callable[[Tick], None] = lambda tick: None,
+        tell: Callable[[IntervalStats], None] = lambda tick: None,
         callbacks: Callbacks | None = None,
         stop_early: Callable[[], str | None] | None = None,
         between: Callable[[int, int], Callable[[], None] | None] | None = None,
@@ -271,7 +271,7 @@ class Loop:
 
     def _look(self, rows_NK: np.ndarray) -> None:
         """Numbers of N steps have arrived: sum up, tell, and act if they are not finite."""
-        bad_loss_N, bad_gradient_N = self.world.largest(rows_NK[:, -2:] > 0).astype(bool).T
+        bad_loss_N, bad_gradient_N = self.world.all_reduce_max(rows_NK[:, -2:] > 0).astype(bool).T
         self._meter.add(rows_NK[:, :-2], bad_loss_N | bad_gradient_N)
         if len(rows_NK):
             tick = self._meter.tick(self.epoch, self.step, steps_done=self.steps_done, steps_left=self.steps_left)
@@ -291,7 +291,7 @@ class Loop:
 
     def _roll_back(self) -> None:
         """Set everything back to the last good generation, or give up."""
-        saved = load_for_all(self.generations, self.world)
+        saved = load_on_all_ranks(self.generations, self.world)
         if not self._guard.roll_back() or saved is None:
             tried = (
                 "There is no saved state to go back to."
@@ -323,11 +323,11 @@ class Loop:
                 return
             self._asked_steps = self.steps_here
         name = self._interrupts.requested
-        if self.world.any_of(name is not None):
+        if self.world.any(name is not None):
             self._save_and_stop(name)
         self._stop_if_long_enough()
         wished = self._interrupts.take_save_request()
-        if self.world.any_of(wished or self._save_is_due()):
+        if self.world.any(wished or self._save_is_due()):
             self.save()
 
     def _save_and_stop(self, signal_name: str | None) -> NoReturn:
@@ -363,7 +363,7 @@ class Loop:
             why = f"{stopped_after(self.steps_here, asked=self.config.stop_after or 0)} The same command continues."
         elif self._stop_early is not None:
             # Clocks of several machines differ: what the first one says counts.
-            why = self.world.from_first(self._stop_early())
+            why = self.world.broadcast(self._stop_early())
         if why is not None:
             self.save()
             raise StoppedAfter(why)
@@ -392,7 +392,7 @@ class Loop:
         self._is_over = stop or self.epoch == self.config.epochs
         if not self._is_over:
             self._stop_if_long_enough()
-        if self.world.any_of(self._is_over or self._unsaved_s() >= self.config.save_apart_s):
+        if self.world.any(self._is_over or self._unsaved_s() >= self.config.save_apart_s):
             self.save()
 
     def save(self) -> None:
@@ -403,7 +403,7 @@ class Loop:
         if self.step > 0:
             self._look_at_all()
         with clock.stage("train.save"):
-            if self.generations is not None and self.world.any_of(not self._is_sound()):
+            if self.generations is not None and self.world.any(not self._is_sound()):
                 self._roll_back()
             if self.generations is not None and self.world.is_first:
                 self._write_generation(self.generations)
@@ -413,7 +413,7 @@ class Loop:
         self._saved_at, self._saved_steps = time.monotonic(), self.steps_here
         self._note_unsaved()
 
-    def _write_generation(self, generations: Generations) -> None:
+    def _write_generation(self, generations: CheckpointStore) -> None:
         was_gone = generations.restore_folder()
         try:
             # First what lies beside the generation: killed in between, the epoch it comes from is trained again.

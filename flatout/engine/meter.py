@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.engine.job import EpochReport, Tick
+from flatout.engine.job import EpochReport, IntervalStats
 
 
 class Meter:
@@ -54,7 +54,7 @@ class Meter:
     def means(self) -> dict[str, float]:
         return dict(zip(self._names, (self._sum_K / max(1, self._num_good)).tolist(), strict=True))
 
-    def tick(self, epoch: int, step: int, *, steps_done: int, steps_left: int) -> Tick:
+    def tick(self, epoch: int, step: int, *, steps_done: int, steps_left: int) -> IntervalStats:
         """The interval since the last tick, which ends here; one without steps has the speed of the one before."""
         seconds = max(time.perf_counter() - self._began, 1e-9)
         self._seconds += seconds
@@ -63,7 +63,7 @@ class Meter:
             self._speed = (seconds * per_step_ms, self._waited * per_step_ms, self._samples / seconds)
         self.begin_interval()
         lr = self.lrs[0] if self.lrs else 0.0
-        return Tick(epoch, step, self.means(), lr, *self._speed, steps_done, steps_left)
+        return IntervalStats(epoch, step, self.means(), lr, *self._speed, steps_done, steps_left)
 
     def report(self) -> EpochReport:
         per_step_ms = 1e3 / max(1, self._num_steps)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.job import Knobs
+from flatout.engine.job import StepSettings
 
 Kind = Literal["sgd", "adam"]
 
@@ -46,7 +46,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> N
                 state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
-def apply_knobs(optimizer: torch.optim.Optimizer, knobs: Knobs) -> None:
+def apply_knobs(optimizer: torch.optim.Optimizer, knobs: StepSettings) -> None:
     """Set learning rates and momentum; plain numbers on the host."""
     for group, lr in zip(optimizer.param_groups, knobs.lrs, strict=True):
         group["lr"] = lr

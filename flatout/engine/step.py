@@ -160,7 +160,7 @@ class Step:
         self._statistics = RunningStatistics(network)
         self.graphs = Graphs(
             partial(self._forward_backward, cached=False),
-            job.fillings,
+            job.paddings,
             wanted=graphs and world.size == 1 and device.type == "cuda",
             simplify=self._take_back_forward,
         )

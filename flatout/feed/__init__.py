@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from flatout.feed.feed import Feed
     from flatout.feed.loader import Loader, cat_rows, join_rows
     from flatout.feed.plan import Plan, Purpose, Shapes, choose_slots, keyed_bits, keyed_uniform, shuffled_order
-    from flatout.feed.runtime import Lease, Works
+    from flatout.feed.runtime import FeedRuntime, Lease
     from flatout.feed.source import (
         DecodeError,
         Fetch,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     )
     from flatout.feed.store import Items, Store, StoreConfig, StoreStatistics
     from flatout.feed.store.home import default_folder
-    from flatout.feed.streamed_items import Bringing
+    from flatout.feed.streamed_items import StreamedItems
     from flatout.feed.supervisor import SampleError
 
 __getattr__, __dir__ = face(__name__)

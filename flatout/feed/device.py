@@ -33,7 +33,7 @@ from flatout.errors import ConfigError, ResourceError
 from flatout.feed.batch import Batch, RowsBuffer
 from flatout.feed.device_store import Brought, DeviceStore, Sources
 from flatout.feed.feed import Feed
-from flatout.feed.runtime import Lease, Works
+from flatout.feed.runtime import FeedRuntime, Lease
 from flatout.feed.streamed_items import CHUNKS, NUMBERS
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class HostPass(Protocol):
     """The batches of an epoch in the slots they were made in, below the copy to the device: what `Feed.open` gives."""
 
     @property
-    def works(self) -> Works: ...
+    def works(self) -> FeedRuntime: ...
 
     def is_ready(self) -> bool: ...
 
@@ -279,7 +279,7 @@ class PinnedRowsBuffer(RowsBuffer):
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
 
 
-def pin_slots(works: Works) -> None:
+def pin_slots(works: FeedRuntime) -> None:
     """Register the slots with CUDA, once per feed, so that copies from them do not block the host."""
     stream = works.stream
     if isinstance(stream.buffers[0], PinnedRowsBuffer):

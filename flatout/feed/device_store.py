@@ -21,7 +21,7 @@ from flatout.clock import machine
 from flatout.errors import ConfigError, DataError, ResourceError
 from flatout.feed.batch import Arrays, ShapedArrays
 from flatout.feed.source import UNREADABLE_ERRORS, read_patiently
-from flatout.feed.streamed_items import Bringing
+from flatout.feed.streamed_items import StreamedItems
 from flatout.feed.worker import cause_of
 from flatout.progress import progress
 
@@ -222,11 +222,11 @@ class DeviceStore:
         """Items that are kept in neither memory."""
         return len(self) - self.residence.num_kept
 
-    def bringing(self) -> Bringing | None:
+    def bringing(self) -> StreamedItems | None:
         """What a source needs to write the items that are not kept here; None where all are."""
         if not self.num_away:
             return None
-        return Bringing(self._items, self._chunks_N, first=self.residence.num_kept, chunk_bytes=CHUNK_BYTES)
+        return StreamedItems(self._items, self._chunks_N, first=self.residence.num_kept, chunk_bytes=CHUNK_BYTES)
 
     def sources_of(
         self, items: np.ndarray, device_items: Tensor | None = None, brought: Brought | None = None

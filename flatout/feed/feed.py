@@ -14,7 +14,7 @@ from flatout.errors import ConfigError
 from flatout.feed.batch import Batch
 from flatout.feed.config import FeedConfig
 from flatout.feed.plan import EpochPlans, Plan
-from flatout.feed.runtime import Lease, Meter, Works
+from flatout.feed.runtime import FeedRuntime, Lease, Meter
 from flatout.feed.source import ItemSource, Source, check_source
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Feed:
         self._bad: dict[int, str] = {}
         self._num_replaced = 0
         self._logged: set[int] = set()
-        self._works: Works | None = None
+        self._works: FeedRuntime | None = None
         self._pass: weakref.ref[Pass] | None = None  # weak, so that a feed that is dropped ends at once
 
     def __enter__(self) -> "Feed":
@@ -86,7 +86,7 @@ class Feed:
             self.close()
         fresh = self._works is None
         if self._works is None:
-            self._works = Works(self.source, self.plan, self.config, self._num_workers)
+            self._works = FeedRuntime(self.source, self.plan, self.config, self._num_workers)
         try:
             if fresh:
                 self._works.foreman.give_up(self._unreadable, deadly=False)
@@ -223,7 +223,7 @@ class Feed:
         return self._started.ring.arena.reserved_bytes
 
     @property
-    def _started(self) -> "Works":
+    def _started(self) -> "FeedRuntime":
         if self._works is None:
             raise ConfigError("The feed is not started: iterate it, use it in a `with` block, or call start().")
         return self._works
@@ -255,7 +255,7 @@ class Feed:
 class Pass:
     """The rest of one epoch: take batches in order, give their slots back in any order."""
 
-    def __init__(self, feed: Feed, works: Works, epoch: int, steps: range) -> None:
+    def __init__(self, feed: Feed, works: FeedRuntime, epoch: int, steps: range) -> None:
         self._feed = feed
         self._epoch = epoch
         self._steps = steps

@@ -305,7 +305,7 @@ class Stream:
         )
 
 
-class Works:
+class FeedRuntime:
     """Slots and workers of a started feed, ended with it."""
 
     def __init__(self, source: Source, plan: Plan, config: FeedConfig, num_workers: int) -> None:

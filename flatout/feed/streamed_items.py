@@ -17,7 +17,7 @@ NUMBERS, CHUNKS = "brought", "brought_chunks"
 """Fields of a source: item numbers, and their bytes in chunks."""
 
 
-class Bringing:
+class StreamedItems:
     """For a source: writes the items numbered `first` or above that its samples need."""
 
     def __init__(self, items: Arrays, chunks_N: np.ndarray, *, first: int, chunk_bytes: int) -> None:

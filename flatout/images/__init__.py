@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         open_regular,
         read_bytes,
         read_facts,
-        read_picture,
+        read_image,
         read_usable,
     )
     from flatout.images.header import FORMATS, NO_PICTURES, NOT_OPENED, READABLE, Header, header_of

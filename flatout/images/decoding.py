@@ -145,13 +145,13 @@ class Picture(NamedTuple):
     """What a strict decoder says against the file, "" if nothing: some pixels may not be those that were saved."""
 
 
-def read_picture(path: str) -> np.ndarray:
+def read_image(path: str) -> np.ndarray:
     """The pixels of a file; OSError or DecodeError where there are none that can be used."""
     return read_usable(path).image
 
 
 def read_usable(path: str, *, at_least_px: int = 0) -> Picture:
-    """As `read_picture`, with the header; `at_least_px` as for `decode`."""
+    """As `read_image`, with the header; `at_least_px` as for `decode`."""
     picture = decode(read_bytes(path), at_least_px=at_least_px)
     if picture.missing > MOST_MISSING:
         raise DecodeError(f"cut off: {picture.missing:.0%} of its rows are missing")

@@ -22,15 +22,14 @@ if TYPE_CHECKING:
     from flatout.profiler.observe.device_times import DeviceTrace
     from flatout.profiler.observe.engine_steps import EngineObservation
     from flatout.profiler.observe.limits import drain, find_limits
-    from flatout.profiler.observe.observation import ALL, KERNELS, SPEED, Turns
+    from flatout.profiler.observe.observation import ALL, KERNELS, SPEED, Phases
     from flatout.profiler.observe.speed_of_light import SpeedOfLight, measure_machine
     from flatout.profiler.observe.summary import machine_facts
     from flatout.profiler.observe.watch import watch
-    from flatout.profiler.outcome import Profile
+    from flatout.profiler.outcome import Profile, load_measurement
     from flatout.profiler.report.page import KINDS
-    from flatout.profiler.report.save import load_measurement
     from flatout.profiler.report.text import between_lines, light_lines, runs_of, shown_rows, verdict_lines, wait_lines
-    from flatout.profiler.verdict import Remedy, Trial, Verdict, WholeTrial, judge
+    from flatout.profiler.verdict import EndToEndTrial, Remedy, Trial, Verdict, judge
     from flatout.profiler.verdict.remedy import number, respelled
     from flatout.profiler.verdict.rules_host import CUDA_GRAPH
     from flatout.profiler.verdict.rules_input import ON_DEVICE

@@ -1,6 +1,6 @@
 """Which of several processes is this one? Started by torchrun, by an older launcher, or alone.
 
-    with together(world, device):   ranks meet; an error of one ends all, and each says why
+    with process_group(world, device):   ranks meet; an error of one ends all, and each says why
 
 Two groups of connections: one for gradients, impatient once training goes, and one for small words between hosts, which
 waits as long as saving, opening data or the slowest rank may take. Ranks that are gone are not noticed by timeouts, but
@@ -104,7 +104,7 @@ class World:
             )
         return total_batch // self.size
 
-    def largest(self, numbers: np.ndarray) -> np.ndarray:
+    def all_reduce_max(self, numbers: np.ndarray) -> np.ndarray:
         """Entry by entry, the largest of all ranks. All ask at the same step; over the host, so no GPU waits."""
         if self.size == 1 or not numbers.size:
             return numbers
@@ -112,11 +112,11 @@ class World:
         dist.all_reduce(told, op=dist.ReduceOp.MAX, group=_host_group())
         return told.numpy()
 
-    def any_of(self, flag: bool) -> bool:
+    def any(self, flag: bool) -> bool:
         """Has any rank raised its flag?"""
-        return bool(self.largest(np.array([flag]))[0])
+        return bool(self.all_reduce_max(np.array([flag]))[0])
 
-    def from_first(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """The first rank's value, on every rank; plain values only. All ranks ask at the same time."""
         if self.size == 1:
             return value
@@ -124,7 +124,7 @@ class World:
         dist.broadcast_object_list(told, src=0, group=_host_group())
         return told[0]
 
-    def to_first(self, value: Any) -> list[Any] | None:
+    def gather(self, value: Any) -> list[Any] | None:
         """The values of all ranks in their order, for the first rank; None for the others. All tell at the same time.
 
         Pickled: for values of our own making that went through no file.
@@ -135,7 +135,7 @@ class World:
         dist.gather_object(value, told, dst=0, group=_host_group())
         return told
 
-    def copy_from_first(self, network: nn.Module) -> None:
+    def broadcast_weights(self, network: nn.Module) -> None:
         """Give a network the first rank's weights and buffers: running statistics are each rank's own between steps."""
         if self.size == 1:
             return
@@ -175,7 +175,7 @@ def read_world(local_rank: int = -1) -> World:
 
 
 @contextmanager
-def together(world: World, device: torch.device, *, lost_after_s: float = LOST_AFTER_S) -> Iterator[None]:
+def process_group(world: World, device: torch.device, *, lost_after_s: float = LOST_AFTER_S) -> Iterator[None]:
     """Meet the other ranks, and part at the end of the block.
 
     An error of this rank is told to the others, which end with ChildLostError (exit code 7); so do all if a rank shows
@@ -205,8 +205,8 @@ def together(world: World, device: torch.device, *, lost_after_s: float = LOST_A
 
 
 @contextmanager
-def telling_ranks() -> Iterator[None]:
-    """Inside `together`, within whatever may take long to end: the others hear of an error of the block at once."""
+def reporting_errors() -> Iterator[None]:
+    """Report an error of the block to the other ranks at once, while this one may still take long to end."""
     try:
         yield
     except Interrupted:

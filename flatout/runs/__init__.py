@@ -11,7 +11,6 @@ Files:
     preflight  Before a training begins
     profiled   A training that is looked at for some steps and leaves nothing behind
     recipe     What a job hands to a run, and what it learns from it
-    records    What a run writes down as it goes: lines at the end of text files, CSV tables and JSON lines
     run        The life of a training run, the same for every job
     loggers/   Callbacks that pass a training's numbers on to other programs
     mirror/    Copies of a run elsewhere, so that a machine may be taken away: `--mirror s3://bucket/folder`
@@ -25,8 +24,16 @@ if TYPE_CHECKING:
     from flatout.progress import StepProgress
     from flatout.runs.budget import Spending
     from flatout.runs.command import Given, TrainCommand
-    from flatout.runs.ends import OnDone, telling_end
-    from flatout.runs.folder import RunFolder, Wanted, choose_run, finished_run, new_run_folder, numbered, read_record
+    from flatout.runs.ends import OnDone, reporting_end
+    from flatout.runs.folder import (
+        RunFolder,
+        RunRequest,
+        choose_run,
+        finished_run,
+        new_run_folder,
+        numbered,
+        read_record,
+    )
     from flatout.runs.lock import Locked, RunLock
     from flatout.runs.loggers.choose import choose_loggers
     from flatout.runs.options import (
@@ -44,15 +51,15 @@ if TYPE_CHECKING:
     from flatout.runs.profiled import FILES, MANY_EPOCHS, Decoding, ProfiledTraining, Switch
     from flatout.runs.recipe import (
         CONFIG_NAME,
+        ComputeSettings,
         DataFacts,
-        EpochRows,
+        EpochRecord,
         Model,
         Recipe,
         RunContext,
         RunResult,
         Seams,
-        StepSettings,
-        Validated,
+        ValidationResult,
         write_yaml,
     )
 

@@ -46,14 +46,14 @@ class TrainCommand:
             return launch_ranks([self.job, "train", *argv], num_ranks)
         from flatout.ranks import StopSignals
         from flatout.runs.budget import Spending
-        from flatout.runs.ends import KeepWarnings, OnDone
+        from flatout.runs.ends import OnDone, RunLog
 
         # Imported while a signal simply ends the process: from StopSignals on it is an exception, which imports may
         # lose.
         import_module(self.trainer.partition(":")[0])
         spending = Spending(options.price, options.budget)
         with StopSignals(), OnDone(options.on_done, spending) as done:
-            self.answer(options, typed, [done, KeepWarnings()], spending)
+            self.answer(options, typed, [done, RunLog()], spending)
         return 0
 
     def parser(self, prog: str) -> FlagParser:

@@ -18,8 +18,8 @@ from flatout.engine import Callback, Callbacks, End, EpochReport, How, RunStart,
 from flatout.errors import FlatoutError, Interrupted, ResourceError
 from flatout.ranks import LAST_FILES, Interrupts, StopRequested
 from flatout.runs.budget import Spending
-from flatout.runs.recipe import EpochRows, Model, Recipe, Validated
-from flatout.runs.records import Records
+from flatout.runs.folder import Records
+from flatout.runs.recipe import EpochRecord, Model, Recipe, ValidationResult
 from flatout.safefiles import write_container
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class EpochEnd:
         self.best = BestTracker()
         self.epoch = -1
         """Last epoch that was worked off."""
-        self.found: Validated | None = None
+        self.found: ValidationResult | None = None
         self.losses: Mapping[str, float] = {}
 
     def __call__(self, epoch: int, report: EpochReport, sections: Callable[[], Sections]) -> bool:
@@ -88,7 +88,7 @@ class EpochEnd:
             at = epoch if rows.at is None else rows.at
             done = (epoch + 1) * self._steps_per_epoch
             self._callbacks.validation(Scores(epoch=epoch, at=at, steps_done=done, scalars=rows.scalars))
-        stops = bool(recipe.world.from_first(stops))
+        stops = bool(recipe.world.broadcast(stops))
         self.epoch, self.found, self.losses = epoch, found or self.found, report.items
         recipe.after_epoch(self._model, epoch, found, sections, stops=stops and not last)
         return stops
@@ -132,7 +132,7 @@ class EpochEnd:
             self._records.load_state_dict(state["records"])
         self._recipe.load_state(state)
 
-    def _record(self, rows: EpochRows, report: EpochReport) -> None:
+    def _record(self, rows: EpochRecord, report: EpochReport) -> None:
         assert self._records is not None
         if rows.line is not None:
             self._records.line("results.txt", rows.line)
@@ -156,7 +156,7 @@ class EpochEnd:
         self._callbacks.validation(Scores(epoch=epoch - 1, at=steps, steps_done=steps_done, scalars=scalars))
         self._keep(epoch, found, last=False)
 
-    def _judge(self, epoch: int, found: Validated | None, *, last: bool) -> bool:
+    def _judge(self, epoch: int, found: ValidationResult | None, *, last: bool) -> bool:
         """Keep the best; True if nothing got better for too long."""
         before = self.best.score
         self._keep(epoch, found, last=last)
@@ -173,7 +173,7 @@ class EpochEnd:
             return True
         return False
 
-    def _keep(self, epoch: int, found: Validated | None, *, last: bool) -> None:
+    def _keep(self, epoch: int, found: ValidationResult | None, *, last: bool) -> None:
         """Remember the weights as they are now, if they are the best so far; `flush` writes them."""
         is_judged = found is not None or not self._recipe.validates
         is_best = is_judged and self.best.takes(epoch, None if found is None else found.score)
@@ -209,7 +209,7 @@ class Ending:
 
 
 @contextmanager
-def telling_end(callbacks: Callbacks, folder: Path) -> Iterator[Ending]:
+def reporting_end(callbacks: Callbacks, folder: Path) -> Iterator[Ending]:
     """Tell the callbacks how the block ended. Exceptions go on their way."""
     ending = Ending()
     try:
@@ -302,7 +302,7 @@ class OnDone(Callback):
 FILE_NAME = "run.log"
 
 
-class KeepWarnings(Callback):
+class RunLog(Callback):
     """From the start of a run to its end; a continued run goes on in the same file."""
 
     def __init__(self) -> None:

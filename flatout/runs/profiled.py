@@ -22,20 +22,20 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from flatout.engine import Batches, StoppedAfter
-from flatout.feed import DeviceBatch, Feed, HostPass, Lease, Works
+from flatout.feed import DeviceBatch, Feed, FeedRuntime, HostPass, Lease
 from flatout.profiler import (
     ALL,
     KERNELS,
     SPEED,
     DeviceTrace,
+    EndToEndTrial,
     EngineObservation,
     Limits,
+    Phases,
     Profile,
     Remedy,
     SpeedOfLight,
     Trial,
-    Turns,
-    WholeTrial,
     drain,
     measure_machine,
     respelled,
@@ -53,7 +53,7 @@ KEPT = 2
 """Slots that a replay holds; every feed has more."""
 
 
-class HeardBatches:
+class ObservedBatches:
     """Batches as they are; `hear` is told of each how many images it has.
 
     The last one of an epoch may be short, and its step is like no other.
@@ -72,7 +72,7 @@ class HeardBatches:
             yield batch
 
 
-class OneBatch:
+class RepeatedBatch:
     """One batch again and again: what is left of a step when its input costs nothing.
 
     Before, the real feed is asked for some batches that nobody uses: what the input could deliver by itself. Two limits
@@ -148,7 +148,7 @@ class ReplayedPass:
     """
 
     def __init__(self, run: HostPass) -> None:
-        self.works: Works = run.works
+        self.works: FeedRuntime = run.works
         self._leases: list[Lease] = []
         while len(self._leases) < KEPT and (lease := run.take()) is not None:
             self._leases.append(lease)
@@ -285,7 +285,7 @@ class ProfiledTraining:
             no_preflight=True,
         )
 
-    def observe(self, turns: Turns = ALL, seams: Seams | None = None) -> Profile:
+    def observe(self, turns: Phases = ALL, seams: Seams | None = None) -> Profile:
         """Train for a while and look; `seams` change what flows."""
         observation = EngineObservation(
             images_per_step=self.images_per_step, num_steps=self.num_steps, turns=turns, title=self.title
@@ -298,7 +298,7 @@ class ProfiledTraining:
 
         seams = seams or Seams()
         # Pictures for people are drawn once per run; in one of some dozen steps they would be most of it.
-        watched = replace(seams, batches=lambda batches: HeardBatches(seams.batches(batches), hear), pictures=False)
+        watched = replace(seams, batches=lambda batches: ObservedBatches(seams.batches(batches), hear), pictures=False)
         with tempfile.TemporaryDirectory(prefix="flatout-profile-") as folder, observation.observing():
             # At most so many: steps with a short batch do not count.
             self.command.train(self.brief(Path(folder), 2 * observation.total_steps), seams=watched)
@@ -313,7 +313,7 @@ class ProfiledTraining:
 
     def limits(self) -> Limits:
         """What network, copy and input could do, each by itself."""
-        source = OneBatch(self.shorter().num_steps)
+        source = RepeatedBatch(self.shorter().num_steps)
         compute = self.shorter().compute(source)
         copied = self.shorter().observe(SPEED, Seams(open_pass=Replay()))
         return Limits(
@@ -339,7 +339,7 @@ class ProfiledTraining:
     def trial(self, what: str, switch: Switch, now: Compute) -> Trial:
         """The network's part of the step alone, with a flag switched on."""
         changed = self.shorter().with_switch(switch.options)
-        then = changed.compute(OneBatch())
+        then = changed.compute(RepeatedBatch())
         return Trial(
             what=what,
             change=switch.change,
@@ -351,7 +351,7 @@ class ProfiledTraining:
             switch=switch.options,
         )
 
-    def wholes(self, tell: Tell) -> list[WholeTrial]:
+    def wholes(self, tell: Tell) -> list[EndToEndTrial]:
         """Flags that change network and input at once, each part of them tried by itself."""
         found = []
         for what, switch in self.whole_switches().items():
@@ -361,13 +361,13 @@ class ProfiledTraining:
             found.append(self.whole_trial(what, switch))
         return found
 
-    def whole_trial(self, what: str, switch: Switch) -> WholeTrial:
+    def whole_trial(self, what: str, switch: Switch) -> EndToEndTrial:
         """The changed feed alone, and the changed network's part of the step on one of its batches."""
         changed = self.shorter().with_switch(switch.options)
-        source = OneBatch(changed.num_steps, traced=True)
+        source = RepeatedBatch(changed.num_steps, traced=True)
         then = changed.compute(source)
         assert source.input_ms is not None
-        return WholeTrial(
+        return EndToEndTrial(
             what=what,
             change=switch.change,
             compute_ms=then.step_ms,
@@ -382,7 +382,7 @@ class ProfiledTraining:
     def _images_if_changed(self, changed: Self) -> float | None:
         return None if changed.images_per_step == self.images_per_step else changed.images_per_step
 
-    def compute(self, source: OneBatch) -> Compute:
+    def compute(self, source: RepeatedBatch) -> Compute:
         """A step on one batch, less its wait for data."""
         profile = self.observe(KERNELS, Seams(batches=source.of))
         wait_ms = profile.ledger.ms("host", "feed.wait")

@@ -29,7 +29,7 @@ from torch import nn
 
 from flatout.cli import changes_of
 from flatout.config import read_config
-from flatout.engine import Amp, Batches, Callback, EpochReport, Job, MovingAverage, Schedule, Sections, Tick
+from flatout.engine import Amp, Batches, Callback, EpochReport, IntervalStats, Job, MovingAverage, Schedule, Sections
 from flatout.errors import Interrupted
 from flatout.feed import DeviceBatches, OpenPass
 from flatout.ranks import Interrupts, World
@@ -101,7 +101,7 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepSettings:
+class ComputeSettings:
     """How steps are computed."""
 
     amp: Amp = "off"
@@ -109,7 +109,7 @@ class StepSettings:
     graphs: bool = False
 
 
-class Validated(NamedTuple):
+class ValidationResult(NamedTuple):
     """What a validation found."""
 
     score: float
@@ -122,7 +122,7 @@ class Validated(NamedTuple):
     """For the log; empty: the job has said it already."""
 
 
-class EpochRows(NamedTuple):
+class EpochRecord(NamedTuple):
     """What is written down of an epoch."""
 
     row: Mapping[str, object]
@@ -206,8 +206,8 @@ class Recipe(ABC):
         """Of an epoch."""
         return len(batches)
 
-    def step_settings(self) -> StepSettings:
-        return StepSettings()
+    def compute_settings(self) -> ComputeSettings:
+        return ComputeSettings()
 
     def preflight(self, model: Model) -> Iterator[str]:
         """Remarks about what this training needs of the machine; what is too little is a warning of its own."""
@@ -241,7 +241,7 @@ class Recipe(ABC):
         """Whether this epoch is validated; all ranks answer alike."""
         return True
 
-    def validate(self, model: Model, epoch: int, *, last: bool) -> Validated | None:
+    def validate(self, model: Model, epoch: int, *, last: bool) -> ValidationResult | None:
         """All ranks call it, the first gets an answer. Interrupted if a signal wants it."""
         return None
 
@@ -249,20 +249,20 @@ class Recipe(ABC):
         """Steps of the training so far, if a validation within an epoch is due after `step`; all ranks answer alike."""
         return None
 
-    def scalars_within(self, steps: int, found: Validated) -> Mapping[str, float]:
+    def scalars_within(self, steps: int, found: ValidationResult) -> Mapping[str, float]:
         """Of a validation within an epoch, for charts; by the first rank."""
         return {}
 
-    def rows(self, epoch: int, report: EpochReport, found: Validated | None) -> EpochRows:
+    def rows(self, epoch: int, report: EpochReport, found: ValidationResult | None) -> EpochRecord:
         """What is written down of an epoch; by the first rank."""
         scores = dict(found.named) if found is not None else {}
         row = {"epoch": epoch, **report.items, "lr": report.lrs[0], **scores}
         scalars = {f"train/{name}": value for name, value in report.items.items()}
         scalars |= {"train/lr": report.lrs[0], "train/samples_per_s": report.samples_per_s}
-        return EpochRows(row, scalars | {f"val/{name}": value for name, value in scores.items() if value is not None})
+        return EpochRecord(row, scalars | {f"val/{name}": value for name, value in scores.items() if value is not None})
 
     def after_epoch(
-        self, model: Model, epoch: int, found: Validated | None, sections: Callable[[], Sections], *, stops: bool
+        self, model: Model, epoch: int, found: ValidationResult | None, sections: Callable[[], Sections], *, stops: bool
     ) -> None:
         """The end of an epoch is worked off. `sections` gives the whole state."""
 
@@ -287,7 +287,7 @@ class Recipe(ABC):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """What `state` gave; keys may be missing that older versions did not save."""
 
-    def best_weights(self, model: Model, epoch: int, found: Validated | None) -> dict[str, Any]:
+    def best_weights(self, model: Model, epoch: int, found: ValidationResult | None) -> dict[str, Any]:
         """What best.pt says beside `about`, tensors included: copies, so that training may go on."""
         state = {key: tensor.detach().clone() for key, tensor in model.judged.state_dict().items()}
         return {"kind": "model", "state": state, "epoch": epoch, "score": None if found is None else found.score}
@@ -296,14 +296,14 @@ class Recipe(ABC):
         return ("best.pt",)
 
     def final_weights(
-        self, model: Model, epoch: int, found: Validated | None, best_score: float
+        self, model: Model, epoch: int, found: ValidationResult | None, best_score: float
     ) -> dict[str, Any] | None:
         """What last.pt says in the end, beside `about`: the weights alone. None: it stays a whole state."""
         return self.best_weights(model, epoch, found)
 
     # For people
 
-    def figures(self, tick: Tick) -> dict[str, str]:
+    def figures(self, tick: IntervalStats) -> dict[str, str]:
         """Losses, speed and memory with their units, for the progress line."""
         shown = {"epoch": str(tick.epoch)}
         shown |= {name: f"{value:.4f}" for name, value in tick.items.items() if name != "total"}
@@ -313,7 +313,7 @@ class Recipe(ABC):
             shown |= {"memory": f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"}
         return shown
 
-    def hint(self, tick: Tick) -> None:
+    def hint(self, tick: IntervalStats) -> None:
         """Something to say about an interval."""
 
     def plot(self, folder: Path) -> None:

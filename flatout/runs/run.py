@@ -21,17 +21,17 @@ from torch import nn
 from flatout.engine import (
     Callback,
     Callbacks,
+    Checkpoint,
+    CheckpointStore,
     Compiled,
-    Generation,
-    Generations,
+    IntervalStats,
     Loop,
     LoopConfig,
     RunStart,
     StoppedAfter,
-    Tick,
     differences,
     environment,
-    load_for_all,
+    load_on_all_ranks,
     seed_all,
     set_determinism,
     warn_of_waiting_threads,
@@ -42,13 +42,12 @@ from flatout.progress import StepProgress
 from flatout.ranks import Interrupts, World, choose_devices
 from flatout.ranks import world as ranks
 from flatout.runs.budget import Spending
-from flatout.runs.ends import EpochEnd, finishing, telling_end
-from flatout.runs.folder import RunFolder, Wanted, choose_run, finished_run
+from flatout.runs.ends import EpochEnd, finishing, reporting_end
+from flatout.runs.folder import Records, RunFolder, RunRequest, choose_run, finished_run
 from flatout.runs.mirror import Mirror
 from flatout.runs.options import RunOptions, checkpoint_to_resume, options_to_resume, run_of
 from flatout.runs.preflight import check_descriptors, check_disk, check_gpus, disk_need
 from flatout.runs.recipe import DataFacts, Recipe, RunContext, RunResult, Seams
-from flatout.runs.records import Records
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +88,7 @@ def train(
     if world.is_first:
         warn_of_waiting_threads(device)
     seed_all(recipe.seed)
-    with ranks.together(world, device), ExitStack() as stack:
+    with ranks.process_group(world, device), ExitStack() as stack:
         wanted = _wanted(recipe, resume)
         if (over := _complete_run(recipe, wanted, mirror)) is not None:
             return RunResult(over, None, 0.0, finished=True)
@@ -97,7 +96,7 @@ def train(
         data = recipe.open_data()
         folder = _open_folder(recipe, wanted, stack) if world.is_first else None
         # One rank holds the folder; the others only learn where it is.
-        where, continues = world.from_first((str(folder.folder), folder.continues) if folder else None)
+        where, continues = world.broadcast((str(folder.folder), folder.continues) if folder else None)
         seams = seams or Seams()
         context = RunContext(
             world=world,
@@ -109,7 +108,7 @@ def train(
             draws=seams.pictures and world.is_first,
         )
         # Other ranks need not wait for what callbacks do at the end, such as a last copy to a mirror.
-        with telling_end(hearers, context.folder) as ending, ranks.telling_ranks():
+        with reporting_end(hearers, context.folder) as ending, ranks.reporting_errors():
             training = _Training(recipe, data, context, hearers, spending, seams)
             result = training.go()
             if folder is not None and result.finished:
@@ -137,9 +136,9 @@ def device_of(text: str, world: World) -> torch.device:
     return devices[0]
 
 
-def _wanted(recipe: Recipe, resume: Path | None) -> Wanted:
+def _wanted(recipe: Recipe, resume: Path | None) -> RunRequest:
     options, (project, name) = recipe.options, recipe.place
-    return Wanted(
+    return RunRequest(
         project=project,
         name=name,
         identity=recipe.identity(),
@@ -150,7 +149,7 @@ def _wanted(recipe: Recipe, resume: Path | None) -> Wanted:
     )
 
 
-def _complete_run(recipe: Recipe, wanted: Wanted, mirror: Mirror | None) -> Path | None:
+def _complete_run(recipe: Recipe, wanted: RunRequest, mirror: Mirror | None) -> Path | None:
     """The folder of a training that is over, as the mirror or, with `--once`, this machine knows; all ranks ask.
 
     Fetches the newest state if this machine has none as new; `--fresh` and `--resume` say where to begin.
@@ -163,11 +162,11 @@ def _complete_run(recipe: Recipe, wanted: Wanted, mirror: Mirror | None) -> Path
             logger.info("%s: this training is over; its files are here. --fresh trains it again.", over)
     if over is None and recipe.options.once and recipe.world.is_first:
         over = finished_run(wanted)
-    told: Path | None = recipe.world.from_first(over)
+    told: Path | None = recipe.world.broadcast(over)
     return told
 
 
-def _open_folder(recipe: Recipe, wanted: Wanted, stack: ExitStack) -> RunFolder:
+def _open_folder(recipe: Recipe, wanted: RunRequest, stack: ExitStack) -> RunFolder:
     """The run folder, locked, with the options in it."""
     folder = choose_run(wanted)
     stack.callback(folder.close)
@@ -191,7 +190,7 @@ class _Training:
         self._recipe, self._data, self._context, self._seams = recipe, data, context, seams
         self._callbacks, self._spending = callbacks, spending
         self._options, self._is_first = recipe.options, context.world.is_first
-        self._generations = Generations(context.folder / recipe.weights_folder)
+        self._generations = CheckpointStore(context.folder / recipe.weights_folder)
         self._saved = self._saved_state()
         self._check_data()
         set_determinism(self._options.deterministic, long_run=recipe.is_long)
@@ -255,13 +254,13 @@ class _Training:
             logger.info("Results are in %s, the weights in %s.", folder.folder, weights)
             self._recipe.finished(folder.folder)
 
-    def _saved_state(self) -> Generation | None:
+    def _saved_state(self) -> Checkpoint | None:
         """What the run folder holds, if this command continues it."""
         if not self._context.continues:
             if self._is_first and self._generations.newest.parent.is_dir():
                 self._generations.forget()
             return None
-        saved = load_for_all(self._generations, self._context.world)
+        saved = load_on_all_ranks(self._generations, self._context.world)
         if saved is not None and "training" not in saved.sections:
             raise CheckpointError(f"{saved.path}: this training has ended: there is nothing to resume.")
         return saved
@@ -299,9 +298,9 @@ class _Training:
 
     def _loop(self, batches: DeviceBatches, steps: int, epoch_end: EpochEnd, progress: StepProgress) -> Loop:
         options, recipe, model = self._options, self._recipe, self._model
-        settings = recipe.step_settings()
+        settings = recipe.compute_settings()
 
-        def tell(tick: Tick) -> None:
+        def tell(tick: IntervalStats) -> None:
             left_s = tick.step_ms / 1e3 * tick.steps_left
             progress.advance(tick.steps_done, recipe.figures(tick) | self._spending.figures(left_s))
             recipe.hint(tick)

@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from flatout.safefiles.unpickle import (
         MAX_COPIED,
         MAX_TENSORS,
+        Allowlist,
         Built,
         Make,
         Name,
         Storages,
-        Vocabulary,
         allocate,
         is_countable,
+        plain_allowlist,
         plain_names,
-        plain_vocabulary,
     )
 
 __getattr__, __dir__ = face(__name__)

@@ -28,7 +28,7 @@ from flatout.safefiles.archive import (
 )
 from flatout.safefiles.atomic import replacing
 from flatout.safefiles.open_file import file_kind, read_objects, reading
-from flatout.safefiles.unpickle import Built, Name, plain_vocabulary
+from flatout.safefiles.unpickle import Built, Name, plain_allowlist
 
 # Turn objects out of a file into a tree that is safe to walk, copy and print.
 #
@@ -126,7 +126,7 @@ def write_container(path: str | Path, sections: Mapping[str, object]) -> None:
 def read_container(path: str | Path) -> dict[str, object]:
     """The sections of a file of ours; CheckpointError says why a file is not one."""
     with reading(path) as file:
-        objects = read_objects(file, plain_vocabulary) if file_kind(file) == "zip" else None
+        objects = read_objects(file, plain_allowlist) if file_kind(file) == "zip" else None
         if not is_container(objects):
             raise Refusal("holds weights of another program. Convert them first.")
         if _promises_digest(objects) and not has_digest(file):
@@ -139,7 +139,7 @@ def read_plain(path: str | Path) -> object:
     with reading(path) as file:
         if file_kind(file) != "zip":
             raise Refusal("is no zip of torch.save. Give a file that a torch of 1.6 or newer wrote.")
-        return PlainReader().plain(read_objects(file, plain_vocabulary), "content")
+        return PlainReader().plain(read_objects(file, plain_allowlist), "content")
 
 
 def is_container(objects: object) -> bool:

@@ -13,7 +13,7 @@ from typing import BinaryIO, Literal
 
 from flatout.errors import CheckpointError
 from flatout.safefiles.archive import AGAIN, DAMAGED, Archive, Refusal, check_digest
-from flatout.safefiles.unpickle import DTYPES, Name, Storage, Storages, Vocabulary, unpickle
+from flatout.safefiles.unpickle import DTYPES, Allowlist, Name, Storage, Storages, unpickle
 
 FileKind = Literal["zip", "safetensors"]
 
@@ -94,7 +94,7 @@ MAX_PICKLE_BYTES = 16 << 20
 """Without the tensors; the largest network of the YOLOv7 family, saved in training, needs about 1 MB."""
 
 
-def read_objects(file: BinaryIO, vocabulary_of: Callable[[Storages], Vocabulary]) -> object:
+def read_objects(file: BinaryIO, vocabulary_of: Callable[[Storages], Allowlist]) -> object:
     """Whatever was saved: plain values, tensors on the CPU, and the objects of the vocabulary.
 
     Not to be trusted yet: containers may be cyclic or share parts a million times. Walk them with `plain`.

@@ -2,8 +2,8 @@
 
     bytes --opcode by opcode--> stack and memo --STOP--> one object
 
-Python's unpickler imports what a file names and calls it. This one knows no import: a name means what the Vocabulary
-says, and only the Vocabulary's functions are ever called.
+Python's unpickler imports what a file names and calls it. This one knows no import: a name means what the Allowlist
+says, and only the Allowlist's functions are ever called.
 
 Opcodes are those of protocols 2 to 5 that torch and Python write for such data; the text opcodes of protocol 0, INST,
 OBJ, the extension registry and out-of-band buffers are refused.
@@ -167,7 +167,7 @@ class Built:
         raise NotImplementedError
 
 
-class Vocabulary:
+class Allowlist:
     """A table of names, and families of names that all mean the same kind of placeholder."""
 
     def __init__(self, names: Mapping[str, Make | None], family: Family | None = None) -> None:
@@ -187,9 +187,9 @@ class Vocabulary:
         return found
 
 
-def plain_vocabulary(storages: Storages) -> Vocabulary:
+def plain_allowlist(storages: Storages) -> Allowlist:
     """The names of our own files: tensors and containers."""
-    return Vocabulary(plain_names(storages))
+    return Allowlist(plain_names(storages))
 
 
 def plain_names(storages: Storages) -> dict[str, Make | None]:
@@ -229,7 +229,7 @@ def _unexpected(name: str) -> object:
 
 # The machine behind `unpickle.py`: what an opcode can do, and nothing beyond.
 #
-# What it builds are lists, dicts, tuples, sets, numbers, text, tensors and the Vocabulary's own objects. Work and
+# What it builds are lists, dicts, tuples, sets, numbers, text, tensors and the Allowlist's own objects. Work and
 # memory grow with the length of the pickle only: nothing here copies, hashes or compares a container, and nothing
 # recurses, so depth and cycles do no harm until somebody walks the result (`PlainReader` does, and counts).
 
@@ -240,7 +240,7 @@ MAX_NAME_BYTES = 256
 class PickleMachine:
     """One reading of one pickle: the bytes, the stack, the memo, and what each opcode may do to them."""
 
-    def __init__(self, data: bytes, vocabulary: Vocabulary, persistent: Callable[[object], object]) -> None:
+    def __init__(self, data: bytes, vocabulary: Allowlist, persistent: Callable[[object], object]) -> None:
         """`persistent` turns a persistent id, which torch uses for storages, into an object."""
         self._data = data
         self._vocabulary = vocabulary
@@ -439,7 +439,7 @@ Step = Callable[[PickleMachine], object]
 _U8, _U32, _U64 = Struct("<B"), Struct("<I"), Struct("<Q")
 
 
-def unpickle(data: bytes, vocabulary: Vocabulary, persistent: Callable[[object], object]) -> object:
+def unpickle(data: bytes, vocabulary: Allowlist, persistent: Callable[[object], object]) -> object:
     """The object of a pickle that fills `data` to its end; `persistent` turns persistent ids into objects."""
     machine = PickleMachine(data, vocabulary, persistent)
     for _ in range(MAX_OPCODES):

@@ -20,12 +20,11 @@ from flatout.findings import Finding
 from flatout.spike.config import SpikeConfig
 from flatout.spike.data.clip_set import ClipSet, open_clips, sequence_files, validation_split
 from flatout.spike.data.decode import decode, map_stream
-from flatout.spike.data.frames import Frames, read_image
+from flatout.spike.data.frames import Frames, read_frame
 from flatout.spike.data.source import ClipSource, shown_of
 from flatout.spike.data.stream_layout import Orientation, compare, grey_at
 from flatout.spike.data.tree import ordered
-from flatout.spike.input import training_source
-from flatout.spike.loader_plan import GIB, block, check_memory, plan_loader
+from flatout.spike.input import GIB, block, check_memory, plan_loader, training_source
 
 if TYPE_CHECKING:
     from flatout.feed import Batch
@@ -90,7 +89,7 @@ def orientation_of(clips: ClipSet, frame: int) -> Orientation:
     """Does the stream of a frame look like it?"""
     layout = clips.layout_of(frame)
     spikes = decode(map_stream(clips.frames[frame].spike, layout), layout)
-    blur = grey_at(read_image(clips.frames[frame].blur), (layout.height, layout.width))
+    blur = grey_at(read_frame(clips.frames[frame].blur), (layout.height, layout.width))
     return compare(spikes.mean(axis=0), blur)
 
 

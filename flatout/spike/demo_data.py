@@ -16,7 +16,7 @@ import numpy as np
 from flatout.demo_folder import draw_set
 from flatout.errors import ConfigError
 from flatout.spike.data.decode import pack
-from flatout.spike.pictures import write_picture
+from flatout.spike.pictures import write_image
 
 VERSION = 1
 """Of the simulation: raised when the same numbers make other scenes."""
@@ -114,8 +114,8 @@ def _write_sequence(folder: Path, config: DemoConfig, *, seed: tuple[int, ...]) 
         lights = [scene.at(number + (sub + 0.5) / SUBFRAMES) for sub in range(SUBFRAMES)]
         spikes, charge = _fire(lights, charge, config.spike_frames // SUBFRAMES)
         name = f"{number + 1:06d}"
-        write_picture(folder / "blur" / f"{name}.png", _bytes(np.mean(lights, axis=0)))
-        write_picture(folder / "sharp" / f"{name}.png", _bytes(scene.at(number + 0.5)))
+        write_image(folder / "blur" / f"{name}.png", _bytes(np.mean(lights, axis=0)))
+        write_image(folder / "sharp" / f"{name}.png", _bytes(scene.at(number + 0.5)))
         (folder / "spike" / f"{name}.dat").write_bytes(pack(spikes).tobytes())
 
 

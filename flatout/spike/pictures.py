@@ -15,7 +15,7 @@ def as_bytes(frame_3HW: Tensor) -> np.ndarray:
     return (frame_3HW.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy()
 
 
-def write_picture(path: Path, rgb_HW3: np.ndarray) -> None:
+def write_image(path: Path, rgb_HW3: np.ndarray) -> None:
     """PNG, or whatever the name says."""
     import cv2
 

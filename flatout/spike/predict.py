@@ -20,7 +20,7 @@ from flatout.spike.data.clip_set import ClipSet, clips_of, open_clips, validatio
 from flatout.spike.data.tree import VOXEL_EXTS, SequenceFiles, stems_in
 from flatout.spike.evaluate import Evaluation, Restore, Restored, evaluate
 from flatout.spike.input import FeedWishes, open_scoring_feed
-from flatout.spike.pictures import as_bytes, side_by_side, write_picture, write_video
+from flatout.spike.pictures import as_bytes, side_by_side, write_image, write_video
 from flatout.spike.step import ToClip
 from flatout.spike.weights import load_network
 
@@ -113,7 +113,7 @@ class _Pictures:
     def compare_into(self, folder: Path, restored: Restored) -> None:
         def write(row: int, place: int, name: str) -> None:
             frames = (restored.blur[row, place], restored.predicted[row, place])
-            write_picture(folder / name, side_by_side([as_bytes(each) for each in frames]))
+            write_image(folder / name, side_by_side([as_bytes(each) for each in frames]))
 
         self._each(restored, lambda row, place, name, _: write(row, place, name))
 
@@ -122,7 +122,7 @@ class _Pictures:
         if self._compare:
             others = (as_bytes(restored.blur[row, place]), as_bytes(restored.sharp[row, place]))
             frame = side_by_side((others[0], frame, others[1]))
-        write_picture(self._folder / name, frame)
+        write_image(self._folder / name, frame)
         self.count += 1
         self.shown.append(frame)
 

@@ -56,10 +56,10 @@ class SpikeTraining(ProfiledTraining):
 
     def decoding(self) -> Decoding:
         from flatout.spike.data.clip_set import open_training
-        from flatout.spike.data.frames import read_image
+        from flatout.spike.data.frames import read_frame
 
         clips, _ = open_training(self.config.DATA)
-        return Decoding(read_image, [frame.blur for frame in clips.frames[:FILES]])
+        return Decoding(read_frame, [frame.blur for frame in clips.frames[:FILES]])
 
     def brief(self, folder: Path, num_steps: int) -> TrainOptions:
         train = replace(self.config.TRAIN, EPOCHS=MANY_EPOCHS, RESUME_FROM_CHECKPOINT=False)

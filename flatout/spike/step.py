@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.clock import clock
-from flatout.engine import Filling, Knobs
+from flatout.engine import Padding, StepSettings
 from flatout.errors import CheckpointError, ConfigError
 from flatout.feed import DeviceBatch
 from flatout.safefiles import read_plain
@@ -188,7 +188,7 @@ class DeblurJob:
     """Sharp frames from blurry ones and their spikes."""
 
     item_names = DeblurLoss.names
-    fillings: Mapping[str, Filling] = {}
+    paddings: Mapping[str, Padding] = {}
 
     def __init__(self, to_clip: ToClip, loss: DeblurLoss, *, share: float) -> None:
         """`share`: of a micro-batch of one rank in an optimizer step."""
@@ -257,14 +257,14 @@ def learning_rate(base: float, step: int, *, warmup: int, total: int) -> float:
 
 
 class SpikeSchedule:
-    """Knobs of a micro-batch. Pure: it does not matter where a run began."""
+    """StepSettings of a micro-batch. Pure: it does not matter where a run began."""
 
     def __init__(self, base: float, *, plan: StepPlan, epochs: int, warmup: int) -> None:
         self._base, self._plan, self._warmup = base, plan, warmup
         self._total = epochs * plan.steps_per_epoch
 
-    def __call__(self, epoch: int, step: int) -> Knobs:
+    def __call__(self, epoch: int, step: int) -> StepSettings:
         accumulation = self._plan.accumulation
         done = epoch * self._plan.steps_per_epoch + step // accumulation
         rate = learning_rate(self._base, done, warmup=self._warmup, total=self._total)
-        return Knobs(lrs=(rate, rate), momentum=None, steps=(step + 1) % accumulation == 0)
+        return StepSettings(lrs=(rate, rate), momentum=None, steps=(step + 1) % accumulation == 0)

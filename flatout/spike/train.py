@@ -16,14 +16,15 @@ from torch import nn
 
 from flatout.cli import Change
 from flatout.clock import clock
-from flatout.engine import DTYPES, Amp, Callback, EpochReport, MovingAverage, Sections, Tick, default_fast_amp
+from flatout.engine import DTYPES, Amp, Callback, EpochReport, IntervalStats, MovingAverage, Sections, default_fast_amp
 from flatout.errors import ConfigError
 from flatout.feed import DeviceBatches
 from flatout.ranks import World
 from flatout.runs import (
     CONFIG_NAME,
+    ComputeSettings,
     DataFacts,
-    EpochRows,
+    EpochRecord,
     Identity,
     Model,
     Recipe,
@@ -32,8 +33,7 @@ from flatout.runs import (
     RunResult,
     Seams,
     Spending,
-    StepSettings,
-    Validated,
+    ValidationResult,
     choose_loggers,
     flat,
     run,
@@ -52,18 +52,23 @@ from flatout.spike.config import (
 from flatout.spike.data.clip_set import open_training
 from flatout.spike.evaluate import Evaluation, Restore, Restored, evaluate
 from flatout.spike.input import (
+    GIB,
     ClipFeed,
     FeedWishes,
+    LoaderPlan,
+    block,
+    check_memory,
+    hint,
     open_resident_feed,
     open_scoring_feed,
     open_store,
     open_training_feed,
+    plan_loader,
     training_source,
 )
-from flatout.spike.loader_plan import GIB, LoaderPlan, block, check_memory, hint, plan_loader
 from flatout.spike.model import DeblurNet
 from flatout.spike.options import TrainOptions
-from flatout.spike.pictures import as_bytes, side_by_side, write_picture
+from flatout.spike.pictures import as_bytes, side_by_side, write_image
 from flatout.spike.step import DeblurJob, DeblurLoss, SpikeSchedule, StepPlan, ToClip, plan_steps
 from flatout.spike.weights import refuse_early
 
@@ -256,9 +261,9 @@ class SpikeRecipe(Recipe):
         train = self.config.TRAIN
         return SpikeSchedule(train.OPTIM.LR, plan=self._steps, epochs=model.epochs, warmup=train.SCHED.WARMUP_STEPS)
 
-    def step_settings(self) -> StepSettings:
+    def compute_settings(self) -> ComputeSettings:
         train = self.config.TRAIN
-        return StepSettings(amp=self.amp, clip_norm=train.MAX_GRAD_NORM, graphs=train.CUDA_GRAPHS)
+        return ComputeSettings(amp=self.amp, clip_norm=train.MAX_GRAD_NORM, graphs=train.CUDA_GRAPHS)
 
     # After an epoch
 
@@ -271,16 +276,16 @@ class SpikeRecipe(Recipe):
         done = epoch * self._steps.steps_per_epoch + step // self._steps.accumulation
         return done if every and self.validates and done % every == 0 else None
 
-    def validate(self, model: Model, epoch: int, *, last: bool) -> Validated | None:
+    def validate(self, model: Model, epoch: int, *, last: bool) -> ValidationResult | None:
         """The moving average on every frame of the validation split, once."""
         if self._scoring is None:
             return None
         restore = Restore(model.judged, self._to_clip, self.config.TEST, DTYPES[self.amp])
         with clock.stage("train.validate"):
             found = evaluate(restore, self._scoring, [lambda restored: self._run.stop_if_asked(), self._draw])
-        return Validated(found.psnr, found.plain(), found, str(found))
+        return ValidationResult(found.psnr, found.plain(), found, str(found))
 
-    def rows(self, epoch: int, report: EpochReport, found: Validated | None) -> EpochRows:
+    def rows(self, epoch: int, report: EpochReport, found: ValidationResult | None) -> EpochRecord:
         scores = dict(found.named) if found is not None else {}
         speed, steps = report.samples_per_s, self._steps.steps_per_epoch
         row: dict[str, Any] = {"epoch": epoch, **report.items, "lr": report.lrs[0] if report.lrs else 0.0}
@@ -291,9 +296,9 @@ class SpikeRecipe(Recipe):
             self._write(f"val_step_{(epoch + 1) * steps}.json", {"step": (epoch + 1) * steps, **scores})
         # Every row of a table has the same columns.
         columns = dict.fromkeys(field.name for field in fields(Evaluation)) if self.validates else {}
-        return EpochRows(row | columns | scores, _scalars(report, found, speed), at=(epoch + 1) * steps)
+        return EpochRecord(row | columns | scores, _scalars(report, found, speed), at=(epoch + 1) * steps)
 
-    def scalars_within(self, steps: int, found: Validated) -> Mapping[str, float]:
+    def scalars_within(self, steps: int, found: ValidationResult) -> Mapping[str, float]:
         self._write(f"val_step_{steps}.json", {"step": steps, **found.named})
         return _scores(found)
 
@@ -314,13 +319,13 @@ class SpikeRecipe(Recipe):
             "total_steps": self.config.TRAIN.TOTAL_STEPS,
         }
 
-    def best_weights(self, model: Model, epoch: int, found: Validated | None) -> dict[str, Any]:
+    def best_weights(self, model: Model, epoch: int, found: ValidationResult | None) -> dict[str, Any]:
         state = {key: tensor.detach().clone() for key, tensor in model.judged.state_dict().items()}
         return {"kind": "stripped", "state": state, "epoch": epoch, "psnr": None if found is None else found.score}
 
     # For people
 
-    def figures(self, tick: Tick) -> dict[str, str]:
+    def figures(self, tick: IntervalStats) -> dict[str, str]:
         """With an honest `data_time`: how long the step was blocked for data."""
         shown = {"epoch": str(tick.epoch), "loss": f"{tick.items['loss']:.4f}", "lr": f"{tick.lr:.1e}"}
         shown |= {"data_time": f"{tick.wait_ms:.1f} ms", "step": f"{tick.step_ms:.1f} ms"}
@@ -331,7 +336,7 @@ class SpikeRecipe(Recipe):
 
     _has_hinted = False
 
-    def hint(self, tick: Tick) -> None:
+    def hint(self, tick: IntervalStats) -> None:
         # From the second epoch on: before, files come from the disk and kernels are chosen.
         if self.world.is_first and tick.epoch > 0 and not self._has_hinted:
             self._has_hinted = True
@@ -397,7 +402,7 @@ class SpikeRecipe(Recipe):
             if index < PICTURES and self._run.draws:
                 frames = (restored.blur[row, 0], restored.predicted[row, 0], restored.sharp[row, 0])
                 picture = side_by_side([as_bytes(each) for each in frames])
-                write_picture(self._run.folder / "visuals" / f"val_{index:04d}_00.png", picture)
+                write_image(self._run.folder / "visuals" / f"val_{index:04d}_00.png", picture)
 
     def _write(self, name: str, values: Mapping[str, object]) -> None:
         """A file for people and plots; a full disk must not end a training."""
@@ -414,13 +419,13 @@ def _defaults() -> dict[str, Any]:
     return flat(sections | {"TRAIN": {key: value for key, value in train.items() if key not in _NO_MATTER}})
 
 
-def _scores(found: Validated) -> dict[str, float]:
+def _scores(found: ValidationResult) -> dict[str, float]:
     """Of a validation, under the tags of the early code, where there is one."""
     tags = {"psnr": "psnr", "ssim": "ssim", "psnr_rgb": "ref_psnr_rgb", "psnr_y": "ref_psnr_y", "ssim_y": "ref_ssim_y"}
     return {f"val/{tag}": value for tag, name in tags.items() if (value := found.named[name]) is not None}
 
 
-def _scalars(report: EpochReport, found: Validated | None, speed: float) -> dict[str, float]:
+def _scalars(report: EpochReport, found: ValidationResult | None, speed: float) -> dict[str, float]:
     """Under the tags of the early code, where there is one."""
     scalars = {"epoch/avg_loss": report.items["loss"], "epoch/avg_charb": report.items["charbonnier"]}
     scalars |= {"epoch/avg_vgg": report.items["perceptual"], "epoch/throughput_samples_per_sec": speed}

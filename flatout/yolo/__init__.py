@@ -14,18 +14,19 @@ Files:
     cli           flatout yolo: finds the command and hands over to it
     convert       Weights from one form to another
     detector      A detector in Python: the commands train, test, detect and export as methods of one object
+    evolve        `--evolve`: better hyper-parameters by mutation and selection, one training per generation
     find_file     Which file a flag means: `--data`, `--cfg`, `--hyp` and `--weights`
     hyp           The hyper-parameters of a training: the 30 keys of YOLOv7's hyp files, and four more
     load_network  Networks from files of weights
     options       What a training or an evaluation was asked to do: one field per flag, under the flag's own name
     preview       A sheet of pictures with their boxes drawn on them: the check that no program can make
     profile       What `flatout yolo train` would run, to be looked at
+    run_config    opt.yaml and hyp.yaml of a run: what it is, and what `--resume` reads
     augment/      Augmentation: all random numbers of a batch are drawn, then pictures and labels follow
     commands/     The commands of `flatout yolo`, one file each: `main(argv)` parses, calls the library, prints
     data/         Detection data sets: from YAML, folders, COCO JSON or VOC to checked labels and decoded pictures
     demo_data/    A detection data set that draws itself: six kinds of textured shapes before cluttered grounds
     evaluate/     How good is a network on a data set? The loop that training and `test.py` share
-    evolve/       `--evolve`: better hyper-parameters by mutation and selection, one whole training per generation
     export/       A network as a file for other programs
     loss/         What a detection costs
     metrics/      How good are the detections? Matching, average precision, confusion, fitness, COCO

@@ -13,7 +13,7 @@ from flatout.feed import plan_workers
 from flatout.ranks import choose_device, make_current
 from flatout.yolo.evaluate.run import Subject
 from flatout.yolo.find_file import shipped_weights, weights_file
-from flatout.yolo.model.spec import find_config, names_config
+from flatout.yolo.model.configs import find_config, names_config
 from flatout.yolo.options import TestOptions, TrainOptions
 from flatout.yolo.predict.files import Unreadable
 from flatout.yolo.predict.options import PredictOptions

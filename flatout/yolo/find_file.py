@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path, PurePath
 
 from flatout.errors import CheckpointError, ConfigError
-from flatout.yolo.data.data_yaml import how_to_resize
-from flatout.yolo.model.spec import shipped_folder as cfg_folder
+from flatout.yolo.data.find import how_to_resize
+from flatout.yolo.model.configs import shipped_folder as cfg_folder
 from flatout.yolo.options import NEVER_RELEASED
 
 logger = logging.getLogger(__name__)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from flatout.errors import CheckpointError, ConfigError
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.module_specs import KEYS
 from flatout.yolo.model.network import Network
-from flatout.yolo.model.spec import Blueprint, draw_blueprint, load_config
+from flatout.yolo.model.spec import ModelSpec, parse_model
 from flatout.yolo.multihead.training import HeadChoice
 from flatout.yolo.weights import State, Transfer, Weights, read_weights, transfer
 
@@ -55,7 +56,7 @@ def start_network(
     keeps_anchors: bool = False,
 ) -> Start:
     """A network to train: fresh from `cfg`, or with what fits of the weights in `path`; overrides as in
-    `draw_blueprint`, and `heads` instead of the config's detection layer.
+    `parse_model`, and `heads` instead of the config's detection layer.
 
     Without `cfg` the config stored in the file is used. Anchors of the file are left out where a config or a number of
     anchors was given, unless `keeps_anchors` wants every entry that fits.
@@ -96,7 +97,7 @@ def blueprint_of(
     nc: int | None = None,
     anchors: float | None = None,
     heads: HeadChoice | None = None,
-) -> Blueprint:
+) -> ModelSpec:
     """How the network of weights is built: by `cfg` where given, else by the config stored with them."""
     if cfg is not None:
         return _blueprint(load_config(cfg), nc, anchors, heads, str(cfg))
@@ -114,10 +115,10 @@ def blueprint_of(
 
 def _blueprint(
     config: object, nc: int | None, anchors: float | None, heads: HeadChoice | None, where: str
-) -> Blueprint:
+) -> ModelSpec:
     if heads is not None:
         config = heads.applied_to(config, where=where)
-    return draw_blueprint(config, nc=nc, anchors=anchors, where=where)
+    return parse_model(config, nc=nc, anchors=anchors, where=where)
 
 
 def check_fit(network: Network, state: State, where: str | Path) -> None:

@@ -3,9 +3,9 @@
 import cv2
 import numpy as np
 
-from flatout.charts import draw_boxes, shortened_file, write
+from flatout.charts import plot_boxes, shortened_file, write
 from flatout.feed import DecodeError
-from flatout.images import read_picture
+from flatout.images import read_image
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import fit, letterbox
 
@@ -39,7 +39,7 @@ def _cell(images: ImageSet, picture: int, cell_px: int) -> np.ndarray:
     cell = np.full((cell_px + CAPTION_PX, cell_px, 3), 32, np.uint8)
     path = images.paths[picture]
     try:
-        image = read_picture(path)
+        image = read_image(path)
     except (OSError, DecodeError) as error:
         write(cell, str(error)[:40], 4, cell_px // 2, 8, (80, 80, 255))
     else:
@@ -60,4 +60,4 @@ def _draw_labels(
     label_n5 = images.labels.of(picture)
     centre, half = label_n5[:, 1:3], label_n5[:, 3:5] / 2
     box_n4 = np.concatenate(((centre - half) * scale + pad, (centre + half) * scale + pad), 1)
-    draw_boxes(cell, box_n4, label_n5[:, 0], images.names)
+    plot_boxes(cell, box_n4, label_n5[:, 0], images.names)

@@ -44,10 +44,11 @@ class YoloTraining(ProfiledTraining):
         return Switch(" ".join(map(_flag, switch.items())), switch)
 
     def decoding(self) -> Decoding:
-        from flatout.images import read_picture
-        from flatout.yolo.data.data_yaml import find_images, open_data_yaml
+        from flatout.images import read_image
+        from flatout.yolo.data.data_yaml import open_data_yaml
+        from flatout.yolo.data.find import find_images
 
-        return Decoding(read_picture, find_images(open_data_yaml(self.options.data).entries["train"]).paths[:FILES])
+        return Decoding(read_image, find_images(open_data_yaml(self.options.data).entries["train"]).paths[:FILES])
 
     def brief(self, folder: Path, num_steps: int) -> Any:
         # As many epochs as asked for, if the data lasts so long: whether kernels and input are tuned first depends on

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from flatout.engine.callbacks import Callback, Callbacks, End, RunStart, Saved, Scores
-from flatout.engine.job import Tick
+from flatout.engine.job import IntervalStats
 from flatout.errors import ConfigError, DivergedError, Interrupted
-from flatout.runs.ends import telling_end
+from flatout.runs.ends import reporting_end
 from flatout.runs.loggers.choose import choose_loggers
 
-TICK = Tick(epoch=0, step=2, items={"loss": 1.0}, lr=0.1, step_ms=1.0, wait_ms=0.0, samples_per_s=8.0)
+TICK = IntervalStats(epoch=0, step=2, items={"loss": 1.0}, lr=0.1, step_ms=1.0, wait_ms=0.0, samples_per_s=8.0)
 
 
 def start_of(folder: Path, *, continues: bool = False) -> RunStart:
@@ -49,7 +49,7 @@ class Heard(Callback):
     def start(self, run: RunStart) -> None:
         self.moments.append("start")
 
-    def log(self, tick: Tick) -> None:
+    def log(self, tick: IntervalStats) -> None:
         self.moments.append("log")
 
     def validation(self, scores: Scores) -> None:
@@ -66,7 +66,7 @@ class Heard(Callback):
 class Raising(Callback):
     calls = 0
 
-    def log(self, tick: Tick) -> None:
+    def log(self, tick: IntervalStats) -> None:
         self.calls += 1
         raise RuntimeError("no\nmore")
 
@@ -77,7 +77,7 @@ class Posting(Callback):
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def log(self, tick: Tick) -> None:
+    def log(self, tick: IntervalStats) -> None:
         urllib.request.urlopen(self._url, data=b"{}", timeout=5)
 
 
@@ -116,7 +116,7 @@ def test_a_logger_whose_server_is_gone_is_disabled(caplog: pytest.LogCaptureFixt
 
 def test_the_user_who_presses_ctrl_c_inside_a_callback_is_heard() -> None:
     class Interrupting(Callback):
-        def log(self, tick: Tick) -> None:
+        def log(self, tick: IntervalStats) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -132,7 +132,7 @@ def test_the_end_is_told_once_also_of_a_training_that_fails(tmp_path: Path, erro
     callbacks = Callbacks([heard])
     callbacks.start(start_of(tmp_path))
     callbacks.validation(scores(0, loss=1.0))
-    with pytest.raises(type(error)), telling_end(callbacks, tmp_path):
+    with pytest.raises(type(error)), reporting_end(callbacks, tmp_path):
         raise error
     (end,) = heard.ends
     assert (end.how, end.why, end.epoch) == (how, str(error), 1)
@@ -140,7 +140,7 @@ def test_the_end_is_told_once_also_of_a_training_that_fails(tmp_path: Path, erro
 
 def test_without_a_start_there_is_no_end(tmp_path: Path) -> None:
     heard = Heard()
-    with telling_end(Callbacks([heard]), tmp_path):
+    with reporting_end(Callbacks([heard]), tmp_path):
         pass
     assert heard.moments == []
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.engine.checkpoints import Generations, describe_loss
+from flatout.engine.checkpoints import CheckpointStore, describe_loss
 from flatout.errors import CheckpointError, ResourceError
 from flatout.safefiles.container import read_container
 
@@ -26,15 +26,15 @@ def state(step: int, epoch: int = 2) -> dict[str, Any]:
     return {"training": {"position": at(epoch, step)}, "w": torch.full((50,), float(step))}
 
 
-def step_of(generations: Generations) -> int | None:
+def step_of(generations: CheckpointStore) -> int | None:
     found: Any = generations.load()
     return None if found is None else found.sections["training"]["position"]["step"]
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> Generations:
+def three(tmp_path: Path) -> CheckpointStore:
     """A folder in which three generations were saved, so that two are left."""
-    generations = Generations(tmp_path)
+    generations = CheckpointStore(tmp_path)
     for step in (10, 20, 30):
         generations.save(state(step))
     return generations
@@ -47,10 +47,10 @@ def damage(path: Path, offset: int) -> None:
 
 
 def test_an_empty_folder_has_no_generation(tmp_path: Path):
-    assert Generations(tmp_path).load() is None
+    assert CheckpointStore(tmp_path).load() is None
 
 
-def test_the_newest_is_loaded_and_the_one_before_is_kept(three: Generations):
+def test_the_newest_is_loaded_and_the_one_before_is_kept(three: CheckpointStore):
     assert step_of(three) == 30
     assert read_container(three.previous)["training"] == state(20)["training"]
     assert sorted(path.name for path in three.newest.parent.glob("*")) == [
@@ -61,7 +61,7 @@ def test_the_newest_is_loaded_and_the_one_before_is_kept(three: Generations):
 
 
 @pytest.mark.parametrize("how", ["flipped", "truncated"])
-def test_a_damaged_newest_one_is_skipped_wherever_the_damage_is(three: Generations, how: str, caplog):
+def test_a_damaged_newest_one_is_skipped_wherever_the_damage_is(three: CheckpointStore, how: str, caplog):
     """F17: 64 offsets, two kinds of damage."""
     good = three.newest.read_bytes()
     for offset in random.Random(how).sample(range(len(good)), 64):
@@ -75,7 +75,7 @@ def test_a_damaged_newest_one_is_skipped_wherever_the_damage_is(three: Generatio
         assert warning.endswith("last.prev.pt: 10 steps are lost (epoch 2 step 30 -> epoch 2 step 20).")
 
 
-def test_what_was_skipped_is_told(three: Generations):
+def test_what_was_skipped_is_told(three: CheckpointStore):
     damage(three.newest, 200)
     generation = three.load()
     assert generation is not None
@@ -83,13 +83,13 @@ def test_what_was_skipped_is_told(three: Generations):
     assert [sentence.split(": ")[0] for sentence in generation.skipped] == [str(three.newest)]
 
 
-def test_a_missing_newest_one_is_told_too(three: Generations, caplog):
+def test_a_missing_newest_one_is_told_too(three: CheckpointStore, caplog):
     three.newest.unlink()
     assert step_of(three) == 20
     assert "last.pt: no such file. Continuing from" in caplog.text
 
 
-def test_where_all_are_bad_nothing_is_started_over(three: Generations):
+def test_where_all_are_bad_nothing_is_started_over(three: CheckpointStore):
     """F18."""
     damage(three.newest, 300)
     three.previous.write_bytes(b"")
@@ -97,7 +97,7 @@ def test_where_all_are_bad_nothing_is_started_over(three: Generations):
         three.load()
 
 
-def test_a_bad_newest_one_does_not_push_out_the_good_one_before_it(three: Generations):
+def test_a_bad_newest_one_does_not_push_out_the_good_one_before_it(three: CheckpointStore):
     damage(three.newest, 300)
     assert step_of(three) == 20
     three.save(state(21))
@@ -135,7 +135,7 @@ def counted(call: Callable[..., Any], name: str, seen: list[str], die_at: int) -
     return wrapped
 
 
-def test_wherever_a_save_is_killed_two_whole_generations_are_left(three: Generations, tmp_path: Path):
+def test_wherever_a_save_is_killed_two_whole_generations_are_left(three: CheckpointStore, tmp_path: Path):
     with pytest.MonkeyPatch.context() as patch:
         seen = watch(patch)
         three.save(state(40))
@@ -143,14 +143,14 @@ def test_wherever_a_save_is_killed_two_whole_generations_are_left(three: Generat
     for die_at in range(len(seen)):
         folder = tmp_path / f"killed_{die_at}"
         folder.mkdir()
-        generations = Generations(folder)
+        generations = CheckpointStore(folder)
         for step in (10, 20, 30):
             generations.save(state(step))
         with pytest.MonkeyPatch.context() as patch:
             watch(patch, die_at)
             with pytest.raises(Killed):
                 generations.save(state(40))
-        again = Generations(folder)
+        again = CheckpointStore(folder)
         assert step_of(again) in (30, 40)
         assert read_container(again.previous)["training"] in (state(20)["training"], state(30)["training"])
         again.save(state(50))
@@ -159,7 +159,7 @@ def test_wherever_a_save_is_killed_two_whole_generations_are_left(three: Generat
         assert not list(folder.glob(".*.part"))
 
 
-def test_a_save_that_writes_in_place_would_lose_everything(three: Generations):
+def test_a_save_that_writes_in_place_would_lose_everything(three: CheckpointStore):
     """Negative control: the mechanism left out, killed in the middle."""
     good = three.newest.read_bytes()
     for path in (three.previous, three.newest):
@@ -168,7 +168,7 @@ def test_a_save_that_writes_in_place_would_lose_everything(three: Generations):
         three.load()
 
 
-def test_a_save_that_cannot_be_made_leaves_everything_as_it_was(three: Generations, monkeypatch):
+def test_a_save_that_cannot_be_made_leaves_everything_as_it_was(three: CheckpointStore, monkeypatch):
     """F23: fsync fails every time."""
 
     def fail(fd: int) -> None:
@@ -183,7 +183,7 @@ def test_a_save_that_cannot_be_made_leaves_everything_as_it_was(three: Generatio
     assert left == before
 
 
-def test_an_error_that_passes_costs_one_warning(three: Generations, monkeypatch, caplog):
+def test_an_error_that_passes_costs_one_warning(three: CheckpointStore, monkeypatch, caplog):
     failures = [OSError(5, "Input/output error")]
     sync = os.fsync
 
@@ -199,7 +199,7 @@ def test_an_error_that_passes_costs_one_warning(three: Generations, monkeypatch,
     assert read_container(three.previous)["training"] == state(30)["training"]
 
 
-def test_a_file_system_without_hard_links_keeps_two_generations_as_well(three: Generations, monkeypatch):
+def test_a_file_system_without_hard_links_keeps_two_generations_as_well(three: CheckpointStore, monkeypatch):
     def refuse(*args: Any) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -209,7 +209,7 @@ def test_a_file_system_without_hard_links_keeps_two_generations_as_well(three: G
     assert read_container(three.previous)["training"] == state(30)["training"]
 
 
-def test_on_a_full_disk_the_older_generation_makes_room(three: Generations, monkeypatch, caplog):
+def test_on_a_full_disk_the_older_generation_makes_room(three: CheckpointStore, monkeypatch, caplog):
     """F15, the kind way: what is needed is there once the older one has gone."""
     usage = shutil.disk_usage(three.newest.parent)
     monkeypatch.setattr(
@@ -220,7 +220,7 @@ def test_on_a_full_disk_the_older_generation_makes_room(three: Generations, monk
     assert "no room" in caplog.text
 
 
-def test_on_a_full_disk_nothing_goes_while_the_newest_one_is_bad(three: Generations, monkeypatch):
+def test_on_a_full_disk_nothing_goes_while_the_newest_one_is_bad(three: CheckpointStore, monkeypatch):
     usage = shutil.disk_usage(three.newest.parent)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=10))
     damage(three.newest, 100)
@@ -229,7 +229,7 @@ def test_on_a_full_disk_nothing_goes_while_the_newest_one_is_bad(three: Generati
     assert step_of(three) == 20
 
 
-def test_a_fresh_start_keeps_the_old_state_under_another_name(three: Generations, caplog):
+def test_a_fresh_start_keeps_the_old_state_under_another_name(three: CheckpointStore, caplog):
     three.forget()
     assert three.load() is None
     assert read_container(three.newest.with_name("last.old.pt"))["training"] == state(30)["training"]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from flatout.engine import graphs
-from flatout.engine.graphs import EAGER_RUNS, MOST_GRAPHS, Filling, Graphs, form_of
+from flatout.engine.graphs import EAGER_RUNS, MOST_GRAPHS, Graphs, Padding, form_of
 
-FILLINGS = {"rows": Filling(8, -1.0)}
+FILLINGS = {"rows": Padding(8, -1.0)}
 
 
 class Pretended:
@@ -19,8 +19,8 @@ class Pretended:
     pool = "memory"
     made: list["Pretended"]
 
-    def __init__(self, work: Any, inputs: Any, fillings: Any, *, pool: Any = None) -> None:
-        self.form, self.shared = form_of(inputs, fillings), pool
+    def __init__(self, work: Any, inputs: Any, paddings: Any, *, pool: Any = None) -> None:
+        self.form, self.shared = form_of(inputs, paddings), pool
         Pretended.made.append(self)
 
     def suits(self, inputs: dict[str, Tensor]) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from flatout.engine.compile import Compiled, compile_pays
-from flatout.engine.job import Knobs
+from flatout.engine.job import StepSettings
 from flatout.engine.meter import Meter, StepLog
 from flatout.engine.optim import apply_knobs, load_optimizer, make_optimizer, step_unless
 from flatout.engine.reproducible import random_state, seed_all, set_random_state
@@ -66,7 +66,7 @@ class TestOptimizer:
     def test_knobs_reach_every_group(self) -> None:
         groups = [[nn.Parameter(torch.ones(1))] for _ in range(3)]
         optimizer = make_optimizer("sgd", groups, lr=1.0, momentum=0.5, decays=(0, 0, 0))
-        apply_knobs(optimizer, Knobs((0.1, 0.2, 0.3), 0.7, steps=True))
+        apply_knobs(optimizer, StepSettings((0.1, 0.2, 0.3), 0.7, steps=True))
         assert [(group["lr"], group["momentum"]) for group in optimizer.param_groups] == [
             (0.1, 0.7), (0.2, 0.7), (0.3, 0.7),
         ]  # fmt: skip
@@ -80,7 +80,7 @@ class TestClipping:
         network = nn.ParameterList(nn.Parameter(torch.zeros(1)) for _ in gradients)
         precision = Precision("off", CPU)
         precision.load_state_dict({"amp": "off", "scale": self.SCALE, "streak": 0})
-        job: Any = SimpleNamespace(fillings={})
+        job: Any = SimpleNamespace(paddings={})
         step = Step(
             job, network, network, make_optimizer("sgd", [list(network)], lr=1.0, momentum=0.9, decays=(0.0,)), None,
             precision=precision, clip_norm=clip_norm, graphs=False, world=World(), device=CPU,
@@ -211,7 +211,7 @@ class TestCompiling:
     ) -> None:
         network, compiled = nn.Linear(2, 2), nn.Linear(2, 2)
         step = Step(
-            SimpleNamespace(fillings={}),
+            SimpleNamespace(paddings={}),
             network,
             network,
             torch.optim.SGD(network.parameters(), 0.1),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatout.engine.job import Knobs, Tick
+from flatout.engine.job import IntervalStats, StepSettings
 from flatout.engine.loop import ASK_RANKS_EVERY, Loop, LoopConfig, StoppedAfter
 from flatout.engine.optim import make_optimizer
 from flatout.errors import Interrupted
@@ -23,10 +23,10 @@ STEPS = 100
 class Twin(World):
     """A world whose other rank always agrees."""
 
-    def largest(self, numbers: np.ndarray) -> np.ndarray:
+    def all_reduce_max(self, numbers: np.ndarray) -> np.ndarray:
         return numbers
 
-    def from_first(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         return value
 
     def wait_for_all(self) -> None:
@@ -51,7 +51,7 @@ class Same:
     """Batches, and the job that trains on them."""
 
     item_names = ("loss",)
-    fillings: Mapping[str, Any] = {}
+    paddings: Mapping[str, Any] = {}
     held_back_s = 0.0
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
@@ -75,7 +75,7 @@ def of_two_ranks(window: int, interrupts: Interrupts | None = None, **knobs: Any
         job=job,
         network=network,
         optimizer=make_optimizer("sgd", [list(network.parameters())], lr=0.1, momentum=0.9, decays=(0.0,)),
-        schedule=lambda epoch, step: Knobs((0.1,), None, steps=step % window == 0),
+        schedule=lambda epoch, step: StepSettings((0.1,), None, steps=step % window == 0),
         batches=job,
         config=LoopConfig(epochs=1, steps_per_epoch=STEPS, **knobs),
         device=torch.device("cpu"),
@@ -113,12 +113,12 @@ class HeldBack(Same):
 
 
 def test_waiting_for_a_device_that_is_behind_is_no_wait_for_data() -> None:
-    network, job, ticks = nn.Linear(1, 1), HeldBack(), list[Tick]()
+    network, job, ticks = nn.Linear(1, 1), HeldBack(), list[IntervalStats]()
     Loop(
         job=job,
         network=network,
         optimizer=make_optimizer("sgd", [list(network.parameters())], lr=0.1, momentum=0.9, decays=(0.0,)),
-        schedule=lambda epoch, step: Knobs((0.1,), None, steps=True),
+        schedule=lambda epoch, step: StepSettings((0.1,), None, steps=True),
         batches=job,
         config=LoopConfig(epochs=1, steps_per_epoch=10, log_every=10),
         device=torch.device("cpu"),

@@ -28,7 +28,7 @@ def start(source: Any = None, plan: Plan | None = None, **knobs: Any) -> None:
         next(iter(feed))
 
 
-# Knobs.
+# StepSettings.
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_the_key_changes_with_content_time_parameters_kind_and_files(tmp_path, b
     keys.append(key_of(blobs))
     blobs.paths.pop()
     keys.append(key_of(blobs))
-    keys.append(key_of(type("Others", (Blobs,), {})(map(Path, blobs.paths), parameters="other")))
+    keys.append(key_of(type("OtherLoad", (Blobs,), {})(map(Path, blobs.paths), parameters="other")))
     assert len({key.state for key in keys}) == len(keys)
     assert len({key.family for key in keys[:3]}) == 1
 

@@ -22,7 +22,7 @@ import torch._dynamo  # the first optimizer of a process imports it, which takes
 
 from flatout.__main__ import main as flatout_main
 from flatout.engine.callbacks import Callback, Callbacks, End, RunStart, Saved, Scores
-from flatout.engine.job import Tick
+from flatout.engine.job import IntervalStats
 from flatout.safefiles.container import read_container
 from tests.old_runs.situations import SITUATIONS, Situation
 
@@ -64,7 +64,7 @@ class Recorder(Callback):
     def start(self, run: RunStart) -> None:
         self._note("start", run, ("job", "folder", "epoch", "epochs", "continues"), names=("config", "histograms"))
 
-    def log(self, tick: Tick) -> None:
+    def log(self, tick: IntervalStats) -> None:
         self._note("log", tick, ("epoch", "step"), names=("items",))
 
     def validation(self, scores: Scores) -> None:

@@ -20,7 +20,7 @@ from flatout.errors import ConfigError
 from flatout.monitor import find_run, main
 from flatout.monitor.run_state import read_csv, read_rows, run_state
 from flatout.monitor.server import make_server
-from flatout.runs.ends import KeepWarnings
+from flatout.runs.ends import RunLog
 
 ROWS = [{"epoch": epoch, "box": 0.1 / (epoch + 1), "images_per_s": 50.0, "seconds": 4.0} for epoch in range(3)]
 
@@ -158,7 +158,7 @@ def test_the_page_asks_nobody_else():
 
 
 def test_the_last_warnings_of_a_training_are_shown(run):
-    keeper = KeepWarnings()
+    keeper = RunLog()
     keeper.start(RunStart(job="defect", folder=run, config={}, epoch=0, epochs=1, continues=False))
     logging.getLogger("flatout.feed").warning("2 of 9 items\ncould not be decoded")
     logging.getLogger("flatout.feed").info("all is well")

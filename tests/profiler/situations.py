@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from flatout.profiler.measurement import IDLE, HotLine, Lane, Limits, Measurement, WaitBetween, WaitSite
-from flatout.profiler.verdict import Trial, WholeTrial
+from flatout.profiler.verdict import EndToEndTrial, Trial
 from flatout.profiler.verdict.rules_host import CUDA_GRAPH
 from flatout.profiler.verdict.rules_input import ON_DEVICE
 
@@ -23,7 +23,7 @@ class Situation(NamedTuple):
     trials: tuple[Trial, ...] = ()
     change: str = ""
     """Part of the first remedy's change."""
-    wholes: tuple[WholeTrial, ...] = ()
+    wholes: tuple[EndToEndTrial, ...] = ()
 
 
 def measured(step_ms, host, *, images=64, workers=NONE, num_workers=0, cores=16, main_cpu=1.0, **more):
@@ -128,7 +128,7 @@ H200_BATCH_32 = on_gpu(
     launch_us=8.3,
     main_cpu=0.75,
 )  # fmt: skip
-ALL_OF_FAST = WholeTrial(
+ALL_OF_FAST = EndToEndTrial(
     what="everything that --fast switches on",
     change="--fast",
     compute_ms=9.2,

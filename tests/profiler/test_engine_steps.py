@@ -11,6 +11,8 @@ from flatout.clock import clock, worker_registry
 from flatout.errors import ConfigError
 from flatout.profiler.observe.engine_steps import EngineObservation
 
+pytestmark = pytest.mark.timing
+
 
 class Numbers(SampleSource):
     """Samples that take a millisecond, most of it in a stage of their own."""

@@ -9,6 +9,8 @@ from flatout.profiler import find_limits
 from flatout.profiler.observe.limits import Budget
 from flatout.profiler.observe.speed_of_light import decode_mpx_s, measure_machine
 
+pytestmark = pytest.mark.timing
+
 
 class Batches:
     """Batches that take a while to make."""

@@ -19,7 +19,7 @@ from tests.profiler import slow_loops
 LOSS = nn.CrossEntropyLoss()
 
 
-pytestmark = pytest.mark.usefixtures("alone")
+pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.timing]
 
 
 def ready_loader(num=96, batch=8, **more):

@@ -22,8 +22,8 @@ from flatout.profiler.observe.observation import ALL, Observation
 from flatout.profiler.observe.recorder import StepRecorder
 from flatout.profiler.observe.summary import NoWorkers
 from flatout.profiler.observe.waits import WaitCounter
+from flatout.profiler.outcome import load_measurement, save_report
 from flatout.profiler.report.page import timeline_svg
-from flatout.profiler.report.save import load_measurement, save_report
 from flatout.profiler.verdict import judge
 from tests.profiler import slow_loops
 from tests.profiler.situations import SITUATIONS

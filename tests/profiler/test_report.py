@@ -11,8 +11,8 @@ import pytest
 from flatout.clock.clock import Event
 from flatout.errors import ConfigError
 from flatout.profiler.measurement import Limits, WaitSite, make_ledger
+from flatout.profiler.outcome import load_measurement, save_report
 from flatout.profiler.report.page import colors_of, timeline_svg
-from flatout.profiler.report.save import load_measurement, save_report
 from flatout.profiler.report.text import report_text
 from flatout.profiler.verdict import judge
 from tests.profiler.situations import RTX_5090, RTX_5090_WITH_WAITS, SITUATIONS, measured, network

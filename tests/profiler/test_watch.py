@@ -19,7 +19,7 @@ from tests.profiler import slow_loops
 ROOT = Path(__file__).parents[2]
 
 
-pytestmark = pytest.mark.usefixtures("alone")
+pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.timing]
 
 
 @pytest.mark.parametrize(

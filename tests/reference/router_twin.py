@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flatout.yolo.loss.losses import LossConfig
 from flatout.yolo.loss.matches import Anchors
-from flatout.yolo.loss.terms import LossConfig
 from flatout.yolo.multihead.head_config import HeadConfig
 from tests.reference.ota_twin import twin_assign, twin_loss
 

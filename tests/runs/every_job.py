@@ -195,16 +195,16 @@ def _be_flatout(order: Mapping[str, Any], environ: Mapping[str, str], file: Path
 
 
 def _count_saves(path: Path) -> None:
-    from flatout.engine.checkpoints import Generations
+    from flatout.engine.checkpoints import CheckpointStore
 
-    save = Generations.save
+    save = CheckpointStore.save
 
-    def counted(self: Generations, sections: Mapping[str, object]) -> None:
+    def counted(self: CheckpointStore, sections: Mapping[str, object]) -> None:
         save(self, sections)
         with path.open("a") as file:
             file.write(".")
 
-    Generations.save = counted  # type: ignore[method-assign]
+    CheckpointStore.save = counted  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

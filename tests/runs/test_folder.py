@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from flatout.errors import CheckpointError, ConfigError, ResourceError
-from flatout.runs.folder import Wanted, choose_run, finished_run, new_run_folder, numbered, read_record
+from flatout.runs.folder import RunRequest, choose_run, finished_run, new_run_folder, numbered, read_record
 from flatout.runs.options import Identity, newest_last, run_of
 
 CONFIG = {"batch_size": 16, "img_size": (320, 320), "epochs": 3, "hyp": {"lr0": 0.01}}
 
 
-def wanted(project: Path, name: str = "exp", config: Any = CONFIG, **knobs: Any) -> Wanted:
-    return Wanted(project=project, name=name, identity=Identity(config), **knobs)
+def wanted(project: Path, name: str = "exp", config: Any = CONFIG, **knobs: Any) -> RunRequest:
+    return RunRequest(project=project, name=name, identity=Identity(config), **knobs)
 
 
 def choose(*where: Any, **knobs: Any) -> Any:
@@ -245,9 +245,9 @@ def test_a_record_that_cannot_be_read_is_no_run(damage: str, tmp_path: Path):
 
 def test_two_commands_at_once_get_two_folders(tmp_path: Path):
     program = (
-        "import sys; from pathlib import Path; from flatout.runs.folder import Wanted, choose_run\n"
+        "import sys; from pathlib import Path; from flatout.runs.folder import RunRequest, choose_run\n"
         "sys.stdin.readline()\n"
-        "run = choose_run(Wanted(project=Path(sys.argv[1]), name='exp'))\n"
+        "run = choose_run(RunRequest(project=Path(sys.argv[1]), name='exp'))\n"
         "print(run.folder.name, flush=True); sys.stdin.readline()"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]

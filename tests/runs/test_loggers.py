@@ -11,7 +11,7 @@ import pytest
 from flatout.cli import flags_of
 from flatout.config import build_config
 from flatout.engine.callbacks import Callback, Callbacks, End, RunStart, Scores
-from flatout.engine.job import Tick
+from flatout.engine.job import IntervalStats
 from flatout.errors import ConfigError
 from flatout.runs.loggers import choose
 from flatout.runs.loggers.choose import LOGGERS, NONE, Known, choose_loggers
@@ -73,7 +73,7 @@ def train(logger: PlainCsv, epoch: int, *steps: int, ends: bool = True, loss: fl
     """Log intervals that end after these steps of an epoch, then its end."""
     for step in steps:
         done = epoch * STEPS + step
-        logger.log(Tick(epoch, step, {"loss": loss}, 0.1, 5.0, 1.0, 80.0, steps_done=done, steps_left=1))
+        logger.log(IntervalStats(epoch, step, {"loss": loss}, 0.1, 5.0, 1.0, 80.0, steps_done=done, steps_left=1))
     if ends:
         done = (epoch + 1) * STEPS
         logger.validation(Scores(epoch=epoch, at=epoch, steps_done=done, scalars={"val/accuracy": loss / 2}))

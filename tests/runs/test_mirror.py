@@ -16,7 +16,7 @@ import pytest
 
 from flatout.engine.callbacks import End, Saved
 from flatout.errors import CheckpointError, ConfigError, ResourceError
-from flatout.runs.folder import Wanted
+from flatout.runs.folder import RunRequest
 from flatout.runs.mirror import Mirror
 from flatout.runs.mirror import snapshot as manifests
 from flatout.runs.mirror.mirror import Uploads
@@ -33,8 +33,8 @@ LIMIT_S = 30
 """For what takes milliseconds on a machine that does nothing else."""
 
 
-def wanted(project: Path, config: dict[str, Any] = CONFIG, *, exist_ok: bool = False) -> Wanted:
-    return Wanted(project=project, name="exp", identity=Identity(config), exist_ok=exist_ok)
+def wanted(project: Path, config: dict[str, Any] = CONFIG, *, exist_ok: bool = False) -> RunRequest:
+    return RunRequest(project=project, name="exp", identity=Identity(config), exist_ok=exist_ok)
 
 
 class FakeRun:
@@ -49,7 +49,7 @@ class FakeRun:
         self.state.with_name("best.pt").write_bytes(b"best")
 
     def save(self, step: int, *, finished: bool = False) -> Saved:
-        """As `Generations` does: another file under the same name."""
+        """As `CheckpointStore` does: another file under the same name."""
         part = self.state.with_suffix(".part")
         part.write_bytes(f"state of step {step}".encode() * 1000)
         part.replace(self.state)

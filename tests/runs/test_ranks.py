@@ -15,7 +15,7 @@ import torch
 from flatout.errors import Interrupted
 from flatout.ranks.watch import GRACE_S, LEFT, PERIOD_S, Pulses, RankWatch, born_ticks, kill_sibling
 from flatout.ranks.watch import LOST_AFTER_S as LOST_AFTER_S_BY_DEFAULT
-from flatout.ranks.world import World, together
+from flatout.ranks.world import World, process_group
 from flatout.safefiles.container import read_container
 from tests.runs.comparing_states import rows_of
 from tests.runs.toy_ranks import run_ranks, samples_of, seen_by, start_ranks
@@ -182,7 +182,7 @@ def test_a_rank_that_was_asked_to_end_does_so_even_if_another_is_gone_already(mo
         raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4711")
 
     monkeypatch.setattr(World, "wait_for_all", fail)
-    with pytest.raises(Interrupted), together(World(), torch.device("cpu")):
+    with pytest.raises(Interrupted), process_group(World(), torch.device("cpu")):
         raise Interrupted.by("SIGTERM")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.runs.records import Records
+from flatout.runs.folder import Records
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from flatout.cli import changes_of, option
 from flatout.errors import CheckpointError, ConfigError
-from flatout.runs.folder import Wanted, choose_run, read_record
+from flatout.runs.folder import RunRequest, choose_run, read_record
 from flatout.runs.options import (
     Identity,
     RunOptions,
@@ -38,9 +38,9 @@ def identity(**given: object) -> Identity:
     return identity_of(options, config_of(options))
 
 
-def wanted(project: Path, **given: object) -> Wanted:
+def wanted(project: Path, **given: object) -> RunRequest:
     resume = given.pop("resume", None)
-    return Wanted(project=project, name="exp", identity=identity(**given), resume=resume)  # type: ignore[arg-type]
+    return RunRequest(project=project, name="exp", identity=identity(**given), resume=resume)  # type: ignore[arg-type]
 
 
 def begun(project: Path, **given: object) -> Path:

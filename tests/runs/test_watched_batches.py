@@ -8,7 +8,7 @@ import torch
 from flatout import Feed, FeedConfig, Field, Plan, SampleSource
 from flatout.feed.device import DeviceBatches
 from flatout.runs import profiled as module
-from flatout.runs.profiled import KEPT, HeardBatches, OneBatch, Replay
+from flatout.runs.profiled import KEPT, ObservedBatches, RepeatedBatch, Replay
 
 
 class Numbers(SampleSource):
@@ -32,14 +32,14 @@ def batches_of(size):
 def test_the_kept_batch_is_a_whole_one_and_the_input_is_measured(monkeypatch):
     monkeypatch.setattr(module, "LEAST_S", 0.0)
     for asked in (1, 2, 3, 4):  # one of them ends with the epoch's short batch of one
-        source = OneBatch(asked, traced=True)
+        source = RepeatedBatch(asked, traced=True)
         kept = iter(source.of(batches_of(3)).epoch(0))
         assert [len(next(kept)) for _ in range(5)] == [3] * 5
         assert source.input_ms > 0 and source.kernel_ms == 0
 
 
 def test_the_kept_batch_is_the_same_in_every_epoch():
-    batches = OneBatch().of(batches_of(3))
+    batches = RepeatedBatch().of(batches_of(3))
     first = next(iter(batches.epoch(0)))
     seen = first["x"].clone()
     for epoch in (0, 1, 2):
@@ -47,14 +47,14 @@ def test_the_kept_batch_is_the_same_in_every_epoch():
 
 
 def test_without_a_question_nothing_is_measured():
-    source = OneBatch()
+    source = RepeatedBatch()
     next(iter(source.of(batches_of(3)).epoch(0)))
     assert source.input_ms is None
 
 
 def test_sizes_are_heard_and_batches_stay_as_they_are():
     heard, plain = [], [batch["x"].clone() for batch in batches_of(3).epoch(0)]
-    seen = [batch["x"].clone() for batch in HeardBatches(batches_of(3), heard.append).epoch(0)]
+    seen = [batch["x"].clone() for batch in ObservedBatches(batches_of(3), heard.append).epoch(0)]
     assert heard == [3, 3, 1]
     assert all(torch.equal(one, other) for one, other in zip(plain, seen, strict=True))
 
@@ -66,8 +66,8 @@ def test_what_is_heard_of_batches_that_are_held_back_is_theirs():
         def epoch(self, epoch, start=0):
             return iter(())
 
-    assert HeardBatches(HeldBack(), print).held_back_s == 1.5
-    assert OneBatch().of(HeldBack()).held_back_s == 0, "one batch that lies there is never waited for"
+    assert ObservedBatches(HeldBack(), print).held_back_s == 1.5
+    assert RepeatedBatch().of(HeldBack()).held_back_s == 0, "one batch that lies there is never waited for"
 
 
 def test_a_replay_goes_on_with_the_first_batches_of_the_first_epoch_through_all_of_them():

@@ -28,7 +28,7 @@ from flatout.feed import Feed, FeedConfig, Plan
 from flatout.feed.device import DeviceBatch, DeviceBatches
 from flatout.ranks import world as ranks
 from flatout.runs.command import TrainCommand
-from flatout.runs.recipe import DataFacts, Model, Validated
+from flatout.runs.recipe import DataFacts, Model, ValidationResult
 from tests.runs.toy_images import NoisyImages, UnkeyedImages
 from tests.runs.toy_job import BATCH, ToyJob, ToyOptions, ToyRecipe
 
@@ -150,7 +150,7 @@ class FaultyRecipe(ToyRecipe):
         """The whole state stays, to be compared."""
 
     def after_epoch(
-        self, model: Model, epoch: int, found: Validated | None, sections: Callable[[], Sections], *, stops: bool
+        self, model: Model, epoch: int, found: ValidationResult | None, sections: Callable[[], Sections], *, stops: bool
     ) -> None:
         weights = b"".join(weight.detach().cpu().numpy().tobytes() for weight in model.network.parameters())
         if epoch + 1 == model.epochs:
@@ -161,7 +161,7 @@ class FaultyCommand(TrainCommand):
     """Leaves mechanisms out before it trains, in a process of its own."""
 
     def answer(self, options: Any, *rest: Any) -> None:
-        ranks.together = functools.partial(ranks.together, lost_after_s=options.lost_after_s)
+        ranks.process_group = functools.partial(ranks.process_group, lost_after_s=options.lost_after_s)
         if options.forget:
             _forget(options.forget)
         super().answer(options, *rest)

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from flatout import __main__ as door
 from flatout.cli import Command, option
-from flatout.engine.job import Knobs, Sections
+from flatout.engine.job import Sections, StepSettings
 from flatout.engine.optim import MovingAverage, make_optimizer
 from flatout.feed import Feed, FeedConfig, Plan
 from flatout.feed.device import DeviceBatch, DeviceBatches
 from flatout.runs.command import TrainCommand
 from flatout.runs.options import RunOptions
-from flatout.runs.recipe import DataFacts, Model, Recipe, RunContext, Validated
+from flatout.runs.recipe import DataFacts, Model, Recipe, RunContext, ValidationResult
 from tests.runs.toy_images import NUM_KINDS, NoisyImages
 
 BATCH, NUM_VALIDATED = 12, 3
@@ -49,7 +49,7 @@ class ToyJob:
     """What a step computes."""
 
     item_names = ("loss", "accuracy")
-    fillings: Mapping[str, Any] = {}
+    paddings: Mapping[str, Any] = {}
 
     def phase(self, epoch: int) -> object:
         return None
@@ -104,20 +104,20 @@ class ToyRecipe(Recipe):
     def schedule(self, model: Model, steps_per_epoch: int) -> "ToyRecipe":
         return self
 
-    def __call__(self, epoch: int, step: int) -> Knobs:
+    def __call__(self, epoch: int, step: int) -> StepSettings:
         """A short warm-up, then a straight line to zero; an optimizer step at the end of every window."""
         done, total = epoch * self.options.steps + step, self.options.epochs * self.options.steps
         lr = FIRST_LR * min(1.0, (done + 1) / WARMUP) * (1 - done / total)
-        return Knobs(lrs=(lr,), momentum=0.9, steps=(step + 1) % self.options.window == 0)
+        return StepSettings(lrs=(lr,), momentum=0.9, steps=(step + 1) % self.options.window == 0)
 
-    def validate(self, model: Model, epoch: int, *, last: bool) -> Validated:
+    def validate(self, model: Model, epoch: int, *, last: bool) -> ValidationResult:
         right = 0.0
         for batch in self.validated_batches(epoch):
             self._run.stop_if_asked()
             found = model.judged(batch["image"].float() / 255).argmax(1)
             right += float((found == batch["label"]).float().mean())
         accuracy = right / NUM_VALIDATED
-        return Validated(accuracy, {"val_accuracy": accuracy}, accuracy, f"accuracy {accuracy:.3f}")
+        return ValidationResult(accuracy, {"val_accuracy": accuracy}, accuracy, f"accuracy {accuracy:.3f}")
 
     def validated_batches(self, epoch: int) -> Iterator[DeviceBatch]:
         plan = Plan(num_samples=BATCH * NUM_VALIDATED, batch_size=BATCH)

@@ -9,7 +9,7 @@ import pytest
 
 from flatout.errors import ConfigError, ResourceError
 from flatout.spike.config import SpikeConfig, load_config, plain
-from flatout.spike.loader_plan import block, check_memory, hint, plan_loader
+from flatout.spike.input import block, check_memory, hint, plan_loader
 from tests.spike.config_table import rows
 
 ROOT = Path(__file__).parents[2]

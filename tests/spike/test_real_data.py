@@ -12,7 +12,7 @@ from flatout.spike.check import orientation_of
 from flatout.spike.config import DataConfig
 from flatout.spike.data.clip_set import open_clips, open_training
 from flatout.spike.data.decode import content_of, decode, map_stream
-from flatout.spike.data.frames import read_image
+from flatout.spike.data.frames import read_frame
 from flatout.spike.data.prepare import PrepareConfig, prepare
 from flatout.spike.data.stream_layout import StreamError, StreamWishes, decide
 from flatout.spike.evaluate import standard_scores
@@ -61,7 +61,7 @@ def test_the_blurry_input_scores_what_its_makers_say(tree):
     clips = open_clips(tree, "test", scored=True)
 
     def pictures(part: str) -> torch.Tensor:
-        frames = [torch.from_numpy(read_image(getattr(each, part))) for each in clips.frames]
+        frames = [torch.from_numpy(read_frame(getattr(each, part))) for each in clips.frames]
         return torch.stack(frames).permute(0, 3, 1, 2) / 255
 
     blur, sharp = pictures("blur"), pictures("sharp")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from flatout.yolo.loss import Anchors
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.model.spec import load_config
 from flatout.yolo.multihead.head_config import HeadConfig, HeadGroup
 from tests.yolo.detection_batch import make_anchors, make_map, make_targets
 

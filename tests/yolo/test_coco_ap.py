@@ -12,9 +12,7 @@ import yaml
 from flatout.yolo.data.coco import annotation_file
 from flatout.yolo.data.data_yaml import DataSet, open_data_yaml
 from flatout.yolo.data.image_set import ImageSet, Labels
-from flatout.yolo.evaluate import coco_ap
-from flatout.yolo.evaluate.coco_ap import Refused, Truth, export_for, find_truth, score
-from flatout.yolo.metrics.coco import COCO_CATEGORY_IDS
+from flatout.yolo.metrics.coco import COCO_CATEGORY_IDS, Refused, Truth, export_for, find_truth, is_asked_for, score
 from flatout.yolo.nms import Detections
 
 NAMES = ("person", "stop sign", "toothbrush")
@@ -220,10 +218,10 @@ def test_the_key_in_the_yaml_names_the_file_for_val_or_for_each_split(tmp_path):
     for keys in ({"annotations": "mine.json"}, {"annotations": {"val": "mine.json", "test": "other.json"}}):
         data = data_set(tmp_path, truth=content(), **keys)
         assert annotation_file(data, "val") == tmp_path / "mine.json"
-        assert coco_ap.is_asked_for(data)
+        assert is_asked_for(data)
     assert annotation_file(data, "test") is None
-    assert not coco_ap.is_asked_for(data_set(tmp_path))
-    assert coco_ap.is_asked_for(data_set(tmp_path, "my-coco.yaml"))
+    assert not is_asked_for(data_set(tmp_path))
+    assert is_asked_for(data_set(tmp_path, "my-coco.yaml"))
 
 
 @pytest.mark.parametrize(

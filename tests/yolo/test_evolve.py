@@ -13,14 +13,14 @@ import pytest
 
 from flatout.charts.evolution import evolve_png
 from flatout.errors import ConfigError, DivergedError, Interrupted
-from flatout.runs.folder import Wanted, choose_run
-from flatout.yolo.evolve import evolve
-from flatout.yolo.evolve import search as module
-from flatout.yolo.evolve.search import DECIMALS, GENES, KEYS, Rows, choose_parent, hyp_text, mutated, values_of
+from flatout.runs.folder import RunRequest, choose_run
+from flatout.yolo import evolve as module
+from flatout.yolo.evolve import DECIMALS, GENES, KEYS, Rows, choose_parent, evolve, hyp_text, mutated, values_of
 from flatout.yolo.find_file import find_file
-from flatout.yolo.hyp import identity, load_hyp
+from flatout.yolo.hyp import load_hyp
 from flatout.yolo.metrics import YOLOV7_RESULTS, fitness
 from flatout.yolo.options import GENERATIONS, TrainOptions
+from flatout.yolo.run_config import identity
 from tests.yolo.recipes import recipe
 
 
@@ -199,7 +199,7 @@ def test_a_training_does_not_go_on_in_the_folder_of_a_search_nor_a_search_in_tha
         evolve(search)
     training, hyp = replace(search, evolve=False), load_hyp(find_file(search.hyp))
     meant = identity(training, hyp, cuda=False, bf16=False)
-    with choose_run(Wanted(project=Path(search.project), name="exp", identity=meant)) as run:
+    with choose_run(RunRequest(project=Path(search.project), name="exp", identity=meant)) as run:
         assert (run.folder.name, run.continues) == ("exp2", False)
     monkeypatch.setattr(module, "train", Trainer())
     assert evolve(search).folder.name == "exp"

@@ -7,8 +7,8 @@ import torch
 
 from bench import layer_roofline as bench
 from bench.measure import Timing
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
-from flatout.yolo.model.spec import load_config
 
 
 @pytest.fixture(scope="module")

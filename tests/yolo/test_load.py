@@ -10,9 +10,9 @@ import torch
 
 from flatout.errors import CheckpointError, ConfigError
 from flatout.yolo.load_network import load_network, start_network
+from flatout.yolo.model.configs import find_config
 from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.network import Network
-from flatout.yolo.model.spec import find_config
 from flatout.yolo.weights import Weights, read_weights, save_safetensors, save_weights
 from tests.golden_cases import SHIPPED
 from tests.yolo.model.test_network import narrow, picture

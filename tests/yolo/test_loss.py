@@ -20,8 +20,8 @@ from flatout.yolo.loss import (
     rebalance,
     sum_parts,
 )
+from flatout.yolo.loss.losses import default_balance
 from flatout.yolo.loss.matches import pack_place
-from flatout.yolo.loss.terms import default_balance
 from tests.reference.ota_twin import twin_assign, twin_loss
 from tests.yolo.detection_batch import DetectionBatch, awkward, make_batch
 

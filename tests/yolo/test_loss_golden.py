@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flatout.yolo.loss import list_matches, rebalance
-from flatout.yolo.loss.terms import default_balance
+from flatout.yolo.loss.losses import default_balance
 from tests.golden_cases import golden_cases
 from tests.yolo.loss_cases import LossCase, assign_case, build, loss_cases, loss_of_case
 

@@ -18,8 +18,8 @@ from flatout.yolo.loss import (
     ota_loss,
     plain_loss,
 )
+from flatout.yolo.loss.losses import default_balance, torch_head_loss
 from flatout.yolo.loss.ota import list_candidates
-from flatout.yolo.loss.terms import default_balance, torch_head_loss
 from tests.yolo.comparing_matches import assert_same_matches
 from tests.yolo.detection_batch import DetectionBatch, awkward, make_batch
 from tests.yolo.test_assign import BATCHES, SEARCHES

@@ -7,7 +7,7 @@ import pytest
 
 from flatout.yaml_strict import parse_yaml
 from flatout.yolo.model.module_specs import ACTIVATIONS, HEADS, KINDS
-from flatout.yolo.model.spec import draw_blueprint
+from flatout.yolo.model.spec import parse_model
 from flatout.yolo.weights import save_weights
 from tests.golden_cases import SHIPPED
 from tests.test_docs import DOCS
@@ -54,7 +54,7 @@ def test_arguments_are_those_of_the_modules():
 
 
 def test_the_config_that_is_shown_can_be_built():
-    blueprint = draw_blueprint(parse_yaml(blocks("yaml")[0]))
+    blueprint = parse_model(parse_yaml(blocks("yaml")[0]))
     assert (len(blueprint.rows), blueprint.head.strides) == (10, (8, 16))
 
 

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
-from flatout.charts.boxes import CAPTION_PX, GAP_PX, Tag, draw_batch, draw_boxes
+from flatout.charts.boxes import CAPTION_PX, GAP_PX, Tag, plot_batch, plot_boxes
 from flatout.charts.canvas import (
     ACCENT,
     PIXELS,
@@ -20,9 +20,9 @@ from flatout.charts.canvas import (
     shortened,
     shortened_file,
     ticks,
-    write_picture,
+    write_image,
 )
-from flatout.charts.evaluation import draw_label_statistics
+from flatout.charts.evaluation import plot_label_statistics
 from flatout.charts.results import PANELS, read_results, results_png
 from flatout.errors import DataError
 from flatout.yolo.data.image_set import Labels
@@ -46,7 +46,7 @@ def where(image: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
 
 def test_a_box_is_drawn_around_its_object():
     image = np.zeros((200, 200, 3), np.uint8)
-    draw_boxes(image, np.array([[50.0, 80, 120, 160]]), np.array([1]), NAMES, letters_px=5)
+    plot_boxes(image, np.array([[50.0, 80, 120, 160]]), np.array([1]), NAMES, letters_px=5)
     drawn = where(image, colour_of(1))
     assert drawn[:, 1].min() == pytest.approx(50, abs=2)
     assert drawn.max(0) == pytest.approx((160, 120), abs=2)
@@ -60,7 +60,7 @@ def test_names_in_a_crowd_do_not_cover_each_other(monkeypatch):
     low = rng.uniform(0, 180, (60, 2))
     box = np.concatenate((low, low + rng.uniform(3, 60, (60, 2))), 1)
     score = rng.random(60)
-    draw_boxes(np.zeros((200, 240, 3), np.uint8), box, rng.integers(0, 2, 60), NAMES, score_n=score)
+    plot_boxes(np.zeros((200, 240, 3), np.uint8), box, rng.integers(0, 2, 60), NAMES, score_n=score)
     assert 3 < len(tags) < 60
     assert not any(one.overlaps(other) for one, other in itertools.combinations(tags, 2))
     for tag in tags:
@@ -72,7 +72,7 @@ def test_a_batch_has_a_cell_per_image_up_to_16(tmp_path):
     images = np.zeros((20, 3, 240, 320), np.uint8)
     images[:, 0] = 200  # red
     targets = np.array([[0, 0, 0.5, 0.5, 0.25, 0.5], [15, 1, 0.5, 0.5, 0.5, 0.5], [19, 1, 0.1, 0.1, 0.1, 0.1]])
-    path = draw_batch(images, targets, [f"{number}.jpg" for number in range(20)], NAMES, tmp_path / "x.png")
+    path = plot_batch(images, targets, [f"{number}.jpg" for number in range(20)], NAMES, tmp_path / "x.png")
     sheet = read(path)
     assert sheet.shape == (4 * (240 + CAPTION_PX + GAP_PX) + GAP_PX, 4 * (320 + GAP_PX) + GAP_PX, 3)
     assert sheet[GAP_PX + 5, GAP_PX + 5].tolist() == [0, 0, 200], "BGR"
@@ -85,7 +85,7 @@ def test_a_batch_has_a_cell_per_image_up_to_16(tmp_path):
 
 @pytest.mark.parametrize("num_images", [1, 2, 5])
 def test_small_and_few_images_make_a_picture_too(tmp_path, num_images):
-    path = draw_batch(np.zeros((num_images, 3, 32, 48), np.uint8), np.zeros((0, 6)), [], NAMES, tmp_path / "x.jpg")
+    path = plot_batch(np.zeros((num_images, 3, 32, 48), np.uint8), np.zeros((0, 6)), [], NAMES, tmp_path / "x.jpg")
     assert read(path).shape[1] >= 240
 
 
@@ -105,8 +105,8 @@ def test_letters_that_opencv_lacks_are_replaced():
 
 def test_a_picture_is_written_whole_or_not_at_all(tmp_path):
     with pytest.raises(OSError, match="No such file"):
-        write_picture(tmp_path / "absent/x.png", np.zeros((4, 4, 3), np.uint8))
-    write_picture(tmp_path / "x.png", np.full((4, 4, 3), 7, np.uint8))
+        write_image(tmp_path / "absent/x.png", np.zeros((4, 4, 3), np.uint8))
+    write_image(tmp_path / "x.png", np.full((4, 4, 3), 7, np.uint8))
     assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
 
 
@@ -184,7 +184,7 @@ def test_statistics_are_drawn_for_any_number_of_classes_and_labels(tmp_path: Pat
     rng = np.random.default_rng(0)
     boxes = np.concatenate((rng.integers(0, num_classes, (num_labels, 1)), rng.uniform(0, 1, (num_labels, 4))), 1)
     labels = Labels(boxes.astype(np.float32), np.array([0, num_labels]), np.zeros((0, 2)), np.zeros(num_labels + 1))
-    path = draw_label_statistics(
+    path = plot_label_statistics(
         labels.class_box_T5, [f"kind {number}" for number in range(num_classes)], tmp_path / "labels.jpg"
     )
     assert read(path).shape[1] > 1000
@@ -193,7 +193,7 @@ def test_statistics_are_drawn_for_any_number_of_classes_and_labels(tmp_path: Pat
 def test_where_boxes_lie_is_drawn_as_in_a_picture(tmp_path: Path):
     box = np.array([[0, 0.1, 0.2, 0.02, 0.02]] * 9, np.float32)  # left, near the top
     labels = Labels(box, np.array([0, 9]), np.zeros((0, 2)), np.zeros(10))
-    sheet = read(draw_label_statistics(labels.class_box_T5, ["a"], tmp_path / "labels.png"))
+    sheet = read(plot_label_statistics(labels.class_box_T5, ["a"], tmp_path / "labels.png"))
     dark = where(sheet, (122, 54, 8))
     lower_left = dark[(dark[:, 1] < sheet.shape[1] / 2) & (dark[:, 0] > sheet.shape[0] / 2)]
     centre = lower_left.mean(0) / sheet.shape[:2]

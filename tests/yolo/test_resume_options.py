@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from flatout.errors import CheckpointError, ConfigError
 from flatout.runs.options import Comparison, checkpoint_to_resume, options_to_resume
-from flatout.yolo.hyp import Hyp, config_of_run, identity, read_options, write_options
+from flatout.yolo.hyp import Hyp
 from flatout.yolo.options import TrainOptions
+from flatout.yolo.run_config import config_of_run, identity, read_options, write_options
 from tests.yolo.recipes import recipe
 
 

@@ -10,7 +10,8 @@ import torch
 
 from flatout.yolo.loss import LossConfig, Search, assign_all, list_matches, plain_router_loss
 from flatout.yolo.loss.matches import Anchors
-from flatout.yolo.model.spec import draw_blueprint, load_config
+from flatout.yolo.model.configs import load_config
+from flatout.yolo.model.spec import parse_model
 from flatout.yolo.multihead.head_config import HeadConfig, HeadGroup, head_config_of
 from flatout.yolo.multihead.joined_maps import heads_on, route
 from tests.golden_cases import golden_cases, golden_root
@@ -38,7 +39,7 @@ def build(case: LossCase, groups: HeadConfig, device: str) -> HeadBatch:
     record, arrays = case
     if "targets" not in arrays:
         pytest.skip("no targets are stored for this case")
-    head = draw_blueprint(load_config("yolov7-tiny-1b4h")).head
+    head = parse_model(load_config("yolov7-tiny-1b4h")).head
     generator = np.random.Generator(np.random.PCG64(record["seed"]))
     maps = [[draw_map(generator, record, stride, outputs) for stride in head.strides] for outputs in groups.outputs_H]
     for h, rows in enumerate(arrays.get("input_check", ())):

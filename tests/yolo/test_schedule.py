@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
-from flatout.yolo.model.spec import load_config
 from flatout.yolo.train.prepare import parameter_groups
 from flatout.yolo.train.step import YoloSchedule, draw_size, sizes_from
 from flatout.yolo.weights.legacy import parameter_groups as names_of_groups

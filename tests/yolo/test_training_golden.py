@@ -11,8 +11,8 @@ from torch import nn
 from flatout.engine.optim import MovingAverage, decay_at
 from flatout.yolo.loss import LossConfig
 from flatout.yolo.metrics import YOLOV7_RESULTS, fitness
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
-from flatout.yolo.model.spec import load_config
 from flatout.yolo.train.prepare import parameter_groups
 from flatout.yolo.train.step import (
     YoloSchedule,

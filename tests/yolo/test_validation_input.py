@@ -8,7 +8,7 @@ import torch
 
 from flatout.errors import ConfigError
 from flatout.feed import Store, StoreConfig
-from flatout.yolo.augment.source import ResizedPictures
+from flatout.yolo.augment.samples import ResizedPictures
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.evaluate.validation_input import ValidationBatch, open_validation
 from flatout.yolo.metrics import labels_in_pictures

@@ -10,8 +10,8 @@ import cv2
 import numpy as np
 import torch
 
-from flatout.charts.boxes import draw_boxes
-from flatout.images import read_picture
+from flatout.charts.boxes import plot_boxes
+from flatout.images import read_image
 from flatout.yolo.data.letterbox import fit, letterbox
 from flatout.yolo.load_network import load_network
 from flatout.yolo.nms import NmsConfig, non_max_suppression
@@ -55,9 +55,9 @@ def main() -> None:
     network, weights = load_network(RUN / "train/weights/last.pt")
     tiles = []
     for number in range(COLUMNS * ROWS):
-        image = read_picture(str(RUN / f"data/images/val/{number:04}.jpg"))
+        image = read_image(str(RUN / f"data/images/val/{number:04}.jpg"))
         rows_n6 = found_in(network, image)
-        draw_boxes(image, rows_n6[:, :4], rows_n6[:, 5], weights.names, score_n=rows_n6[:, 4], letters_px=8)
+        plot_boxes(image, rows_n6[:, :4], rows_n6[:, 5], weights.names, score_n=rows_n6[:, 4], letters_px=8)
         tiles.append(cv2.copyMakeBorder(image, 0, GAP_PX, 0, GAP_PX, cv2.BORDER_CONSTANT, value=(255, 255, 255)))
     lines = [cv2.hconcat(tiles[row * COLUMNS : (row + 1) * COLUMNS]) for row in range(ROWS)]
     sheet = cv2.vconcat(lines)[:-GAP_PX, :-GAP_PX]

@@ -277,7 +277,7 @@ def _stored_in(file: "tifffile.TiffFile", content: bytes) -> np.ndarray:
     series = file.series[0]
     parts = [series] if len(series.shape) != 2 else list(file.pages)
     if len(parts) > MOST_PAGES:
-        raise DecodeError(f"it has {len(parts)} pages. Wanted are three, target, ref1 and ref2, or four.")
+        raise DecodeError(f"it has {len(parts)} pages. RunRequest are three, target, ref1 and ref2, or four.")
     nbytes = sum(part.nbytes for part in parts)
     if nbytes > MOST_BYTES:
         raise DecodeError(f"it says it holds {nbytes >> 20} MiB.")

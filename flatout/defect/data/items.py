@@ -56,7 +56,7 @@ def planes_first(stored: np.ndarray) -> np.ndarray:
     """The first three planes [C, H, W], before anything looks at their values; DecodeError if there are none."""
     if stored.ndim != 3 or stored.dtype.kind not in "uif" or stored.size == 0:
         raise DecodeError(
-            f"it holds {stored.dtype} of shape {stored.shape}. Wanted are the three planes target, ref1 and ref2 "
+            f"it holds {stored.dtype} of shape {stored.shape}. RunRequest are the three planes target, ref1 and ref2 "
             "as numbers, in the first or in the last axis."
         )
     first, *sides = stored.shape

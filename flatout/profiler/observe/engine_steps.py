@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flatout.clock import clock
-from flatout.profiler.observe.observation import ALL, Observation, Turns
+from flatout.profiler.observe.observation import ALL, Observation, Phases
 from flatout.profiler.observe.recorder import StepRecorder
 from flatout.profiler.observe.summary import FeedWorkers
 from flatout.profiler.outcome import Profile
@@ -36,7 +36,7 @@ class EngineObservation(Observation):
         *,
         images_per_step: int,
         num_steps: int | None,
-        turns: Turns = ALL,
+        turns: Phases = ALL,
         title: str = "",
         own_flags: Mapping[str, str] | None = None,
     ) -> None:
@@ -107,5 +107,5 @@ class EngineObservation(Observation):
         clock.step_ended(0)
 
 
-def _on_device(turns: Turns) -> Turns:
+def _on_device(turns: Phases) -> Phases:
     return turns._replace(warm_up=max(turns.warm_up, WARM_UP_ON_DEVICE))

@@ -1,4 +1,4 @@
-"""Look at a training loop for some steps: warm up, count waits, on a GPU trace, then time (`Turns` has the order).
+"""Look at a training loop for some steps: warm up, count waits, on a GPU trace, then time (`Phases` has the order).
 
 Pauses between steps (a validation, say) are neither traced nor counted as part of a step, only timed, each under its
 own name. Whoever drives the loop says when a step has ended: a watched loader, or an engine whose marks are known.
@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from types import CodeType
 from typing import NamedTuple
 
-from flatout.clock import Event, Others, clock, machine, stage_apart
+from flatout.clock import Event, OtherLoad, clock, machine, stage_apart
 from flatout.errors import ConfigError
 from flatout.profiler.measurement import Lane, Limits, Measurement
 from flatout.profiler.observe.device_times import DeviceClock, DeviceSteps, DeviceWork, StepTrace
@@ -56,7 +56,7 @@ class TimedSteps:
         self._worker_timelines: dict[str, list[Event]] = {}
         self._sampler = Sampler(label=self._stage_now, functions=functions, on_sample=self._keep_sample)
         workers.begin()
-        self._others, self._cpu_began_s = Others(), time.process_time()
+        self._others, self._cpu_began_s = OtherLoad(), time.process_time()
         self._untimed_on_device = device.num_steps if device else 0
         recorder.restart()
 
@@ -169,7 +169,7 @@ def _num_threads() -> int:
 # steps that use those up wait for nothing. They are not timed either.
 
 
-class Turns(NamedTuple):
+class Phases(NamedTuple):
     """Steps of each kind, in this order, before timing begins."""
 
     warm_up: int = 2
@@ -197,10 +197,10 @@ class Turns(NamedTuple):
         return self.warm_up < step <= self.counting_ends
 
 
-ALL = Turns()
-KERNELS = Turns(counted=0, traced=1, settled=1)
+ALL = Phases()
+KERNELS = Phases(counted=0, traced=1, settled=1)
 """On a batch that lies ready: no feed can get ahead, and its waits are known."""
-SPEED = Turns(counted=0, traced=0)
+SPEED = Phases(counted=0, traced=0)
 """How fast it is, and nothing else."""
 
 
@@ -216,7 +216,7 @@ class Observation:
         workers: WorkerWatch,
         *,
         num_steps: int | None = None,
-        turns: Turns = ALL,
+        turns: Phases = ALL,
         functions: Mapping[CodeType, str] | None = None,
         title: str = "",
         on_end: Callable[[], None] = lambda: None,

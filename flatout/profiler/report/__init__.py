@@ -3,6 +3,5 @@
 Files:
 
     page  The profile as one page that needs nothing else: no script, no font, no network
-    save  Write a profile down: profile.json (numbers), profile.html (a page), trace.json (a timeline for Perfetto)
     text  Ledger and verdict as plain text, for logs and terminals
 """

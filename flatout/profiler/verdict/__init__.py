@@ -11,6 +11,6 @@ Files:
 
 from flatout.profiler.verdict.diagnosis import judge
 from flatout.profiler.verdict.predict_step import remedy_of
-from flatout.profiler.verdict.remedy import Finding, Remedy, Trial, Verdict, WholeTrial
+from flatout.profiler.verdict.remedy import EndToEndTrial, Finding, Remedy, Trial, Verdict
 
-__all__ = ["Finding", "Remedy", "Trial", "Verdict", "WholeTrial", "judge", "remedy_of"]
+__all__ = ["EndToEndTrial", "Finding", "Remedy", "Trial", "Verdict", "judge", "remedy_of"]

@@ -14,7 +14,7 @@ from flatout.profiler.verdict.predict_step import (
     remedy_of_trial,
     remedy_of_whole,
 )
-from flatout.profiler.verdict.remedy import NOTHING, Finding, Remedy, Trial, Verdict, WholeTrial, number
+from flatout.profiler.verdict.remedy import NOTHING, EndToEndTrial, Finding, Remedy, Trial, Verdict, number
 from flatout.profiler.verdict.rules_host import ASSIGNER, device_findings, host_findings
 from flatout.profiler.verdict.rules_input import input_findings
 
@@ -32,7 +32,7 @@ THREADS = "too many threads"
 MARK_IT = "mark the parts of your loop with flatout.clock.clock.stage(name) to see more"
 
 
-def judge(measurement: Measurement, trials: Sequence[Trial] = (), wholes: Sequence[WholeTrial] = ()) -> Verdict:
+def judge(measurement: Measurement, trials: Sequence[Trial] = (), wholes: Sequence[EndToEndTrial] = ()) -> Verdict:
     """Cause, evidence, and remedies by predicted speed; says so when nothing is worth changing.
 
     `wholes` were tried with network and input changed at once: they answer whatever is found, and are no cause. Nor do
@@ -73,7 +73,7 @@ def _with_trials(finding: Finding, n: Numbers, trials: Sequence[Trial]) -> Findi
     return Finding(**{**vars(finding), "remedies": tried}) if tried else finding
 
 
-def _with_wholes(findings: Sequence[Finding], n: Numbers, wholes: Sequence[WholeTrial]) -> list[Finding]:
+def _with_wholes(findings: Sequence[Finding], n: Numbers, wholes: Sequence[EndToEndTrial]) -> list[Finding]:
     """Where a remedy that is worth it is part of something larger that was tried out, that takes its place.
 
     What takes no place is one more remedy for the first finding, and a finding by itself if none is worth anything.
@@ -94,7 +94,7 @@ def _with_wholes(findings: Sequence[Finding], n: Numbers, wholes: Sequence[Whole
     return found
 
 
-def _covers(whole: WholeTrial, finding: Finding) -> bool:
+def _covers(whole: EndToEndTrial, finding: Finding) -> bool:
     return any(remedy.what in whole.covers and _is_worth(remedy) for remedy in finding.remedies)
 
 

@@ -1,9 +1,16 @@
 """How long would a step take if one thing were different?
 
-The model (`flatout.profiler.demands`) is held against the measured step first: what it cannot explain of today stays
-in every prediction.
+The model is compared with the measured step first: what it cannot explain of today stays in every prediction.
 
 The few numbers that decide: sums over a measurement that several rules ask for.
+
+How long is a step, given what it asks of each resource?
+
+A step needs time of the main thread (the consumer), of the workers side by side, and of all cores together; the
+scarcest of them sets its length.
+
+    step = max(consumer, input / workers, cpu / cores)        with workers
+    step = consumer + input                                   without
 """
 
 from collections.abc import Mapping
@@ -16,7 +23,7 @@ import numpy as np
 from flatout.clock import PAUSES, fitting_threads, kind_of
 from flatout.profiler.demands import Demands
 from flatout.profiler.measurement import HotLine, Measurement
-from flatout.profiler.verdict.remedy import Finding, Remedy, Trial, WholeTrial
+from flatout.profiler.verdict.remedy import EndToEndTrial, Finding, Remedy, Trial
 
 WAIT_WORTH_A_LOOK = 0.03
 """Share of the step; a feed that makes a step wait for less is not the cause of anything."""
@@ -356,7 +363,7 @@ def _words_for(stages: str) -> str:
     return stages if stages.count("+") < 3 else "the network's part of the step"
 
 
-def remedy_of_whole(n: Numbers, whole: WholeTrial) -> Remedy:
+def remedy_of_whole(n: Numbers, whole: EndToEndTrial) -> Remedy:
     """What the training would be with network and input as they were tried."""
     return Remedy(
         what=whole.what,
@@ -370,7 +377,7 @@ def remedy_of_whole(n: Numbers, whole: WholeTrial) -> Remedy:
     )
 
 
-def finding_of_whole(n: Numbers, whole: WholeTrial, answer: Remedy) -> Finding:
+def finding_of_whole(n: Numbers, whole: EndToEndTrial, answer: Remedy) -> Finding:
     """Where nothing else is found."""
     return Finding(
         cause=whole.what,

@@ -45,7 +45,7 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeTrial:
+class EndToEndTrial:
     """A remedy that changes network and input at once, each measured by itself with all of it switched on."""
 
     what: str

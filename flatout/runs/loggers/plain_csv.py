@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from flatout.engine import Callback, End, RunStart, Scores, Tick
-from flatout.runs.records import Records
+from flatout.engine import Callback, End, IntervalStats, RunStart, Scores
+from flatout.runs.folder import Records
 
 NAME = "scalars.csv"
 WITHIN = "step/"
@@ -47,7 +47,7 @@ class PlainCsv(Callback):
         repeats = Moment(run.steps_done + 1, False) if run.step == 0 else Moment(run.steps_done, True)
         self._cut(self._begin_of(repeats))
 
-    def log(self, tick: Tick) -> None:
+    def log(self, tick: IntervalStats) -> None:
         self._epoch = tick.epoch
         speed = {"step_ms": tick.step_ms, "wait_ms": tick.wait_ms, "samples_per_s": tick.samples_per_s}
         numbers = {**tick.items, "lr": tick.lr, **speed}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flatout.errors import CheckpointError, ConfigError, ResourceError
-from flatout.runs.folder import Wanted, new_run_folder, read_record
+from flatout.runs.folder import RunRequest, new_run_folder, read_record
 from flatout.runs.mirror import snapshot as manifests
 from flatout.runs.mirror.place import Place, PlaceError
 from flatout.runs.mirror.snapshot import Manifest, Senseless, position_note, read_position, steps_of
@@ -31,7 +31,7 @@ class Fetched(NamedTuple):
     """The training has ended: there is nothing left to do."""
 
 
-def fetch(place: Place, wanted: Wanted) -> Fetched | None:
+def fetch(place: Place, wanted: RunRequest) -> Fetched | None:
     """Make the run folder of this command what the mirror knows of it; None if that is nothing new.
 
     Folders are those of `choose_run`: with `exist_ok` there is only one, project/name.
@@ -82,7 +82,7 @@ def _nothing_usable(place: Place, problems: Sequence[str]) -> CheckpointError:
     )
 
 
-def _check_config(place: Place, manifest: Manifest, wanted: Wanted) -> None:
+def _check_config(place: Place, manifest: Manifest, wanted: RunRequest) -> None:
     comparison = wanted.identity.compare(manifest.config)
     if comparison.different or (manifest.finished and comparison.extends):
         state = "a finished" if manifest.finished else "an unfinished"
@@ -92,13 +92,13 @@ def _check_config(place: Place, manifest: Manifest, wanted: Wanted) -> None:
         )
 
 
-def _holds_another(folder: Path, wanted: Wanted) -> bool:
+def _holds_another(folder: Path, wanted: RunRequest) -> bool:
     """Whether an unfinished run of another training is there."""
     record = read_record(folder)
     return record is not None and not record.get("finished") and not wanted.compare(record).is_same_training
 
 
-def _local_run(wanted: Wanted, *, finished: bool) -> Path | None:
+def _local_run(wanted: RunRequest, *, finished: bool) -> Path | None:
     """The folder on this machine that holds an earlier moment of the run, or its end."""
     for folder in wanted.folders:
         record = read_record(folder)

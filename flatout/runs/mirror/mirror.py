@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 
 from flatout.engine import Callback, End, Saved
-from flatout.runs.folder import Wanted
+from flatout.runs.folder import RunRequest
 from flatout.runs.mirror import snapshot as manifests
 from flatout.runs.mirror.fetch import STATE_NAME, Fetched, fetch
 from flatout.runs.mirror.place import Place, PlaceError
@@ -207,7 +207,7 @@ class Mirror(Callback):
         self._patience_s = patience_s
         self._uploads: Uploads | None = None
 
-    def fetch(self, wanted: Wanted) -> Fetched | None:
+    def fetch(self, wanted: RunRequest) -> Fetched | None:
         """Continue here what was begun elsewhere: see `flatout.runs.mirror.fetch`. Waits for the network."""
         return fetch(self._place, wanted)
 

@@ -77,7 +77,7 @@ class Snapshot:
 
 
 def position_note(state: Path) -> Path:
-    """Where `Generations` notes how far a state is."""
+    """Where `CheckpointStore` notes how far a state is."""
     return state.with_name(f".{state.stem}.position.json")
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from flatout.errors import ConfigError, DataError
 from flatout.feed import DecodeError
 from flatout.spike.config import DataConfig
-from flatout.spike.data.frames import read_image
+from flatout.spike.data.frames import read_frame
 from flatout.spike.data.layouts import Chosen, stream_layouts, voxel_layouts
 from flatout.spike.data.stream_layout import Layout
 from flatout.spike.data.tree import VOXEL_EXTS, SequenceFiles, find_sequences, scored_windows, training_windows
@@ -267,7 +267,7 @@ def _size_hw(files: SequenceFiles, stems: Sequence[str]) -> tuple[int, int]:
     errors: list[Exception] = []
     for stem in stems:
         try:
-            height, width, _ = read_image(str(files.blur[stem])).shape
+            height, width, _ = read_frame(str(files.blur[stem])).shape
         except (OSError, DecodeError) as error:
             errors.append(error)
         else:

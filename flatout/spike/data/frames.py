@@ -14,7 +14,7 @@ import numpy as np
 from flatout.clock import clock
 from flatout.errors import DataError
 from flatout.feed import DecodeError, Store
-from flatout.images import read_picture
+from flatout.images import read_image
 from flatout.spike.data.decode import Box, decode, map_stream
 from flatout.spike.data.stream_layout import Layout, StreamError
 from flatout.spike.data.voxels import (
@@ -88,7 +88,7 @@ class FrameItems:
         """A frame [H, W, 3], a stream [T, 1, F], or a precomputed voxel [C, H, W]."""
         part, frame = divmod(index, len(self._clips.frames))
         if part < 2:
-            return read_image(self.path(index))
+            return read_frame(self.path(index))
         if self._clips.precomputed:
             return storable(open_voxel(self.path(index)))
         try:
@@ -108,7 +108,7 @@ class Frames:
         number = PARTS.index(part) * len(self._clips.frames) + frame
         # A store marks what it has to decode by itself.
         with clock.stage("frames" if self._store is not None else "decode"):
-            image = self._store[number] if self._store is not None else read_image(self._path(frame, part))
+            image = self._store[number] if self._store is not None else read_frame(self._path(frame, part))
         expected = self._clips.sequences[self._clips.frames[frame].sequence].rgb_hw
         if image.shape[:2] != expected:
             raise DecodeError(
@@ -154,12 +154,12 @@ class Frames:
         return each.blur if part == "blur" else each.sharp
 
 
-def read_image(path: str) -> np.ndarray:
+def read_frame(path: str) -> np.ndarray:
     """uint8 RGB [H, W, 3]; DecodeError if it is no picture, or one that lacks rows."""
     import cv2
 
     try:
-        image = read_picture(path)
+        image = read_image(path)
     except DecodeError as error:
         raise DecodeError(f"{path} cannot be decoded: {error}.") from None
     return np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB))

@@ -20,7 +20,7 @@ import numpy as np
 
 from flatout.errors import ConfigError, DataError
 from flatout.spike.data.decode import map_stream
-from flatout.spike.data.frames import read_image
+from flatout.spike.data.frames import read_frame
 from flatout.spike.data.stream_layout import Layout, StreamWishes, decide
 from flatout.spike.data.tree import IMAGE_EXTS, stems_in
 
@@ -195,7 +195,7 @@ def numbers_in_time(centres: Iterable[int]) -> dict[int, int]:
 
 def layout_of(clip: X4kClip, frame: CutFrame) -> Layout:
     """The stream's geometry: half of the frame's; StreamError if its size is not made of such frames."""
-    height, width, _ = read_image(str(frame.blur)).shape
+    height, width, _ = read_frame(str(frame.blur)).shape
     wishes = StreamWishes(format="packed", height=height // 2, width=width // 2)
     return decide(clip.stream.stat().st_size, "bytes", wishes, where=str(clip.stream))
 

@@ -12,7 +12,7 @@ Files:
     paint           Pixels of a sample in OpenCV: the plain way, the fast way, and objects pasted in
     paint_compiled  Pixels of a sample by pixels.c
     paste           Where objects are pasted into a finished picture: twenty attempts, from large to small
+    samples         Pictures of a data set, decoded and resized: what a store keeps, and what sources read
     source          Samples for training and validation, as the feed reads them
-    warp_labels     Labels through the warp: new boxes, and which of them are worth keeping
     gpu/            Augmentation on the GPU
 """

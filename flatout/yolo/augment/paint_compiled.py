@@ -14,7 +14,8 @@ import numpy as np
 
 from flatout.clock import clock
 from flatout.yolo.augment.c_library import NotCompiled, load_library
-from flatout.yolo.augment.paint import Classic, Color, Fast, Painter, Placed, colors
+from flatout.yolo.augment.draw import Color, colors
+from flatout.yolo.augment.paint import Classic, Fast, Painter, Placed
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from flatout.errors import ConfigError, counted
-from flatout.yolo.model.spec import names_config
+from flatout.yolo.model.configs import names_config
 
 if TYPE_CHECKING:
     from flatout.yolo.model.info import Contents, Description, NetworkFacts

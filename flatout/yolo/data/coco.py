@@ -16,7 +16,7 @@ from flatout.yolo.data.label_text import (
     MOST_PROBLEMS,
     NO_BOXES,
     NO_POINTS,
-    PictureLabels,
+    ImageLabels,
     Problem,
     too_many,
 )
@@ -30,7 +30,7 @@ class CocoSet(NamedTuple):
     """Pictures sorted by path, each with its labels."""
 
     paths: list[str]
-    labels: list[PictureLabels]
+    labels: list[ImageLabels]
     absent: list[str]
     """Pictures that the file names but that are nowhere."""
 
@@ -161,7 +161,7 @@ def _size(image: dict[str, Any], path: str) -> tuple[float, float]:
     return width, height
 
 
-def _labels(annotations: list[dict[str, Any]], class_of: dict[int, int], size_wh: tuple[float, float]) -> PictureLabels:
+def _labels(annotations: list[dict[str, Any]], class_of: dict[int, int], size_wh: tuple[float, float]) -> ImageLabels:
     if len(annotations) > MOST_LABELS:
         return too_many()
     rows, polygons, problems = [], [], []
@@ -174,7 +174,7 @@ def _labels(annotations: list[dict[str, Any]], class_of: dict[int, int], size_wh
             polygons.append(label[1])
     has_polygon = any(len(points) for points in polygons)
     boxes = np.array(rows, np.float32) if rows else NO_BOXES
-    return PictureLabels(boxes, polygons if has_polygon else [], problems[:MOST_PROBLEMS], len(problems))
+    return ImageLabels(boxes, polygons if has_polygon else [], problems[:MOST_PROBLEMS], len(problems))
 
 
 def _label(

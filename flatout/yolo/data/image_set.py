@@ -105,7 +105,7 @@ def draw_by_weight(weights_N: np.ndarray, rng: np.random.Generator) -> np.ndarra
 # `--image-weights`: which pictures are shown more often in the next epoch.
 
 
-class Weighing:
+class ImageWeights:
     """Sampling weights of pictures: classes that are rare and not yet found well are shown more often."""
 
     def __init__(self, images: ImageSet, num_classes: int) -> None:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flatout.feed import default_folder as store_folder
-from flatout.yolo.data.data_yaml import Pair
+from flatout.yolo.data.find import Pair
 from flatout.yolo.data.scan import ScanConfig, ScanTable, join, scan, unpack
 
 logger = logging.getLogger(__name__)

@@ -5,9 +5,12 @@ size. Two readings: `read_lines` judges each line by itself; `read_strictly` is 
 costs the whole picture and a polygon anywhere turns every line into a polygon.
 
 Dimension key:  n labels of one picture
+
+Pascal VOC: one XML file of boxes per picture, classes by name.
 """
 
 import re
+import xml.etree.ElementTree as ElementTree
 from itertools import islice
 from typing import NamedTuple
 
@@ -42,7 +45,7 @@ class Problem(NamedTuple):
     text: str
 
 
-class PictureLabels(NamedTuple):
+class ImageLabels(NamedTuple):
     """Labels of one picture."""
 
     class_box_n5: np.ndarray
@@ -73,10 +76,10 @@ def num_lines(content: bytes, *, most: int = MOST_LABELS) -> int:
     return sum(1 for _ in islice(_LINE.finditer(content), most + 1))
 
 
-def too_many() -> PictureLabels:
+def too_many() -> ImageLabels:
     """What is kept of more than MOST_LABELS labels: none of them, and the problem that stops a start."""
     problem = Problem("label-too-many", 0, f"more than {MOST_LABELS:,} labels in one picture")
-    return PictureLabels(NO_BOXES, [], [problem], num_dropped=1)
+    return ImageLabels(NO_BOXES, [], [problem], num_dropped=1)
 
 
 def drops_a_label(problem: Problem) -> bool:
@@ -95,13 +98,13 @@ def decode_text(content: bytes) -> str:
         raise ValueError(f"byte {error.start} is not UTF-8") from None
 
 
-def read_lines(content: bytes) -> PictureLabels:
+def read_lines(content: bytes) -> ImageLabels:
     """Every line by itself: a bad one is dropped and named, the others stay, boxes and polygons may be mixed."""
     try:
         text = decode_text(content)
     except ValueError as error:
         problem = Problem("label-encoding", 0, f"not plain text: {error}")
-        return PictureLabels(NO_BOXES, [], [problem], num_dropped=num_lines(content))
+        return ImageLabels(NO_BOXES, [], [problem], num_dropped=num_lines(content))
     if not content.startswith(BOM) and (fast := _only_boxes(text)):
         return fast
     rows, polygons, problems = [], [], []
@@ -124,10 +127,10 @@ def read_lines(content: bytes) -> PictureLabels:
     problems += _remarks(text, content, rows, polygons)
     has_polygon = any(len(points) for points in polygons)
     boxes = np.array(rows, np.float32) if rows else NO_BOXES
-    return PictureLabels(boxes, polygons if has_polygon else [], problems[:MOST_PROBLEMS], num_dropped)
+    return ImageLabels(boxes, polygons if has_polygon else [], problems[:MOST_PROBLEMS], num_dropped)
 
 
-def read_strictly(content: bytes) -> PictureLabels:
+def read_strictly(content: bytes) -> ImageLabels:
     """All rules of YOLOv7: RejectedLabels for whatever drops a picture there."""
     if content.startswith(BOM):  # part of the first number there
         raise RejectedLabels("not_a_number")
@@ -137,7 +140,7 @@ def read_strictly(content: bytes) -> PictureLabels:
     except ValueError:
         raise RejectedLabels("not_a_number") from None
     if not lines:
-        return PictureLabels(NO_BOXES, [], [])
+        return ImageLabels(NO_BOXES, [], [])
     is_polygon = any(len(line) > 8 for line in lines)
     rows = [_strict_numbers(line) for line in lines] if is_polygon else []
     polygons = [_strict_polygon(row) for row in rows]
@@ -153,7 +156,7 @@ def read_strictly(content: bytes) -> PictureLabels:
         raise RejectedLabels("above_one")
     if len(np.unique(boxes, axis=0)) < len(boxes):
         raise RejectedLabels("duplicate_row")
-    return PictureLabels(boxes, polygons, [])
+    return ImageLabels(boxes, polygons, [])
 
 
 def polygon_box(point_P2: np.ndarray) -> np.ndarray:
@@ -162,7 +165,7 @@ def polygon_box(point_P2: np.ndarray) -> np.ndarray:
     return np.concatenate(((low + high) / 2, high - low))
 
 
-def _only_boxes(text: str) -> PictureLabels | None:
+def _only_boxes(text: str) -> ImageLabels | None:
     """The usual file, where every line is a faultless box, in one go; None for anything else."""
     # Only what cannot be misread takes this way: plain digits, one space between them, no nan, no 1_0.
     words = text.split()
@@ -185,7 +188,7 @@ def _only_boxes(text: str) -> PictureLabels | None:
     rows = boxes.view(f"V{boxes.itemsize * BOX_FIELDS}").ravel().tolist()
     if len(set(rows)) < len(rows) or not boxes[:, 3:].all():
         return None
-    return PictureLabels(boxes, [], [])
+    return ImageLabels(boxes, [], [])
 
 
 def _read_line(words: list[str]) -> tuple[np.ndarray, np.ndarray] | Problem:
@@ -299,3 +302,72 @@ def _strict_table(lines: list[list[str]]) -> np.ndarray:
     if table.shape[1] != BOX_FIELDS:
         raise RejectedLabels("column_count")
     return table
+
+
+MOST_XML_BYTES = 4 << 20
+
+
+def read_voc(content: bytes, names: tuple[str, ...], size_wh: tuple[int, int]) -> ImageLabels:
+    """Boxes of an annotation file. VOC's pixels count from 1 and both corners belong to the box.
+
+    `size_wh` is the picture's own size, because the one in the file is often wrong. Objects marked difficult are
+    left out, as VOC's own evaluation does.
+    """
+    try:
+        root = _parse(content)
+    except ValueError as error:
+        return ImageLabels(NO_BOXES, [], [Problem("label-encoding", 0, str(error))], num_dropped=1)
+    objects = list(root.iter("object"))
+    if len(objects) > MOST_LABELS:
+        return too_many()
+    rows, problems = [], []
+    numbers = {name: number for number, name in enumerate(names)}
+    for place, item in enumerate(objects, 1):
+        if (item.findtext("difficult") or "0").strip() == "1":
+            continue
+        row = _row(item, numbers, size_wh)
+        if isinstance(row, str):
+            check = "class-beyond-names" if "name" in row else "label-zero-area" if "area" in row else "label-columns"
+            problems.append(Problem(check, 0, f"object {place}: {row}"))
+        else:
+            rows.append(row)
+    boxes = np.array(rows, np.float32) if rows else NO_BOXES
+    return ImageLabels(boxes, [], problems[:MOST_PROBLEMS], len(problems))
+
+
+def names_in(content: bytes) -> set[str]:
+    """Names of the objects in an annotation file; none if it cannot be read."""
+    try:
+        return {name for item in _parse(content).iter("object") if (name := (item.findtext("name") or "").strip())}
+    except ValueError:
+        return set()
+
+
+def _parse(content: bytes) -> ElementTree.Element:
+    # Entities are the way XML explodes; annotations have no use for them.
+    if len(content) > MOST_XML_BYTES or b"<!DOCTYPE" in content or b"<!ENTITY" in content:
+        raise ValueError(f"XML with a document type, or larger than {MOST_XML_BYTES >> 20} MiB")
+    try:
+        return ElementTree.fromstring(content)
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        raise ValueError(f"not valid XML: {error}") from None
+
+
+def _row(item: ElementTree.Element, numbers: dict[str, int], size_wh: tuple[int, int]) -> list[float] | str:
+    """Class, centre and size divided by the picture's; or what is wrong."""
+    name = (item.findtext("name") or "").strip()
+    if name not in numbers:
+        return f"the name {name[:40]!r} is not among the names of the data set"
+    try:
+        corners = [float(item.findtext(f"bndbox/{key}") or "") for key in ("xmin", "ymin", "xmax", "ymax")]
+    except ValueError:
+        return "no bndbox with xmin, ymin, xmax, ymax"
+    if not np.isfinite(corners).all():
+        return "a corner is nan or inf"
+    x1, y1, x2, y2 = corners
+    width, height = size_wh
+    left, right = np.clip((x1 - 1, x2), 0, width) / width
+    top, bottom = np.clip((y1 - 1, y2), 0, height) / height
+    if right <= left or bottom <= top:
+        return f"a box without area inside the picture: {x1:g} {y1:g} {x2:g} {y2:g}"
+    return [numbers[name], (left + right) / 2, (top + bottom) / 2, right - left, bottom - top]

@@ -15,16 +15,13 @@ from flatout.yolo.data.data_yaml import (
     VOC_LISTS,
     DataSet,
     DataYaml,
-    Found,
-    Pair,
     Split,
-    find_images,
     open_data_yaml,
-    pair_up,
 )
+from flatout.yolo.data.find import Found, Pair, find_images, pair_up
 from flatout.yolo.data.label_cache import scan_cached
+from flatout.yolo.data.label_text import names_in
 from flatout.yolo.data.scan import ScanConfig, ScanTable, join, with_labels
-from flatout.yolo.data.voc_xml import names_in
 
 LISTS: dict[Split, tuple[str, ...]] = {
     "train": ("train.txt", "trainval.txt"),

@@ -15,7 +15,8 @@ from flatout.errors import DataError, counted
 from flatout.findings import Finding
 from flatout.yolo.data.check.facts import CHECKS, SetFacts, SplitFacts
 from flatout.yolo.data.check.run import by_severity, scan_findings
-from flatout.yolo.data.data_yaml import SPLITS, DataSet, Pair, Split, refuse_missing
+from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, refuse_missing
+from flatout.yolo.data.find import Pair
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.label_cache import default_folder
 from flatout.yolo.data.open_data import gather

@@ -42,18 +42,8 @@ from flatout.yolo.data.coco import (
     read_coco,
     resized_annotations,
 )
-from flatout.yolo.data.data_yaml import (
-    SPLITS,
-    DataSet,
-    Pair,
-    Split,
-    complaints,
-    find_images,
-    is_image_name,
-    label_path,
-    pair_up,
-    refuse_missing,
-)
+from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, complaints, refuse_missing
+from flatout.yolo.data.find import Pair, find_images, is_image_name, label_path, pair_up
 from flatout.yolo.data.letterbox import kept_size_hw
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.scan import LEAST_SIDE

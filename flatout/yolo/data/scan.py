@@ -29,28 +29,28 @@ from flatout.images import (
     read_facts,
 )
 from flatout.progress import Advance, progress
-from flatout.yolo.data.data_yaml import Pair
+from flatout.yolo.data.find import Pair
 from flatout.yolo.data.image_set import ImageSet, Labels
 from flatout.yolo.data.label_text import (
     MOST_BYTES,
     MOST_LABELS,
     NO_BOXES,
     NO_POINTS,
-    PictureLabels,
+    ImageLabels,
     Problem,
     RejectedLabels,
     num_lines,
     read_lines,
     read_strictly,
+    read_voc,
     too_many,
 )
-from flatout.yolo.data.voc_xml import read_voc
 
 # One picture and its labels: can it train, how large is it, what is drawn on it, and what is wrong with either?
 
 LEAST_SIDE = 10
 """Pixels; what is smaller is no photograph."""
-NOTHING = PictureLabels(NO_BOXES, [], [])
+NOTHING = ImageLabels(NO_BOXES, [], [])
 
 _SUFFIXES = {
     "jpeg": ("jpg", "jpeg"),
@@ -67,12 +67,12 @@ class Scanned(NamedTuple):
     label_file: str
     """"found", "empty" or "missing"; "" if the picture is no good, so that nobody looked."""
     header: Header
-    labels: PictureLabels
+    labels: ImageLabels
     problems: list[Problem]
     """Of the picture; those of the labels are in `labels`."""
 
 
-class RejectedPicture(Exception):
+class RejectedImage(Exception):
     """The picture cannot be used."""
 
     def __init__(self, reason: str, check: str, text: str) -> None:
@@ -89,7 +89,7 @@ def scan_picture(image: str, label: str, *, strict: bool = False, names: tuple[s
         check_header(header)
         _check_promise(facts)
         problems = [*_remarks(facts, image), *([] if strict else _incomplete(image, facts))]
-    except RejectedPicture as rejected:
+    except RejectedImage as rejected:
         return Scanned(rejected.reason, "", header, NOTHING, [rejected.problem])
     return _with_labels(label, header, problems, strict, names)
 
@@ -99,25 +99,25 @@ def check_header(header: Header) -> None:
     if header.format not in READABLE:
         reason = "unreadable_image" if header.format in NOT_OPENED else "image_format"
         check = "image-format" if header.format in NO_PICTURES else "image-unsupported"
-        raise RejectedPicture(reason, check, described(header.format))
+        raise RejectedImage(reason, check, described(header.format))
     if min(header.width, header.height) < LEAST_SIDE:
         size = f"{header.width} x {header.height} px"
-        raise RejectedPicture("image_too_small", "image-too-small", f"{size}; {LEAST_SIDE} is the least")
+        raise RejectedImage("image_too_small", "image-too-small", f"{size}; {LEAST_SIDE} is the least")
     if header.width * header.height > most_pixels(header):
         size = f"{header.width} x {header.height} px"
-        raise RejectedPicture("unreadable_image", "image-huge", f"{size}; {most_pixels(header):,} pixels are the most")
+        raise RejectedImage("unreadable_image", "image-huge", f"{size}; {most_pixels(header):,} pixels are the most")
 
 
 def _check_promise(facts: Facts) -> None:
     try:
         check_promise(facts.header, facts.num_bytes)
     except DecodeError as error:
-        raise RejectedPicture("unreadable_image", "image-corrupt", str(error)) from None
+        raise RejectedImage("unreadable_image", "image-corrupt", str(error)) from None
 
 
 def read_labels(
     path: str, *, strict: bool, names: tuple[str, ...] = (), size_wh: tuple[int, int] = (1, 1)
-) -> tuple[str, PictureLabels]:
+) -> tuple[str, ImageLabels]:
     """State and labels of a label file; RejectedLabels only where `strict`."""
     try:
         fd = open_regular(path)
@@ -153,12 +153,12 @@ def _facts(image: str, strict: bool) -> Facts:
     try:
         facts = read_facts(image, verify=strict)
     except OSError as error:
-        raise RejectedPicture("unreadable_image", "image-unreadable", error.strerror or str(error)) from None
+        raise RejectedImage("unreadable_image", "image-unreadable", error.strerror or str(error)) from None
     except DecodeError as error:
         check = "image-empty" if "empty" in str(error) else "image-corrupt"
-        raise RejectedPicture("unreadable_image", check, str(error)) from None
+        raise RejectedImage("unreadable_image", check, str(error)) from None
     if facts.ending == "absent" and facts.header.format == "png":
-        raise RejectedPicture("unreadable_image", "image-truncated", "a PNG that is cut off")
+        raise RejectedImage("unreadable_image", "image-truncated", "a PNG that is cut off")
     return facts
 
 
@@ -170,7 +170,7 @@ def _with_labels(path: str, header: Header, problems: list[Problem], strict: boo
     return Scanned("", state, header, labels, problems)
 
 
-def _unreadable(why: str, strict: bool) -> PictureLabels:
+def _unreadable(why: str, strict: bool) -> ImageLabels:
     if strict:
         raise RejectedLabels("unreadable_label")
     return NOTHING._replace(problems=[Problem("label-unreadable", 0, why)], num_dropped=1)
@@ -184,10 +184,10 @@ def _incomplete(image: str, facts: Facts) -> list[Problem]:
         with decoder_messages():
             missing = decode(read_bytes(image)).missing
     except (OSError, DecodeError) as error:
-        raise RejectedPicture("unreadable_image", "image-corrupt", str(error)) from None
+        raise RejectedImage("unreadable_image", "image-corrupt", str(error)) from None
     if missing > MOST_MISSING:
         text = f"cut off: {missing:.0%} of its rows are missing"
-        raise RejectedPicture("image_truncated", "image-truncated", text)
+        raise RejectedImage("image_truncated", "image-truncated", text)
     return [Problem("image-no-end", 0, "lacks its end marker; every row is there")]
 
 
@@ -353,10 +353,10 @@ def table_of(scanned: Sequence[Scanned]) -> ScanTable:
     return ScanTable(picture_N, np.concatenate(boxes), np.array(num_points, np.int32), np.concatenate(points), problems)
 
 
-def with_labels(table: ScanTable, labels: Sequence[PictureLabels]) -> ScanTable:
+def with_labels(table: ScanTable, labels: Sequence[ImageLabels]) -> ScanTable:
     """The same pictures with these labels instead of their own; those that cannot be used get none."""
     used = table.used_N.tolist()
-    given = [each if used[row] else PictureLabels(NO_BOXES, [], []) for row, each in enumerate(labels)]
+    given = [each if used[row] else ImageLabels(NO_BOXES, [], []) for row, each in enumerate(labels)]
     picture_N = table.picture_N.copy()
     picture_N["num_labels"] = [len(each.class_box_n5) for each in given]
     picture_N["num_dropped"] = [min(each.num_dropped, MOST_DROPPED) for each in given]

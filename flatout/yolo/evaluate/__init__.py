@@ -4,7 +4,6 @@ batches -> network -> NMS -> matched as they come -> Outcome: precision, recall,
 
 Files:
 
-    coco_ap           AP as COCO counts it, for `test.py`
     evaluate          The whole of `test.py`: weights and a data set in; a table, label files, JSON and charts out
     run               One pass of a network over a validation set
     validation_input  Pictures for validation

@@ -16,12 +16,21 @@ from flatout.runs import new_run_folder
 from flatout.safefiles import replacing, write_error
 from flatout.yolo.boxes import xyxy_to_cxcywh
 from flatout.yolo.data.letterbox import rounded_up
-from flatout.yolo.evaluate import coco_ap
 from flatout.yolo.evaluate.run import Exam, Outcome, Speed, Watcher, open_exam
 from flatout.yolo.evaluate.validation_input import ValidationBatch
 from flatout.yolo.find_file import weights_files
 from flatout.yolo.metrics import YOLOV7_RESULTS, Evaluation, headings, scores_by_class
-from flatout.yolo.metrics.coco import CocoExport, CocoScores
+from flatout.yolo.metrics.coco import (
+    CocoExport,
+    CocoScores,
+    Refused,
+    Truth,
+    export_for,
+    find_truth,
+    is_asked_for,
+    lines,
+    score,
+)
 from flatout.yolo.nms import Detections
 from flatout.yolo.options import TestOptions
 
@@ -158,9 +167,9 @@ def _judge(exam: Exam) -> TestResult:
     subject = exam.load(options.weights)
     folder = new_run_folder(Path(options.project), options.name, options.exist_ok)
     size = rounded_up(options.img_size, subject.stride)
-    wants_coco = options.save_json or coco_ap.is_asked_for(exam.data)
-    truth = coco_ap.find_truth(exam.data, exam.split, exam.names, exam.images) if wants_coco else None
-    export = coco_ap.export_for(truth, exam.names) if truth is not None else None
+    wants_coco = options.save_json or is_asked_for(exam.data)
+    truth = find_truth(exam.data, exam.split, exam.names, exam.images) if wants_coco else None
+    export = export_for(truth, exam.names) if truth is not None else None
     wants_txt = options.save_txt or options.save_hybrid
     txt = TxtLabels(folder / "labels", scores=options.save_conf) if wants_txt else None
     watchers: list[Watcher] = [txt.watch] if txt else []
@@ -226,19 +235,19 @@ def _speed_line(exam: Exam, outcome: Outcome, size: int) -> str:
 
 
 def _write_coco(
-    exam: Exam, outcome: Outcome, export: CocoExport, truth: coco_ap.Truth | coco_ap.Refused, folder: Path
+    exam: Exam, outcome: Outcome, export: CocoExport, truth: Truth | Refused, folder: Path
 ) -> tuple[Outcome, CocoScores | None, list[str]]:
     """The JSON file, and COCO's own AP where annotations and an evaluator are there."""
     file = folder / f"{Path(exam.options.weights[0]).stem}_predictions.json"
     _write(file, json.dumps(export.records()))
     text = [f"Detections saved to {file}"]
-    scores = coco_ap.score(export, truth)
-    if isinstance(scores, coco_ap.Refused):
+    scores = score(export, truth)
+    if isinstance(scores, Refused):
         return outcome, None, [*text, scores.text]
-    assert isinstance(truth, coco_ap.Truth)
+    assert isinstance(truth, Truth)
     ours = outcome.evaluation
     found = replace(ours, scores={**ours.scores, "mAP_0.5": scores.ap50, "mAP_0.5:0.95": scores.ap})
-    return outcome._replace(evaluation=found), scores, [*text, *truth.remarks, *coco_ap.lines(scores)]
+    return outcome._replace(evaluation=found), scores, [*text, *truth.remarks, *lines(scores)]
 
 
 def _write(path: Path, text: str) -> None:

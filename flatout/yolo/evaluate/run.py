@@ -38,10 +38,9 @@ from flatout.yolo.loss import LossParts
 from flatout.yolo.metrics import LOSSES, Evaluation, Evaluator
 from flatout.yolo.metrics.confusion_file import write_confusion
 from flatout.yolo.metrics.match import Matches
-from flatout.yolo.model.augmented import Ensemble, predict_augmented
 from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.layers import Predictions
-from flatout.yolo.model.network import Network
+from flatout.yolo.model.network import Ensemble, Network, predict_augmented
 from flatout.yolo.nms import Detections, NmsConfig, non_max_suppression
 from flatout.yolo.options import TestOptions
 
@@ -121,14 +120,14 @@ class EvaluationPictures:
         """Draw the batch if it is one of the first."""
         if not self._works or self._drawn == BATCHES:
             return
-        from flatout.charts import MOST_IMAGES, draw_batch, draw_detections
+        from flatout.charts import MOST_IMAGES, plot_batch, plot_detections
 
         try:
             head = f"test_batch{self._drawn}"
             images, targets_T6 = batch.images[:MOST_IMAGES].cpu().numpy(), batch.targets_T6.cpu().numpy()
-            draw_batch(images, targets_T6, batch.paths, self._names, self._folder / f"{head}_labels.jpg")
+            plot_batch(images, targets_T6, batch.paths, self._names, self._folder / f"{head}_labels.jpg")
             row_D6, image_D = found.row_D6.cpu().numpy(), found.image_D.cpu().numpy()
-            draw_detections(images, row_D6, image_D, batch.paths, self._names, self._folder / f"{head}_pred.jpg")
+            plot_detections(images, row_D6, image_D, batch.paths, self._names, self._folder / f"{head}_pred.jpg")
         except OSError as error:
             self._give_up(error)
         self._drawn += 1
@@ -158,7 +157,7 @@ def plot_evaluation(evaluation: Evaluation, names: Sequence[str], folder: Path) 
 
     There are no curves where no detection was right.
     """
-    from flatout.charts import ClassCurves, draw_confusion, draw_curves
+    from flatout.charts import ClassCurves, plot_confusion, plot_curves
 
     found, curves = evaluation.classes, evaluation.classes.curves
     drawn = []
@@ -171,9 +170,9 @@ def plot_evaluation(evaluation: Evaluation, names: Sequence[str], folder: Path) 
             recall_CX=curves.recall_CX,
             f1_CX=curves.f1_CX,
         )
-        drawn = draw_curves(of_classes, names, folder)
+        drawn = plot_curves(of_classes, names, folder)
     if evaluation.confusion is not None:
-        drawn.append(draw_confusion(evaluation.confusion, names, folder / "confusion_matrix.png"))
+        drawn.append(plot_confusion(evaluation.confusion, names, folder / "confusion_matrix.png"))
     return drawn
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flatout.errors import ConfigError
 from flatout.feed import DeviceBatches, Feed, FeedConfig, Plan, Store
-from flatout.yolo.augment.source import ResizedPictures
+from flatout.yolo.augment.samples import ResizedPictures
 from flatout.yolo.boxes import Letterbox
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import RectBatches, StepShapes, rect_batches

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from flatout.errors import DataError, ParityError
 from flatout.feed import DecodeError
-from flatout.images import read_picture
-from flatout.yolo.data.data_yaml import find_images, read_data_yaml
+from flatout.images import read_image
+from flatout.yolo.data.data_yaml import read_data_yaml
+from flatout.yolo.data.find import find_images
 from flatout.yolo.data.letterbox import LEAST_GRID, fit, letterbox, rounded_up
 from flatout.yolo.export.options import ExportOptions
 from flatout.yolo.export.postprocess import Judged, judge
@@ -182,7 +183,7 @@ def _from_files(entries: Sequence[str], count: int, origin: str) -> Pictures:
 def _readable(paths: Sequence[str]) -> Iterator[np.ndarray]:
     for path in paths:
         try:
-            yield read_picture(path)
+            yield read_image(path)
         except (OSError, DecodeError) as error:
             logger.warning("%s: left out: %s", path, error)
 

@@ -21,8 +21,8 @@ from torch.autograd.function import once_differentiable
 from flatout.kernels import start
 from flatout.yolo.loss import kernels_assign, kernels_loss
 from flatout.yolo.loss.kernel_support import MAX_KERNEL_LAYERS, constants, layer_table
+from flatout.yolo.loss.losses import LossConfig, LossParts
 from flatout.yolo.loss.matches import Anchors, Matches, Search, Spans
-from flatout.yolo.loss.terms import LossConfig, LossParts
 from flatout.yolo.multihead.head_config import OBJECTNESS
 from flatout.yolo.multihead.joined_maps import Heads, num_classes, num_images
 

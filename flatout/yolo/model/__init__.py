@@ -4,7 +4,7 @@ config (YAML) -> blueprint (checked rows, shapes) -> Network (modules) -> fuse, 
 
 Files:
 
-    augmented      Boxes from several views of a picture, and from several networks
+    configs        Find a model config by path or by name, and read it
     deploy         A training network in its deploy form
     fused          Batch norm and activation in one go while training on a GPU; torch's own modules everywhere else
     fused_kernels  Triton kernels of fused.py: batch norm with its activation, and max-pooling

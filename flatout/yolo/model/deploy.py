@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from flatout.yolo.model.layers import Conv, IDetect, RepConv
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.model.spec import Blueprint, needed_rows
+from flatout.yolo.model.spec import ModelSpec, needed_rows
 
 
-def deploy_config(blueprint: Blueprint) -> dict[str, Any]:
+def deploy_config(blueprint: ModelSpec) -> dict[str, Any]:
     """The deploy config of a training config: detection layer `Detect`, rows that no box depends on gone."""
     kept = _kept_rows(blueprint)
     config = dict(blueprint.config)
@@ -65,7 +65,7 @@ def largest_difference(one: Network, other: Network, *, side_px: int = 128) -> f
     return float((boxes[0] - boxes[1]).abs().max())
 
 
-def _kept_rows(blueprint: Blueprint) -> list[int]:
+def _kept_rows(blueprint: ModelSpec) -> list[int]:
     lead = needed_rows(blueprint.rows, blueprint.head.lead_sources)
     return [row.index for row in blueprint.rows if row.index in lead]
 

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from flatout.errors import CheckpointError
 from flatout.yolo.load_network import blueprint_of, check_fit, is_fused, num_classes_of
+from flatout.yolo.model.configs import find_config, load_config
 from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.layers import Detect, DownC
 from flatout.yolo.model.module_specs import Shape
 from flatout.yolo.model.network import Network
-from flatout.yolo.model.spec import IMAGE, Blueprint, Head, Row, draw_blueprint, find_config, load_config, small_side
+from flatout.yolo.model.spec import IMAGE, Head, ModelSpec, Row, parse_model, small_side
 from flatout.yolo.weights import State, Weights, read_weights
 
 COUNTED_PX = 640
@@ -188,7 +189,7 @@ class Description:
 def describe_config(cfg: str | Path) -> Description:
     """A config, by path or by name."""
     path = find_config(cfg)
-    return Description(str(path), _facts(draw_blueprint(load_config(path), where=str(path))), None)
+    return Description(str(path), _facts(parse_model(load_config(path), where=str(path))), None)
 
 
 def describe_weights(path: str | Path, *, cfg: str | Path | None = None) -> Description:
@@ -203,7 +204,7 @@ def describe_weights(path: str | Path, *, cfg: str | Path | None = None) -> Desc
     return Description(str(path), facts, contents)
 
 
-def _facts(blueprint: Blueprint, state: State | None = None, where: str | Path = "") -> NetworkFacts:
+def _facts(blueprint: ModelSpec, state: State | None = None, where: str | Path = "") -> NetworkFacts:
     """Facts of a network that is built without memory; its anchors are those of the state, if there is one."""
     head = blueprint.head
     with torch.device("meta"):

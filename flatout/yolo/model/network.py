@@ -1,8 +1,11 @@
 """A blueprint as a torch module: rows run in order, each reading the outputs it names.
 
 picture [B, C, H, W], 0..1 --rows--> maps --head--> training: raw predictions; evaluation: Predictions
+
+Boxes from several views of a picture, and from several networks: test-time augmentation and ensembles.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,11 +13,12 @@ from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.yolo.model.layers import Detect, IAuxDetect, IDetect, Predictions, make_layer
 from flatout.yolo.model.module_specs import KINDS
-from flatout.yolo.model.spec import IMAGE, Blueprint, Head, Row, draw_blueprint, needed_rows
+from flatout.yolo.model.spec import IMAGE, Head, ModelSpec, Row, needed_rows, parse_model
 from flatout.yolo.multihead.head_config import HeadConfig
 from flatout.yolo.multihead.layer import MultiHeadDetect, MultiHeadDetectAttention
 
@@ -109,14 +113,14 @@ def build_network(
     heads: HeadConfig | None = None,
     where: str = "model config",
 ) -> "Network":
-    """A fresh network from the content of a model YAML; overrides as in `draw_blueprint`."""
-    return Network(draw_blueprint(config, nc=nc, anchors=anchors, heads=heads, where=where))
+    """A fresh network from the content of a model YAML; overrides as in `parse_model`."""
+    return Network(parse_model(config, nc=nc, anchors=anchors, heads=heads, where=where))
 
 
 class Network(nn.Module):
     """A detection network. Its state_dict names are `model.<row>.<inner name>`, as in YOLOv7's checkpoints."""
 
-    def __init__(self, blueprint: Blueprint) -> None:
+    def __init__(self, blueprint: ModelSpec) -> None:
         super().__init__()
         self.blueprint = blueprint
         self.names = [str(index) for index in range(blueprint.head.num_classes)]
@@ -215,3 +219,54 @@ def _start_batch_norm(norm: nn.BatchNorm2d) -> None:
     norm.running_var.fill_(0.9)
     norm.num_batches_tracked.fill_(1)
     norm.eps, norm.momentum = 1e-3, 0.03
+
+
+VIEWS = ((1.0, False), (0.83, True), (0.67, False))
+"""Scale and left-right flip of each view."""
+
+PADDING = 0.447
+"""Grey of the padding: the mean brightness of ImageNet."""
+
+
+def predict_augmented(network: nn.Module, x: Tensor, largest_stride: int) -> Tensor:
+    """Boxes of all views in the frame of `x` [B, C, H, W], view after view, [B, K, O]."""
+    width = x.shape[-1]
+    return torch.cat([_boxes_of_view(network, x, scale, flip, largest_stride, width) for scale, flip in VIEWS], 1)
+
+
+def _boxes_of_view(network: nn.Module, x: Tensor, scale: float, flip: bool, stride: int, width: int) -> Tensor:
+    view = resize_and_pad(x.flip(-1) if flip else x, scale, stride)
+    prediction: Predictions = network(view)
+    centre, size, scores = prediction.decoded.split((2, 2, prediction.decoded.shape[-1] - 4), -1)
+    # By the nominal scale, although the view's sides were rounded: YOLOv7 does so, and golden `tta` pins it.
+    centre, size = centre / scale, size / scale
+    if flip:
+        centre = torch.stack((width - centre[..., 0], centre[..., 1]), -1)
+    return torch.cat((centre, size, scores), -1)
+
+
+def resize_and_pad(x: Tensor, scale: float, stride: int) -> Tensor:
+    """`x` scaled bilinearly, then padded on the right and below to multiples of the stride."""
+    if scale == 1.0:
+        return x
+    height, width = x.shape[-2:]
+    small = F.interpolate(x, (int(height * scale), int(width * scale)), mode="bilinear", align_corners=False)
+    full_height, full_width = (math.ceil(side * scale / stride) * stride for side in (height, width))
+    return F.pad(small, [0, full_width - small.shape[-1], 0, full_height - small.shape[-2]], value=PADDING)
+
+
+class Ensemble(nn.Module):
+    """Several networks that look at the same picture; their boxes stand side by side for NMS to choose from."""
+
+    def __init__(self, networks: Sequence[Network]) -> None:
+        super().__init__()
+        if len({network.nc for network in networks}) != 1:
+            classes = ", ".join(str(network.nc) for network in networks)
+            raise ValueError(f"the networks of an ensemble must know the same classes, not {classes} of them.")
+        self.members = nn.ModuleList(networks)
+        self.names = networks[-1].names
+        self.stride = networks[-1].stride
+
+    def forward(self, x: Tensor) -> Predictions:
+        """Decoded boxes of all members; `raw` is empty."""
+        return Predictions(torch.cat([member(x).decoded for member in self.members], 1), [])

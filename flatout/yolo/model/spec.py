@@ -9,23 +9,19 @@ deploy form; a path that exists always wins.
 
 Understand a model config, or say which row is wrong and what to write instead.
 
-    config --overrides--> rows --literals, channels, sizes--> Blueprint
+    config --overrides--> rows --literals, channels, sizes--> ModelSpec
 
 Pure arithmetic, no torch. Whatever cannot be built is refused here, so that building never fails and never allocates
 more than a network of MAX_WEIGHTS.
 """
 
-import difflib
 import logging
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 from flatout.errors import ConfigError
-from flatout.yaml_strict import Yaml, load_yaml
 from flatout.yolo.model.module_specs import (
     HEADS,
     KINDS,
@@ -43,49 +39,6 @@ from flatout.yolo.model.module_specs import (
     similar,
 )
 from flatout.yolo.multihead.head_config import HeadConfig, contiguous_heads, head_config_of
-
-FORMS = ("training", "deploy")
-
-
-def shipped_folder() -> Path:
-    """Where our own configs are: `cfg/` of a checkout, or inside the installed package."""
-    package = Path(__file__).parents[2]
-    inside = package / "cfg"
-    return inside if inside.is_dir() else package.parent / "cfg"
-
-
-def find_config(name: str | Path) -> Path:
-    """The file that `name` means; ConfigError lists what comes close."""
-    given = Path(name)
-    # Path.is_file() raises where a name is longer than names can be.
-    if os.path.isfile(given):
-        return given
-    stem = given.name.removesuffix(".yaml")
-    kinds = [given.parent.name] if given.parent.name in FORMS else list(FORMS)
-    for kind in kinds:
-        shipped = shipped_folder() / kind / f"{stem}.yaml"
-        if os.path.isfile(shipped):
-            return shipped
-    known = sorted({path.stem for path in shipped_folder().glob("*/*.yaml")})
-    close = difflib.get_close_matches(stem, known, n=1)
-    advice = f"did you mean {close[0]!r}?" if close else f"flatout knows {', '.join(known)}."
-    raise ConfigError(f"{str(name)[:200]}: no such model config; {advice}")
-
-
-def names_config(source: str | Path) -> bool:
-    """Does it mean a model config, by path or by name, and no file of weights? ConfigError if it means neither."""
-    path = Path(source)
-    is_other = path.suffix not in (".yaml", ".yml") and os.path.exists(path)
-    if path.suffix in (".pt", ".pth", ".safetensors") or is_other:
-        return False
-    find_config(source)
-    return True
-
-
-def load_config(name: str | Path) -> Yaml:
-    """Content of the config that `name` means."""
-    return load_yaml(find_config(name))
-
 
 IMAGE = -1
 """The source of a row that reads the input picture."""
@@ -158,7 +111,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Blueprint:
+class ModelSpec:
     """What to build, complete and checked."""
 
     config: dict[str, Any]
@@ -172,7 +125,7 @@ class Blueprint:
         return self
 
 
-def small_side(blueprint: Blueprint, at_least_px: int) -> int:
+def small_side(blueprint: ModelSpec, at_least_px: int) -> int:
     """Side of a small square picture on which the network surely runs: at_least_px, twice that, ..., or PROBE_PX.
 
     On a smaller picture than PROBE_PX a row may have nothing left to read, or maps that no longer fit each other.
@@ -181,7 +134,7 @@ def small_side(blueprint: Blueprint, at_least_px: int) -> int:
     return next((side for side in doubled if side < PROBE_PX and _runs_on(blueprint, side)), PROBE_PX)
 
 
-def _runs_on(blueprint: Blueprint, side_px: int) -> bool:
+def _runs_on(blueprint: ModelSpec, side_px: int) -> bool:
     shapes = {IMAGE: Shape(blueprint.channels, side_px, side_px)}
     try:
         for row in blueprint.rows:
@@ -211,14 +164,14 @@ MAX_SIDE_PX = 16 * PROBE_PX
 """Largest map a row may make of the probe picture; upsampling in a row would otherwise grow without end."""
 
 
-def draw_blueprint(
+def parse_model(
     config: object,
     *,
     nc: int | None = None,
     anchors: float | None = None,
     heads: HeadConfig | None = None,
     where: str = "model config",
-) -> Blueprint:
+) -> ModelSpec:
     """Understand a model config; ConfigError names `where`, the row and the remedy.
 
     `nc` replaces the number of classes, `anchors` the anchors by so many placeholders per level, `heads` what the key
@@ -249,7 +202,7 @@ class _Draft:
         self._num_layers = 0
         self._num_weights = 0
 
-    def blueprint(self) -> Blueprint:
+    def blueprint(self) -> ModelSpec:
         lists = [*self._config["backbone"], *self._config["head"]]
         if not 2 <= len(lists) <= MAX_LAYERS:
             raise ValueError(f"{len(lists)} rows; a network has 2 to {MAX_LAYERS}")
@@ -270,7 +223,7 @@ class _Draft:
             head = self._head(index, *_parts(lists[-1]))
         except ValueError as error:
             raise ValueError(f"row {index} {_shown(lists[-1])}: {error}") from None
-        return Blueprint(self._config, self._config["ch"], tuple(self._rows), head)
+        return ModelSpec(self._config, self._config["ch"], tuple(self._rows), head)
 
     def _row(self, index: int, origin: Any, number: Any, module: str, values: Sequence[Any]) -> Row:
         if module in HEADS:

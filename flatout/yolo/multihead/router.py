@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from flatout.yolo.loss.losses import assign_all, assign_ota, head_loss, route_all
+from flatout.yolo.loss.losses import LossConfig, LossParts, assign_all, assign_ota, head_loss, route_all
 from flatout.yolo.loss.matches import Anchors, Search
-from flatout.yolo.loss.terms import LossConfig, LossParts
 from flatout.yolo.multihead.head_config import HeadConfig
 from flatout.yolo.multihead.joined_maps import heads_on
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from flatout.errors import ConfigError, DataError
 from flatout.feed import DecodeError
-from flatout.images import read_picture
-from flatout.yolo.data.data_yaml import SUFFIXES, is_image_name, read_list
+from flatout.images import read_image
+from flatout.yolo.data.find import SUFFIXES, is_image_name, read_list
 from flatout.yolo.data.letterbox import Fit, fit_tightly, letterbox
 
 Kind = Literal["image", "video", "stream", "array"]
@@ -199,7 +199,7 @@ def frames_of(files: Files) -> Iterator[ReadFrame]:
 def read_frame(origin: Origin) -> Frame | Unreadable:
     """The picture of a file."""
     try:
-        return Frame(read_picture(origin.path), origin)
+        return Frame(read_image(origin.path), origin)
     except (OSError, DecodeError) as error:
         return Unreadable(origin.path, getattr(error, "strerror", None) or str(error))
 

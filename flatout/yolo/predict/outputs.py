@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self, TextIO
 
 import numpy as np
 
-from flatout.charts import write_picture
+from flatout.charts import write_image
 from flatout.errors import ResourceError
 from flatout.safefiles import write_error
 from flatout.yolo.predict.files import Origin
@@ -288,6 +288,6 @@ def _crops(result: Result) -> list[int]:
 
 def _write(path: Path, image_HWC: np.ndarray) -> None:
     try:
-        write_picture(path, image_HWC)
+        write_image(path, image_HWC)
     except OSError as error:
         raise write_error(error, path, image_HWC.nbytes) from error

@@ -102,11 +102,11 @@ class Result:
 
     def draw(self) -> np.ndarray:
         """The picture with boxes, names and scores on it: a new uint8 [H, W, 3], BGR."""
-        from flatout.charts import draw_boxes
+        from flatout.charts import plot_boxes
 
         drawn = self.image.copy()
         height, width = drawn.shape[:2]
-        draw_boxes(
+        plot_boxes(
             drawn,
             self.pixel_boxes.astype(np.float64),
             self.classes,

@@ -18,7 +18,7 @@ import torch
 
 from flatout.errors import ConfigError
 from flatout.yolo.boxes import Letterbox, to_native
-from flatout.yolo.data.data_yaml import is_image_name
+from flatout.yolo.data.find import is_image_name
 from flatout.yolo.data.letterbox import rounded_up
 from flatout.yolo.evaluate.run import Subject, load_subject
 from flatout.yolo.find_file import weights_files

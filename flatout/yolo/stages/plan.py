@@ -22,9 +22,10 @@ from flatout.errors import ConfigError
 from flatout.runs import Identity
 from flatout.yolo.commands.flags import refuse_what_is_not_built, train_and_test_size
 from flatout.yolo.find_file import find_file
-from flatout.yolo.hyp import Hyp, config_of_defaults, config_of_run, load_hyp
+from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.multihead.head_config import read_head_config
 from flatout.yolo.options import TrainOptions
+from flatout.yolo.run_config import config_of_defaults, config_of_run
 
 OF_THE_JOB = ("project", "name", "fresh")
 """Said by the command, and about all stages together."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from flatout.engine import Callback, Scores
 from flatout.errors import CheckpointError, ConfigError, FlatoutError
 from flatout.ranks import StopSignals
-from flatout.runs import Identity, RunFolder, RunLock, Spending, Wanted, choose_run, numbered, read_record
+from flatout.runs import Identity, RunFolder, RunLock, RunRequest, Spending, choose_run, numbered, read_record
 from flatout.safefiles import replacing
 from flatout.yolo.find_file import find_weights
 from flatout.yolo.options import TrainOptions
@@ -41,7 +41,7 @@ def newest_job(project: Path, name: str) -> Path | None:
 
 def begin_job(project: Path, name: str, meant: Identity) -> RunFolder:
     """A new folder, locked."""
-    return choose_run(Wanted(project=project, name=name, identity=meant, fresh=True))
+    return choose_run(RunRequest(project=project, name=name, identity=meant, fresh=True))
 
 
 def continue_job(folder: Path, meant: Identity, *, break_lock: bool) -> RunFolder:
@@ -52,7 +52,7 @@ def continue_job(folder: Path, meant: Identity, *, break_lock: bool) -> RunFolde
     """
     record = read_record(folder) or {"config": {}}
     changed = meant.compare(record["config"]).different
-    wanted = Wanted(project=folder.parent, name=folder.name, identity=meant, break_lock=break_lock)
+    wanted = RunRequest(project=folder.parent, name=folder.name, identity=meant, break_lock=break_lock)
     if not changed:
         return choose_run(replace(wanted, resume=folder))
     first = stage_folder(folder, 1)

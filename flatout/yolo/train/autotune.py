@@ -31,7 +31,8 @@ from flatout.errors import ConfigError
 from flatout.feed import Feed, FeedConfig, Plan, default_folder
 from flatout.profiler import DeviceTrace, machine_facts
 from flatout.yolo.augment.layout import decoded_bytes
-from flatout.yolo.augment.source import ResizedPictures, TrainingSource
+from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.source import TrainingSource
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.train.choose_input import (
     Asked,
@@ -104,7 +105,7 @@ def input_choices(
     found = None
     if config.world.is_first:
         found = _situation(images, config, asked, network, Tunings(file or default_folder().parent / TUNINGS), graphs)
-    situation = Situation.of(config.world.from_first(found.plain() if found is not None else None))
+    situation = Situation.of(config.world.broadcast(found.plain() if found is not None else None))
     choices = choose_input(asked, situation.machine, situation.costs)
     if config.world.is_first:
         _tell(asked, situation, choices)

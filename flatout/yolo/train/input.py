@@ -23,7 +23,8 @@ from flatout.ranks import World
 from flatout.yolo.augment.draw import AugmentConfig, ClassAware
 from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
 from flatout.yolo.augment.gpu.jpeg import DeviceDecoded, decoded_on_device
-from flatout.yolo.augment.source import ResizedPictures, TrainingSource
+from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.source import TrainingSource
 from flatout.yolo.data.data_yaml import DataSet
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import RectBatches, StepShapes, rect_batches
@@ -115,7 +116,7 @@ def open_input(images: ImageSet, config: InputConfig, choices: Sequence[Choice])
             if not choice.settings.on_device:  # only a device may be unable
                 break
             batches = _tried(opener, choice.settings, after.settings, stack)
-            if not config.world.any_of(batches is None):
+            if not config.world.any(batches is None):
                 assert batches is not None
                 return TrainingInput(batches, stack.pop_all())
             if batches is not None:  # another rank could not build it

@@ -17,7 +17,7 @@ from flatout.clock import machine
 from flatout.engine import MovingAverage, make_optimizer, parameters_of
 from flatout.feed import DecodeError
 from flatout.findings import in_units
-from flatout.images import read_picture
+from flatout.images import read_image
 from flatout.yolo.augment.draw import AugmentConfig
 from flatout.yolo.augment.layout import decoded_bytes
 from flatout.yolo.data.anchors import boxes_at_size, fit_of, search_anchors
@@ -330,7 +330,7 @@ def _seconds_per_picture(images: ImageSet) -> float | None:
     began, count = time.perf_counter(), 0
     for path in images.paths[::step][:MOST_PICTURES]:
         try:
-            read_picture(path)
+            read_image(path)
             count += 1
         except (OSError, DecodeError):
             continue

@@ -20,8 +20,9 @@ from flatout.errors import ConfigError, FlatoutError, ResourceError
 from flatout.feed import DeviceBatches
 from flatout.ranks import World, read_world
 from flatout.runs import (
+    ComputeSettings,
     DataFacts,
-    EpochRows,
+    EpochRecord,
     Identity,
     Model,
     Recipe,
@@ -30,30 +31,31 @@ from flatout.runs import (
     RunResult,
     Seams,
     Spending,
-    StepSettings,
-    Validated,
+    ValidationResult,
     choose_loggers,
     run,
 )
 from flatout.safefiles import write_container
 from flatout.yolo.data.coco import annotation_file
 from flatout.yolo.data.data_yaml import without_complaints
-from flatout.yolo.data.image_set import Weighing
+from flatout.yolo.data.image_set import ImageWeights
 from flatout.yolo.data.letterbox import rounded_up
 from flatout.yolo.data.open_data import open_data_set
-from flatout.yolo.evaluate import Outcome, coco_ap, test
+from flatout.yolo.evaluate import Outcome, test
 from flatout.yolo.find_file import find_file
-from flatout.yolo.hyp import Hyp, identity, load_hyp, write_options
+from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.metrics import LOSSES, YOLOV7_RESULTS, zero_scores
+from flatout.yolo.metrics.coco import is_asked_for
 from flatout.yolo.model.network import Network
 from flatout.yolo.multihead.training import WantedHeads, class_aware
 from flatout.yolo.options import TestOptions, TrainOptions
+from flatout.yolo.run_config import identity, write_options
 from flatout.yolo.train import prepare
 from flatout.yolo.train.autotune import input_choices
 from flatout.yolo.train.input import InputConfig, LabelRules, TrainingInput, num_workers, open_input, open_pictures
 from flatout.yolo.train.prepare import PreflightConfig, remarks
 from flatout.yolo.train.step import (
-    BatchPictures,
+    BatchPlots,
     DetectionJob,
     DetectionLoss,
     StepConfig,
@@ -205,7 +207,7 @@ class YoloRecipe(Recipe):
         self._input = self._run.stack.enter_context(self._open_input())
         self._loss = self._make_loss()
         self._validation = self._run.stack.enter_context(self._open_validation())
-        self._weighing = Weighing(self._images.train, self._network.nc) if self.options.image_weights else None
+        self._weighing = ImageWeights(self._images.train, self._network.nc) if self.options.image_weights else None
         if self._weighing is not None:
             self._input.feed.set_weights(self._weighing(np.array(self._weighing.never_found)))
         return self._input.batches
@@ -222,7 +224,7 @@ class YoloRecipe(Recipe):
             quad=options.quad,
             capacity=capacity_for(self._input.expected_targets, self.world.share_of(options.batch_size)),
         )
-        self._pictures = BatchPictures(self._run.folder, self._network.names) if self._run.draws else None
+        self._pictures = BatchPlots(self._run.folder, self._network.names) if self._run.draws else None
         self._job = DetectionJob(config, self._loss, self._pictures)
         return self._job
 
@@ -238,8 +240,8 @@ class YoloRecipe(Recipe):
             adam=options.adam,
         )
 
-    def step_settings(self) -> StepSettings:
-        return StepSettings(amp=self.amp, graphs=self.options.as_graphs)
+    def compute_settings(self) -> ComputeSettings:
+        return ComputeSettings(amp=self.amp, graphs=self.options.as_graphs)
 
     def preflight(self, model: Model) -> Iterator[str]:
         config = PreflightConfig(
@@ -272,13 +274,13 @@ class YoloRecipe(Recipe):
     def is_due(self, epoch: int, *, last: bool) -> bool:
         return last or not self.options.notest
 
-    def validate(self, model: Model, epoch: int, *, last: bool) -> Validated | None:
+    def validate(self, model: Model, epoch: int, *, last: bool) -> ValidationResult | None:
         outcome = self._validation(model.judged, last)
         if outcome is None:
             return None
-        return Validated(outcome.evaluation.fitness, outcome.scores, outcome)
+        return ValidationResult(outcome.evaluation.fitness, outcome.scores, outcome)
 
-    def rows(self, epoch: int, report: EpochReport, found: Validated | None) -> EpochRows:
+    def rows(self, epoch: int, report: EpochReport, found: ValidationResult | None) -> EpochRecord:
         scores = found.outcome.scores if found is not None else zero_scores()
         last = self._job.last
         result = EpochResult(
@@ -288,10 +290,10 @@ class YoloRecipe(Recipe):
         first = {name: scores[name] for name in YOLOV7_RESULTS}
         # Scores that are new come last: whoever reads a column by its number finds it where it was.
         row = {"epoch": epoch, **report.items, **first, **rates, **scores}
-        return EpochRows(row, _scalars(report, scores), results_line(result).rstrip("\n"))
+        return EpochRecord(row, _scalars(report, scores), results_line(result).rstrip("\n"))
 
     def after_epoch(
-        self, model: Model, epoch: int, found: Validated | None, sections: Callable[[], Sections], *, stops: bool
+        self, model: Model, epoch: int, found: ValidationResult | None, sections: Callable[[], Sections], *, stops: bool
     ) -> None:
         if stops:
             self.validate(model, epoch, last=True)  # once more, with the pictures and the table of a last epoch
@@ -330,14 +332,14 @@ class YoloRecipe(Recipe):
         self._job.last.targets, self._job.last.width_px = state["last"]["num_targets"], state["last"]["width_px"]
         self._weigh_again(state["epoch"] + 1)
 
-    def best_weights(self, model: Model, epoch: int, found: Validated | None) -> dict[str, Any]:
+    def best_weights(self, model: Model, epoch: int, found: ValidationResult | None) -> dict[str, Any]:
         return stripped(model.judged, 0.0 if found is None else found.score)
 
     def best_names(self, epoch: int) -> Iterable[str]:
         return ("best.pt", *([f"best_{epoch:03d}.pt"] if epoch >= LATE_BEST_FROM else []))
 
     def final_weights(
-        self, model: Model, epoch: int, found: Validated | None, best_score: float
+        self, model: Model, epoch: int, found: ValidationResult | None, best_score: float
     ) -> dict[str, Any]:  # fmt: skip
         return stripped(model.judged, max(0.0, best_score))
 
@@ -348,7 +350,7 @@ class YoloRecipe(Recipe):
 
     def finished(self, folder: Path) -> None:
         """COCO's own AP, where the data set asks for it."""
-        if not (coco_ap.is_asked_for(self.data) and annotation_file(self.data, "val") is not None):
+        if not (is_asked_for(self.data) and annotation_file(self.data, "val") is not None):
             return
         for name in ("last.pt", "best.pt"):
             if not (self._weights / name).exists():
@@ -452,7 +454,7 @@ class YoloRecipe(Recipe):
         """For `--image-weights`: what the score of each class says about the epochs to come."""
         if self._weighing is not None:
             # One rank has validated; all must draw the same images.
-            maps = self.world.from_first(self._maps) or self._weighing.never_found
+            maps = self.world.broadcast(self._maps) or self._weighing.never_found
             self._input.set_weights(self._weighing(np.array(maps)), epoch)
 
 

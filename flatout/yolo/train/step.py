@@ -28,14 +28,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.clock import clock
-from flatout.engine import Filling, Knobs
+from flatout.engine import Padding, StepSettings
 from flatout.feed import DeviceBatch, Purpose, keyed_uniform
 from flatout.yolo.augment.source import quad
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.hyp import Hyp
 from flatout.yolo.loss import LossParts, aux_ota_loss, ota_loss, ota_router_loss, plain_loss, plain_router_loss
+from flatout.yolo.loss.losses import LossConfig
 from flatout.yolo.loss.matches import Anchors
-from flatout.yolo.loss.terms import LossConfig
 from flatout.yolo.model.layers import Detect, IAuxDetect
 from flatout.yolo.multihead.layer import MultiHeadDetect
 
@@ -46,7 +46,7 @@ SHOWN = 16
 """Pictures of a batch."""
 
 
-class BatchPictures:
+class BatchPlots:
     """Keeps some pictures of the first batches on the device, and draws them later: a step waits for nothing."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
@@ -62,7 +62,7 @@ class BatchPictures:
         """Write what was kept; the host waits for the device here."""
         if self._folder is None or not self._kept:
             return
-        from flatout.charts import draw_batch
+        from flatout.charts import plot_batch
 
         kept, self._kept = self._kept, []
         for step, images_BCHW, targets_T6 in kept:
@@ -70,7 +70,7 @@ class BatchPictures:
                 images_BCHW = (images_BCHW.float() * 255).round().to(torch.uint8)
             targets_T6 = targets_T6[(targets_T6[:, 0] >= 0) & (targets_T6[:, 0] < len(images_BCHW))]
             try:
-                draw_batch(
+                plot_batch(
                     images_BCHW.cpu().numpy(),
                     targets_T6.cpu().numpy(),
                     [""] * len(images_BCHW),
@@ -85,9 +85,9 @@ class BatchPictures:
 def draw_labels(images: ImageSet, names: Sequence[str], folder: Path) -> None:
     """labels.jpg; that it cannot be drawn is said, and stops nothing."""
     try:
-        from flatout.charts import draw_label_statistics
+        from flatout.charts import plot_label_statistics
 
-        draw_label_statistics(images.labels.class_box_T5, names, folder / "labels.jpg")
+        plot_label_statistics(images.labels.class_box_T5, names, folder / "labels.jpg")
     except (ImportError, OSError) as error:
         logger.warning("No picture of the labels was drawn: %s.", error)
 
@@ -127,7 +127,7 @@ def line(lrf: float, epochs: int) -> Callable[[int], float]:
 
 
 class YoloSchedule:
-    """Knobs for the three parameter groups of prepare.py. Pure: it does not matter where a run began.
+    """StepSettings for the three parameter groups of prepare.py. Pure: it does not matter where a run began.
 
     `epochs` is the length of the decay. Where a finished run is trained on, YOLOv7 keeps the length of the first
     training for the cosine, which then rises again, and takes the new total for the line.
@@ -143,7 +143,7 @@ class YoloSchedule:
         self._factor = (line if linear else cosine)(hyp.lrf, epochs)
         self.num_warmup = num_warmup_iterations(hyp, steps_per_epoch=steps_per_epoch)
 
-    def __call__(self, epoch: int, step: int) -> Knobs:
+    def __call__(self, epoch: int, step: int) -> StepSettings:
         iteration = epoch * self._steps_per_epoch + step
         lr = self._hyp.lr0 * self._factor(self._epoch_of_factor(epoch, iteration))
         bias_lr, momentum = lr, self._hyp.momentum
@@ -151,7 +151,7 @@ class YoloSchedule:
             bias_lr = self._warm_up(iteration, self._hyp.warmup_bias_lr, lr)
             momentum = self._warm_up(iteration, self._hyp.warmup_momentum, momentum)
             lr = self._warm_up(iteration, 0.0, lr)
-        return Knobs(
+        return StepSettings(
             lrs=(lr, lr, bias_lr),
             momentum=None if self._adam else momentum,
             steps=iteration % self.accumulate(iteration) == 0,
@@ -277,14 +277,14 @@ class DetectionJob:
 
     item_names = ("box", "obj", "cls", "total")
 
-    def __init__(self, config: StepConfig, loss: DetectionLoss, pictures: BatchPictures | None = None) -> None:
+    def __init__(self, config: StepConfig, loss: DetectionLoss, pictures: BatchPlots | None = None) -> None:
         """`pictures` keeps some of the first batches, for people."""
         self._config = config
         self._loss = loss
         self._kind = loss.kind(0)
         self._pictures = pictures
         self.last = LastBatch()
-        self.fillings: Mapping[str, Filling] = {"targets": Filling(config.capacity, -1.0)} if config.capacity else {}
+        self.paddings: Mapping[str, Padding] = {"targets": Padding(config.capacity, -1.0)} if config.capacity else {}
 
     def phase(self, epoch: int) -> object:
         self._kind = self._loss.kind(epoch)

@@ -12,7 +12,7 @@ from torch import nn
 from flatout.clock import clock
 from flatout.feed import Store, StoreConfig
 from flatout.runs import RunContext
-from flatout.yolo.augment.source import ResizedPictures
+from flatout.yolo.augment.samples import ResizedPictures
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.evaluate import Evaluate, Outcome
 from flatout.yolo.evaluate.evaluate import FEW_CLASSES, table
@@ -77,7 +77,7 @@ class Validation:
         Interrupted if a signal wants it.
         """
         world = self._run.world
-        world.copy_from_first(network)
+        world.broadcast_weights(network)
         evaluate = Evaluate(names=self._names, v5_metric=self._config.v5_metric, single_cls=self._config.single_cls)
         with clock.stage("train.validate"):
             outcome = evaluate.run(
@@ -103,7 +103,7 @@ class Validation:
         self._run.stop_if_asked()
 
     def _join(self, share: Share) -> Sequence[Share]:
-        return self._run.world.to_first(share) or []
+        return self._run.world.gather(share) or []
 
     def _opened(self) -> ValidationInput:
         if self._input is None:

@@ -29,6 +29,7 @@ from flatout.safefiles import (
     DAMAGED,
     MAX_COPIED,
     SUSPECT,
+    Allowlist,
     Budget,
     Built,
     Make,
@@ -36,7 +37,6 @@ from flatout.safefiles import (
     PlainReader,
     Refusal,
     Storages,
-    Vocabulary,
     plain_names,
     quoted,
 )
@@ -200,11 +200,11 @@ class ModuleStandIn(Built):
         raise Refusal(f"a {self.type_name} is where plain data should be. {DAMAGED}")
 
 
-def legacy_vocabulary(storages: Storages) -> Vocabulary:
+def legacy_allowlist(storages: Storages) -> Allowlist:
     """All names of YOLOv7 checkpoints, those of our own files included."""
     budget = Budget(MAX_COPIED, "copied items")
     names = plain_names(storages) | numpy_names(budget) | _torch_names()
-    return Vocabulary(names, family=_module_name)
+    return Allowlist(names, family=_module_name)
 
 
 # A network names the same few classes a thousand times.

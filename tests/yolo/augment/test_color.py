@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.yolo.augment.draw import AugmentConfig
+from flatout.yolo.augment.draw import AugmentConfig, Color, color_fields, color_parameters, colors
 from flatout.yolo.augment.gpu.render_torch import color_tables
-from flatout.yolo.augment.paint import Classic, Color, color_fields, color_parameters, colors
+from flatout.yolo.augment.paint import Classic
 
 
 def drawn(gain_3: tuple[float, float, float], exponent: float) -> dict[str, np.ndarray]:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from flatout.yolo.augment.labels import LEAST_AREA, LEAST_AREA_POLYGONS, are_candidates, box_inside, resample
 from flatout.yolo.augment.paste import covered_share
 from flatout.yolo.augment.source import quad
-from flatout.yolo.augment.warp_labels import LEAST_AREA, LEAST_AREA_POLYGONS, are_candidates, box_inside, resample
 from flatout.yolo.boxes import Letterbox, norm_to_input, to_native
 from flatout.yolo.data.label_text import polygon_box
 from tests.golden_cases import golden_cases

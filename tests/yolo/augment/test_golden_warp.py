@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flatout.yolo.augment.draw import AugmentConfig
-from flatout.yolo.augment.labels import CanvasLabels, gather_labels, offsets
+from flatout.yolo.augment.draw import AugmentConfig, Color, colors
+from flatout.yolo.augment.labels import CanvasLabels, gather_labels, offsets, warp_labels
 from flatout.yolo.augment.layout import Sheets, lay_out, resized_wh, warp_matrices
-from flatout.yolo.augment.paint import Classic, Color, Fast, colors, compose
+from flatout.yolo.augment.paint import Classic, Fast, compose
 from flatout.yolo.augment.paint import warp as warp_image
 from flatout.yolo.augment.paint_compiled import fastest_painter
-from flatout.yolo.augment.warp_labels import warp_labels
 from tests.golden_cases import golden_cases
 from tests.yolo.augment.scenes import labels_of, one_draw, renderer_of
 from tests.yolo.pattern import near_opencv, pattern

@@ -12,7 +12,7 @@ from torch import Tensor
 from flatout.feed import DecodeError
 from flatout.images import header_of
 from flatout.yolo.augment.gpu.jpeg import DeviceDecoded, decoded_on_device, nvjpeg, resize_bgr
-from flatout.yolo.augment.source import ResizedPictures
+from flatout.yolo.augment.samples import ResizedPictures
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import resize_long_side
 from tests.feed.test_device import needs_gpu

@@ -3,12 +3,18 @@
 import numpy as np
 import pytest
 
-from flatout.yolo.augment.draw import AugmentConfig, draw_training
-from flatout.yolo.augment.labels import gather_labels, ranges, warped_boxes
+from flatout.yolo.augment.draw import AugmentConfig, Color, colors, draw_training
+from flatout.yolo.augment.labels import (
+    boxes_by_numpy,
+    boxes_of_corners,
+    gather_labels,
+    ranges,
+    warp_labels,
+    warped_boxes,
+)
 from flatout.yolo.augment.layout import lay_out, resized_wh
-from flatout.yolo.augment.paint import Classic, Color, Fast, colors, paste_copies, region_seen, warp
+from flatout.yolo.augment.paint import Classic, Fast, paste_copies, region_seen, warp
 from flatout.yolo.augment.paste import choose_copies
-from flatout.yolo.augment.warp_labels import boxes_by_numpy, boxes_of_corners, warp_labels
 from tests.yolo.augment.scenes import UNWARPED, busy_set, labels_of, one_draw, renderer_of
 from tests.yolo.pattern import pattern
 

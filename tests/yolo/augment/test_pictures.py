@@ -10,7 +10,7 @@ import pytest
 from flatout.feed import DecodeError
 from flatout.images import header_of
 from flatout.yolo.augment.layout import resized_wh
-from flatout.yolo.augment.source import ResizedPictures
+from flatout.yolo.augment.samples import ResizedPictures
 from flatout.yolo.data.image_set import ImageSet
 from tests.yolo.augment.scenes import labels_of
 from tests.yolo.data.drawn_set import encoded, exif

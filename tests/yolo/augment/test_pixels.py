@@ -16,7 +16,8 @@ import pytest
 
 from flatout.yolo.augment import c_library, paint_compiled
 from flatout.yolo.augment.c_library import NotCompiled, load_library
-from flatout.yolo.augment.paint import Classic, Color, Fast, Painter, Placed, colors
+from flatout.yolo.augment.draw import Color, colors
+from flatout.yolo.augment.paint import Classic, Fast, Painter, Placed
 from flatout.yolo.augment.paint_compiled import Compiled, agrees, fastest_painter, load_pixels
 
 SIZE = 64

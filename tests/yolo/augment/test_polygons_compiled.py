@@ -7,9 +7,9 @@ import shutil
 import numpy as np
 import pytest
 
-from flatout.yolo.augment import c_library, warp_labels
+from flatout.yolo.augment import c_library, labels
 from flatout.yolo.augment.c_library import NotCompiled, load_library
-from flatout.yolo.augment.warp_labels import SOURCE, Boxes, agrees, boxes_by, boxes_of_polygons
+from flatout.yolo.augment.labels import SOURCE, Boxes, agrees, boxes_by, boxes_of_polygons
 
 OUT_WH = (100, 80)
 
@@ -34,7 +34,7 @@ def test_boxes_are_numpys_to_the_bit(compiled, most_points, turned):
     matrix_T33 = np.tile(np.eye(3), (300, 1, 1))
     change = np.array([(1, 1, 50), (1, 1, 50)] if turned else [(1, 0, 20), (0, 1, 20)])
     matrix_T33[::2, :2] += change * rng.normal(0, 0.4, (150, 2, 3))
-    expected = warp_labels.boxes_by_numpy(point_P2, num_T, matrix_T33, OUT_WH, perspective=False)
+    expected = labels.boxes_by_numpy(point_P2, num_T, matrix_T33, OUT_WH, perspective=False)
     np.testing.assert_array_equal(compiled(point_P2, num_T, matrix_T33, OUT_WH), expected)
     assert 20 < expected.any(1).sum() < 280, "some must be seen, others not"
 
@@ -52,7 +52,7 @@ def test_other_numbers_are_found_out(compiled):
 def test_without_a_compiler_numpy_does_it_and_that_is_said_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(c_library, "store_folder", lambda: tmp_path / "cache" / "stores")
-    monkeypatch.setattr(warp_labels, "compiled_boxes", functools.cache(warp_labels.compiled_boxes.__wrapped__))
+    monkeypatch.setattr(labels, "compiled_boxes", functools.cache(labels.compiled_boxes.__wrapped__))
     square = np.array([[10, 10], [30, 10], [30, 40], [10, 40]], np.float32)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):

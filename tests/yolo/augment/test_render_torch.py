@@ -13,7 +13,7 @@ import torch
 from flatout.feed import Feed, FeedConfig, Plan
 from flatout.feed.device import DeviceFeed
 from flatout.feed.device_store import DeviceStore
-from flatout.images import read_picture
+from flatout.images import read_image
 from flatout.yolo.augment.draw import AugmentConfig, draw_training
 from flatout.yolo.augment.gpu.render_torch import TorchRender, bgr_to_hsv, recolor
 from flatout.yolo.augment.gpu.source import ParameterSource
@@ -103,7 +103,7 @@ def photographs(num: int) -> list[np.ndarray]:
     ]
     if not paths:
         pytest.skip(f"no coco_mini or bccd in {folder}")
-    return [read_picture(str(path)) for path in paths]
+    return [read_image(str(path)) for path in paths]
 
 
 @pytest.mark.parametrize("size", [320])

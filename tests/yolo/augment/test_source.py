@@ -15,7 +15,8 @@ from flatout.feed import Batch, DecodeError, Feed, FeedConfig, Plan, Store, Stor
 from flatout.yolo.augment import draw
 from flatout.yolo.augment.draw import AugmentConfig, ClassAware
 from flatout.yolo.augment.layout import resized_wh
-from flatout.yolo.augment.source import ResizedPictures, TrainingSource, ValidationSource
+from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.source import TrainingSource, ValidationSource
 from flatout.yolo.data.letterbox import kept_size_hw, rect_batches, resize_long_side
 from tests.feed.comparing import digest, digests
 from tests.yolo.augment.scenes import Damaged, busy_set, image_set_of, labels_of, written

@@ -21,7 +21,7 @@ import simplejpeg
 from flatout.__main__ import main
 from flatout.charts.canvas import colour_of
 from flatout.errors import ConfigError, DataError
-from flatout.images import Header, Picture, decoder_messages, read_picture
+from flatout.images import Header, Picture, decoder_messages, read_image
 from flatout.yolo.data.check import facts
 from flatout.yolo.data.check.facts import CHECKS
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
@@ -111,7 +111,7 @@ def copy(split: str, source: str = "train/0") -> Spoil:
 
 
 def saved_again(made: DrawnSet) -> None:
-    image = read_picture(str(made.folder / "images/train/0.jpg"))
+    image = read_image(str(made.folder / "images/train/0.jpg"))
     made.put("val", "again", encoded(".png", image), GOOD_LINE, "png")
 
 

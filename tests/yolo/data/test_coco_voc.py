@@ -10,10 +10,10 @@ from flatout.errors import ConfigError, DataError
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
 from flatout.yolo.data.coco import coco_names, read_coco
 from flatout.yolo.data.data_yaml import read_data_yaml
+from flatout.yolo.data.label_text import read_voc
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.scan import ScanConfig
-from flatout.yolo.data.voc_xml import read_voc
 from tests.yolo.data.drawn_set import DrawnSet, jpeg
 
 CONFIG = SplitConfig(scan=ScanConfig(workers=0, progress=False))

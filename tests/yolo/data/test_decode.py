@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from flatout.feed import DecodeError
-from flatout.images import Picture, decode, header_of, read_picture
+from flatout.images import Picture, decode, header_of, read_image
 from flatout.yolo.data.letterbox import fit, fit_stretched, fit_tightly, kept_size_hw, letterbox, resize_long_side
 from tests.yolo.data.drawn_set import chunk, drawn, encoded, exif, flat_png, jpeg, png, turned_jpeg
 from tests.yolo.data.hostile_pictures import animated_png, odd_exif, odd_jpegs, promises, segment, webp_with_exif
@@ -164,17 +164,17 @@ import os, sys
 import cv2
 from flatout.defect.data.decode import read_stored
 from flatout.feed import DecodeError
-from flatout.images import read_picture
-from flatout.spike.data.frames import read_image
+from flatout.images import read_image
+from flatout.spike.data.frames import read_frame
 import tifffile
 
 def peak_mib():
     return int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]) / 1024
 
-read_picture(sys.argv[2])  # the decoders are loaded
+read_image(sys.argv[2])  # the decoders are loaded
 before = peak_mib()
 for name in sorted(os.listdir(sys.argv[1])):
-    for read in (read_picture, read_stored, read_image):
+    for read in (read_image, read_stored, read_frame):
         try:
             read(os.path.join(sys.argv[1], name))
             sys.exit(f"{read.__name__} reads {name}")
@@ -245,12 +245,12 @@ def test_a_missing_end_marker_is_forgiven_and_missing_rows_are_not(tmp_path):
     content = jpeg(256, 256, seed=9)
     path = tmp_path / "cut.jpg"
     path.write_bytes(content[:-2])
-    np.testing.assert_array_equal(read_picture(str(path)), decode(content).image)
+    np.testing.assert_array_equal(read_image(str(path)), decode(content).image)
     path.write_bytes(content[: len(content) // 2])
     assert 0.3 < decode(path.read_bytes()).missing < 0.7
     np.testing.assert_array_equal(decode(path.read_bytes()).image, cv2.imread(str(path)))
     with pytest.raises(DecodeError, match=r"cut off: \d+% of its rows are missing"):
-        read_picture(str(path))
+        read_image(str(path))
 
 
 def test_a_header_that_lies_is_refused_before_any_memory_is_taken():
@@ -280,8 +280,8 @@ def test_photographs_decode_to_the_pixels_of_imread():
     paths = sorted(Path(os.environ["FLATOUT_DATA"]).rglob("*.jpg"))[::8]
     assert paths
     for path in paths:
-        np.testing.assert_array_equal(read_picture(str(path)), cv2.imread(str(path)))
-        assert header_of(path.read_bytes()).size_wh == read_picture(str(path)).shape[1::-1]
+        np.testing.assert_array_equal(read_image(str(path)), cv2.imread(str(path)))
+        assert header_of(path.read_bytes()).size_wh == read_image(str(path)).shape[1::-1]
 
 
 @pytest.mark.parametrize("hw", [(1, 900), (900, 1), (7, 3), (640, 640), (480, 641)])

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import ConfigError, DataError
-from flatout.yolo.data.data_yaml import find_images, label_path, pair_up, read_data_yaml, read_list
+from flatout.yolo.data.data_yaml import read_data_yaml
+from flatout.yolo.data.find import find_images, label_path, pair_up, read_list
 from tests.yolo.model.mutated_configs import mutated_text
 
 GOOD = "train: images/train\nval: images/val\nnc: 2\nnames: [bolt, nut]\n"

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from flatout.errors import ConfigError
-from flatout.yolo.data.data_yaml import find_images, label_path, open_data_yaml, read_data_yaml
+from flatout.yolo.data.data_yaml import open_data_yaml, read_data_yaml
+from flatout.yolo.data.find import find_images, label_path
 from flatout.yolo.data.letterbox import rect_batches
 from tests.golden_cases import golden_cases
 

@@ -63,6 +63,7 @@ def state_of(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in folder.rglob("*")}
 
 
+@pytest.mark.timing
 def test_the_fixed_corpus_is_looked_at_without_harm(tmp_path):
     paths = write_fixed(tmp_path / "images")
     assert len(paths) >= 40
@@ -71,6 +72,7 @@ def test_the_fixed_corpus_is_looked_at_without_harm(tmp_path):
     assert state_of(tmp_path) == before
 
 
+@pytest.mark.timing
 def test_cut_and_flipped_pictures_are_looked_at_without_harm(tmp_path):
     folder = tmp_path / "images"
     folder.mkdir()

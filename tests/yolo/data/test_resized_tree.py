@@ -20,11 +20,12 @@ import yaml
 import flatout.yolo
 from flatout.__main__ import main
 from flatout.errors import ConfigError, DataError, ResourceError
-from flatout.images import header_of, read_picture
+from flatout.images import header_of, read_image
 from flatout.runs.lock import RunLock
 from flatout.yolo.data import resized_tree
 from flatout.yolo.data.coco import annotation_file, resized_annotations, resized_mask
-from flatout.yolo.data.data_yaml import Split, how_to_resize, read_data_yaml
+from flatout.yolo.data.data_yaml import Split, read_data_yaml
+from flatout.yolo.data.find import how_to_resize
 from flatout.yolo.data.letterbox import resize_long_side
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
@@ -113,9 +114,9 @@ def test_squares_and_enlarging_are_for_those_who_ask():
 def test_validation_sees_the_same_pixels_as_in_the_source(native_wh, tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(png(*native_wh))
-    expected = resize_long_side(read_picture(str(path)), 64, augment=False).image
+    expected = resize_long_side(read_image(str(path)), 64, augment=False).image
     path.write_bytes(resized_file(path.read_bytes(), ResizeConfig(size=64)))
-    small = read_picture(str(path))
+    small = read_image(str(path))
     np.testing.assert_array_equal(small, expected)
     assert resize_long_side(small, 64, augment=False).image is small
 

@@ -11,7 +11,8 @@ import pytest
 from flatout.errors import DataError
 from flatout.yolo.data import label_cache
 from flatout.yolo.data import scan as scanning
-from flatout.yolo.data.data_yaml import Pair, find_images, pair_up, read_data_yaml
+from flatout.yolo.data.data_yaml import read_data_yaml
+from flatout.yolo.data.find import Pair, find_images, pair_up
 from flatout.yolo.data.label_cache import scan_cached
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.data.scan import ScanConfig, image_set, join, scan, scan_picture, table_of, unpack

@@ -17,9 +17,8 @@ from flatout.yolo.export import ExportOptions, export, export_network, work
 from flatout.yolo.export.files import stem_for
 from flatout.yolo.export.postprocess import OnnxNmsTail, select
 from flatout.yolo.export.work import Difference, largest, pictures_for
-from flatout.yolo.model.augmented import Ensemble
 from flatout.yolo.model.deploy import fused
-from flatout.yolo.model.network import Network
+from flatout.yolo.model.network import Ensemble, Network
 from tests.yolo.export.networks import SIDE, exported, pixels, saved, sure
 
 NEED_ONNX = pytest.mark.skipif(

@@ -14,8 +14,8 @@ import torch
 from flatout.errors import ConfigError
 from flatout.export.onnx_model import Session
 from flatout.yolo.export import ExportOptions
+from flatout.yolo.model.configs import shipped_folder
 from flatout.yolo.model.network import Network
-from flatout.yolo.model.spec import shipped_folder
 from flatout.yolo.nms import NmsConfig, non_max_suppression
 from tests.yolo.export.networks import FEW_ROWS, SIDE, exported, pixels, sure
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from flatout.errors import ConfigError
 from flatout.yaml_strict import load_yaml
-from flatout.yolo.model.spec import draw_blueprint
+from flatout.yolo.model.spec import parse_model
 from tests.yolo.weights.hostile_child import Watch, control
 
 MAX_SECONDS = 5
@@ -34,7 +34,7 @@ def outcome(path: Path, watch: Watch) -> dict[str, Any]:
     start = time.perf_counter()
     try:
         watch.path = path
-        draw_blueprint(load_yaml(path), where=str(path))
+        parse_model(load_yaml(path), where=str(path))
         told = "understood"
     except ConfigError as error:
         told = f"refused ({error.exit_code}): {error}"
@@ -50,7 +50,7 @@ def outcome(path: Path, watch: Watch) -> dict[str, Any]:
 
 def main(folder: Path, names: list[str]) -> None:
     # Everything that is imported on first use is imported now: afterwards an import is an attack.
-    draw_blueprint(load_yaml(folder / "sound.yaml"))
+    parse_model(load_yaml(folder / "sound.yaml"))
     watch = ConfigWatch()
     sys.addaudithook(watch)
     missed = control(watch)

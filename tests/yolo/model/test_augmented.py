@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from flatout.yolo.model.augmented import PADDING, Ensemble, predict_augmented, resize_and_pad
 from flatout.yolo.model.layers import Predictions
+from flatout.yolo.model.network import PADDING, Ensemble, predict_augmented, resize_and_pad
 from tests.yolo.model.test_network import narrow, picture
 
 

@@ -11,15 +11,8 @@ from hypothesis import strategies as st
 
 from flatout.errors import ConfigError
 from flatout.yaml_strict import parse_yaml
-from flatout.yolo.model.spec import (
-    IMAGE,
-    MAX_LAYERS,
-    Blueprint,
-    draw_blueprint,
-    load_config,
-    needed_rows,
-    shipped_folder,
-)
+from flatout.yolo.model.configs import load_config, shipped_folder
+from flatout.yolo.model.spec import IMAGE, MAX_LAYERS, ModelSpec, needed_rows, parse_model
 from tests.yolo.model.hostile_configs import config
 
 SHIPPED = sorted(path.relative_to(shipped_folder()).as_posix() for path in shipped_folder().glob("*/*.yaml"))
@@ -31,7 +24,7 @@ def one_conv(channels: int, *, nc: int = 80, num_anchors: int = 3, gw: float = 1
     rows = [[-1, 1, "Conv", [channels, 3, 8]]]
     head = [[[0], 1, "Detect", ["nc", "anchors"]]]
     made = {"nc": nc, "anchors": anchors, "width_multiple": gw, "backbone": rows, "head": head}
-    return draw_blueprint(made).rows[0].out.channels
+    return parse_model(made).rows[0].out.channels
 
 
 def small(**top: object) -> dict[Any, Any]:
@@ -39,8 +32,8 @@ def small(**top: object) -> dict[Any, Any]:
     return made | top
 
 
-def drawn(rows: dict[int, str] | None = None, **top: str) -> Blueprint:
-    return draw_blueprint(parse_yaml(config(rows, **top)))
+def drawn(rows: dict[int, str] | None = None, **top: str) -> ModelSpec:
+    return parse_model(parse_yaml(config(rows, **top)))
 
 
 # -- width ---------------------------------------------------------------------------------------------------------
@@ -81,8 +74,8 @@ def test_as_many_channels_as_predictions_are_left_as_written(nc, outputs, gw):
 def test_the_exception_follows_an_override_of_nc():
     made = small(width_multiple=0.5, anchors=[[1, 2, 3, 4, 5, 6]] * 2)
     made["backbone"][3] = [-1, 1, "Conv", [30, 3, 1]]
-    assert draw_blueprint(made).rows[3].out.channels == 16
-    assert draw_blueprint(made, nc=5).rows[3].out.channels == 30
+    assert parse_model(made).rows[3].out.channels == 16
+    assert parse_model(made, nc=5).rows[3].out.channels == 30
 
 
 def test_modules_without_a_width_keep_or_sum_their_inputs():
@@ -132,7 +125,7 @@ def test_some_modules_take_the_count_as_an_argument(module):
 def test_overrides_are_kept_in_a_copy_of_the_config():
     made = small()
     before = copy.deepcopy(made)
-    blueprint = draw_blueprint(made, nc=7, anchors=2.4)
+    blueprint = parse_model(made, nc=7, anchors=2.4)
     assert made == before
     assert blueprint.config == before | {
         "nc": 7,
@@ -150,19 +143,19 @@ def test_a_number_of_anchors_gives_placeholders_on_every_level():
 
 def test_a_number_of_anchors_does_not_fit_auxiliary_heads():
     with pytest.raises(ConfigError, match="8 inputs for 8 levels of anchors; IAuxDetect needs 2 per level"):
-        draw_blueprint(load_config("yolov7-w6"), anchors=3)
+        parse_model(load_config("yolov7-w6"), anchors=3)
 
 
 @pytest.mark.parametrize("nc", [0, -1, True, 2.0, "3", 10**9])
 def test_a_wrong_override_of_nc_is_refused(nc):
     with pytest.raises(ConfigError, match=r"nc=.* must be a whole number from 1 to 20000"):
-        draw_blueprint(small(), nc=nc)
+        parse_model(small(), nc=nc)
 
 
 @pytest.mark.parametrize("anchors", [0, -3, 65, float("nan"), float("inf"), "3", True])
 def test_a_wrong_override_of_anchors_is_refused(anchors):
     with pytest.raises(ConfigError, match=r"anchors=.* must be"):
-        draw_blueprint(small(), anchors=anchors)
+        parse_model(small(), anchors=anchors)
 
 
 def test_input_channels_come_from_the_config():
@@ -204,10 +197,10 @@ def test_needed_rows_are_those_that_the_wanted_ones_depend_on():
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_shipped_config_can_be_written_down_again(name):
-    blueprint = draw_blueprint(load_config(shipped_folder() / name))
+    blueprint = parse_model(load_config(shipped_folder() / name))
     written = [list(row.written) for row in (*blueprint.rows, blueprint.head)]
     assert written == blueprint.config["backbone"] + blueprint.config["head"]
-    assert draw_blueprint(blueprint.config) == blueprint
+    assert parse_model(blueprint.config) == blueprint
 
 
 # -- limits --------------------------------------------------------------------------------------------------------
@@ -218,16 +211,16 @@ def test_too_many_rows_are_refused_at_once(count):
     made = small(backbone=[[-1, 1, "MP", [1]]] * count)
     start = time.perf_counter()
     with pytest.raises(ConfigError, match=r"rows; a network has 2 to|layers in all"):
-        draw_blueprint(made)
+        parse_model(made)
     assert time.perf_counter() - start < 1
 
 
 def test_numbers_beyond_floats_are_refused():
     with pytest.raises(ConfigError, match=r"width_multiple=1000.* must be a number"):
-        draw_blueprint(small(width_multiple=10**400))
+        parse_model(small(width_multiple=10**400))
 
 
 @pytest.mark.parametrize("made", [None, 7, "text", [], [[-1, 1, "Conv", [8]]]])
 def test_what_is_no_mapping_is_refused(made):
     with pytest.raises(ConfigError, match=r"^f\.yaml: a model config is a mapping with nc, anchors, backbone and head"):
-        draw_blueprint(made, where="f.yaml")
+        parse_model(made, where="f.yaml")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import ConfigError
-from flatout.yolo.model.spec import find_config, load_config, names_config, shipped_folder
+from flatout.yolo.model.configs import find_config, load_config, names_config, shipped_folder
 
 ROOT = Path(__file__).parents[3]
 
@@ -68,7 +68,7 @@ def test_a_wheel_brings_configs_weights_and_photographs_along(tmp_path):
         file.extractall(tmp_path / "site")
     program = """
 from flatout.yolo.find_file import shipped_weights
-from flatout.yolo.model.spec import load_config, shipped_folder
+from flatout.yolo.model.configs import load_config, shipped_folder
 print(shipped_folder(), load_config("deploy/yolov7")["nc"], shipped_weights("yolov7-tiny"))
 """
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}

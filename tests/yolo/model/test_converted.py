@@ -8,7 +8,7 @@ import torch
 from flatout.yaml_strict import parse_yaml
 from flatout.yolo.model.deploy import deploy_config, fused, largest_difference, to_deploy
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.model.spec import draw_blueprint
+from flatout.yolo.model.spec import parse_model
 from tests.yolo.golden_network import fill
 from tests.yolo.model.hostile_configs import config
 from tests.yolo.model.test_network import narrow, picture
@@ -73,8 +73,8 @@ def test_rows_that_no_box_depends_on_are_left_out_of_the_deploy_form():
         7: "[-4, 1, Conv, [16, 3, 1]]",
         8: "[[7, 4, 5, 4], 1, IAuxDetect, [nc, anchors]]",
     }
-    training = draw_blueprint(parse_yaml(config(rows)))
-    deploy = draw_blueprint(deploy_config(training))
+    training = parse_model(parse_yaml(config(rows)))
+    deploy = parse_model(deploy_config(training))
     assert [row.sources for row in deploy.rows] == [(-1,), (0,), (1,), (2,), (3,), (3,)]
     assert deploy.head.sources == (5, 4)
     network = build_network(training.config).double()

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from flatout.yaml_strict import Yaml
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.info import describe
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.model.spec import PROBE_PX, Head, draw_blueprint, load_config
+from flatout.yolo.model.spec import PROBE_PX, Head, parse_model
 from tests.golden_cases import golden_cases
 
 
@@ -60,7 +61,7 @@ def digest(rows: list[list[object]]) -> str:
 def test_rows_of_our_configs(case):
     file, golden = case
     stem, _, kind = name_of(file).rpartition(".")
-    blueprint = draw_blueprint(written(f"{golden.get('kind', kind)}/{golden.get('name', stem)}"))
+    blueprint = parse_model(written(f"{golden.get('kind', kind)}/{golden.get('name', stem)}"))
     rows = (*blueprint.rows, blueprint.head)
     found = blueprint.config | {
         "strides": list(blueprint.head.strides),

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from flatout.yaml_strict import parse_yaml
-from flatout.yolo.model.augmented import predict_augmented
+from flatout.yolo.model.configs import load_config, shipped_folder
 from flatout.yolo.model.deploy import deploy_config, fused, to_deploy
 from flatout.yolo.model.layers import Predictions
-from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.model.spec import draw_blueprint, load_config, shipped_folder
+from flatout.yolo.model.network import Network, build_network, predict_augmented
+from flatout.yolo.model.spec import parse_model
 from tests.golden_cases import golden_cases
 from tests.yolo.golden_network import Recipe, fill, golden_picture, running_statistics, samples
 
@@ -236,7 +236,7 @@ def check_deploy(golden, network, x):
     assert float(difference.max()) <= PIXELS[x.dtype]
     shipped = shipped_folder() / f"deploy/{golden.meta['name']}.yaml"
     if shipped.is_file():
-        assert deploy_config(network.blueprint) == draw_blueprint(load_config(shipped)).config
+        assert deploy_config(network.blueprint) == parse_model(load_config(shipped)).config
 
 
 CHECKS: dict[str, Callable[[Golden, Network, Tensor], None]] = {

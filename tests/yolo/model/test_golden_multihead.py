@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import DETECTION_LAYERS, Network, build_network
-from flatout.yolo.model.spec import Head, load_config
+from flatout.yolo.model.spec import Head
 from flatout.yolo.multihead.head_config import HeadConfig, head_config_of
 from flatout.yolo.multihead.layer import CBAM, MultiHeadDetect
 from flatout.yolo.train.prepare import freeze

@@ -13,10 +13,11 @@ import torch
 
 from flatout.errors import ConfigError
 from flatout.yaml_strict import parse_yaml
+from flatout.yolo.model.configs import find_config, load_config
 from flatout.yolo.model.layers import make_layer
 from flatout.yolo.model.module_specs import KINDS
 from flatout.yolo.model.network import Network
-from flatout.yolo.model.spec import Blueprint, Row, draw_blueprint, find_config, load_config
+from flatout.yolo.model.spec import ModelSpec, Row, parse_model
 from tests.yolo.model.hostile_configs import HOSTILE, config
 from tests.yolo.model.mutated_configs import mutated_text, mutated_tree
 
@@ -94,7 +95,7 @@ def test_no_config_takes_long(run: Run):
 
 
 @pytest.fixture(scope="module")
-def accepted() -> list[Blueprint]:
+def accepted() -> list[ModelSpec]:
     """The blueprints that come out of 2,000 mutated configs; whatever they raise is a ConfigError of one line."""
     rng = random.Random(7)
     # The small one most often: it is read in a tenth of the time, and every row of it matters.
@@ -105,21 +106,21 @@ def accepted() -> list[Blueprint]:
     blueprints, sentences = [], []
     for mutation in mutations:
         try:
-            blueprints.append(draw_blueprint(mutation()))
+            blueprints.append(parse_model(mutation()))
         except ConfigError as error:
             sentences.append(str(error))
     assert [each for each in sentences if len(each) > MAX_SENTENCE or "\n" in each] == []
     return blueprints
 
 
-def test_some_mutations_are_accepted_and_most_are_refused(accepted: list[Blueprint]):
+def test_some_mutations_are_accepted_and_most_are_refused(accepted: list[ModelSpec]):
     assert 200 < len(accepted) < 1000
 
 
 @torch.no_grad()
-def test_every_row_of_an_accepted_mutation_does_what_the_blueprint_says(accepted: list[Blueprint]):
+def test_every_row_of_an_accepted_mutation_does_what_the_blueprint_says(accepted: list[ModelSpec]):
     # Rows of the shipped configs are checked by the golden tests.
-    known = {signature(row) for name in SHIPPED for row in draw_blueprint(load_config(name)).rows}
+    known = {signature(row) for name in SHIPPED for row in parse_model(load_config(name)).rows}
     rows = {signature(row): row for blueprint in accepted for row in blueprint.rows}
     changed = [row for key, row in rows.items() if key not in known and row.repeats < 100]
     assert len(changed) > 200
@@ -143,7 +144,7 @@ def check_row(row: Row) -> None:
 
 
 @torch.no_grad()
-def test_accepted_mutations_build_and_run_in_training_mode(accepted: list[Blueprint]):
+def test_accepted_mutations_build_and_run_in_training_mode(accepted: list[ModelSpec]):
     for blueprint in random.Random(1).sample(accepted, 12):
         head = blueprint.head
         with torch.device("meta"):

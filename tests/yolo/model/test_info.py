@@ -9,7 +9,7 @@ from torch import nn
 from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.info import COUNTED_PX, count_gflops
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.model.spec import PROBE_PX, draw_blueprint, small_side
+from flatout.yolo.model.spec import PROBE_PX, parse_model, small_side
 
 ANCHORS = [[10, 13], [30, 61]]
 DEEP: dict[str, Any] = {
@@ -74,4 +74,4 @@ def test_the_cost_is_that_of_the_smallest_picture_that_the_network_can_read(conf
 
 @pytest.mark.parametrize("at_least_px", [8, 100, 256, 512])
 def test_a_picture_of_the_size_that_configs_are_checked_for_is_always_large_enough(at_least_px):
-    assert small_side(draw_blueprint(DEEP), at_least_px) == PROBE_PX
+    assert small_side(parse_model(DEEP), at_least_px) == PROBE_PX

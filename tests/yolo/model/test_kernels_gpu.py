@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.fused import max_pool, max_pool_same, norm_act, row_stride, suits_kernels
 from flatout.yolo.model.network import build_network
-from flatout.yolo.model.spec import load_config
 
 needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 ACTIVATIONS = [nn.SiLU(), nn.LeakyReLU(0.1), nn.ReLU(), nn.Identity()]

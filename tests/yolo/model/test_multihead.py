@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from flatout.errors import ConfigError
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.deploy import fused, to_deploy
 from flatout.yolo.model.info import count_gflops
 from flatout.yolo.model.layers import decode_level
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.model.spec import load_config
 from flatout.yolo.multihead.head_config import HeadConfig, contiguous_heads
 from flatout.yolo.multihead.training import HeadChoice
 from tests.yolo.head_batches import make_groups, narrow_network

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from flatout.yolo.model import network
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.layers import Predictions
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.model.spec import load_config
 
 
 def narrow(name: str, *, nc: int | None = None, seed: int = 0) -> Network:

@@ -411,7 +411,7 @@ def test_a_full_disk_is_a_sentence(place, monkeypatch):
     def full(path: Path, image: np.ndarray) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("flatout.yolo.predict.outputs.write_picture", full)
+    monkeypatch.setattr("flatout.yolo.predict.outputs.write_image", full)
     with pytest.raises(ResourceError, match=r"runs/detect/exp/\d\d.png: no room"):
         run(place)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("flatout-")]

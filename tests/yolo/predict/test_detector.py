@@ -16,8 +16,8 @@ import flatout.yolo
 from flatout.errors import CheckpointError, ConfigError, DataError
 from flatout.yolo import Detector, Result
 from flatout.yolo.metrics.coco import COCO_CATEGORY_IDS, CocoExport
+from flatout.yolo.model.configs import find_config
 from flatout.yolo.model.network import build_network
-from flatout.yolo.model.spec import find_config
 from flatout.yolo.nms import Detections
 from flatout.yolo.weights import save_weights
 from tests.yolo.predict.small_sources import NAMES, draw_pictures, frames_in

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from flatout.yolo.demo_data.files import DemoDataConfig, write_demo_data
-from flatout.yolo.model.spec import load_config
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.options import TrainOptions
 from tests.yolo.train.small_training import tiny_hyp
 

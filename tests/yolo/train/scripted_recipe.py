@@ -13,8 +13,8 @@ from flatout.engine.callbacks import Callbacks
 from flatout.engine.job import EpochReport, Sections
 from flatout.ranks.world import World
 from flatout.runs.ends import EpochEnd
-from flatout.runs.recipe import Model, Recipe, Validated
-from flatout.runs.records import Records
+from flatout.runs.folder import Records
+from flatout.runs.recipe import Model, Recipe, ValidationResult
 from flatout.yolo.metrics import zero_scores
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import YoloRecipe
@@ -39,11 +39,11 @@ class ScriptedRecipe(YoloRecipe):
         self._job: Any = SimpleNamespace(last=LastBatch())
         self._pictures = self._weighing = None
 
-    def validate(self, model: Model, epoch: int, *, last: bool) -> Validated:
+    def validate(self, model: Model, epoch: int, *, last: bool) -> ValidationResult:
         self.validated.append((epoch, last))
         fitness = 0.0 if last else next(self._script)
         evaluation = SimpleNamespace(fitness=fitness, maps=np.array(self._class_maps))
-        return Validated(fitness, {}, SimpleNamespace(evaluation=evaluation, scores=zero_scores()))
+        return ValidationResult(fitness, {}, SimpleNamespace(evaluation=evaluation, scores=zero_scores()))
 
     def about(self, model: Model) -> dict[str, Any]:
         return {}

@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from flatout.engine.job import Batches, EpochReport, NoEpochEnd, Sections, Tick
+from flatout.engine.job import Batches, EpochReport, IntervalStats, NoEpochEnd, Sections
 from flatout.engine.loop import Loop, LoopConfig
 from flatout.engine.optim import MovingAverage
 from flatout.engine.step import DTYPES, Amp
 from flatout.yolo.find_file import shipped_folder
 from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.loss import LossConfig
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.model.spec import load_config
 from flatout.yolo.train import prepare
 from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepConfig, YoloSchedule, capacity_for
 
@@ -59,7 +59,7 @@ def make_loop(
     graphs: bool = False,
     device: str = "cpu",
     log_every: int = 4,
-    tell: Callable[[Tick], None] = lambda tick: None,
+    tell: Callable[[IntervalStats], None] = lambda tick: None,
 ) -> tuple[Loop, Silent]:
     """One epoch of `num_steps`."""
     end = Silent()
@@ -92,7 +92,7 @@ def run_without_waits(network: Network, hyp: Hyp, batches: Batches, **settings: 
     of looks."""
     num_looks = 0
 
-    def tell(tick: Tick) -> None:
+    def tell(tick: IntervalStats) -> None:
         nonlocal num_looks
         num_looks += 1
         if num_looks == 3:  # kernels are compiled and the graph is captured by now

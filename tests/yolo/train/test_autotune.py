@@ -16,7 +16,7 @@ from flatout.errors import ConfigError
 from flatout.feed import Store
 from flatout.ranks.world import World
 from flatout.yolo.augment.layout import decoded_bytes
-from flatout.yolo.augment.source import ResizedPictures
+from flatout.yolo.augment.samples import ResizedPictures
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.train import autotune
@@ -175,7 +175,7 @@ def test_fast_says_every_choice_with_its_reason(images, config, options, tmp_pat
 def test_all_ranks_follow_the_first(images, config, options, monkeypatch):
     """The second rank has another machine, and nothing to measure."""
     told = Situation(machine_of(8, 2), costs_of(3, GPU)).plain()
-    monkeypatch.setattr(World, "from_first", lambda self, value: pytest.fail("the second spoke") if value else told)
+    monkeypatch.setattr(World, "broadcast", lambda self, value: pytest.fail("the second spoke") if value else told)
     second = replace(config, world=World(1, 2))
     fast = replace(options, fast=True).asked
     assert input_choices(images, second, fast, narrow_network(6)) == choose_input(
@@ -250,7 +250,7 @@ def test_who_asked_for_the_device_alone_hears_that_it_cannot(images, config, opt
 def test_a_rank_that_could_follows_those_that_could_not(images, config, device_choices, monkeypatch):
     device = Opened(monkeypatch)
     answers = iter([True, True])  # of all ranks: another one could not decode, nor augment
-    monkeypatch.setattr(World, "any_of", lambda self, flag: next(answers))
+    monkeypatch.setattr(World, "any", lambda self, flag: next(answers))
     with open_input(images, config, device_choices) as opened:
         assert device.tried == ["GPU decodes", "device augments", "closed", "device augments", "closed"]
         assert opened.steps_per_epoch == -(-len(images) // config.batch_size)

@@ -19,14 +19,14 @@ from flatout.__main__ import main
 from flatout.doctor.gpu import DriverFacts, DriverGpu, TorchFacts
 from flatout.engine.callbacks import Callback, End, RunStart, Saved, Scores
 from flatout.engine.compile import CompileAuto
-from flatout.engine.job import Tick
+from flatout.engine.job import IntervalStats
 from flatout.errors import CheckpointError, ResourceError
 from flatout.runs import preflight
 from flatout.yolo.commands.flags import options_from, train_parser
 from flatout.yolo.evolve import evolve
 from flatout.yolo.find_file import find_weights
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
-from flatout.yolo.model.spec import load_config
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import train
 from flatout.yolo.train.prepare import reads_per_sample, share_batch_norms
@@ -52,7 +52,7 @@ class Heard(Callback):
         assert run.folder.is_dir() and run.config["batch_size"] and len(run.histograms["classes"])
         self.moments.append(f"start {run.epoch}")
 
-    def log(self, tick: Tick) -> None:
+    def log(self, tick: IntervalStats) -> None:
         assert tick.items["box"] > 0
         self.moments.append("log")
 
@@ -233,7 +233,7 @@ def test_two_gpus_train_with_shared_batch_norms(options: TrainOptions) -> None:
 
 
 def test_flags_of_comfort_do_not_make_a_run_another_run() -> None:
-    from flatout.yolo.hyp import config_of_run
+    from flatout.yolo.run_config import config_of_run
 
     def config_of(words: str):
         return config_of_run(options_from(train_parser().parse_typed(words.split()), {}), recipe())
@@ -270,7 +270,7 @@ def test_compile_auto_judges_by_steps_that_hold_no_one_off_costs(monkeypatch, se
     decides = CompileAuto(nn.Conv2d(3, 3, 1))
     used = []
     for steps, step_ms in zip((100, 150, 200, 250), (900.0, *settled_ms, 900.0), strict=True):
-        tick = Tick(0, steps, {}, 0.0, step_ms, 0.0, 1.0, steps_done=steps, steps_left=20_000)
+        tick = IntervalStats(0, steps, {}, 0.0, step_ms, 0.0, 1.0, steps_done=steps, steps_left=20_000)
         used.append(decides(tick, steps))
     assert [each for each in used if each is not None] == (["compiled"] if compiles else [])
     assert used.index("compiled") == 2 if compiles else True

@@ -13,9 +13,9 @@ from flatout.errors import ConfigError, MissingFileError
 from flatout.yolo.evaluate.evaluate import test as evaluate
 from flatout.yolo.find_file import shipped_folder
 from flatout.yolo.load_network import load_network
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.info import describe_weights
 from flatout.yolo.model.network import build_network
-from flatout.yolo.model.spec import load_config
 from flatout.yolo.multihead.layer import MultiHeadDetectAttention
 from flatout.yolo.multihead.training import chosen_heads, read_head_params
 from flatout.yolo.options import TestOptions, TrainOptions

@@ -13,11 +13,11 @@ import yaml
 
 from flatout.__main__ import main as flatout
 from flatout.engine.callbacks import Callback, End
-from flatout.engine.job import Tick
+from flatout.engine.job import IntervalStats
 from flatout.errors import CheckpointError, ConfigError, DataError, Interrupted
 from flatout.runs.lock import Locked
 from flatout.yolo.find_file import shipped_folder
-from flatout.yolo.model.spec import load_config
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.multihead.grouping.choose import write_grouping
 from flatout.yolo.multihead.grouping.statistics import make_grouping
 from flatout.yolo.stages import Plan, StagesResult, read_plan, run_stages
@@ -87,7 +87,7 @@ class Ender(Callback):
     def start(self, run: Any) -> None:
         self._folder = run.folder.name
 
-    def log(self, tick: Tick) -> None:
+    def log(self, tick: IntervalStats) -> None:
         self._at("log")
 
     def end(self, end: End) -> None:

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.model.spec import load_config
 from flatout.yolo.train.prepare import share_batch_norms
 
 pytestmark = [

@@ -17,7 +17,7 @@ import yaml
 
 from flatout.__main__ import main
 from flatout.engine.callbacks import Callback, RunStart
-from flatout.engine.checkpoints import Generations
+from flatout.engine.checkpoints import CheckpointStore
 from flatout.errors import CheckpointError, ConfigError, DataError, ResourceError
 from flatout.runs.folder import RunFolder
 from flatout.safefiles import atomic
@@ -521,7 +521,7 @@ def test_a_run_that_is_killed_after_it_was_marked_as_finished_gets_its_last_file
 ) -> None:
     caplog.set_level("INFO")
     options = replace(options, epochs=1)
-    train_and_be_killed(options, monkeypatch, Generations, "settle")
+    train_and_be_killed(options, monkeypatch, CheckpointStore, "settle")
     weights = Path(options.project) / "exp/weights"
     assert read_weights(weights / "last.pt").kind == "full", "nothing is lost meanwhile"
     result = trained(replace(options, once=True))

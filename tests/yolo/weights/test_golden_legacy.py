@@ -16,7 +16,7 @@ from flatout.safefiles.container import PlainReader
 from flatout.safefiles.open_file import read_objects, reading
 from flatout.yolo.model.network import build_network
 from flatout.yolo.weights import State, Weights, read_weights, save_safetensors, save_weights, transfer
-from flatout.yolo.weights.legacy import ModuleStandIn, legacy_vocabulary, network_inside, parameter_groups
+from flatout.yolo.weights.legacy import ModuleStandIn, legacy_allowlist, network_inside, parameter_groups
 from tests.golden_cases import golden_cases
 from tests.yolo.golden_network import golden_picture, samples
 from tests.yolo.weights.legacy_files import Model, yolov7_names
@@ -180,7 +180,7 @@ def check_forward(path: Path, expected: dict[str, Any]) -> None:
 @lru_cache(maxsize=2)
 def objects_in(path: Path) -> Any:
     with reading(path) as file:
-        return read_objects(file, legacy_vocabulary)
+        return read_objects(file, legacy_allowlist)
 
 
 def network_in(path: Path, entry: str) -> ModuleStandIn:

@@ -24,7 +24,7 @@ from flatout.feed import DecodeError, free_bytes, free_ram_bytes
 from flatout.images import check_size, header_of, read_bytes
 from flatout.progress import progress
 from flatout.yolo.augment.layout import decoded_bytes, resized_wh
-from flatout.yolo.augment.source import ResizedPictures
+from flatout.yolo.augment.samples import ResizedPictures
 from flatout.yolo.data.image_set import ImageSet
 
 logger = logging.getLogger(__name__)

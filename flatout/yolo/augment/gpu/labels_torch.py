@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flatout.yolo.augment.draw import NINE, PLAIN
-from flatout.yolo.augment.warp_labels import LEAST_AREA, LEAST_AREA_POLYGONS, RESAMPLED
+from flatout.yolo.augment.labels import LEAST_AREA, LEAST_AREA_POLYGONS, RESAMPLED
 from flatout.yolo.data.image_set import Labels
 
 Pair = tuple[Tensor, Tensor]

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flatout.yolo.augment import draw, warp_labels
+from flatout.yolo.augment import draw, labels
 from flatout.yolo.augment.gpu.labels_torch import DeviceLabels
 
 # The Triton kernel: a program makes a target of one open label.
@@ -21,9 +21,9 @@ from flatout.yolo.augment.gpu.labels_torch import DeviceLabels
 # Dimension key:  X points along a polygon, a thousand and some that do not count
 
 NINE, PLAIN = tl.constexpr(draw.NINE), tl.constexpr(draw.PLAIN)
-STEPS = tl.constexpr(warp_labels.RESAMPLED - 1)
-LEAST_AREA = tl.constexpr(warp_labels.LEAST_AREA)
-LEAST_AREA_POLYGONS = tl.constexpr(warp_labels.LEAST_AREA_POLYGONS)
+STEPS = tl.constexpr(labels.RESAMPLED - 1)
+LEAST_AREA = tl.constexpr(labels.LEAST_AREA)
+LEAST_AREA_POLYGONS = tl.constexpr(labels.LEAST_AREA_POLYGONS)
 
 
 @triton.jit

@@ -16,9 +16,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from flatout.yolo.augment.draw import NINE
+from flatout.yolo.augment.draw import HUES, NINE
 from flatout.yolo.augment.gpu.chroma import BLUE_BY_CB, GREEN_BY_CB, GREEN_BY_CR, HALF, RED_BY_CR, SHIFT
-from flatout.yolo.augment.paint import HUES
 from flatout.yolo.data.letterbox import PADDING
 
 # OpenCV's 8-bit HSV in torch: integers one way, float32 back, bit for bit where OpenCV uses vector instructions.

@@ -20,14 +20,21 @@ from typing import NamedTuple
 import numpy as np
 
 from flatout.errors import ConfigError
-from flatout.feed import Bringing, Field, Fields, Out, Rows, Substituted, Unreadable
-from flatout.yolo.augment.draw import FOUR, NINE, AugmentConfig, ClassAware, pick, undrawn
-from flatout.yolo.augment.labels import Candidates, gather_labels, list_candidates, to_targets
+from flatout.feed import Field, Fields, Out, Rows, StreamedItems, Substituted, Unreadable
+from flatout.yolo.augment.draw import (
+    FOUR,
+    NINE,
+    AugmentConfig,
+    ClassAware,
+    color_fields,
+    color_parameters,
+    pick,
+    undrawn,
+)
+from flatout.yolo.augment.labels import Candidates, gather_labels, list_candidates, to_targets, warp_labels
 from flatout.yolo.augment.layout import Sheets, lay_out, needs_all_tiles, resized_wh, without_unseen
-from flatout.yolo.augment.paint import color_fields, color_parameters
 from flatout.yolo.augment.paste import ENOUGH, LEAST_VALUES, Space, copy_objects, fitted, paste_all
-from flatout.yolo.augment.source import DrawnSet, write_shown
-from flatout.yolo.augment.warp_labels import warp_labels
+from flatout.yolo.augment.samples import DrawnSet, write_shown
 from flatout.yolo.data.image_set import ImageSet, Labels
 
 OBJECT_COLUMNS = 12
@@ -321,7 +328,7 @@ class ParameterSource(DrawnSet):
         size: int,
         class_aware: ClassAware | None = None,
         out_wh_N2: np.ndarray | None = None,
-        bringing: Bringing | None = None,
+        bringing: StreamedItems | None = None,
         opens_labels: bool = False,
     ) -> None:
         """`out_wh_N2`: width and height of the batch that each picture is in, for rectangular batches.
@@ -424,7 +431,7 @@ class ValidationParameters:
         *,
         size: int,
         out_wh_N2: np.ndarray | None = None,
-        bringing: Bringing | None = None,
+        bringing: StreamedItems | None = None,
     ) -> None:
         """The pictures are kept as for validation at `size`; the rest as for `ParameterSource`."""
         self._image_set = image_set
@@ -466,7 +473,7 @@ class ValidationParameters:
             bring(self._bringing, sheets, None, len(indices), out)
 
 
-def bring(bringing: Bringing, sheets: Sheets, pasted: Pasted | None, num_samples: int, out: Out) -> None:
+def bring(bringing: StreamedItems, sheets: Sheets, pasted: Pasted | None, num_samples: int, out: Out) -> None:
     """Write the pictures of M samples that the device store does not keep."""
     is_shown_Q9 = sheets.picture_Q9 >= 0
     numbers = [sheets.picture_Q9[is_shown_Q9]]

@@ -20,7 +20,8 @@ from flatout.findings import LEVEL_OF, Finding, Severity
 from flatout.images import Header, Picture, check_png, decode, decoder_messages, read_bytes
 from flatout.progress import progress
 from flatout.yolo.data.anchors import boxes_at_size
-from flatout.yolo.data.data_yaml import Complaint, DataSet, Found, Pair
+from flatout.yolo.data.data_yaml import Complaint, DataSet
+from flatout.yolo.data.find import Found, Pair
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.scan import LABEL_FILES, ScanTable, image_set
 

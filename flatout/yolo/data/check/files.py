@@ -15,7 +15,7 @@ from flatout.errors import counted
 from flatout.findings import Finding
 from flatout.yolo.data.anchors import fit_of
 from flatout.yolo.data.check.facts import SetFacts, found_at, looking_for
-from flatout.yolo.data.data_yaml import how_to_resize
+from flatout.yolo.data.find import how_to_resize
 from flatout.yolo.data.image_set import class_counts
 
 LIKELY_OTHER = {".txt", ".xml", ".json", ".md", ".csv", ".yaml", ".yml", ".cache"}

@@ -13,7 +13,7 @@ import numpy as np
 from flatout.errors import counted
 from flatout.findings import Finding
 from flatout.yolo.data.check.facts import Check, SetFacts, SplitFacts, add, found_at, looking_for
-from flatout.yolo.data.data_yaml import label_path
+from flatout.yolo.data.find import label_path
 from flatout.yolo.data.label_text import drops_a_label
 from flatout.yolo.data.scan import REASONS
 

@@ -13,7 +13,8 @@ from flatout.feed import SampleError
 from flatout.findings import SEVERITIES, Finding
 from flatout.yolo.data.check import files, images, labels
 from flatout.yolo.data.check.facts import CHECKS, SetFacts, SplitFacts, found_at, look_deeply
-from flatout.yolo.data.data_yaml import SPLITS, DataSet, Found, Pair, Split, complaints
+from flatout.yolo.data.data_yaml import SPLITS, DataSet, Split, complaints
+from flatout.yolo.data.find import Found, Pair
 from flatout.yolo.data.open_data import gather as gather_files
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.scan import REASONS, ScanConfig, table_of

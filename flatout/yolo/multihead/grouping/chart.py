@@ -17,7 +17,7 @@ from flatout.charts import (
     shade,
     shortened,
     ticks,
-    write_picture,
+    write_image,
 )
 from flatout.errors import counted
 from flatout.yolo.multihead.grouping.choose import Grouped
@@ -154,7 +154,7 @@ def draw_grouping(grouped: Grouped, path: Path) -> Path:
         draw_map(sheet, config, grouped.likeness_CC, grouped.names, left=MARGIN, top=top + GAP)
     elif grouped.statistics is not None:
         draw_shapes(sheet, config, grouped.statistics, grouped.names, left=MARGIN, top=top + GAP)
-    return write_picture(path, sheet.picture())
+    return write_image(path, sheet.picture())
 
 
 def _height(num_classes: int) -> int:

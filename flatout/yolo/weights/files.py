@@ -2,6 +2,8 @@
 
 Written by the safetensors library. Read here, because the library maps the file into memory: a file that shrinks
 later would then end the program. The format is eight bytes of length, a JSON header, and the tensors' bytes.
+
+The front door: weights from any file, told apart by content.
 """
 
 import json
@@ -24,13 +26,19 @@ from flatout.safefiles import (
     Refusal,
     allocate,
     compact,
+    file_kind,
+    is_container,
     is_countable,
     quoted,
     read_at,
     read_into,
+    read_objects,
+    reading,
     replacing,
+    sections_of,
 )
-from flatout.yolo.weights.weights import State, Weights, checked_state, checked_weights
+from flatout.yolo.weights.legacy import legacy_allowlist, weights_from_legacy
+from flatout.yolo.weights.weights import State, Weights, checked_state, checked_weights, weights_from
 
 SCHEMA = 1
 MAX_HEADER_BYTES = 8 << 20
@@ -160,3 +168,16 @@ def _read_tensor(file: BinaryIO, offset: int, dtype: torch.dtype, shape: list[in
     stored = allocate(math.prod(shape) * dtype.itemsize)
     read_into(file.fileno(), stored.numpy().data, offset)
     return (stored.clamp_(max=1) if dtype == torch.bool else stored).view(dtype).view(shape)
+
+
+def read_weights(path: str | Path) -> Weights:
+    """The weights in a legacy .pt, a .pt of ours or a safetensors file, on the CPU, as stored.
+
+    Nothing in the file is run, whoever wrote it. CheckpointError says in one line why a file is not read.
+    """
+    with reading(path) as file:
+        if file_kind(file) == "safetensors":
+            return weights_from_safetensors(file)
+        # A file that claims to be ours is read with the same suspicion; placeholders do not pass as plain data.
+        objects = read_objects(file, legacy_allowlist)
+        return weights_from(sections_of(objects)) if is_container(objects) else weights_from_legacy(objects)

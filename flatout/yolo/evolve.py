@@ -23,12 +23,13 @@ import numpy as np
 from flatout.engine import Callback, Callbacks, RunStart, Scores, default_fast_amp
 from flatout.errors import ConfigError, DivergedError
 from flatout.ranks import StopSignals, choose_devices, read_world
-from flatout.runs import RunFolder, Spending, Wanted, choose_run, finished_run, telling_end
+from flatout.runs import RunFolder, RunRequest, Spending, choose_run, finished_run, reporting_end
 from flatout.safefiles import replacing
 from flatout.yolo.find_file import find_file
-from flatout.yolo.hyp import Hyp, config_of_run, identity, load_hyp
+from flatout.yolo.hyp import Hyp, load_hyp
 from flatout.yolo.metrics import YOLOV7_RESULTS, fitness, zero_scores
 from flatout.yolo.options import TrainOptions
+from flatout.yolo.run_config import config_of_run, identity
 from flatout.yolo.train.recipe import loggers_for, train
 
 # How hyper-parameters mutate, and which row is the parent of the next. Pure: numbers and a generator in, numbers out.
@@ -245,7 +246,7 @@ def evolve(
         rows = Rows(over)
         return EvolveResult(over, len(rows), float(rows.fitness_N.max()), finished=True)
     hearers = Callbacks([spending, *loggers_for(options), *callbacks])
-    with StopSignals(), _open_run(options, hyp) as run, telling_end(hearers, run.folder) as ending:
+    with StopSignals(), _open_run(options, hyp) as run, reporting_end(hearers, run.folder) as ending:
         search = _Search(options, hyp, run, hearers, spending)
         result = search.go()
         ending.why = result.why
@@ -258,10 +259,10 @@ def _open_run(options: TrainOptions, hyp: Hyp) -> RunFolder:
     return choose_run(_wanted(options, hyp))
 
 
-def _wanted(options: TrainOptions, hyp: Hyp) -> Wanted:
+def _wanted(options: TrainOptions, hyp: Hyp) -> RunRequest:
     device = choose_devices(options.device)[0]
     meant = identity(options, hyp, cuda=device.type == "cuda", bf16=default_fast_amp(device) == "bf16")
-    return Wanted(
+    return RunRequest(
         project=Path(options.project),
         name=options.name,
         identity=replace(meant, config={**meant.config, "evolve": True}),
