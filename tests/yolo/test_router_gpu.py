@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from flatout.yolo.loss import Anchors, LossConfig, Search, assign_ota
-from flatout.yolo.loss.losses import default_balance, torch_head_loss
+from flatout.yolo.loss.losses import as_images, default_balance, torch_head_loss
 from flatout.yolo.loss.ota import list_candidates, torch_assign_ota
 from flatout.yolo.multihead.head_config import HeadConfig
-from flatout.yolo.multihead.joined_maps import as_images, heads_on, route
+from flatout.yolo.multihead.joined_maps import heads_on, route
 from tests.yolo.detection_batch import awkward
 from tests.yolo.head_batches import HeadBatch, make_groups, make_head_batch
 from tests.yolo.test_router import GROUPS, LOSSES, OPTIONS, PLAIN

@@ -38,7 +38,7 @@ from flatout.yolo.loss.ota import (
     torch_assign_ota,
 )
 from flatout.yolo.multihead.head_config import OBJECTNESS
-from flatout.yolo.multihead.joined_maps import Heads, JoinedMap, as_images, route
+from flatout.yolo.multihead.joined_maps import Heads, JoinedMap, route
 
 _BALANCE = {3: (4.0, 1.0, 0.4)}
 _BALANCE_OTHERWISE = (4.0, 1.0, 0.25, 0.06, 0.02)
@@ -357,6 +357,11 @@ def route_all(maps: Sequence[Tensor], targets_T6: Tensor, heads: Heads) -> Tenso
         with torch.cuda.device(maps[0].device):
             return route_on_device(targets_T6, heads)
     return route(targets_T6, heads)
+
+
+def as_images(maps: Sequence[Tensor], heads: Heads | None, anchors: Anchors) -> Sequence[Tensor] | Sequence[JoinedMap]:
+    """Maps of images: joined ones as views, those of a single head as they are."""
+    return maps if heads is None else [JoinedMap(each, heads, anchors.size_LA2.shape[1]) for each in maps]
 
 
 @torch.compiler.disable

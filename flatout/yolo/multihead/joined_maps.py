@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from flatout.yolo.loss.kernel_support import without_waiting
-from flatout.yolo.loss.matches import Anchors
 from flatout.yolo.multihead.head_config import HeadConfig, channels_of_planes
 
 
@@ -127,8 +126,3 @@ def _channels(outputs_H: tuple[int, ...], num_anchors: int, num_outputs: int, de
     """int64 [H * A, O]: the channels of every head and anchor; the first call copies them to the device."""
     planes = channels_of_planes(outputs_H, num_anchors)
     return without_waiting(torch.tensor([[*p, *[p[-1]] * (num_outputs - len(p))] for p in planes]), device)
-
-
-def as_images(maps: Sequence[Tensor], heads: Heads | None, anchors: Anchors) -> Sequence[Tensor] | Sequence[JoinedMap]:
-    """Maps of images: joined ones as views, those of a single head as they are."""
-    return maps if heads is None else [JoinedMap(each, heads, anchors.size_LA2.shape[1]) for each in maps]
