@@ -63,7 +63,7 @@ def built(options: TrainOptions, device: torch.device) -> tuple[DefectRecipe, Mo
     recipe = NoFiles(options, World(), device)
     run = RunContext(
         world=recipe.world, device=device, folder=Path(), continues=False, interrupts=Interrupts(), stack=ExitStack(),
-        draws=False,
+        plots=False,
     )  # fmt: skip
     return recipe, recipe.build(run, None)
 

@@ -11,6 +11,7 @@ before somebody asks for it. So a worker that needs one name of a package does n
 
 import ast
 import sys
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 
@@ -27,6 +28,18 @@ def face(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]
         return getattr(import_module(homes[name]), name)
 
     return get, lambda: sorted({*vars(module), *homes})
+
+
+def renamed(module: str, **new_names: str) -> Callable[[str], object]:
+    """`__getattr__` of a module whose public names have changed: old ones work for one release, with a warning."""
+
+    def get(name: str) -> object:
+        if name not in new_names:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warnings.warn(f"{module}.{name} is now called {new_names[name]}", DeprecationWarning, stacklevel=2)
+        return getattr(sys.modules[module], new_names[name])
+
+    return get
 
 
 def listed_names(source: str) -> dict[str, str]:

@@ -140,3 +140,12 @@ def test_there_are_no_more_files_than_a_reader_can_hold():
     assert len(modules) <= MOST_MODULES
     in_folder = Counter(Path(path).parent.as_posix() for path in modules)
     assert not {folder: count for folder, count in in_folder.items() if count > MOST_IN_A_FOLDER}
+
+
+def test_an_old_public_name_works_for_one_release_and_warns():
+    from flatout.engine import IntervalStats, job
+
+    with pytest.warns(DeprecationWarning, match=r"flatout\.engine\.job\.Tick is now called IntervalStats"):
+        assert job.Tick is IntervalStats
+    with pytest.raises(AttributeError, match="has no attribute 'Tock'"):
+        _ = job.Tock

@@ -157,7 +157,7 @@ class DefectRecipe(Recipe):
             found = judge(mapper, self._judged, read=self._read, watchers=watchers)
         return ValidationResult(found.fitness, found.scores(), found, str(found))
 
-    def about(self, model: Model) -> dict[str, Any]:
+    def describe_network(self, model: Model) -> dict[str, Any]:
         assert isinstance(model.network, DefectNet)
         return about(model.network, patch=self.options.patch)
 
@@ -169,7 +169,7 @@ class DefectRecipe(Recipe):
             return facts | {"fitness": None, "threshold": None}
         return facts | {"fitness": outcome.fitness, "threshold": outcome.threshold}
 
-    def draw_batches(self) -> None:
+    def plot_batches(self) -> None:
         """examples.png: what the network learned from; look at it first. Waits for the device."""
         if self._examples is None:
             return
@@ -187,7 +187,7 @@ class DefectRecipe(Recipe):
 
     def _keep_examples(self, epoch: int, step: int, batch: DeviceBatch) -> None:
         """Some samples of the very first batch, kept on the device until the epoch ends."""
-        if self._run.draws and epoch == 0 and step == 0:
+        if self._run.plots and epoch == 0 and step == 0:
             self._examples = batch["images"][:EXAMPLES].clone(), batch["masks"][:EXAMPLES].clone()
 
     def _fingerprint(self) -> str:

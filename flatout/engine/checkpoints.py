@@ -4,7 +4,7 @@
     old last.pt --second name--------------------------> last.prev.pt  and only then the oldest goes
     result ----write, sync---> .last.final.pt --rename (the run is marked as finished)--> last.pt
 
-Killed between any two of these steps, the folder holds at least two whole generations once two were saved. A file that
+Killed between any two of these steps, the folder holds at least two whole checkpoints once two were saved. A file that
 cannot be read is skipped with a warning; where all are bad that is an error, never a silent new beginning.
 """
 
@@ -53,10 +53,10 @@ class CheckpointStore:
         self._newest_is_bad = False
 
     def save(self, sections: Mapping[str, object]) -> None:
-        """Write a new generation; blocks until it is on the disk.
+        """Write a new checkpoint; blocks until it is on the disk.
 
         ResourceError when the disk cannot take it, after making room and trying once more. What was readable before
-        then still is, except that on a full disk the older of two sound generations may have gone.
+        then still is, except that on a full disk the older of two sound checkpoints may have gone.
         """
         self._sweep()
         self.retrying(lambda: self._save(sections))
@@ -64,7 +64,7 @@ class CheckpointStore:
         self._note_position(sections)
 
     def retrying(self, write: Callable[[], None]) -> None:
-        """Write something beside the generations; if the disk does not take it, make room and try once more."""
+        """Write something beside the checkpoints; if the disk does not take it, make room and try once more."""
         try:
             write()
         except ResourceError as error:
@@ -74,14 +74,14 @@ class CheckpointStore:
             write()
 
     def write_final(self, sections: Mapping[str, object]) -> None:
-        """Write what is to replace the generations once the run is marked as finished; blocks until it is on the disk.
+        """Write what is to replace the checkpoints once the run is marked as finished; blocks until it is on the disk.
 
-        Nothing is lost if the process ends before that: the generations are untouched, and the run is unfinished.
+        Nothing is lost if the process ends before that: the checkpoints are untouched, and the run is unfinished.
         """
         self.retrying(lambda: write_container(self._final, sections))
 
     def settle(self) -> None:
-        """Finish a run that is marked as finished: put what `write_final` wrote in place of the generations.
+        """Finish a run that is marked as finished: put what `write_final` wrote in place of the checkpoints.
 
         Does nothing if that was done before, or if there is nothing to put there.
         """
@@ -108,7 +108,7 @@ class CheckpointStore:
         return True
 
     def load(self) -> Checkpoint | None:
-        """The newest generation that can be read; None only if none was ever saved here.
+        """The newest checkpoint that can be read; None only if none was ever saved here.
 
         CheckpointError when files exist and all of them are bad.
         """
@@ -118,18 +118,18 @@ class CheckpointStore:
                 skipped += [f"{path}: no such file."] if path == self.newest else []
                 continue
             try:
-                generation = Checkpoint(path, read_container(path), skipped)
+                checkpoint = Checkpoint(path, read_container(path), skipped)
             except CheckpointError as error:
                 skipped.append(str(error))
                 continue
             if skipped:
                 self._newest_is_bad = True
-                logger.warning("%s Continuing from %s: %s.", skipped[0], path, self._loss(generation))
-            return generation
+                logger.warning("%s Continuing from %s: %s.", skipped[0], path, self._loss(checkpoint))
+            return checkpoint
         if not any(map(os.path.lexists, (self.newest, self.previous))):
             return None
         raise CheckpointError(
-            f"{self._folder}: no generation can be read, and nothing was started over. {' '.join(skipped)} "
+            f"{self._folder}: no checkpoint can be read, and nothing was started over. {' '.join(skipped)} "
             "Put a good copy in its place, or start from the beginning with --fresh."
         )
 
@@ -142,7 +142,7 @@ class CheckpointStore:
             leftover.unlink(missing_ok=True)
 
     def leave_note(self, name: str, content: object) -> Path:
-        """Write something for people beside the generations, as JSON; returns where. A full disk keeps it empty."""
+        """Write something for people beside the checkpoints, as JSON; returns where. A full disk keeps it empty."""
         path = self._folder / name
         with suppress(OSError):
             path.write_text(json.dumps(content, indent=1))
@@ -175,11 +175,11 @@ class CheckpointStore:
             self._old.replace(self.previous)
             sync_folder(self._folder)
         except OSError as error:
-            # The new generation stands, and so does the one before the last: still two.
+            # The new checkpoint stands, and so does the one before the last: still two.
             logger.warning("%s could not be replaced: %s.", self.previous, error.strerror)
 
     def _make_room(self) -> None:
-        """Drop the older generation, if the newer one is proven to be sound."""
+        """Drop the older checkpoint, if the newer one is proven to be sound."""
         with suppress(CheckpointError):
             read_container(self.newest)
             self.previous.unlink(missing_ok=True)
@@ -197,12 +197,12 @@ class CheckpointStore:
         with suppress(OSError):
             self._position.write_text(json.dumps(_position_in(sections)))
 
-    def _loss(self, generation: Checkpoint) -> str:
+    def _loss(self, checkpoint: Checkpoint) -> str:
         try:
             newest = json.loads(self._position.read_text())
         except (OSError, ValueError):
             newest = {}
-        return describe_loss(newest, _position_in(generation.sections))
+        return describe_loss(newest, _position_in(checkpoint.sections))
 
 
 def describe_loss(newest: Mapping[str, Any], kept: Mapping[str, Any]) -> str:
@@ -221,12 +221,12 @@ def _position_in(sections: Mapping[str, object]) -> dict[str, Any]:
     return {}
 
 
-def load_on_all_ranks(generations: CheckpointStore | None, world: World) -> Checkpoint | None:
+def load_on_all_ranks(checkpoints: CheckpointStore | None, world: World) -> Checkpoint | None:
     """As `CheckpointStore.load`, on every rank; all ask at the same time.
 
     The first rank reads, the others get it from there: their machines need not see the run folder, and what one rank
     has read all have, even if the disk is about to fail.
     """
-    saved = generations.load() if generations is not None and world.is_first else None
+    saved = checkpoints.load() if checkpoints is not None and world.is_first else None
     told: Checkpoint | None = world.broadcast(saved)
     return told

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from flatout.engine.graphs import Padding
+from flatout.lazy import renamed
 
 
 class Batches(Protocol):
@@ -145,3 +146,6 @@ class Schedule(Protocol):
     """StepSettings of the iteration `epoch * steps_per_epoch + step`; pure."""
 
     def __call__(self, epoch: int, step: int) -> StepSettings: ...
+
+
+__getattr__ = renamed(__name__, Tick="IntervalStats")

@@ -129,7 +129,7 @@ class Loop:
         device: torch.device,
         epoch_end: EpochEnd | None = None,
         average: MovingAverage | None = None,
-        generations: CheckpointStore | None = None,
+        checkpoints: CheckpointStore | None = None,
         interrupts: Interrupts | None = None,
         world: World | None = None,
         forward: nn.Module | None = None,
@@ -145,7 +145,7 @@ class Loop:
         self.job, self.network, self.optimizer = job, network, optimizer
         self._epoch_end: EpochEnd = epoch_end or NoEpochEnd()
         self.schedule, self.batches, self.config = schedule, batches, config
-        self.device, self.average, self.generations = device, average, generations
+        self.device, self.average, self.checkpoints = device, average, checkpoints
         self.world = world or World()
         self.precision = Precision(config.amp, device)
         self.epoch, self.step = 0, 0
@@ -290,8 +290,8 @@ class Loop:
             self._look(rows_NK)
 
     def _roll_back(self) -> None:
-        """Set everything back to the last good generation, or give up."""
-        saved = load_on_all_ranks(self.generations, self.world)
+        """Set everything back to the last good checkpoint, or give up."""
+        saved = load_on_all_ranks(self.checkpoints, self.world)
         if not self._guard.roll_back() or saved is None:
             tried = (
                 "There is no saved state to go back to."
@@ -308,9 +308,9 @@ class Loop:
 
     def _listed_samples(self) -> str:
         """Where all samples of the last bad steps can be found, as a remark."""
-        if self.generations is None or not self.world.is_first:
+        if self.checkpoints is None or not self.world.is_first:
             return ""
-        return f" (all of them: {self.generations.leave_note('diverged.json', self._guard.bad_samples())})"
+        return f" (all of them: {self.checkpoints.leave_note('diverged.json', self._guard.bad_samples())})"
 
     # Saving and stopping
 
@@ -377,7 +377,7 @@ class Loop:
 
     def _finish_epoch(self) -> None:
         """Work off the end of an epoch."""
-        if self.world.size == 1 and self.generations is not None and not self.generations.newest.parent.is_dir():
+        if self.world.size == 1 and self.checkpoints is not None and not self.checkpoints.newest.parent.is_dir():
             self.save()  # which makes it again; what is done at an epoch's end would fail without it
         try:
             if self._interrupts.requested is not None and self.world.size == 1:
@@ -396,36 +396,36 @@ class Loop:
             self.save()
 
     def save(self) -> None:
-        """Write a generation, unless a weight is not finite: a broken state is never saved. Waits for the device.
+        """Write a checkpoint, unless a weight is not finite: a broken state is never saved. Waits for the device.
 
         All ranks wait for the one that writes: a launcher ends all of them as soon as one ends.
         """
         if self.step > 0:
             self._look_at_all()
         with clock.stage("train.save"):
-            if self.generations is not None and self.world.any(not self._is_sound()):
+            if self.checkpoints is not None and self.world.any(not self._is_sound()):
                 self._roll_back()
-            if self.generations is not None and self.world.is_first:
-                self._write_generation(self.generations)
-                self._callbacks.checkpoint(Saved(path=self.generations.newest, epoch=self.epoch, step=self.step))
+            if self.checkpoints is not None and self.world.is_first:
+                self._write_checkpoint(self.checkpoints)
+                self._callbacks.checkpoint(Saved(path=self.checkpoints.newest, epoch=self.epoch, step=self.step))
             # Here they may wait as long as a slow disk takes; in the next sum of gradients they may not.
             self.world.wait_for_all()
         self._saved_at, self._saved_steps = time.monotonic(), self.steps_here
         self._note_unsaved()
 
-    def _write_generation(self, generations: CheckpointStore) -> None:
-        was_gone = generations.restore_folder()
+    def _write_checkpoint(self, checkpoints: CheckpointStore) -> None:
+        was_gone = checkpoints.restore_folder()
         try:
-            # First what lies beside the generation: killed in between, the epoch it comes from is trained again.
-            generations.retrying(self._epoch_end.flush)
-            generations.save(self.sections())
+            # First what lies beside the checkpoint: killed in between, the epoch it comes from is trained again.
+            checkpoints.retrying(self._epoch_end.flush)
+            checkpoints.save(self.sections())
         except ResourceError as error:
             if not ran_out_of_room(error):
                 raise
             raise ResourceError(f"{error} The same command then continues.") from error.__cause__
         if was_gone:
             raise ResourceError(
-                f"{generations.newest.parent} was removed or moved while the training was running. It was made again, "
+                f"{checkpoints.newest.parent} was removed or moved while the training was running. It was made again, "
                 f"with the state of epoch {self.epoch}, step {self.step} in it, and the training ended; its other "
                 "files are gone. Run the same command again to continue."
             )

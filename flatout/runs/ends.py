@@ -76,7 +76,7 @@ class EpochEnd:
         """Work off the end of an epoch; True if training is over."""
         recipe, last = self._recipe, epoch + 1 == self._model.epochs
         with clock.stage("train.pictures"):
-            recipe.draw_batches()
+            recipe.plot_batches()
         found = recipe.validate(self._model, epoch, last=last) if recipe.is_due(epoch, last=last) else None
         stops = False
         if self._records is not None:
@@ -99,7 +99,7 @@ class EpochEnd:
 
     def between(self, epoch: int, step: int) -> Callable[[], None] | None:
         """A validation within an epoch, if one is due after `step`; see `Loop`."""
-        steps = self._recipe.due_within(epoch, step)
+        steps = self._recipe.due_mid_epoch(epoch, step)
         done = epoch * self._steps_per_epoch + step
         return None if steps is None else partial(self._validate_within, epoch, steps, done)
 
@@ -119,8 +119,8 @@ class EpochEnd:
             "losses": dict(self.losses),
             "records": self._records.state_dict() if self._records is not None else {"bytes": {}},
         }
-        about = self._recipe.about(self._model) | {"kind": "full"}
-        about |= self._recipe.about_state(self.epoch, self.best.score)
+        about = self._recipe.describe_network(self._model) | {"kind": "full"}
+        about |= self._recipe.describe_checkpoint(self.epoch, self.best.score)
         return {"weights": about, "run": self._run, "job": state | self._recipe.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -152,7 +152,7 @@ class EpochEnd:
         self.found = found
         logger.info("Step %d: %s", steps, found.text)
         # Epochs that are complete are one fewer than the one under way.
-        scalars = self._recipe.scalars_within(steps, found)
+        scalars = self._recipe.mid_epoch_scalars(steps, found)
         self._callbacks.validation(Scores(epoch=epoch - 1, at=steps, steps_done=steps_done, scalars=scalars))
         self._keep(epoch, found, last=False)
 
@@ -179,7 +179,9 @@ class EpochEnd:
         is_best = is_judged and self.best.takes(epoch, None if found is None else found.score)
         if is_best and (last or self._recipe.saves):
             with clock.stage("train.save"):
-                content = self._recipe.about(self._model) | self._recipe.best_weights(self._model, epoch, found)
+                content = self._recipe.describe_network(self._model) | self._recipe.best_weights(
+                    self._model, epoch, found
+                )
                 self._pending = [*self._recipe.best_names(epoch)], content
 
 

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunFolder:
-    """A locked run folder. `continues`: load the newest generation in it; else begin at the beginning.
+    """A locked run folder. `continues`: load the newest checkpoint in it; else begin at the beginning.
 
     As a context: a run that fails before it has made anything, such as one with a mistyped flag, leaves no new folder.
     """
@@ -229,10 +229,10 @@ def _settle_finished(project: Path, name: str) -> None:
 def _settle(folder: Path) -> None:
     """Give the final files of a finished run their names, if it was killed before it could do that itself."""
     for weights in {path.parent for path in folder.glob("*/last.pt")}:
-        generations = CheckpointStore(weights)
-        if generations.is_unsettled():
+        checkpoints = CheckpointStore(weights)
+        if checkpoints.is_unsettled():
             with suppress(Locked, OSError), RunLock(folder):
-                generations.settle()
+                checkpoints.settle()
 
 
 def _in_this_folder(folder: Path, wanted: RunRequest) -> RunFolder:

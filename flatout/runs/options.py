@@ -267,7 +267,7 @@ def checkpoint_to_resume(options: RunOptions, *, root: Path = Path()) -> Path | 
 
 def newest_last(root: Path) -> Path:
     """The most recently changed `last*.pt` below a folder: what `--resume` means without a value."""
-    # The previous generation changes its name after the newest one has appeared, and would look newer.
+    # The previous checkpoint changes its name after the newest one has appeared, and would look newer.
     found = [path for path in root.glob("**/last*.pt") if not path.name.endswith((".prev.pt", ".old.pt"))]
     found += [newer for path in root.glob("**/last*.prev.pt") if not (newer := _newest_beside(path)).exists()]
     if not found:

@@ -298,7 +298,7 @@ class ProfiledTraining:
 
         seams = seams or Seams()
         # Pictures for people are drawn once per run; in one of some dozen steps they would be most of it.
-        watched = replace(seams, batches=lambda batches: ObservedBatches(seams.batches(batches), hear), pictures=False)
+        watched = replace(seams, batches=lambda batches: ObservedBatches(seams.batches(batches), hear), plots=False)
         with tempfile.TemporaryDirectory(prefix="flatout-profile-") as folder, observation.observing():
             # At most so many: steps with a short batch do not count.
             self.command.train(self.brief(Path(folder), 2 * observation.total_steps), seams=watched)

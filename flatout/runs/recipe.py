@@ -48,7 +48,7 @@ class Seams:
     """Wraps the batches that the loop takes."""
     open_pass: OpenPass | None = None
     """Opens the passes of the feed below the copy to the device; None: as ever."""
-    pictures: bool = True
+    plots: bool = True
     """Whether pictures for people are drawn: first batches, labels, results."""
 
 
@@ -64,7 +64,7 @@ class RunContext:
     interrupts: Interrupts
     stack: ExitStack
     """Closed when the training ends: what a recipe opens goes in here."""
-    draws: bool
+    plots: bool
     """Whether this rank draws pictures for people."""
 
     def stop_if_asked(self) -> None:
@@ -95,7 +95,7 @@ class Model:
     average: MovingAverage | None = None
 
     @property
-    def judged(self) -> nn.Module:
+    def evaluated(self) -> nn.Module:
         """What is validated and kept: the moving average, where there is one."""
         return self.network if self.average is None else self.average.network
 
@@ -234,7 +234,7 @@ class Recipe(ABC):
     validates: bool = False
     """Whether there is something to validate on; without, the newest weights count as the best."""
 
-    def draw_batches(self) -> None:
+    def plot_batches(self) -> None:
         """Pictures of the first batches, for people. The host may wait for the device here."""
 
     def is_due(self, epoch: int, *, last: bool) -> bool:
@@ -245,11 +245,11 @@ class Recipe(ABC):
         """All ranks call it, the first gets an answer. Interrupted if a signal wants it."""
         return None
 
-    def due_within(self, epoch: int, step: int) -> int | None:
+    def due_mid_epoch(self, epoch: int, step: int) -> int | None:
         """Steps of the training so far, if a validation within an epoch is due after `step`; all ranks answer alike."""
         return None
 
-    def scalars_within(self, steps: int, found: ValidationResult) -> Mapping[str, float]:
+    def mid_epoch_scalars(self, steps: int, found: ValidationResult) -> Mapping[str, float]:
         """Of a validation within an epoch, for charts; by the first rank."""
         return {}
 
@@ -269,14 +269,14 @@ class Recipe(ABC):
     # What is saved
 
     @abstractmethod
-    def about(self, model: Model) -> dict[str, Any]:
+    def describe_network(self, model: Model) -> dict[str, Any]:
         """What files of weights say about the network, without its tensors."""
 
-    def about_state(self, epoch: int, best_score: float) -> dict[str, Any]:
+    def describe_checkpoint(self, epoch: int, best_score: float) -> dict[str, Any]:
         """What else last.pt says about its weights; `epoch` is the last one that was worked off."""
         return {}
 
-    def run_facts(self) -> dict[str, Any]:
+    def describe_run(self) -> dict[str, Any]:
         """What a saved state says about the run, beside config, data, environment and seed."""
         return {}
 
@@ -289,7 +289,7 @@ class Recipe(ABC):
 
     def best_weights(self, model: Model, epoch: int, found: ValidationResult | None) -> dict[str, Any]:
         """What best.pt says beside `about`, tensors included: copies, so that training may go on."""
-        state = {key: tensor.detach().clone() for key, tensor in model.judged.state_dict().items()}
+        state = {key: tensor.detach().clone() for key, tensor in model.evaluated.state_dict().items()}
         return {"kind": "model", "state": state, "epoch": epoch, "score": None if found is None else found.score}
 
     def best_names(self, epoch: int) -> Iterable[str]:

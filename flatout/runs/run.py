@@ -105,7 +105,7 @@ def train(
             continues=continues,
             interrupts=Interrupts(),
             stack=stack,
-            draws=seams.pictures and world.is_first,
+            plots=seams.plots and world.is_first,
         )
         # Other ranks need not wait for what callbacks do at the end, such as a last copy to a mirror.
         with reporting_end(hearers, context.folder) as ending, ranks.reporting_errors():
@@ -190,7 +190,7 @@ class _Training:
         self._recipe, self._data, self._context, self._seams = recipe, data, context, seams
         self._callbacks, self._spending = callbacks, spending
         self._options, self._is_first = recipe.options, context.world.is_first
-        self._generations = CheckpointStore(context.folder / recipe.weights_folder)
+        self._checkpoints = CheckpointStore(context.folder / recipe.weights_folder)
         self._saved = self._saved_state()
         self._check_data()
         set_determinism(self._options.deterministic, long_run=recipe.is_long)
@@ -246,10 +246,10 @@ class _Training:
             end = self._epoch_end
             content = self._recipe.final_weights(self._model, end.epoch, end.found, end.best.score)
             if content is not None:
-                self._generations.write_final({"weights": self._recipe.about(self._model) | content})
+                self._checkpoints.write_final({"weights": self._recipe.describe_network(self._model) | content})
             # From here on the run is finished: all its files are on the disk, if not yet under their names.
             folder.finish()
-            self._generations.settle()
+            self._checkpoints.settle()
             weights = folder.folder / self._recipe.weights_folder
             logger.info("Results are in %s, the weights in %s.", folder.folder, weights)
             self._recipe.finished(folder.folder)
@@ -257,10 +257,10 @@ class _Training:
     def _saved_state(self) -> Checkpoint | None:
         """What the run folder holds, if this command continues it."""
         if not self._context.continues:
-            if self._is_first and self._generations.newest.parent.is_dir():
-                self._generations.forget()
+            if self._is_first and self._checkpoints.newest.parent.is_dir():
+                self._checkpoints.forget()
             return None
-        saved = load_on_all_ranks(self._generations, self._context.world)
+        saved = load_on_all_ranks(self._checkpoints, self._context.world)
         if saved is not None and "training" not in saved.sections:
             raise CheckpointError(f"{saved.path}: this training has ended: there is nothing to resume.")
         return saved
@@ -293,7 +293,7 @@ class _Training:
             "data": self._data.fingerprint,
             "environment": environment(),
             "seed": self._recipe.seed,
-            **self._recipe.run_facts(),
+            **self._recipe.describe_run(),
         }
 
     def _loop(self, batches: DeviceBatches, steps: int, epoch_end: EpochEnd, progress: StepProgress) -> Loop:
@@ -327,7 +327,7 @@ class _Training:
             device=self._context.device,
             epoch_end=epoch_end,
             average=model.average,
-            generations=self._generations,
+            checkpoints=self._checkpoints,
             interrupts=self._context.interrupts,
             world=self._context.world,
             forward=self._forward(),
@@ -377,7 +377,7 @@ class _Training:
         )
 
     def _plot(self) -> None:
-        if not self._context.draws:
+        if not self._context.plots:
             return
         try:
             self._recipe.plot(self._context.folder)

@@ -271,7 +271,7 @@ class SpikeRecipe(Recipe):
         every = self.config.LOG.VAL_EVERY_STEPS
         return last or not every or (epoch + 1) * self._steps.steps_per_epoch % every == 0
 
-    def due_within(self, epoch: int, step: int) -> int | None:
+    def due_mid_epoch(self, epoch: int, step: int) -> int | None:
         every = self.config.LOG.VAL_EVERY_STEPS
         done = epoch * self._steps.steps_per_epoch + step // self._steps.accumulation
         return done if every and self.validates and done % every == 0 else None
@@ -280,7 +280,7 @@ class SpikeRecipe(Recipe):
         """The moving average on every frame of the validation split, once."""
         if self._scoring is None:
             return None
-        restore = Restore(model.judged, self._to_clip, self.config.TEST, DTYPES[self.amp])
+        restore = Restore(model.evaluated, self._to_clip, self.config.TEST, DTYPES[self.amp])
         with clock.stage("train.validate"):
             found = evaluate(restore, self._scoring, [lambda restored: self._run.stop_if_asked(), self._draw])
         return ValidationResult(found.psnr, found.plain(), found, str(found))
@@ -298,7 +298,7 @@ class SpikeRecipe(Recipe):
         columns = dict.fromkeys(field.name for field in fields(Evaluation)) if self.validates else {}
         return EpochRecord(row | columns | scores, _scalars(report, found, speed), at=(epoch + 1) * steps)
 
-    def scalars_within(self, steps: int, found: ValidationResult) -> Mapping[str, float]:
+    def mid_epoch_scalars(self, steps: int, found: ValidationResult) -> Mapping[str, float]:
         self._write(f"val_step_{steps}.json", {"step": steps, **found.named})
         return _scores(found)
 
@@ -309,10 +309,10 @@ class SpikeRecipe(Recipe):
 
     # What is saved
 
-    def about(self, model: Model) -> dict[str, Any]:
+    def describe_network(self, model: Model) -> dict[str, Any]:
         return {"network": model.network.about, "config": plain(self.config)}
 
-    def run_facts(self) -> dict[str, Any]:
+    def describe_run(self) -> dict[str, Any]:
         return {
             "total_batch": self._total_batch,
             "epochs": self._num_epochs,
@@ -320,7 +320,7 @@ class SpikeRecipe(Recipe):
         }
 
     def best_weights(self, model: Model, epoch: int, found: ValidationResult | None) -> dict[str, Any]:
-        state = {key: tensor.detach().clone() for key, tensor in model.judged.state_dict().items()}
+        state = {key: tensor.detach().clone() for key, tensor in model.evaluated.state_dict().items()}
         return {"kind": "stripped", "state": state, "epoch": epoch, "psnr": None if found is None else found.score}
 
     # For people
@@ -399,7 +399,7 @@ class SpikeRecipe(Recipe):
     def _draw(self, restored: Restored) -> None:
         """blur | restored | sharp of the first frame of the first clips, the newest over the older ones."""
         for row, index in enumerate(restored.indices):
-            if index < PICTURES and self._run.draws:
+            if index < PICTURES and self._run.plots:
                 frames = (restored.blur[row, 0], restored.predicted[row, 0], restored.sharp[row, 0])
                 picture = side_by_side([as_bytes(each) for each in frames])
                 write_image(self._run.folder / "visuals" / f"val_{index:04d}_00.png", picture)

@@ -1,4 +1,4 @@
-"""Two generations: at every moment of a save there is a whole one to read, and a bad one is never taken for good."""
+"""Two checkpoints: at every moment of a save there is a whole one to read, and a bad one is never taken for good."""
 
 import logging
 import os
@@ -26,18 +26,18 @@ def state(step: int, epoch: int = 2) -> dict[str, Any]:
     return {"training": {"position": at(epoch, step)}, "w": torch.full((50,), float(step))}
 
 
-def step_of(generations: CheckpointStore) -> int | None:
-    found: Any = generations.load()
+def step_of(checkpoints: CheckpointStore) -> int | None:
+    found: Any = checkpoints.load()
     return None if found is None else found.sections["training"]["position"]["step"]
 
 
 @pytest.fixture
 def three(tmp_path: Path) -> CheckpointStore:
-    """A folder in which three generations were saved, so that two are left."""
-    generations = CheckpointStore(tmp_path)
+    """A folder in which three checkpoints were saved, so that two are left."""
+    checkpoints = CheckpointStore(tmp_path)
     for step in (10, 20, 30):
-        generations.save(state(step))
-    return generations
+        checkpoints.save(state(step))
+    return checkpoints
 
 
 def damage(path: Path, offset: int) -> None:
@@ -46,7 +46,7 @@ def damage(path: Path, offset: int) -> None:
     path.write_bytes(content)
 
 
-def test_an_empty_folder_has_no_generation(tmp_path: Path):
+def test_an_empty_folder_has_no_checkpoint(tmp_path: Path):
     assert CheckpointStore(tmp_path).load() is None
 
 
@@ -77,10 +77,10 @@ def test_a_damaged_newest_one_is_skipped_wherever_the_damage_is(three: Checkpoin
 
 def test_what_was_skipped_is_told(three: CheckpointStore):
     damage(three.newest, 200)
-    generation = three.load()
-    assert generation is not None
-    assert generation.path == three.previous
-    assert [sentence.split(": ")[0] for sentence in generation.skipped] == [str(three.newest)]
+    checkpoint = three.load()
+    assert checkpoint is not None
+    assert checkpoint.path == three.previous
+    assert [sentence.split(": ")[0] for sentence in checkpoint.skipped] == [str(three.newest)]
 
 
 def test_a_missing_newest_one_is_told_too(three: CheckpointStore, caplog):
@@ -93,7 +93,7 @@ def test_where_all_are_bad_nothing_is_started_over(three: CheckpointStore):
     """F18."""
     damage(three.newest, 300)
     three.previous.write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"no generation can be read, and nothing was started over.*--fresh"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint can be read, and nothing was started over.*--fresh"):
         three.load()
 
 
@@ -135,7 +135,7 @@ def counted(call: Callable[..., Any], name: str, seen: list[str], die_at: int) -
     return wrapped
 
 
-def test_wherever_a_save_is_killed_two_whole_generations_are_left(three: CheckpointStore, tmp_path: Path):
+def test_wherever_a_save_is_killed_two_whole_checkpoints_are_left(three: CheckpointStore, tmp_path: Path):
     with pytest.MonkeyPatch.context() as patch:
         seen = watch(patch)
         three.save(state(40))
@@ -143,13 +143,13 @@ def test_wherever_a_save_is_killed_two_whole_generations_are_left(three: Checkpo
     for die_at in range(len(seen)):
         folder = tmp_path / f"killed_{die_at}"
         folder.mkdir()
-        generations = CheckpointStore(folder)
+        checkpoints = CheckpointStore(folder)
         for step in (10, 20, 30):
-            generations.save(state(step))
+            checkpoints.save(state(step))
         with pytest.MonkeyPatch.context() as patch:
             watch(patch, die_at)
             with pytest.raises(Killed):
-                generations.save(state(40))
+                checkpoints.save(state(40))
         again = CheckpointStore(folder)
         assert step_of(again) in (30, 40)
         assert read_container(again.previous)["training"] in (state(20)["training"], state(30)["training"])
@@ -199,7 +199,7 @@ def test_an_error_that_passes_costs_one_warning(three: CheckpointStore, monkeypa
     assert read_container(three.previous)["training"] == state(30)["training"]
 
 
-def test_a_file_system_without_hard_links_keeps_two_generations_as_well(three: CheckpointStore, monkeypatch):
+def test_a_file_system_without_hard_links_keeps_two_checkpoints_as_well(three: CheckpointStore, monkeypatch):
     def refuse(*args: Any) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -209,7 +209,7 @@ def test_a_file_system_without_hard_links_keeps_two_generations_as_well(three: C
     assert read_container(three.previous)["training"] == state(30)["training"]
 
 
-def test_on_a_full_disk_the_older_generation_makes_room(three: CheckpointStore, monkeypatch, caplog):
+def test_on_a_full_disk_the_older_checkpoint_makes_room(three: CheckpointStore, monkeypatch, caplog):
     """F15, the kind way: what is needed is there once the older one has gone."""
     usage = shutil.disk_usage(three.newest.parent)
     monkeypatch.setattr(

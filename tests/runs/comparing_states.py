@@ -16,7 +16,7 @@ TIMES = {"seconds", "images_per_s", "step_ms", "wait_ms"}
 
 
 def state_of(folder: Path, name: str = "last.pt") -> dict[str, Any]:
-    """Every value of the newest generation of a run folder by its path, such as 'training.position.step'."""
+    """Every value of the newest checkpoint of a run folder by its path, such as 'training.position.step'."""
     return dict(_leaves(read_container(folder / "weights" / name), ""))
 
 

@@ -181,7 +181,7 @@ def test_a_mirror_takes_it_to_another_machine(job: JobFolder, tmp_path: Path):
     assert "Mirrored to" in ok(job.train(*mirror, stop_after=job.situation.stop_after))
     job.run_folder.rename(tmp_path / "gone")
     told = ok(job.train(*mirror))
-    assert "fetched generation" in told and f"Continuing {job.situation.run} at epoch 1" in told
+    assert "fetched checkpoint" in told and f"Continuing {job.situation.run} at epoch 1" in told
     assert job.epochs == [0, 1, 2]
     if job.job == "spike":
         assert (job.run_folder / "metrics/epoch_000.json").is_file(), "files of subfolders come along"

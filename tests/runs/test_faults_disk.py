@@ -67,7 +67,7 @@ def test_a_disk_that_holds_one_state_ends_the_training_and_keeps_it(toys: Toys, 
 
 
 def test_a_disk_that_holds_two_states_is_large_enough(toys: Toys, undisturbed: Path, tmp_path: Path):
-    """F15: the older generation makes room for the newest one."""
+    """F15: the older checkpoint makes room for the newest one."""
     with small_disk(tmp_path / "disk", TWO_STATES_KIB) as disk:
         run = toys.run(disk)
         assert run.code == 0, run.said
@@ -124,7 +124,7 @@ def test_where_every_state_is_damaged_nothing_is_started_over(toys: Toys, interr
     run = toys.run(interrupted.parent)
     assert run.code == 4
     last = run.said.splitlines()[-1]
-    assert last.startswith(f"flatout: {interrupted}/weights: no generation can be read, and nothing was started over.")
+    assert last.startswith(f"flatout: {interrupted}/weights: no checkpoint can be read, and nothing was started over.")
     assert last.endswith("start from the beginning with --fresh.")
     assert {path: path.read_bytes() for path in before} == before
 

@@ -124,7 +124,7 @@ def test_what_was_copied_comes_back_whole_on_another_machine(url: str, run: Fake
     assert Mirror(url, "exp").fetch(wanted(tmp_path / "there")) is None, "it is here now"
 
 
-def test_two_generations_are_kept_and_nothing_that_no_generation_needs(run: FakeRun, tmp_path: Path) -> None:
+def test_two_checkpoints_are_kept_and_nothing_that_no_checkpoint_needs(run: FakeRun, tmp_path: Path) -> None:
     uploads = copied(run, tmp_path, steps=(10, 20, 30, 40))
     place = Place(f"file://{tmp_path}/mirror", "exp")
     assert manifests.numbers(place) == [3, 4]
@@ -135,7 +135,7 @@ def test_two_generations_are_kept_and_nothing_that_no_generation_needs(run: Fake
 
 
 def copied(run: FakeRun, tmp_path: Path, steps: tuple[int, ...]) -> Uploads:
-    """One generation after the other, each waited for."""
+    """One checkpoint after the other, each waited for."""
     uploads = Uploads(Place(f"file://{tmp_path}/mirror", "exp"))
     for step in steps:
         uploads.offer(Snapshot(run.folder, run.save(step).path))
@@ -145,7 +145,7 @@ def copied(run: FakeRun, tmp_path: Path, steps: tuple[int, ...]) -> Uploads:
 
 
 @pytest.mark.parametrize("written_bytes", [None, 0, 100])
-def test_a_generation_without_its_whole_manifest_is_not_there(
+def test_a_checkpoint_without_its_whole_manifest_is_not_there(
     written_bytes: int | None, run: FakeRun, tmp_path: Path
 ) -> None:
     """As if the machine had gone in the middle of the copy, or of its last word."""
@@ -157,7 +157,7 @@ def test_a_generation_without_its_whole_manifest_is_not_there(
     assert (fetched.folder / "weights/last.pt").read_bytes().startswith(b"state of step 10")
 
 
-def test_damage_is_noticed_and_the_generation_before_is_taken(
+def test_damage_is_noticed_and_the_checkpoint_before_is_taken(
     run: FakeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     copied(run, tmp_path, steps=(10, 20))
@@ -166,7 +166,7 @@ def test_damage_is_noticed_and_the_generation_before_is_taken(
     fetched = Mirror(f"file://{tmp_path}/mirror", "exp").fetch(wanted(tmp_path / "there"))
     assert fetched is not None
     assert (fetched.folder / "weights/last.pt").read_bytes().startswith(b"state of step 10")
-    assert "is damaged: its sha256 differs. The generation before it is taken." in caplog.text
+    assert "is damaged: its sha256 differs. The checkpoint before it is taken." in caplog.text
     damage(tmp_path, manifests.read(place, 1))
     with pytest.raises(CheckpointError, match="nothing was started over"):
         Mirror(f"file://{tmp_path}/mirror", "exp").fetch(wanted(tmp_path / "elsewhere"))
@@ -190,7 +190,7 @@ def test_a_newer_state_on_this_machine_is_left_alone_and_an_older_one_is_not(run
     assert run.state.read_bytes().startswith(b"state of step 20")
 
 
-def test_a_newer_state_on_this_machine_is_not_replaced_by_the_generation_before_a_damaged_one(
+def test_a_newer_state_on_this_machine_is_not_replaced_by_the_checkpoint_before_a_damaged_one(
     run: FakeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     copied(run, tmp_path, steps=(10, 20))
@@ -308,7 +308,7 @@ def test_two_trainings_must_not_share_a_place(run: FakeRun, tmp_path: Path, capl
     theirs = copied(run, tmp_path, steps=(20,))
     mine.offer(Snapshot(run.folder, run.save(30).path))
     assert not mine.finish(LIMIT_S)
-    assert "another training has written generation 2 there" in caplog.text
+    assert "another training has written checkpoint 2 there" in caplog.text
     assert theirs.newest is not None and manifests.numbers(place) == [1, 2]
 
 

@@ -114,7 +114,7 @@ class ToyRecipe(Recipe):
         right = 0.0
         for batch in self.validated_batches(epoch):
             self._run.stop_if_asked()
-            found = model.judged(batch["image"].float() / 255).argmax(1)
+            found = model.evaluated(batch["image"].float() / 255).argmax(1)
             right += float((found == batch["label"]).float().mean())
         accuracy = right / NUM_VALIDATED
         return ValidationResult(accuracy, {"val_accuracy": accuracy}, accuracy, f"accuracy {accuracy:.3f}")
@@ -124,7 +124,7 @@ class ToyRecipe(Recipe):
         with Feed(NoisyImages(plan.num_samples), plan, FeedConfig(workers=0)) as feed:
             yield from DeviceBatches(feed, self.device).epoch(0)
 
-    def about(self, model: Model) -> dict[str, Any]:
+    def describe_network(self, model: Model) -> dict[str, Any]:
         return {"job": "toy"}
 
 

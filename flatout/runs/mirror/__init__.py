@@ -7,7 +7,7 @@ Layout:  URL/name/objects/SHA256   content, under its own digest        URL/name
 
 Files:
 
-    fetch     Bring a mirrored run back: the newest generation whose files are whole becomes a run folder again
+    fetch     Bring a mirrored run back: the newest checkpoint whose files are whole becomes a run folder again
     mirror    `--mirror URL`, as a training sees it
     place     A folder behind an fsspec URL, and the few things a mirror does there
     snapshot  A run folder at the moment of a save

@@ -1,4 +1,4 @@
-"""Bring a mirrored run back: the newest generation whose files are whole becomes a run folder again."""
+"""Bring a mirrored run back: the newest checkpoint whose files are whole becomes a run folder again."""
 
 import errno
 import json
@@ -58,7 +58,7 @@ def fetch(place: Place, wanted: RunRequest) -> Fetched | None:
         return None
     folder = _move(scratch, local or new_run_folder(wanted.project, wanted.name, exist_ok=wanted.exist_ok))
     _note_position(folder, manifest)
-    logger.info("%s: fetched generation %d (%s) from %s.", folder, manifest.number, manifest.where(), place.url)
+    logger.info("%s: fetched checkpoint %d (%s) from %s.", folder, manifest.number, manifest.where(), place.url)
     return Fetched(folder, manifest.finished)
 
 
@@ -70,7 +70,7 @@ def _newest(place: Place, found: Sequence[int]) -> Manifest | None:
             return manifests.read(place, number)
         except Senseless as error:
             problems.append(str(error))
-            logger.warning("%s The generation before it is taken.", error)
+            logger.warning("%s The checkpoint before it is taken.", error)
     if problems:
         raise _nothing_usable(place, problems)
     return None
@@ -78,7 +78,7 @@ def _newest(place: Place, found: Sequence[int]) -> Manifest | None:
 
 def _nothing_usable(place: Place, problems: Sequence[str]) -> CheckpointError:
     return CheckpointError(
-        f"{place.url}: no generation can be used, and nothing was started over. {' '.join(problems)}"
+        f"{place.url}: no checkpoint can be used, and nothing was started over. {' '.join(problems)}"
     )
 
 
@@ -113,7 +113,7 @@ def _steps_in(folder: Path) -> int:
 
 
 def _download_newest(place: Place, found: Sequence[int], scratch: Path, *, newer_than: int) -> Manifest | None:
-    """The newest generation that is whole, into `scratch`; None if this machine is as far as what is left of them."""
+    """The newest checkpoint that is whole, into `scratch`; None if this machine is as far as what is left of them."""
     problems: list[str] = []
     for number in reversed(found):
         shutil.rmtree(scratch, ignore_errors=True)
@@ -127,7 +127,7 @@ def _download_newest(place: Place, found: Sequence[int], scratch: Path, *, newer
             problems.append(str(error))
             continue
         for problem in problems:
-            logger.warning("%s The generation before it is taken.", problem)
+            logger.warning("%s The checkpoint before it is taken.", problem)
         return manifest
     shutil.rmtree(scratch, ignore_errors=True)
     raise _nothing_usable(place, problems)

@@ -132,7 +132,7 @@ class Uploads:
             logger.warning("%s Training goes on; it is tried again in %.0f s, and again.", error, wait_s)
         self._trouble = error
 
-    # One generation
+    # One checkpoint
 
     def _copy(self, snapshot: Snapshot) -> None:
         number = self._next_number()
@@ -170,16 +170,16 @@ class Uploads:
         newest = max(manifests.numbers(self._place), default=0)
         if self._newest is not None and newest > self._newest.number:
             raise TakenOver(
-                f"{self._place.url}: another training has written generation {newest} there. Two must not share a "
+                f"{self._place.url}: another training has written checkpoint {newest} there. Two must not share a "
                 "place: give one of them another --name or --mirror."
             )
         return newest + 1
 
     def _publish(self, manifest: Manifest) -> None:
-        """The manifest last: from here on the generation is there. Then what is too old goes, manifests first."""
+        """The manifest last: from here on the checkpoint is there. Then what is too old goes, manifests first."""
         manifests.write(self._place, manifest)
         self._newest = manifest
-        logger.debug("mirrored generation %d (%s)", manifest.number, manifest.where())
+        logger.debug("mirrored checkpoint %d (%s)", manifest.number, manifest.where())
         with suppress(PlaceError):
             self._prune()
 

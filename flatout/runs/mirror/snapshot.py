@@ -96,9 +96,9 @@ def _is_small(path: Path, most_bytes: int) -> bool:
     return visible and stat.S_ISREG(status.st_mode) and status.st_size <= most_bytes
 
 
-# What a mirrored generation consists of: a list of files with their digests, written last.
+# What a mirrored checkpoint consists of: a list of files with their digests, written last.
 #
-# A generation is there if and only if its manifest is. What a manifest says is not believed: names must stay inside
+# A checkpoint is there if and only if its manifest is. What a manifest says is not believed: names must stay inside
 # the run folder, keys are digests, and content must have the digest that its key is.
 
 SCHEMA = 1
@@ -126,7 +126,7 @@ class MirroredFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One generation."""
+    """One checkpoint."""
 
     number: int
     writer: str
@@ -159,7 +159,7 @@ def steps_of(position: Mapping[str, int]) -> int:
 
 
 def numbers(place: Place) -> list[int]:
-    """Of the generations that are there, rising."""
+    """Of the checkpoints that are there, rising."""
     matches = map(_NAME.fullmatch, place.keys(FOLDER))
     return [int(match[1]) for match in matches if match]
 

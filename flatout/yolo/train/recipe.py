@@ -224,7 +224,7 @@ class YoloRecipe(Recipe):
             quad=options.quad,
             capacity=capacity_for(self._input.expected_targets, self.world.share_of(options.batch_size)),
         )
-        self._pictures = BatchPlots(self._run.folder, self._network.names) if self._run.draws else None
+        self._pictures = BatchPlots(self._run.folder, self._network.names) if self._run.plots else None
         self._job = DetectionJob(config, self._loss, self._pictures)
         return self._job
 
@@ -256,10 +256,10 @@ class YoloRecipe(Recipe):
         return sum(is_kept(epoch, model.epochs) for epoch in range(model.epochs))
 
     def started(self, model: Model) -> None:
-        if self._run.draws:
+        if self._run.plots:
             draw_labels(self._images.train, self._network.names, self._run.folder)
         if self.saves and self.world.is_first:
-            content = self.about(model) | {"kind": "model", "state": model.network.state_dict()}
+            content = self.describe_network(model) | {"kind": "model", "state": model.network.state_dict()}
             write_container(self._weights / "init.pt", {"weights": content})
 
     def histograms(self) -> Mapping[str, np.ndarray]:
@@ -267,7 +267,7 @@ class YoloRecipe(Recipe):
 
     # After an epoch
 
-    def draw_batches(self) -> None:
+    def plot_batches(self) -> None:
         if self._pictures is not None:
             self._pictures.draw()
 
@@ -275,7 +275,7 @@ class YoloRecipe(Recipe):
         return last or not self.options.notest
 
     def validate(self, model: Model, epoch: int, *, last: bool) -> ValidationResult | None:
-        outcome = self._validation(model.judged, last)
+        outcome = self._validation(model.evaluated, last)
         if outcome is None:
             return None
         return ValidationResult(outcome.evaluation.fitness, outcome.scores, outcome)
@@ -311,13 +311,13 @@ class YoloRecipe(Recipe):
 
     # What is saved
 
-    def about(self, model: Model) -> dict[str, Any]:
+    def describe_network(self, model: Model) -> dict[str, Any]:
         return prepare.about(self._network, asdict(self.hyp))
 
-    def about_state(self, epoch: int, best_score: float) -> dict[str, Any]:
+    def describe_checkpoint(self, epoch: int, best_score: float) -> dict[str, Any]:
         return {"epoch": epoch, "best_fitness": max(0.0, best_score)}
 
-    def run_facts(self) -> dict[str, Any]:
+    def describe_run(self) -> dict[str, Any]:
         return {"more_epochs": self._more_epochs}
 
     _maps: list[float] = []
@@ -333,7 +333,7 @@ class YoloRecipe(Recipe):
         self._weigh_again(state["epoch"] + 1)
 
     def best_weights(self, model: Model, epoch: int, found: ValidationResult | None) -> dict[str, Any]:
-        return stripped(model.judged, 0.0 if found is None else found.score)
+        return stripped(model.evaluated, 0.0 if found is None else found.score)
 
     def best_names(self, epoch: int) -> Iterable[str]:
         return ("best.pt", *([f"best_{epoch:03d}.pt"] if epoch >= LATE_BEST_FROM else []))
@@ -341,7 +341,7 @@ class YoloRecipe(Recipe):
     def final_weights(
         self, model: Model, epoch: int, found: ValidationResult | None, best_score: float
     ) -> dict[str, Any]:  # fmt: skip
-        return stripped(model.judged, max(0.0, best_score))
+        return stripped(model.evaluated, max(0.0, best_score))
 
     def plot(self, folder: Path) -> None:
         from flatout.charts import results_png

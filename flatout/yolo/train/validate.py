@@ -87,7 +87,7 @@ class Validation:
                 iou_thres=IOU_THRES,
                 amp=self._config.amp,
                 loss=self._loss.validation,
-                plots=self._run.folder if last and self._run.draws else None,
+                plots=self._run.folder if last and self._run.plots else None,
                 watchers=[self._stop_if_asked],
                 confusion=last,
                 join=self._join if world.size > 1 else None,

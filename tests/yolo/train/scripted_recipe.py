@@ -45,7 +45,7 @@ class ScriptedRecipe(YoloRecipe):
         evaluation = SimpleNamespace(fitness=fitness, maps=np.array(self._class_maps))
         return ValidationResult(fitness, {}, SimpleNamespace(evaluation=evaluation, scores=zero_scores()))
 
-    def about(self, model: Model) -> dict[str, Any]:
+    def describe_network(self, model: Model) -> dict[str, Any]:
         return {}
 
 
