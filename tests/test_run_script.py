@@ -100,7 +100,7 @@ def test_usage_teaches_every_command_and_sets_nothing_up(words, checkout):
 def test_an_unknown_command_is_one_sentence_and_2(checkout):
     done = checkout.run("tset")
     assert done.returncode == 2
-    assert done.stderr.startswith("run: unknown command 'tset'; there are demo, test, bench and lint")
+    assert done.stderr.startswith("run: unknown command 'tset'; there are demo, test, bench, lint and docs")
     assert done.stderr.count("\n") == 1
 
 
@@ -109,7 +109,7 @@ def test_the_first_call_sets_up_and_the_second_starts_at_once(checkout, tmp_path
     assert first.returncode == 0, first.stderr
     assert checkout.calls == [
         f"-m venv {checkout.root}/.venv",
-        "-m pip install --no-input --disable-pip-version-check -e .[test,dev,eval,export,tb]",
+        "-m pip install --no-input --disable-pip-version-check -e .[test,dev,eval,export,tb,docs]",
         "-m pytest -q -k two words",
     ]
     assert "making .venv from python3" in first.stderr
