@@ -1,0 +1,65 @@
+"""How many lines of mechanism does the package have, and how many did another checkout have?
+
+Counted are lines with code: no blank lines, comments or docstrings. Declared flags (name, help, choices, default)
+are data and are counted apart, and so are imports. `--code FOLDER` counts another checkout first.
+Answer: bench/results/lines_of_code_<machine>_<yyyymm>.md (rewrite it with --write).
+"""
+
+import ast
+import io
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+from bench.measure import arguments, report
+
+THIS_CHECKOUT = Path(__file__).resolve().parents[1]
+NO_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
+}  # fmt: skip
+DECLARES = {"option", "switch", "value"}
+"""Functions of flatout.cli that declare a flag with its help."""
+
+
+def count(source: str) -> Counter[str]:
+    """Lines of a file by kind."""
+    tree = ast.parse(source)
+    kind_of_line = dict.fromkeys(lines_with_code(source), "mechanism")
+    for node in ast.walk(tree):
+        lines = range(getattr(node, "lineno", 0), (getattr(node, "end_lineno", 0) or 0) + 1)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            for line in lines:
+                kind_of_line.pop(line, None)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            kind_of_line |= dict.fromkeys(lines, "imports")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in DECLARES:
+            kind_of_line |= dict.fromkeys(lines, "options")
+    return Counter(kind_of_line.values())
+
+
+def lines_with_code(source: str) -> set[int]:
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {line for each in tokens if each.type not in NO_CODE for line in range(each.start[0], each.end[0] + 1)}
+
+
+def count_package(package: Path) -> Counter[str]:
+    return sum((count(path.read_text()) for path in package.rglob("*.py")), Counter())
+
+
+def main() -> int:
+    parser = arguments(__doc__)
+    parser.add_argument("--code", type=Path, action="append", default=[], metavar="FOLDER", help="another checkout")
+    options = parser.parse_args()
+    lines = [f"{'checkout':16}{'mechanism':>11}{'imports':>9}{'options':>9}{'mechanism + imports':>21}"]
+    numbers = {}
+    for code in [*options.code, THIS_CHECKOUT]:
+        found = count_package(code / "flatout")
+        together = found["mechanism"] + found["imports"]
+        lines.append(f"{code.name:16}{found['mechanism']:11,}{found['imports']:9,}{found['options']:9,}{together:21,}")
+        numbers[code.name] = dict(found)
+    report("lines_of_code", "\n".join(lines), numbers, options)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
