@@ -30,7 +30,7 @@ from bench.promises import Criterion
 from flatout.feed import Batch, Feed, FeedConfig, Plan, Store, StoreConfig
 from flatout.yolo.augment.draw import AugmentConfig, Color, colors
 from flatout.yolo.augment.paint import Painter, Placed, compose, warp
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.augment.source import PAINTERS, TrainingSource
 from flatout.yolo.data.image_set import ImageSet, Labels
 from tests.reference.plain_augment import PlainItems, collate
@@ -77,7 +77,7 @@ class TorchSide:
     """The plain recipe in torch's DataLoader, set up as its documentation suggests."""
 
     def __init__(self, image_set: ImageSet, size: int, *, cached: bool) -> None:
-        pictures = ResizedPictures(image_set, size=size, augment=True)
+        pictures = ResizedImages(image_set, size=size, augment=True)
         kept = [pictures[index] for index in range(len(pictures))] if cached else None
         boxes = [image_set.labels.of(index).copy() for index in range(len(image_set))]
         load: Callable[[int], np.ndarray] = kept.__getitem__ if kept else _Reader(image_set.paths, size)
@@ -123,7 +123,7 @@ class FeedSide:
     """Ours, with a store."""
 
     def __init__(self, image_set: ImageSet, size: int, *, painter: Any = "fast") -> None:
-        pictures = ResizedPictures(image_set, size=size, augment=True)
+        pictures = ResizedImages(image_set, size=size, augment=True)
         self.store = Store.open(pictures, StoreConfig(place="ram", workers=WORKERS, progress=False))
         source = TrainingSource(image_set, self.store, CONFIG, size=size, painter=painter)
         plan = Plan(num_samples=len(source), batch_size=BATCH)

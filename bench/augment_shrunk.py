@@ -18,7 +18,7 @@ import numpy as np
 from bench.items import draw_jpeg
 from bench.measure import arguments, facts_line, report
 from flatout.images import header_of
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.data.image_set import ImageSet, Labels
 
 SIZES = (320, 640)
@@ -48,7 +48,7 @@ def unlabelled(paths: list[Path]) -> ImageSet:
 def measure_set(name: str, paths: list[Path], size: int) -> tuple[str, dict[str, float]]:
     """CPU milliseconds per picture both ways, and how far apart they are."""
     image_set = unlabelled(paths)
-    ways = [ResizedPictures(image_set, size=size, augment=True, shrunk=shrunk) for shrunk in (False, True)]
+    ways = [ResizedImages(image_set, size=size, augment=True, shrunk=shrunk) for shrunk in (False, True)]
     taken_s, counts_V = [0.0, 0.0], np.zeros(256, np.int64)
     for number in range(len(paths)):
         images = []

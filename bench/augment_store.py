@@ -22,7 +22,7 @@ from bench.measure import arguments, facts_line, report
 from flatout.feed import Store, StoreConfig
 from flatout.feed.device_store import DeviceStore
 from flatout.yolo.augment.gpu.jpeg import Decode, DeviceDecoded, nvjpeg
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.data.image_set import ImageSet
 
 SIZES = (320, 640)
@@ -56,7 +56,7 @@ def measure_size(
     opened: list[Store] = []
 
     def by_cpu() -> None:
-        pictures = ResizedPictures(image_set, size=size, augment=True)
+        pictures = ResizedImages(image_set, size=size, augment=True)
         opened.append(Store.open(pictures, StoreConfig(place="ram", progress=False)))
         DeviceStore(opened[0], device)
 

@@ -20,11 +20,14 @@ from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import resize_long_side, resize_part
 
 
-class ResizedPictures:
+class ResizedImages:
     """Items of a `flatout.feed.Store`: uint8 [h, w, 3], BGR, longer side `size`.
 
     Open a store with them and give it to a source, or give them to it directly: then every visit decodes.
     """
+
+    store_kind = "ResizedPictures"
+    """The former name of this class, which is part of the keys of existing stores."""
 
     def __init__(self, image_set: ImageSet, *, size: int, augment: bool, shrunk: bool = False) -> None:
         """`shrunk`: JPEG files are decoded at a half, a quarter or an eighth, where that is not below `size`.

@@ -12,7 +12,7 @@ from torch import Tensor
 from flatout.feed import DecodeError
 from flatout.images import header_of
 from flatout.yolo.augment.gpu.jpeg import DeviceDecoded, decoded_on_device, nvjpeg, resize_bgr
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import resize_long_side
 from tests.feed.test_device import needs_gpu
@@ -63,7 +63,7 @@ def files(tmp_path) -> list[Path]:
 def test_usual_files_go_to_the_device_and_the_others_to_the_cpu(files):
     image_set = set_of(files)
     decoded = DeviceDecoded(image_set, stand_in, size=SIZE)
-    expected = ResizedPictures(image_set, size=SIZE, augment=True)
+    expected = ResizedImages(image_set, size=SIZE, augment=True)
     assert decoded.num_on_device == 2
     for index in range(len(files)):
         far = np.abs(decoded[index].astype(int) - expected[index])
@@ -96,7 +96,7 @@ def test_a_group_that_the_device_refuses_is_decoded_by_the_cpu(files):
     image_set = set_of(files)
     decoded = DeviceDecoded(image_set, refusing, size=SIZE)
     assert decoded.num_on_device == 0
-    expected = ResizedPictures(image_set, size=SIZE, augment=True)
+    expected = ResizedImages(image_set, size=SIZE, augment=True)
     for index in range(len(files)):
         np.testing.assert_array_equal(decoded[index], expected[index])
 
@@ -162,7 +162,7 @@ def test_nvjpeg_is_a_level_or_so_off_the_cpu(sampling, colour_px, tmp_path):
         grey = smooth(240, 320 - 8 * number, number)[..., :1] // 2
         cv2.imwrite(str(path), grey + smooth(240, 320 - 8 * number, number, colour_px) // 2, how)
     image_set = set_of(paths)
-    decoded, expected = DeviceDecoded(image_set, decode, size=160), ResizedPictures(image_set, size=160, augment=True)
+    decoded, expected = DeviceDecoded(image_set, decode, size=160), ResizedImages(image_set, size=160, augment=True)
     assert decoded.num_on_device == len(paths)
     far = np.concatenate([np.abs(decoded[k].astype(int) - expected[k]).ravel() for k in range(len(paths))])
     assert far.mean() <= 1.5

@@ -15,7 +15,7 @@ from flatout.feed import Batch, DecodeError, Feed, FeedConfig, Plan, Store, Stor
 from flatout.yolo.augment import draw
 from flatout.yolo.augment.draw import AugmentConfig, ClassAware
 from flatout.yolo.augment.layout import resized_wh
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.augment.source import TrainingSource, ValidationSource
 from flatout.yolo.data.letterbox import kept_size_hw, rect_batches, resize_long_side
 from tests.feed.comparing import digest, digests
@@ -337,7 +337,7 @@ def test_a_store_of_files_gives_the_samples_of_the_files(tmp_path):
     for path, image in zip(paths, images, strict=True):
         cv2.imwrite(path, image)
     image_set = replace(image_set_of(images, labels), paths=paths)
-    pictures = ResizedPictures(image_set, size=SIZE, augment=True)
+    pictures = ResizedImages(image_set, size=SIZE, augment=True)
     plain = AugmentConfig(paste_in=0)
     direct = batches_of(TrainingSource(image_set, pictures, plain, size=SIZE), workers=0)
     config = StoreConfig(folder=tmp_path / "stores", workers=1, backend="thread", progress=False)
@@ -346,4 +346,4 @@ def test_a_store_of_files_gives_the_samples_of_the_files(tmp_path):
         assert store.statistics().items == len(images)
     for mine, theirs in zip(stored, direct, strict=True):
         np.testing.assert_array_equal(mine["images"], theirs["images"])
-    assert pictures.parameters != ResizedPictures(image_set, size=SIZE, augment=False).parameters
+    assert pictures.parameters != ResizedImages(image_set, size=SIZE, augment=False).parameters

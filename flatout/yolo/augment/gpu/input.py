@@ -144,7 +144,7 @@ def training_input(
     class_aware: ClassAware | None = None,
     rect: RectBatches | None = None,
 ) -> DeviceInput:
-    """Augmented batches on `device`, from `pictures` resized for training at `size` (a Store of ResizedPictures).
+    """Augmented batches on `device`, from `pictures` resized for training at `size` (a Store of ResizedImages).
 
     Sampling weights and ranks are the plan's affair; so is the order of rectangular batches, whose shapes `rect` gives.
     A `store` made by `picture_store` before is used again. Shapes in the plan are left out of account.

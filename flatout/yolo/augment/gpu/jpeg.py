@@ -24,7 +24,7 @@ from flatout.feed import DecodeError, free_bytes, free_ram_bytes
 from flatout.images import check_size, header_of, read_bytes
 from flatout.progress import progress
 from flatout.yolo.augment.layout import decoded_bytes, resized_wh
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.data.image_set import ImageSet
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class DeviceDecoded:
         """Decode everything; blocks, with a progress bar. DecodeError or OSError for a file that cannot be used."""
         self._image_set = image_set
         self._decode = decode
-        self._on_cpu = ResizedPictures(image_set, size=size, augment=True)
+        self._on_cpu = ResizedImages(image_set, size=size, augment=True)
         wh_N2 = resized_wh(image_set.size_wh_N2, size)
         self.shapes_ND = np.concatenate((wh_N2[:, ::-1], np.full((len(wh_N2), 1), 3)), 1)
         ends_N = self.shapes_ND.prod(1).cumsum()

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from flatout.feed import DecodeError
+from flatout.feed.store.home import key_of
 from flatout.images import header_of
 from flatout.yolo.augment.layout import resized_wh
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.data.image_set import ImageSet
 from tests.yolo.augment.scenes import labels_of
 from tests.yolo.data.drawn_set import encoded, exif
@@ -37,8 +38,7 @@ def test_a_shrunk_decode_changes_no_size_and_few_levels(hw, orientation, tmp_pat
     image_set = set_of(path)
     for size in (96, 128, 320, 500, max(hw), 1000):
         whole, shrunk = (
-            ResizedPictures(image_set, size=size, augment=True, shrunk=is_shrunk).decode(0)
-            for is_shrunk in (False, True)
+            ResizedImages(image_set, size=size, augment=True, shrunk=is_shrunk).decode(0) for is_shrunk in (False, True)
         )
         assert shrunk.shape[1::-1] == tuple(resized_wh(image_set.size_wh_N2, size)[0]) == whole.shape[1::-1]
         # Also where a side is no multiple of 8 px, which libjpeg rounds up: squeezed by that, it would be 6 levels.
@@ -50,7 +50,7 @@ def test_a_shrunk_decode_changes_no_size_and_few_levels(hw, orientation, tmp_pat
 def test_other_formats_are_decoded_whole(tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(encoded(".png", np.random.default_rng(1).integers(0, 256, (200, 300, 3), np.uint8)))
-    whole, shrunk = (ResizedPictures(set_of(path), size=64, augment=True, shrunk=s).decode(0) for s in (False, True))
+    whole, shrunk = (ResizedImages(set_of(path), size=64, augment=True, shrunk=s).decode(0) for s in (False, True))
     np.testing.assert_array_equal(shrunk, whole)
 
 
@@ -61,11 +61,51 @@ def test_a_shrunk_file_that_was_cut_off_is_refused_like_a_whole_one(tmp_path):
     path.write_bytes(path.read_bytes()[:-3000])
     for shrunk in (False, True):
         with pytest.raises(DecodeError, match=r"cut off: \d+% of its rows are missing"):
-            ResizedPictures(image_set, size=96, augment=True, shrunk=shrunk).decode(0)
+            ResizedImages(image_set, size=96, augment=True, shrunk=shrunk).decode(0)
 
 
 def test_a_store_of_shrunk_pictures_is_another_store(tmp_path):
     path = tmp_path / "a.jpg"
     path.write_bytes(smooth_jpeg(60, 80))
-    names = {ResizedPictures(set_of(path), size=64, augment=True, shrunk=s).parameters for s in (False, True)}
+    names = {ResizedImages(set_of(path), size=64, augment=True, shrunk=s).parameters for s in (False, True)}
     assert len(names) == 2
+
+
+KEYS = {
+    "as in training": "997da003c645294a-39988efb0ecb312a95a51bb58adbe440",
+    "as in validation": "cc654ceff651dd05-9d9643023edeca0133f07e53f336992b",
+    "shrunk": "850cea55eb0b765b-76677fec7f03ab78dfabce13b54fe4b0",
+}
+"""Names of stores as they were before the class was renamed from ResizedPictures."""
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    zip(KEYS, ({"augment": True}, {"augment": False}, {"augment": True, "shrunk": True}), strict=True),
+)
+def test_existing_stores_of_users_keep_their_names(name, settings, monkeypatch):
+    monkeypatch.setattr(cv2, "__version__", "4.10.0")
+    # Files that do not exist, so that sizes and times of files are not part of the key.
+    paths = ("/nonexistent/flatout/a.jpg", "/nonexistent/flatout/b.jpg")
+    image_set = ImageSet(paths, np.array([[64, 48]] * 2, np.int32), labels_of([np.zeros((0, 5))] * 2), ("a",))
+    assert key_of(ResizedImages(image_set, size=64, **settings)).name == KEYS[name]
+
+
+def test_a_renamed_class_keeps_its_stores_and_a_subclass_of_it_has_its_own(tmp_path):
+    class Former:
+        parameters = "as they are"
+
+        def __len__(self) -> int:
+            return 1
+
+        def path(self, index: int) -> str:
+            return str(tmp_path / "absent")
+
+    class Renamed(Former):
+        store_kind = Former.__qualname__
+
+    class Derived(Renamed):
+        pass
+
+    assert key_of(Renamed()) == key_of(Former())
+    assert key_of(Derived()) != key_of(Former())
