@@ -29,7 +29,7 @@ from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
 from flatout.feed import Batch, Feed, FeedConfig, Plan, Store, StoreConfig
 from flatout.yolo.augment.draw import AugmentConfig, Color, colors
-from flatout.yolo.augment.paint import Painter, Placed, compose, warp
+from flatout.yolo.augment.paint import Painter, PreparedCanvas, compose, warp
 from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.augment.source import PAINTERS, TrainingSource
 from flatout.yolo.data.image_set import ImageSet, Labels
@@ -186,19 +186,19 @@ def core_times(size: int, *, repeats: int) -> list[str]:
     tiles = [cv2.resize(each, (size, size * 3 // 4)) for each in small]
     origin_K2 = np.array([(0, size // 4), (size, size // 4), (0, size), (size, size)])
     matrix_33 = np.array([[1.05, 0, -0.55 * size], [0, 1.05, -0.55 * size], [0, 0, 1]])
-    placed = Placed(tiles, origin_K2, (2 * size, 2 * size), [], matrix_33, (size, size), True, False)
+    prepared = PreparedCanvas(tiles, origin_K2, (2 * size, 2 * size), [], matrix_33, (size, size), True, False)
     color = Color(*(each[0] for each in colors({"hsv": np.array([[1.01, 1.3, 0.8]])})))
-    canvas, out_CHW = compose(tiles, origin_K2, placed.canvas_wh), np.empty((3, size, size), np.uint8)
-    image = warp(canvas, matrix_33, placed.out_wh, perspective=False)
+    canvas, out_CHW = compose(tiles, origin_K2, prepared.canvas_wh), np.empty((3, size, size), np.uint8)
+    image = warp(canvas, matrix_33, prepared.out_wh, perspective=False)
     hsv, flip_2 = cv2.cvtColor(image, cv2.COLOR_BGR2HSV), np.array([False, True])
 
     def opencv_alone() -> None:
-        warp(canvas, matrix_33, placed.out_wh, perspective=False, out=image)
+        warp(canvas, matrix_33, prepared.out_wh, perspective=False, out=image)
         cv2.cvtColor(image, cv2.COLOR_BGR2HSV, dst=hsv)
         cv2.cvtColor(hsv, cv2.COLOR_HSV2BGR, dst=image)
 
     def by(painter: Painter) -> Callable[[], None]:
-        return lambda: painter.finish(painter.paint(placed), color, flip_2, out_CHW)
+        return lambda: painter.finish(painter.paint(prepared), color, flip_2, out_CHW)
 
     ways = {"warpAffine and two cvtColor, nothing else": opencv_alone}
     ways |= {f"painter {name}": by(make()) for name, make in PAINTERS.items()}

@@ -30,7 +30,7 @@ from flatout.feed.device_store import DeviceStore, free_bytes, free_ram_bytes
 from flatout.feed.source import Out, Rows, RowsOut
 from flatout.yolo.augment.draw import AugmentConfig
 from flatout.yolo.augment.gpu.batches import label_finisher_for, renderer_for
-from flatout.yolo.augment.gpu.input import DeviceInputConfig, Room, plan_memory, training_input
+from flatout.yolo.augment.gpu.input import DeviceInputConfig, MemoryBudget, plan_memory, training_input
 from flatout.yolo.augment.gpu.labels_torch import DeviceLabels, TorchLabels
 from flatout.yolo.augment.gpu.render_torch import TorchRender
 from flatout.yolo.augment.gpu.source import TILES, ParameterSource
@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
     size: int
     batch_size: int
-    num_pictures: int
+    num_images: int
     render: float
     complete: float
     pinned: float | None
@@ -150,7 +150,7 @@ def complete(
 
 def measure_case(case: Case, *, quick: bool) -> tuple[list[str], list[Criterion]]:
     name, num_steps = f"{case.size} px, batch {case.batch_size}", 20 if quick else 100
-    image_set = draw_set(case.num_pictures, case.size)
+    image_set = draw_set(case.num_images, case.size)
     pictures = Pictures(image_set)
     store = DeviceStore(pictures, "cuda")
     rates = render_rates(case, image_set, store)
@@ -179,8 +179,8 @@ def measure_case(case: Case, *, quick: bool) -> tuple[list[str], list[Criterion]
 
 def polygon_lines(case: Case, pictures: Pictures, store: DeviceStore, num_steps: int) -> list[str]:
     """Labels with polygons finished on the GPU, alone and as a training loop sees it, beside those made by workers."""
-    outlined = draw_set(case.num_pictures, case.size, polygons=True)
-    _, params = parameters(ParameterSource(outlined, CONFIG, size=case.size, opens_labels=True), case.batch_size)
+    outlined = draw_set(case.num_images, case.size, polygons=True)
+    _, params = parameters(ParameterSource(outlined, CONFIG, size=case.size, defer_labels=True), case.batch_size)
     labels, out_wh = DeviceLabels.of(outlined.labels, "cuda"), (case.size, case.size)
     count = torch.zeros(1, dtype=torch.int32, device="cuda")
     lines = []
@@ -219,7 +219,7 @@ def speed_from_host(case: Case, num_steps: int, *, pinned_bytes: int | None = No
 def memory_lines() -> list[str]:
     """COCO's 118,287 pictures, taken as 4:3."""
     sizes = np.tile([[640, 480]], (COCO, 1))
-    room = Room(free_bytes(torch.device("cuda")), free_ram_bytes())
+    room = MemoryBudget(free_bytes(torch.device("cuda")), free_ram_bytes())
     plans = (
         plan_memory(sizes, size=size, room=room, batch_items=128 * TILES, subsampled=subsampled)
         for size in (320, 640)

@@ -29,7 +29,7 @@ REPEATS = 20
 
 def our_render(case: Case, device: str, *, subsampled: bool) -> Callable[[], object]:
     """The kernel over one drawn batch, from pictures of the data set."""
-    image_set = draw_set(case.num_pictures, case.size)
+    image_set = draw_set(case.num_images, case.size)
     pictures = Pictures(image_set)
     sizes = image_set.size_wh_N2.astype(np.int64)
     store = DeviceStore(Subsampled(pictures, sizes) if subsampled else pictures, device)
@@ -83,7 +83,7 @@ def main() -> int:
         print("This benchmark needs a CUDA GPU; --quick shows that the script works.")
         return 1
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    cases = CASES[:2] if device == "cuda" else [CASES[0]._replace(batch_size=4, num_pictures=32)]
+    cases = CASES[:2] if device == "cuda" else [CASES[0]._replace(batch_size=4, num_images=32)]
     print(facts_line(), flush=True)
     lines = [torch.cuda.get_device_name() if device == "cuda" else "CPU, plain torch in the kernel's place"]
     numbers = {}

@@ -56,7 +56,7 @@ def main() -> int:
     tasks = {
         "boxes": task_of(ParameterSource(plain, CONFIG, size=SIZE)),
         f"polygons of {POINTS} points, left to the GPU": task_of(
-            ParameterSource(outlined, CONFIG, size=SIZE, opens_labels=True)
+            ParameterSource(outlined, CONFIG, size=SIZE, defer_labels=True)
         ),
         f"polygons of {POINTS} points, NumPy": by_numpy(outlines),
     }

@@ -71,7 +71,7 @@ def samples(images: list[np.ndarray], labels: Labels, config: AugmentConfig) -> 
     renderer = Renderer(pictures=images, size_wh_N2=sizes, labels=labels, config=config, size=SIZE, painter=Classic())
     index = np.arange(COLUMNS)
     draws = draw_training(
-        config, num_pictures=len(images), size=SIZE, seed=4, epoch=0, positions_M=index, indices_M=index
+        config, num_images=len(images), size=SIZE, seed=4, epoch=0, positions_M=index, indices_M=index
     )
     out = np.empty((COLUMNS, 3, SIZE, SIZE), np.uint8)
     targets_T6, count_M = renderer.render(draws, out)
@@ -83,16 +83,16 @@ def canvases(images: list[np.ndarray]) -> np.ndarray:
     """A canvas of four and one of nine, before the warp; the white square is what a warp without change shows."""
     sizes = np.array([image.shape[1::-1] for image in images])
     draws = draw_training(
-        AugmentConfig(paste_in=0), num_pictures=len(images), size=SIZE, seed=0, epoch=0,
+        AugmentConfig(paste_in=0), num_images=len(images), size=SIZE, seed=0, epoch=0,
         positions_M=np.arange(40), indices_M=np.arange(40) % len(images),
     )  # fmt: skip
     shown = []
     for kind in (4, 9):
         row = int(np.flatnonzero(draws["kind"][:, 0] == kind)[0])
         one = {name: array[row : row + 1] for name, array in draws.items()}
-        sheets = lay_out(one, resized_wh(sizes, SIZE), size=SIZE, out_wh=(SIZE, SIZE))
-        tiles = [images[picture] for picture in sheets.picture_Q9[0, :kind]]
-        canvas = compose(tiles, sheets.origin_Q92[0, :kind], (2 * SIZE, 2 * SIZE))
+        canvases = lay_out(one, resized_wh(sizes, SIZE), size=SIZE, out_wh=(SIZE, SIZE))
+        tiles = [images[picture] for picture in canvases.image_Q9[0, :kind]]
+        canvas = compose(tiles, canvases.origin_Q92[0, :kind], (2 * SIZE, 2 * SIZE))
         cv2.rectangle(canvas, (SIZE // 2,) * 2, (3 * SIZE // 2,) * 2, (255, 255, 255), 1)
         shown.append(cv2.copyMakeBorder(canvas, 2, 2, 2, 2, cv2.BORDER_CONSTANT, value=(255, 255, 255)))
     return np.hstack(shown)

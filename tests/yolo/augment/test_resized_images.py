@@ -1,4 +1,4 @@
-"""Pictures as stores keep them: decoded whole, or at a fraction of their size where somebody asks for speed."""
+"""Images as stores keep them: decoded at full size, or at a fraction of it on request; and the keys of their stores."""
 
 import struct
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.yolo.data.drawn_set import encoded, exif
 
 
 def smooth_jpeg(height: int, width: int, orientation: int = 1) -> bytes:
-    """Without detail that is lost in a picture of 96 px, where the ways to shrink differ most."""
+    """A JPEG without details that are lost at 96 px, where the ways to shrink differ most."""
     coarse = np.random.default_rng(0).integers(0, 256, (height // 80 + 2, width // 80 + 2, 3), np.uint8)
     plain = encoded(".jpg", cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC))
     block = b"Exif\0\0" + exif(orientation)
@@ -41,20 +41,20 @@ def test_a_shrunk_decode_changes_no_size_and_few_levels(hw, orientation, tmp_pat
             ResizedImages(image_set, size=size, augment=True, shrunk=is_shrunk).decode(0) for is_shrunk in (False, True)
         )
         assert shrunk.shape[1::-1] == tuple(resized_wh(image_set.size_wh_N2, size)[0]) == whole.shape[1::-1]
-        # Also where a side is no multiple of 8 px, which libjpeg rounds up: squeezed by that, it would be 6 levels.
+        # Also where a side is not a multiple of 8 px, to which libjpeg rounds up: squeezing by that costs 6 levels.
         assert np.abs(shrunk.astype(int) - whole).mean() < 1
         if size >= max(hw):
             np.testing.assert_array_equal(shrunk, whole)
 
 
-def test_other_formats_are_decoded_whole(tmp_path):
+def test_other_formats_are_decoded_at_full_size(tmp_path):
     path = tmp_path / "a.png"
     path.write_bytes(encoded(".png", np.random.default_rng(1).integers(0, 256, (200, 300, 3), np.uint8)))
     whole, shrunk = (ResizedImages(set_of(path), size=64, augment=True, shrunk=s).decode(0) for s in (False, True))
     np.testing.assert_array_equal(shrunk, whole)
 
 
-def test_a_shrunk_file_that_was_cut_off_is_refused_like_a_whole_one(tmp_path):
+def test_a_truncated_file_is_refused_with_and_without_shrinking(tmp_path):
     path = tmp_path / "a.jpg"
     path.write_bytes(smooth_jpeg(480, 640))
     image_set = set_of(path)
@@ -64,7 +64,7 @@ def test_a_shrunk_file_that_was_cut_off_is_refused_like_a_whole_one(tmp_path):
             ResizedImages(image_set, size=96, augment=True, shrunk=shrunk).decode(0)
 
 
-def test_a_store_of_shrunk_pictures_is_another_store(tmp_path):
+def test_shrunk_images_have_a_store_of_their_own(tmp_path):
     path = tmp_path / "a.jpg"
     path.write_bytes(smooth_jpeg(60, 80))
     names = {ResizedImages(set_of(path), size=64, augment=True, shrunk=s).parameters for s in (False, True)}
