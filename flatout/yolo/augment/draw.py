@@ -67,8 +67,8 @@ class AugmentConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value, most = getattr(self, field.name), 1 if field.name in PROBABILITIES else float("inf")
-            if not 0 <= value <= most:
+            value, maximum = getattr(self, field.name), 1 if field.name in PROBABILITIES else float("inf")
+            if not 0 <= value <= maximum:
                 rule = "a probability from 0 to 1" if field.name in PROBABILITIES else "0 or more"
                 raise ConfigError(f"{field.name}={value} must be {rule}.")
         if self.scale >= 1:

@@ -408,8 +408,8 @@ class _Edges:
     def classify(self, out_wh: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         """Whether an edge lies entirely inside the output, and whether it may cross its border; bool [P] each."""
         is_inside_P, is_beyond_P = np.ones(len(self._x_P), bool), np.zeros(len(self._x_P), bool)
-        for begin_P, most in zip((self._x_P, self._y_P), out_wh, strict=True):
-            is_low_P, is_high_P = begin_P < 0, begin_P > most
+        for begin_P, side in zip((self._x_P, self._y_P), out_wh, strict=True):
+            is_low_P, is_high_P = begin_P < 0, begin_P > side
             is_inside_P &= ~(is_low_P | is_high_P)
             is_beyond_P |= (is_low_P & is_low_P[self._next_P]) | (is_high_P & is_high_P[self._next_P])
         is_inside_P = is_inside_P & is_inside_P[self._next_P]

@@ -70,7 +70,7 @@ def fit_into(area: PasteArea, cut_wh: tuple[int, int]) -> tuple[int, int] | None
 
 
 def _between(low: int, high: int, uniform: float) -> int:
-    """A whole number from low to high, both included."""
+    """An integer from low to high, both included."""
     return low + int(uniform * (high - low + 1))
 
 

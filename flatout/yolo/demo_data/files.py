@@ -46,9 +46,9 @@ class DemoDataConfig:
     height: int = 240
 
     def __post_init__(self) -> None:
-        for name, least in (("images", 1), ("val", 1), ("seed", 0), ("width", 96), ("height", 96)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)} is too small: use {least} or more.")
+        for name, minimum in (("images", 1), ("val", 1), ("seed", 0), ("width", 96), ("height", 96)):
+            if getattr(self, name) < minimum:
+                raise ConfigError(f"{name}={getattr(self, name)} is too small: use {minimum} or more.")
 
 
 def write_demo_data(folder: Path, config: DemoDataConfig, *, show_progress: bool = False) -> Path:

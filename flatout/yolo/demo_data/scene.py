@@ -286,8 +286,8 @@ class Outline(NamedTuple):
 
 def _choose_outline(name: str, width: int, height: int, rng: np.random.Generator) -> Outline:
     # Sizes are uniform on a logarithmic scale, so that small objects are as frequent as large ones.
-    most = min(SIDE_PX[1], 0.7 * min(width, height))
-    radius = 0.5 * math.exp(rng.uniform(math.log(MIN_CIRCLE_PX), math.log(most)))
+    max_circle_px = min(SIDE_PX[1], 0.7 * min(width, height))
+    radius = 0.5 * math.exp(rng.uniform(math.log(MIN_CIRCLE_PX), math.log(max_circle_px)))
     stretch = math.exp(rng.uniform(-0.14, 0.14))
     inset = (1 - 2 * MAX_OUTSIDE) * radius
     centre_xy = (rng.uniform(inset, width - inset), rng.uniform(inset, height - inset))
@@ -388,10 +388,10 @@ CLOUDS = ((4, 20.0), (9, 10.0), (40, 6.0))
 def generate_background(width: int, height: int, rng: np.random.Generator) -> np.ndarray:
     """A cluttered background without objects, float32 [H, W, 3]."""
     image = _cloudy_gradient(width, height, rng)
-    for paint_item, (least, most), opacity in CLUTTER:
+    for paint_item, (fewest, most), opacity in CLUTTER:
         # OpenCV antialiases 8-bit images only.
         cluttered = np.clip(image, 0, 255).astype(np.uint8)
-        for _ in range(rng.integers(least, most + 1)):
+        for _ in range(rng.integers(fewest, most + 1)):
             paint_item(cluttered, rng.integers(20, 236, 3).tolist(), rng)
         image = cv2.addWeighted(cluttered, opacity, image, 1 - opacity, 0, dtype=cv2.CV_32F)
     return image

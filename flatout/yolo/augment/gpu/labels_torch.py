@@ -82,7 +82,7 @@ class TorchLabels:
         """x1, y1, x2, y2 around the four warped corners of a box, clipped to the output."""
         x_T4 = torch.stack((low[0], high[0], low[0], high[0]), 1).double()
         y_T4 = torch.stack((low[1], high[1], high[1], low[1]), 1).double()
-        warped = [each.clamp(0, most) for each, most in zip(self._warped(x_T4, y_T4, matrix_T33), out_wh, strict=True)]
+        warped = [each.clamp(0, side) for each, side in zip(self._warped(x_T4, y_T4, matrix_T33), out_wh, strict=True)]
         return [*(each.amin(1) for each in warped), *(each.amax(1) for each in warped)]
 
     def _box_of_points(
@@ -119,8 +119,8 @@ class TorchLabels:
             if self._perspective:
                 x, y = self._warped(x, y, matrix_T33)
             is_on_TX &= (x >= 0) & (x <= out_wh[0]) & (y >= 0) & (y <= out_wh[1])
-            most = [torch.where(is_on_TX, each, -torch.inf).amax(1) for each in (x, y)]
-            extremes.append([*(torch.where(is_on_TX, each, torch.inf).amin(1) for each in (x, y)), *most])
+            maxima = [torch.where(is_on_TX, each, -torch.inf).amax(1) for each in (x, y)]
+            extremes.append([*(torch.where(is_on_TX, each, torch.inf).amin(1) for each in (x, y)), *maxima])
         x1, y1, x2, y2 = (torch.stack(each) for each in zip(*extremes, strict=True))
         box_4 = [x1.amin(0), y1.amin(0), x2.amax(0), y2.amax(0)]
         return [torch.where(box_4[2] > 0, each, 0.0) for each in box_4]
@@ -164,8 +164,8 @@ class _Tile(NamedTuple):
         )
 
     def to_canvas(self, point_TX2: Tensor) -> Pair:
-        size, origin, least, most = (each[:, None] for each in self)
-        x, y = (size * point_TX2 + origin).maximum(least).minimum(most).unbind(-1)
+        size, origin, low, high = (each[:, None] for each in self)
+        x, y = (size * point_TX2 + origin).maximum(low).minimum(high).unbind(-1)
         return x, y
 
     def corners(self, cxcywh_T4: Tensor) -> tuple[Pair, Pair]:
@@ -178,7 +178,7 @@ class _Tile(NamedTuple):
 def _both_beyond(begin: Pair, end: Pair, out_wh: tuple[int, int]) -> Tensor:
     """Whether both ends of an edge lie beyond the same side of the output."""
     sides = zip(begin, end, out_wh, strict=True)
-    x, y = (((a < 0) & (b < 0)) | ((a > most) & (b > most)) for a, b, most in sides)
+    x, y = (((a < 0) & (b < 0)) | ((a > side) & (b > side)) for a, b, side in sides)
     return x | y
 
 

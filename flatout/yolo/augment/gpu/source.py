@@ -36,13 +36,14 @@ TILES = 2 * NINE
 """Tiles of a sample: nine of its own canvas and nine of the one mixed in."""
 
 OBJECT_COLUMNS = 12
-"""Of a pasted object: x, y, w, h in the output before flips; image; x, y of the image on its canvas; x, y, w, h of the
-box that is cut out of that canvas; number of the polygon's points."""
+"""Columns of a pasted object: x, y, w, h in the output before flips; image; x, y of the image on its canvas; x, y, w, h of
+the box that is cut out of that canvas; number of polygon points."""
 
 IMAGE_COLUMN = 4
+"""Column of the image number."""
 
 SPAN_COLUMNS = 7
-"""Of a copied object: mask, first point, number of points, box of its pixels x1, y1, x2, y2, both ends included."""
+"""Columns of a copied object: mask, first point, number of points, box of its pixels x1, y1, x2, y2, both ends included."""
 
 
 class PastePlan(NamedTuple):
@@ -436,10 +437,10 @@ def write_copies(canvases: Canvases, copied: Sequence[Sequence[np.ndarray]], num
     num_objects_M, num_points_M = np.zeros((2, num_samples), np.int64)
     is_second_Q = np.concatenate(([False], canvases.sample_Q[1:] == canvases.sample_Q[:-1])).astype(int).tolist()
     for q, (sample, layer) in enumerate(zip(canvases.sample_Q.tolist(), is_second_Q, strict=True)):
-        most = canvases.canvas_wh_Q2[q] - 1
+        last = canvases.canvas_wh_Q2[q] - 1
         for polygon in copied[q]:
             truncated = polygon.astype(np.int32)
-            low, high = truncated.min(0), np.minimum(truncated.max(0), most)
+            low, high = truncated.min(0), np.minimum(truncated.max(0), last)
             rows.append([layer, len(truncated), *low.tolist(), *high.tolist()])
             points.append(truncated)
             num_objects_M[sample] += 1
