@@ -36,14 +36,14 @@ TILES = 2 * NINE
 """Tiles of a sample: nine of its own canvas and nine of the one mixed in."""
 
 OBJECT_COLUMNS = 12
-"""Columns of a pasted object: x, y, w, h in the output before flips; image; x, y of the image on its canvas; x, y, w, h of
-the box that is cut out of that canvas; number of polygon points."""
+"""Columns of a pasted object: x, y, w, h in the output before flips; image; x, y of the image on its canvas; x, y, w, h
+of the box that is cut out of that canvas; number of polygon points."""
 
 IMAGE_COLUMN = 4
 """Column of the image number."""
 
 SPAN_COLUMNS = 7
-"""Columns of a copied object: mask, first point, number of points, box of its pixels x1, y1, x2, y2, both ends included."""
+"""Columns of a copied object: mask, first point, number of points, box of its pixels x1, y1, x2, y2 (inclusive)."""
 
 
 class PastePlan(NamedTuple):
