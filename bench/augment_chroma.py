@@ -1,8 +1,8 @@
-"""How far is a picture that is kept as 4:2:0 from the picture, in levels of 0 to 255?
+"""How far is an image that is stored as 4:2:0 from the original, in levels of 0 to 255?
 
-Photographs of $FLATOUT_DATA (coco_mini and bccd), resized for training at 320 and 640 px, through
-`flatout.yolo.augment.gpu.chroma` and back; every value of every channel counts. Beside it the bytes of a picture
-both ways.
+Photographs of $FLATOUT_DATA (coco_mini and bccd), resized for training at 320 and 640 px, are converted by
+`flatout.yolo.augment.gpu.chroma` and back; every value of every channel counts. The bytes of an image are reported both
+ways, too.
 Answer: bench/results/augment_chroma_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -24,7 +24,7 @@ SIZES = (320, 640)
 
 
 def back_to_bgr(kept: np.ndarray, hw: tuple[int, int]) -> np.ndarray:
-    """What a renderer reads, uint8 [h, w, 3]."""
+    """The pixels that a renderer reads, uint8 [h, w, 3]."""
     rows = torch.from_numpy(kept[..., 0])
     height = len(rows) * 2 // 3
     colour = rows[height:].repeat_interleave(2, 0)
@@ -39,8 +39,8 @@ def measure_set(folder: Path, size: int, *, most: int) -> tuple[str, dict[str, f
     for path in paths:
         image = resize_long_side(read_image(str(path)), size, augment=True).image
         kept = subsample(image)
-        far = np.abs(back_to_bgr(kept, image.shape[:2]).astype(int) - image)
-        counts_V += np.bincount(far.ravel(), minlength=256)
+        difference = np.abs(back_to_bgr(kept, image.shape[:2]).astype(int) - image)
+        counts_V += np.bincount(difference.ravel(), minlength=256)
         whole_bytes, kept_bytes = whole_bytes + image.nbytes, kept_bytes + kept.nbytes
     share_V = counts_V.cumsum() / counts_V.sum()
     numbers = {

@@ -1,12 +1,12 @@
 """How many augmented samples per second do two CPU workers make, against the same recipe in torch's DataLoader?
 
 Both sides: JPEG files with a long side of 320 or 640 px, the recipe of hyp.scratch.tiny.yaml (mosaic always, mixup
-0.05), 8 boxes per picture, batches of 64, passes in turn. The twin is tests/reference/plain_augment.py, once reading
-files and once with every picture in RAM. Ours is cold (the store is built, then one epoch) and with the store there;
-with the store also by OpenCV alone, as where there is no C compiler, and by the classic painter.
+0.05), 8 boxes per image, batches of 64, alternating passes. The twin is tests/reference/plain_augment.py, once reading
+files and once with every image in RAM. Ours is cold (the store is built, then one epoch) and with an existing store;
+the latter also by OpenCV alone, as without a C compiler, and by the classic painter.
 
-Besides, what a sample takes of one core: OpenCV's own calls for warp and colour, which no way of calling it can go
-below, and the painters.
+Also measured: the time of a sample on one core, by the painters and by OpenCV's own calls for warp and colour, which
+are a lower bound for everything that calls OpenCV.
 Answer: bench/results/augment_cpu_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -29,14 +29,14 @@ from bench.measure import arguments, facts_line, report
 from bench.promises import Criterion
 from flatout.feed import Batch, Feed, FeedConfig, Plan, Store, StoreConfig
 from flatout.yolo.augment.draw import AugmentConfig, Color, colors
-from flatout.yolo.augment.paint import Painter, Placed, compose, warp
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.paint import Painter, PreparedCanvas, compose, warp
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.augment.source import PAINTERS, TrainingSource
 from flatout.yolo.data.image_set import ImageSet, Labels
 from tests.reference.plain_augment import PlainItems, collate
 
 ORIGINAL = {"DataLoader, files": 443.0, "DataLoader, RAM": 925.0}
-"""Images per second of YOLOv7's own loader at 320 px on such a machine, 2 workers; measured once, quoted."""
+"""Images per second of YOLOv7's own loader at 320 px on such a machine with 2 workers; measured once, quoted here."""
 CONFIG = AugmentConfig(translate=0.1, scale=0.5, mixup=0.05, paste_in=0.0)
 BATCH, WORKERS, BOXES = 64, 2, 8
 UNCACHED, CACHED, COLD, STORE, OPENCV, CLASSIC = (
@@ -49,13 +49,13 @@ UNCACHED, CACHED, COLD, STORE, OPENCV, CLASSIC = (
 )
 
 
-def draw_files(folder: Path, num_files: int, size: int) -> ImageSet:
-    """JPEG files of size x 3/4 size with boxes."""
+def write_files(folder: Path, num_files: int, size: int) -> ImageSet:
+    """Write JPEG files of size x 3/4 size; returns them with boxes."""
     rng = np.random.default_rng(size)
     paths, jpegs = [], [draw_jpeg(number) for number in range(min(num_files, 64))]
     for number in range(num_files):
         image = cv2.imdecode(jpegs[number % len(jpegs)], cv2.IMREAD_COLOR)
-        assert image is not None  # just drawn
+        assert image is not None  # just encoded
         image = cv2.resize(image, (size, size * 3 // 4), interpolation=cv2.INTER_AREA)
         paths.append(str(folder / f"{number:05}.jpg"))
         cv2.imwrite(paths[-1], image, [cv2.IMWRITE_JPEG_QUALITY, 90])
@@ -77,8 +77,8 @@ class TorchSide:
     """The plain recipe in torch's DataLoader, set up as its documentation suggests."""
 
     def __init__(self, image_set: ImageSet, size: int, *, cached: bool) -> None:
-        pictures = ResizedPictures(image_set, size=size, augment=True)
-        kept = [pictures[index] for index in range(len(pictures))] if cached else None
+        images = ResizedImages(image_set, size=size, augment=True)
+        kept = [images[index] for index in range(len(images))] if cached else None
         boxes = [image_set.labels.of(index).copy() for index in range(len(image_set))]
         load: Callable[[int], np.ndarray] = kept.__getitem__ if kept else _Reader(image_set.paths, size)
         items = PlainItems(load, boxes, vars(CONFIG), size)
@@ -104,7 +104,7 @@ class TorchSide:
 
 
 class _Reader:
-    """Decode and resize, the ordinary way."""
+    """Decodes and resizes in the usual way."""
 
     def __init__(self, paths: tuple[str, ...], size: int) -> None:
         self._paths = paths
@@ -120,15 +120,15 @@ class _Reader:
 
 
 class FeedSide:
-    """Ours, with a store."""
+    """flatout's feed with a store."""
 
     def __init__(self, image_set: ImageSet, size: int, *, painter: Any = "fast") -> None:
-        pictures = ResizedPictures(image_set, size=size, augment=True)
-        self.store = Store.open(pictures, StoreConfig(place="ram", workers=WORKERS, progress=False))
+        images = ResizedImages(image_set, size=size, augment=True)
+        self.store = Store.open(images, StoreConfig(place="ram", workers=WORKERS, progress=False))
         source = TrainingSource(image_set, self.store, CONFIG, size=size, painter=painter)
         plan = Plan(num_samples=len(source), batch_size=BATCH)
-        # epochs=1: a pass does not read ahead into the next one, which is the other side's time. Tasks of half a batch:
-        # labels are worked out for all samples of a task at once.
+        # epochs=1: a pass does not prefetch the next one, in the time of the other side. Tasks of half a batch, because
+        # labels are computed for all samples of a task at once.
         self._feed = Feed(source, plan, FeedConfig(workers=WORKERS, epochs=1, micro_batch=BATCH // WORKERS))
         self._num_steps, self._epoch = len(source) // BATCH, 0
 
@@ -145,7 +145,7 @@ class FeedSide:
 
 
 def cold_rate(image_set: ImageSet, size: int) -> float:
-    """Images per second from nothing: start, build the store, one epoch."""
+    """Images per second from a cold start: start, build the store, one epoch."""
     begin_s = time.perf_counter()
     side = FeedSide(image_set, size)
     num_images = sum(len(batch) for batch in side.batches(len(image_set) // BATCH))
@@ -155,9 +155,9 @@ def cold_rate(image_set: ImageSet, size: int) -> float:
 
 
 def compare(size: int, *, num_files: int, passes: int) -> dict[str, list[float]]:
-    """Images per second of every side, one number per pass; the sides take turns."""
+    """Images per second of every side, one number per pass; the sides alternate."""
     with tempfile.TemporaryDirectory() as folder:
-        image_set = draw_files(Path(folder), num_files, size)
+        image_set = write_files(Path(folder), num_files, size)
         sides: dict[str, Any] = {
             UNCACHED: TorchSide(image_set, size, cached=False),
             CACHED: TorchSide(image_set, size, cached=True),
@@ -168,9 +168,9 @@ def compare(size: int, *, num_files: int, passes: int) -> dict[str, list[float]]
         rates: dict[str, list[float]] = {name: [] for name in (*sides, COLD)}
         num_batches = num_files // BATCH
         for side in sides.values():
-            run_pass(side, WORKERS)  # workers start
-        for turn in range(passes):
-            for name in list(sides)[:: 1 if turn % 2 == 0 else -1]:
+            run_pass(side, WORKERS)  # starts the workers
+        for number in range(passes):
+            for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
                 run = run_pass(sides[name], num_batches)
                 rates[name].append(num_batches * BATCH / float(run.arrival_K[-1]))
             rates[COLD].append(cold_rate(image_set, size))
@@ -186,23 +186,23 @@ def core_times(size: int, *, repeats: int) -> list[str]:
     tiles = [cv2.resize(each, (size, size * 3 // 4)) for each in small]
     origin_K2 = np.array([(0, size // 4), (size, size // 4), (0, size), (size, size)])
     matrix_33 = np.array([[1.05, 0, -0.55 * size], [0, 1.05, -0.55 * size], [0, 0, 1]])
-    placed = Placed(tiles, origin_K2, (2 * size, 2 * size), [], matrix_33, (size, size), True, False)
+    prepared = PreparedCanvas(tiles, origin_K2, (2 * size, 2 * size), [], matrix_33, (size, size), True, False)
     color = Color(*(each[0] for each in colors({"hsv": np.array([[1.01, 1.3, 0.8]])})))
-    canvas, out_CHW = compose(tiles, origin_K2, placed.canvas_wh), np.empty((3, size, size), np.uint8)
-    image = warp(canvas, matrix_33, placed.out_wh, perspective=False)
+    canvas, out_CHW = compose(tiles, origin_K2, prepared.canvas_wh), np.empty((3, size, size), np.uint8)
+    image = warp(canvas, matrix_33, prepared.out_wh, perspective=False)
     hsv, flip_2 = cv2.cvtColor(image, cv2.COLOR_BGR2HSV), np.array([False, True])
 
     def opencv_alone() -> None:
-        warp(canvas, matrix_33, placed.out_wh, perspective=False, out=image)
+        warp(canvas, matrix_33, prepared.out_wh, perspective=False, out=image)
         cv2.cvtColor(image, cv2.COLOR_BGR2HSV, dst=hsv)
         cv2.cvtColor(hsv, cv2.COLOR_HSV2BGR, dst=image)
 
     def by(painter: Painter) -> Callable[[], None]:
-        return lambda: painter.finish(painter.paint(placed), color, flip_2, out_CHW)
+        return lambda: painter.finish(painter.paint(prepared), color, flip_2, out_CHW)
 
     ways = {"warpAffine and two cvtColor, nothing else": opencv_alone}
     ways |= {f"painter {name}": by(make()) for name, make in PAINTERS.items()}
-    lines = [f"{size} px, one core, ms per picture:"]
+    lines = [f"{size} px, one core, ms per image:"]
     for name, way in ways.items():
         times = []
         for _ in range(repeats):
@@ -213,8 +213,8 @@ def core_times(size: int, *, repeats: int) -> list[str]:
     return lines
 
 
-def judge(rates: dict[int, dict[str, list[float]]]) -> list[Criterion]:
-    """What is promised at 320 px, against the twin and against the quoted rates of the original."""
+def criteria_of(rates: dict[int, dict[str, list[float]]]) -> list[Criterion]:
+    """The promises at 320 px, relative to the twin and to the quoted rates of the original."""
     promises = [(STORE, CACHED, 2.0), (STORE, UNCACHED, 4.0), (COLD, UNCACHED, 1.3)]
     of_size = rates[320]
     found = []
@@ -246,12 +246,12 @@ def main() -> int:
     print(facts_line(), flush=True)
     repeats = 10 if options.quick else 60
     before = noise.listen(repeats).line()
-    cv2.setNumThreads(1)  # DataLoader forks its workers: there must be no OpenCV threads to lose
+    cv2.setNumThreads(1)  # DataLoader forks its workers, which OpenCV threads would not survive
     quantities = {320: (256, 2), 640: (128, 1)} if options.quick else {320: (1024, 7), 640: (384, 5)}
     rates = {size: compare(size, num_files=n, passes=p) for size, (n, p) in quantities.items()}
     costs = [line for size in quantities for line in core_times(size, repeats=20 if options.quick else 200)]
     after = noise.listen(repeats).line()
-    criteria = judge(rates)
+    criteria = criteria_of(rates)
     text = "\n".join([f"before, {before}", f"after,  {after}", "", *table(rates), "", *costs, "", *map(str, criteria)])
     numbers = {"noise": [before, after], "rates": rates, "costs": costs, "criteria": [str(each) for each in criteria]}
     report("augment_cpu", text, numbers, options)

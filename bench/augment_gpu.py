@@ -1,14 +1,14 @@
 """How many augmented samples per second does one GPU make, alone and as a training loop sees them?
 
-The recipe of hyp.scratch.tiny.yaml (mosaic always, mixup 0.05), pictures of 4:3 and 3:4 with 8 boxes each, written as
-bfloat16, channels_last. "Render" is the kernel of a batch that is drawn; "complete" is `training_input`: two workers
-draw and make labels, the batch is copied and rendered, and nothing is done with it. Pictures lie in device memory, or
-all in pinned RAM. CPU use is that of this process and its workers while batches are taken at the pace that is promised.
+The recipe of hyp.scratch.tiny.yaml (mosaic always, mixup 0.05), images of 4:3 and 3:4 with 8 boxes each, written as
+bfloat16, channels_last. "Render" is the kernel for a batch that is drawn already; "complete" is `training_input`: two
+workers draw and make labels, the batch is copied and rendered, and nothing is done with it. The images are in device
+memory, or all in pinned RAM. CPU use is that of this process and its workers at the promised pace.
 
-Besides: labels with polygons, which workers only list and the GPU warps, clips and judges, beside the same labels made
-by the workers in C, in this run; the kernel that does it, and plain torch instead of the kernels. The renderer beside
-Kornia's, and on pictures kept as 4:2:0: bench/augment_kornia.py; how fast a store is built: bench/augment_store.py. A
-part that fails is reported as failed, and the others still count. Needs a CUDA GPU.
+Also measured: labels with polygons that workers defer and the GPU warps, clips and filters, compared with the same
+labels made by the workers in C; the kernel that does it; and plain torch instead of the kernels. See
+bench/augment_kornia.py for a comparison with Kornia and for images stored as 4:2:0, and bench/augment_store.py for the
+speed of building a store. A part that fails is reported as failed, and the others still count. Needs a CUDA GPU.
 Answer: bench/results/augment_gpu_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -30,7 +30,7 @@ from flatout.feed.device_store import DeviceStore, free_bytes, free_ram_bytes
 from flatout.feed.source import Out, Rows, RowsOut
 from flatout.yolo.augment.draw import AugmentConfig
 from flatout.yolo.augment.gpu.batches import label_finisher_for, renderer_for
-from flatout.yolo.augment.gpu.input import DeviceInputConfig, Room, plan_memory, training_input
+from flatout.yolo.augment.gpu.input import DeviceInputConfig, MemoryBudget, plan_memory, training_input
 from flatout.yolo.augment.gpu.labels_torch import DeviceLabels, TorchLabels
 from flatout.yolo.augment.gpu.render_torch import TorchRender
 from flatout.yolo.augment.gpu.source import TILES, ParameterSource
@@ -42,11 +42,11 @@ COCO = 118_287
 
 
 class Case(NamedTuple):
-    """A size, and what is promised for it in images per second."""
+    """A size, and the promised images per second."""
 
     size: int
     batch_size: int
-    num_pictures: int
+    num_images: int
     render: float
     complete: float
     pinned: float | None
@@ -60,10 +60,10 @@ CASES = (
 
 
 def draw_set(num: int, size: int, *, polygons: bool = False) -> ImageSet:
-    """Sizes and labels; two pictures in three lie, one stands."""
+    """Sizes and labels of images; two in three are landscape, one is portrait."""
     rng = np.random.default_rng(size)
-    lies = np.arange(num) % 3 > 0
-    sizes = np.where(lies[:, None], [[size, size * 3 // 4]], [[size * 3 // 4, size]]).astype(np.int32)
+    is_landscape = np.arange(num) % 3 > 0
+    sizes = np.where(is_landscape[:, None], [[size, size * 3 // 4]], [[size * 3 // 4, size]]).astype(np.int32)
     total = num * BOXES
     centre, wh = rng.uniform(0.2, 0.8, (total, 2)), rng.uniform(0.05, 0.4, (total, 2))
     boxes = np.concatenate((rng.integers(0, 80, (total, 1)), centre, wh), 1).astype(np.float32)
@@ -78,7 +78,7 @@ def draw_set(num: int, size: int, *, polygons: bool = False) -> ImageSet:
 
 
 class Pictures:
-    """Pixels of a data set: what they show does not matter, only that they are many."""
+    """Images of a data set, filled with noise."""
 
     def __init__(self, image_set: ImageSet) -> None:
         self._wh_N2 = image_set.size_wh_N2
@@ -96,7 +96,7 @@ class Pictures:
 def parameters(
     source: ParameterSource, num: int, device: str = "cuda"
 ) -> tuple[dict[str, np.ndarray], dict[str, torch.Tensor]]:
-    """Of a batch, on the host those of fixed shape, on the device all."""
+    """Parameters of a batch: those of fixed shape on the host, all on the device."""
     indices = np.random.default_rng(0).integers(0, len(source), num)
     fields = source.fields.items()
     parts = {name: np.empty((num, *field.shape), field.dtype) for name, field in fields if not isinstance(field, Rows)}
@@ -107,13 +107,13 @@ def parameters(
 
 
 def render_rates(case: Case, image_set: ImageSet, store: DeviceStore) -> dict[str, float]:
-    """Images per second of the kernel, of torch, and of the kernel with mixup in every sample."""
+    """Images per second of the kernel, of the kernel with mixup in every sample, and of torch."""
     images = {"images": empty_images(case)}
     rates = {}
     mixed = AugmentConfig(translate=0.1, scale=0.5, mixup=1.0, degrees=10, paste_in=0.0)
     for name, config, render, repeats in (
         ("kernel", CONFIG, renderer_for("cuda", mixup=True), 30),
-        ("kernel, mixup always, turned", mixed, renderer_for("cuda", mixup=True), 30),
+        ("kernel, mixup always, rotated", mixed, renderer_for("cuda", mixup=True), 30),
         ("torch", CONFIG, TorchRender(mixup=True), 3),
     ):
         host, device = parameters(ParameterSource(image_set, config, size=case.size), case.batch_size)
@@ -131,31 +131,29 @@ def empty_images(case: Case, device: str = "cuda") -> torch.Tensor:
 def complete(
     case: Case,
     image_set: ImageSet,
-    pictures: Pictures,
+    images: Pictures,
     store: DeviceStore,
     *,
     pace: float,
     num_steps: int,
     config: DeviceInputConfig | None = None,
 ) -> Speed:
-    """Batches as a training loop gets them, by two workers unless said otherwise; at most `pace` images per second."""
+    """Batches as a training loop gets them, by default with two workers; at most `pace` images per second."""
     order = np.random.default_rng(1).integers(0, len(image_set), case.batch_size * (num_steps + 12))
     plan = Plan(num_samples=len(image_set), batch_size=case.batch_size, order=order)
-    batches = training_input(
-        image_set, pictures, CONFIG, plan, size=case.size, device="cuda", store=store, config=config
-    )
+    batches = training_input(image_set, images, CONFIG, plan, size=case.size, device="cuda", store=store, config=config)
     step_s = 0.99 * case.batch_size / pace if np.isfinite(pace) else 0
     return run(lambda feed: batches, batches.feed, warmup=10, num_steps=num_steps, step_s=step_s)
 
 
 def measure_case(case: Case, *, quick: bool) -> tuple[list[str], list[Criterion]]:
     name, num_steps = f"{case.size} px, batch {case.batch_size}", 20 if quick else 100
-    image_set = draw_set(case.num_pictures, case.size)
-    pictures = Pictures(image_set)
-    store = DeviceStore(pictures, "cuda")
+    image_set = draw_set(case.num_images, case.size)
+    images = Pictures(image_set)
+    store = DeviceStore(images, "cuda")
     rates = render_rates(case, image_set, store)
-    fastest = complete(case, image_set, pictures, store, pace=np.inf, num_steps=num_steps)
-    paced = complete(case, image_set, pictures, store, pace=case.complete, num_steps=num_steps)
+    fastest = complete(case, image_set, images, store, pace=np.inf, num_steps=num_steps)
+    paced = complete(case, image_set, images, store, pace=case.complete, num_steps=num_steps)
     lines = [f"{name}: {store}"]
     lines += [f"  render, {way}: {rate:,.0f} img/s" for way, rate in rates.items()]
     lines.append(f"  complete: {fastest.pictures_per_s:,.0f} img/s at most ({fastest.cores:.2f} cores)")
@@ -166,31 +164,31 @@ def measure_case(case: Case, *, quick: bool) -> tuple[list[str], list[Criterion]
         Criterion(promise=f"{name}: cores at the promised pace", value=paced.cores, limit=2, unit=" cores"),
     ]
     if case.size == 320:
-        lines += polygon_lines(case, pictures, store, num_steps // 2)
+        lines += polygon_lines(case, images, store, num_steps // 2)
     del store
     torch.cuda.empty_cache()
     pinned, line = speed_from_host(case, num_steps)
-    _, brought_line = speed_from_host(case, num_steps // 4, pinned_bytes=0)
-    lines += [line, brought_line]
+    _, streamed_line = speed_from_host(case, num_steps // 4, pinned_bytes=0)
+    lines += [line, streamed_line]
     if case.pinned is not None:
         criteria.append(_rate(f"{name}: complete, from pinned RAM", pinned.pictures_per_s, case.pinned))
     return lines, criteria
 
 
-def polygon_lines(case: Case, pictures: Pictures, store: DeviceStore, num_steps: int) -> list[str]:
-    """Labels with polygons finished on the GPU, alone and as a training loop sees it, beside those made by workers."""
-    outlined = draw_set(case.num_pictures, case.size, polygons=True)
-    _, params = parameters(ParameterSource(outlined, CONFIG, size=case.size, opens_labels=True), case.batch_size)
+def polygon_lines(case: Case, images: Pictures, store: DeviceStore, num_steps: int) -> list[str]:
+    """Labels with polygons finished on the GPU, alone and in a training loop, compared with those made by workers."""
+    outlined = draw_set(case.num_images, case.size, polygons=True)
+    _, params = parameters(ParameterSource(outlined, CONFIG, size=case.size, defer_labels=True), case.batch_size)
     labels, out_wh = DeviceLabels.of(outlined.labels, "cuda"), (case.size, case.size)
     count = torch.zeros(1, dtype=torch.int32, device="cuda")
     lines = []
     for finish in (label_finisher_for("cuda", labels, perspective=False), TorchLabels(labels, perspective=False)):
-        # Rows are finished where they lie, so each time it is a copy of them.
+        # Rows are finished in place, so each repeat gets a copy of them.
         timing = time_on_device(lambda: finish(params["targets"].clone(), params, out_wh, count), 10)  # noqa: B023
         lines.append(f"  polygons of {POINTS} points, {len(params['targets'])} labels, {finish}: {timing.text()}")
     for workers in (2, 8):
         speeds = [
-            complete(case, outlined, pictures, store, pace=np.inf, num_steps=num_steps, config=config)
+            complete(case, outlined, images, store, pace=np.inf, num_steps=num_steps, config=config)
             for config in (DeviceInputConfig(workers=workers, polygons_on_device=where) for where in (True, False))
         ]
         texts = [f"{speed.pictures_per_s:,.0f} img/s ({speed.cores:.2f} cores)" for speed in speeds]
@@ -203,25 +201,25 @@ def polygon_lines(case: Case, pictures: Pictures, store: DeviceStore, num_steps:
 
 
 def speed_from_host(case: Case, num_steps: int, *, pinned_bytes: int | None = None) -> tuple[Speed, str]:
-    """As `complete`, with room on the device for little more than the pictures of a batch."""
+    """As `complete`, with device memory for little more than the images of a batch."""
     batch_items = case.batch_size * TILES
     image_set = draw_set(batch_items + 1000, case.size)
-    pictures = Pictures(image_set)
-    room = int(np.sort(image_set.size_wh_N2.prod(1) * 3 + 1024)[-batch_items:].sum())
-    store = DeviceStore(pictures, "cuda", budget_bytes=room, batch_items=batch_items, pinned_bytes=pinned_bytes)
+    images = Pictures(image_set)
+    budget_bytes = int(np.sort(image_set.size_wh_N2.prod(1) * 3 + 1024)[-batch_items:].sum())
+    store = DeviceStore(images, "cuda", budget_bytes=budget_bytes, batch_items=batch_items, pinned_bytes=pinned_bytes)
     away = 1 - store.residence.num_resident / len(store)
-    where, workers = ("in pinned RAM", 2) if pinned_bytes is None else ("brought by 8 workers", 8)
+    where, workers = ("in pinned RAM", 2) if pinned_bytes is None else ("streamed by 8 workers", 8)
     config = DeviceInputConfig(workers=workers)
-    speed = complete(case, image_set, pictures, store, pace=np.inf, num_steps=num_steps, config=config)
+    speed = complete(case, image_set, images, store, pace=np.inf, num_steps=num_steps, config=config)
     return speed, f"  complete, {away:.0%} {where}: {speed.pictures_per_s:,.0f} img/s ({speed.cores:.2f} cores)"
 
 
 def memory_lines() -> list[str]:
-    """COCO's 118,287 pictures, taken as 4:3."""
+    """Memory plans of COCO's 118,287 images, all taken as 4:3."""
     sizes = np.tile([[640, 480]], (COCO, 1))
-    room = Room(free_bytes(torch.device("cuda")), free_ram_bytes())
+    budget = MemoryBudget(free_bytes(torch.device("cuda")), free_ram_bytes())
     plans = (
-        plan_memory(sizes, size=size, room=room, batch_items=128 * TILES, subsampled=subsampled)
+        plan_memory(sizes, size=size, budget=budget, batch_items=128 * TILES, subsampled=subsampled)
         for size in (320, 640)
         for subsampled in (False, True)
     )
@@ -234,7 +232,7 @@ def _rate(promise: str, value: float, limit: float) -> Criterion:
 
 def main() -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--seconds", type=float, default=np.inf, help="begin no further part after this time")
+    parser.add_argument("--seconds", type=float, default=np.inf, help="start no further part after this time")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("This benchmark needs a CUDA GPU.")
@@ -251,12 +249,11 @@ def main() -> int:
             lines.append("a part was skipped: no time was left")
             continue
         try:
-            told, found = part()
-        except Exception as error:
-            # What the others found must not be lost with it.
-            told, found, failed = [f"FAILED: {type(error).__name__}: {error}"], [], failed + 1
-        print("\n".join(told), f"\n({time.perf_counter() - begin_s:.0f} s)", flush=True)
-        lines += told
+            new_lines, found = part()
+        except Exception as error:  # any: the results of the other parts must not be lost
+            new_lines, found, failed = [f"FAILED: {type(error).__name__}: {error}"], [], failed + 1
+        print("\n".join(new_lines), f"\n({time.perf_counter() - begin_s:.0f} s)", flush=True)
+        lines += new_lines
         criteria += found
     text = "\n".join([*lines, "", *map(str, criteria)])
     report("augment_gpu", text, {"lines": lines, "criteria": [str(each) for each in criteria]}, options)

@@ -1,11 +1,12 @@
-"""How fast is a batch augmented on a GPU: by our kernel from whole pictures and from 4:2:0, and by Kornia?
+"""How fast is a batch augmented on a GPU: by our kernel from BGR and from 4:2:0 images, and by Kornia?
 
-Ours: tiles of any pictures of the data set, read where they lie, to a batch in bfloat16, channels_last; the recipe of
-hyp.scratch.tiny.yaml. Kornia: mosaic, affine warp and colours over a batch that is decoded, resized and on the device
-already, float32, with boxes, as its documentation shows it. So Kornia is spared the pictures of the data set; it makes
-its boxes in the same call, which ours gets from the workers (bench/augment_gpu.py has the complete feed). Times are the
-device's. How far 4:2:0 is from the pictures: bench/augment_chroma.py. Needs a CUDA GPU; --quick shows on a CPU that the
-script works. Answer: bench/results/augment_kornia_<machine>_<yyyymm>.md (rewrite it with --write).
+Ours: tiles of any images of the data set, read where they are stored, to a batch in bfloat16, channels_last; the recipe
+of hyp.scratch.tiny.yaml. Kornia: mosaic, affine warp and colours over a batch that is decoded, resized and on the
+device already, float32, with boxes, as its documentation shows it. So Kornia does not have to read the images of the
+data set; it transforms its boxes in the same call, while ours come from the workers (bench/augment_gpu.py measures the
+complete feed). Times are device times. bench/augment_chroma.py measures how far 4:2:0 is from the original images.
+Needs a CUDA GPU; --quick shows on a CPU that the script works.
+Answer: bench/results/augment_kornia_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
 import importlib.util
@@ -28,11 +29,11 @@ REPEATS = 20
 
 
 def our_render(case: Case, device: str, *, subsampled: bool) -> Callable[[], object]:
-    """The kernel over one drawn batch, from pictures of the data set."""
-    image_set = draw_set(case.num_pictures, case.size)
-    pictures = Pictures(image_set)
+    """The kernel on one drawn batch, from images of the data set."""
+    image_set = draw_set(case.num_images, case.size)
+    stored = Pictures(image_set)
     sizes = image_set.size_wh_N2.astype(np.int64)
-    store = DeviceStore(Subsampled(pictures, sizes) if subsampled else pictures, device)
+    store = DeviceStore(Subsampled(stored, sizes) if subsampled else stored, device)
     host, drawn = parameters(ParameterSource(image_set, CONFIG, size=case.size), case.batch_size, device)
     sources, images = store.sources_of(host["items"], drawn["items"]), {"images": empty_images(case, device)}
     render = renderer_for(device, mixup=True, subsampled=subsampled)
@@ -54,7 +55,7 @@ def kornias(case: Case, device: str) -> Callable[[], object]:
     return lambda: chain(images, boxes)
 
 
-def taken(call: Callable[[], object], device: str) -> Timing:
+def device_time(call: Callable[[], object], device: str) -> Timing:
     """Device time of a call, by events, as in bench/augment_gpu.py."""
     return time_on_device(call, REPEATS) if device == "cuda" else measure(call, warmup=0, repeats=1)
 
@@ -69,7 +70,7 @@ def measure_case(case: Case, device: str) -> tuple[list[str], dict[str, float]]:
         calls[f"Kornia {version('kornia')}"] = kornias(case, device)
     else:
         lines.append("  Kornia: skipped, it is not installed")
-    timings = {name: taken(call, device) for name, call in calls.items()}
+    timings = {name: device_time(call, device) for name, call in calls.items()}
     fastest_s = timings["kernel"].median
     for name, timing in timings.items():
         rate, ratio = case.batch_size / timing.median, timing.median / fastest_s
@@ -83,14 +84,14 @@ def main() -> int:
         print("This benchmark needs a CUDA GPU; --quick shows that the script works.")
         return 1
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    cases = CASES[:2] if device == "cuda" else [CASES[0]._replace(batch_size=4, num_pictures=32)]
+    cases = CASES[:2] if device == "cuda" else [CASES[0]._replace(batch_size=4, num_images=32)]
     print(facts_line(), flush=True)
-    lines = [torch.cuda.get_device_name() if device == "cuda" else "CPU, plain torch in the kernel's place"]
+    lines = [torch.cuda.get_device_name() if device == "cuda" else "CPU, plain torch instead of the kernel"]
     numbers = {}
     for case in cases:
-        told, numbers[f"{case.size} px"] = measure_case(case, device)
-        print("\n".join(told), flush=True)
-        lines += told
+        new_lines, numbers[f"{case.size} px"] = measure_case(case, device)
+        print("\n".join(new_lines), flush=True)
+        lines += new_lines
     report("augment_kornia", "\n".join(lines), numbers, options)
     return 0
 

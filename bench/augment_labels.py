@@ -1,8 +1,9 @@
-"""How many samples can one core draw and label, where pictures stay on the GPU, with boxes and with polygons?
+"""How many samples can one core draw and label, with boxes and with polygons, where images stay on the GPU?
 
-What a worker of `--device-augment` does: numbers of a task of 192 samples, their layout, and labels through the warp;
-8 labels per picture, mosaic always, mixup 0.05, 320 px. Polygons have 24 points; they are judged by polygons.c or by
-NumPy, to the same bits, or left to the GPU, as `--device-augment` does. CPU time of one thread, the ways in turns.
+The work of a `--device-augment` worker: the draws of a task of 192 samples, their layout, and their labels through the
+warp; 8 labels per image, mosaic always, mixup 0.05, 320 px. Polygons have 24 points; their boxes are computed by
+polygons.c or by NumPy, to the same bits, or deferred to the GPU, as with `--device-augment`. CPU time of one thread,
+alternating.
 Answer: bench/results/augment_labels_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -21,12 +22,12 @@ from flatout.yolo.augment import labels
 from flatout.yolo.augment.gpu.source import ParameterSource
 from flatout.yolo.augment.labels import compiled_boxes
 
-SAMPLES, PICTURES, SIZE = 192, 6000, 320
+SAMPLES, IMAGES, SIZE = 192, 6000, 320
 
 
 def task_of(source: ParameterSource) -> Callable[[int], None]:
-    """One task of a worker, in some epoch, into arrays of its own."""
-    indices = np.random.default_rng(0).integers(0, PICTURES, SAMPLES)
+    """One task of a worker in a given epoch, into arrays that are reused."""
+    indices = np.random.default_rng(0).integers(0, IMAGES, SAMPLES)
     fields = source.fields.items()
     parts = {
         name: np.empty((SAMPLES, *field.shape), field.dtype) for name, field in fields if not isinstance(field, Rows)
@@ -51,12 +52,12 @@ def main() -> int:
     options = arguments(__doc__).parse_args()
     print(facts_line(), flush=True)
     lines = [noise.listen().line()]
-    plain, outlined = (draw_set(PICTURES, SIZE, polygons=each) for each in (False, True))
+    plain, outlined = (draw_set(IMAGES, SIZE, polygons=each) for each in (False, True))
     outlines = task_of(ParameterSource(outlined, CONFIG, size=SIZE))
     tasks = {
         "boxes": task_of(ParameterSource(plain, CONFIG, size=SIZE)),
         f"polygons of {POINTS} points, left to the GPU": task_of(
-            ParameterSource(outlined, CONFIG, size=SIZE, opens_labels=True)
+            ParameterSource(outlined, CONFIG, size=SIZE, defer_labels=True)
         ),
         f"polygons of {POINTS} points, NumPy": by_numpy(outlines),
     }

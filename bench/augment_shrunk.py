@@ -1,8 +1,9 @@
 """How much faster is a JPEG file decoded at a fraction of its size, and how far are the pixels from YOLOv7's?
 
-Both ways end in a picture of the training size, as a store keeps it: decoded whole and resized, or decoded by libjpeg
-at the smallest of its fractions that is not below that size, then resized. CPU time of one core, in turns. Photographs
-of $FLATOUT_DATA (coco_mini, bccd: 640 px), and drawn ones of 1920 x 1440 and 4032 x 3024, as cameras make them.
+Both ways end in an image of the training size, as a store keeps it: decoded at full size and resized, or decoded by
+libjpeg at the smallest of its fractions that is not below that size, then resized. CPU time of one core, alternating.
+Photographs of $FLATOUT_DATA (coco_mini, bccd: 640 px), and generated ones of 1920 x 1440 and 4032 x 3024, the sizes of
+cameras.
 Answer: bench/results/augment_shrunk_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -18,19 +19,19 @@ import numpy as np
 from bench.items import draw_jpeg
 from bench.measure import arguments, facts_line, report
 from flatout.images import header_of
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.data.image_set import ImageSet, Labels
 
 SIZES = (320, 640)
-DRAWN_WH = ((1920, 1440), (4032, 3024))
+GENERATED_WH = ((1920, 1440), (4032, 3024))
 
 
 def enlarged(folder: Path, size_wh: tuple[int, int], num: int) -> list[Path]:
-    """Drawn pictures of 640 x 480, enlarged and grained as a sensor does it."""
+    """Generated images of 640 x 480, enlarged, with the noise of a sensor."""
     paths = [folder / f"{size_wh[0]}_{number}.jpg" for number in range(num)]
     for number, path in enumerate(paths):
         small = cv2.imdecode(draw_jpeg(number), cv2.IMREAD_COLOR)
-        assert small is not None  # drawn just now
+        assert small is not None  # just encoded
         large = cv2.resize(small, size_wh, interpolation=cv2.INTER_CUBIC).astype(np.int16)
         large += np.random.default_rng(number).normal(0, 3, large.shape[:2]).astype(np.int16)[..., None]
         cv2.imwrite(str(path), large.clip(0, 255).astype(np.uint8), [cv2.IMWRITE_JPEG_QUALITY, 92])
@@ -46,16 +47,16 @@ def unlabelled(paths: list[Path]) -> ImageSet:
 
 
 def measure_set(name: str, paths: list[Path], size: int) -> tuple[str, dict[str, float]]:
-    """CPU milliseconds per picture both ways, and how far apart they are."""
+    """CPU milliseconds per image both ways, and the difference of their pixels."""
     image_set = unlabelled(paths)
-    ways = [ResizedPictures(image_set, size=size, augment=True, shrunk=shrunk) for shrunk in (False, True)]
+    ways = [ResizedImages(image_set, size=size, augment=True, shrunk=shrunk) for shrunk in (False, True)]
     taken_s, counts_V = [0.0, 0.0], np.zeros(256, np.int64)
     for number in range(len(paths)):
         images = []
-        for way, pictures in enumerate(ways):
-            pictures.decode(number)  # files and caches warm for both
+        for way, items in enumerate(ways):
+            items.decode(number)  # warms files and caches for both
             begin_s = time.thread_time()
-            images.append(pictures.decode(number))
+            images.append(items.decode(number))
             taken_s[way] += time.thread_time() - begin_s
         counts_V += np.bincount(np.abs(images[0].astype(int) - images[1]).ravel(), minlength=256)
     share_V = counts_V.cumsum() / counts_V.sum()
@@ -82,7 +83,7 @@ def main() -> int:
             name: sorted(Path(os.environ.get("FLATOUT_DATA", "/nowhere"), name, "images").rglob("*.jpg"))
             for name in ("coco_mini", "bccd")
         }
-        sets |= {f"{wh[0]} x {wh[1]}": enlarged(Path(folder), wh, 1 if options.quick else 6) for wh in DRAWN_WH}
+        sets |= {f"{wh[0]} x {wh[1]}": enlarged(Path(folder), wh, 1 if options.quick else 6) for wh in GENERATED_WH}
         for name, paths in sets.items():
             for size in SIZES if paths else ():
                 line, numbers[f"{name} {size}"] = measure_set(name, paths[: 2 if options.quick else 100], size)

@@ -1,8 +1,8 @@
-"""How fast do JPEG files become a store of decoded pictures, by the CPU and by the GPU's decoder?
+"""How fast do JPEG files become a store of decoded images, by the CPU and by the GPU's decoder?
 
-Files of 640 x 480, about as costly as photographs, from nothing to the last picture where training reads it: decoded
+Files of 640 x 480, about as costly as photographs, from the start to the last image where training reads it: decoded
 and resized by 80 % of the cores into a store in RAM, then copied to the device; or by nvJPEG (torchvision) on the
-device and back to RAM, then copied. Beside it how far apart the pixels of the two are. Without a GPU: the CPU alone.
+device and back to RAM, then copied. The difference of the pixels is reported, too. Without a GPU: the CPU alone.
 Answer: bench/results/augment_store_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -22,21 +22,21 @@ from bench.measure import arguments, facts_line, report
 from flatout.feed import Store, StoreConfig
 from flatout.feed.device_store import DeviceStore
 from flatout.yolo.augment.gpu.jpeg import Decode, DeviceDecoded, nvjpeg
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.data.image_set import ImageSet
 
 SIZES = (320, 640)
-NUM_DRAWN = 32
+NUM_GENERATED = 32
 
 
-def draw_files(folder: Path, num_files: int) -> ImageSet:
-    """JPEG files of 640 x 480: a few that are drawn, under many names."""
+def write_files(folder: Path, num_files: int) -> ImageSet:
+    """JPEG files of 640 x 480: a few generated ones under many names."""
     paths = [str(folder / f"{number:05}.jpg") for number in range(num_files)]
     for number, path in enumerate(paths):
-        if number < NUM_DRAWN:
+        if number < NUM_GENERATED:
             Path(path).write_bytes(draw_jpeg(number).tobytes())
         else:
-            os.link(paths[number % NUM_DRAWN], path)
+            os.link(paths[number % NUM_GENERATED], path)
     base = draw_set(num_files, 640)
     return ImageSet(tuple(paths), np.tile(np.array([[640, 480]], np.int32), (num_files, 1)), base.labels, base.names)
 
@@ -52,12 +52,12 @@ def seconds(call: Callable[[], object]) -> float:
 def measure_size(
     image_set: ImageSet, size: int, device: str, decode: Decode | None
 ) -> tuple[list[str], dict[str, float]]:
-    """Both ways to a store of pictures of one size."""
+    """Both ways to a store of images of one size."""
     opened: list[Store] = []
 
     def by_cpu() -> None:
-        pictures = ResizedPictures(image_set, size=size, augment=True)
-        opened.append(Store.open(pictures, StoreConfig(place="ram", progress=False)))
+        images = ResizedImages(image_set, size=size, augment=True)
+        opened.append(Store.open(images, StoreConfig(place="ram", progress=False)))
         DeviceStore(opened[0], device)
 
     cpu_s = seconds(by_cpu)
@@ -73,8 +73,8 @@ def measure_size(
             DeviceStore(made[0], device)
 
         rates["nvJPEG"] = len(image_set) / seconds(by_gpu)
-        far = np.concatenate([np.abs(made[0][k].astype(int) - store[k]).ravel() for k in range(NUM_DRAWN)])
-    rates |= {"mean levels apart": float(far.mean()), "p99 levels apart": float(np.quantile(far, 0.99))}
+        difference = np.concatenate([np.abs(made[0][k].astype(int) - store[k]).ravel() for k in range(NUM_GENERATED)])
+    rates |= {"mean levels apart": float(difference.mean()), "p99 levels apart": float(np.quantile(difference, 0.99))}
     share, ratio = made[0].num_on_device / len(image_set), rates["nvJPEG"] / rates["CPU"]
     lines.append(f"{size} px, nvJPEG ({share:.0%} of the files): {rates['nvJPEG']:,.0f} img/s, {ratio:.1f} x")
     apart = f"mean {rates['mean levels apart']:.2f} levels, p99 {rates['p99 levels apart']:.0f}"
@@ -91,11 +91,11 @@ def main() -> int:
     numbers = {}
     decode = nvjpeg(device)
     with tempfile.TemporaryDirectory() as folder:
-        image_set = draw_files(Path(folder), num_files)
+        image_set = write_files(Path(folder), num_files)
         for size in SIZES:
-            told, numbers[f"{size} px"] = measure_size(image_set, size, device, decode)
-            print("\n".join(told), flush=True)
-            lines += told
+            new_lines, numbers[f"{size} px"] = measure_size(image_set, size, device, decode)
+            print("\n".join(new_lines), flush=True)
+            lines += new_lines
     report("augment_store", "\n".join(lines), numbers, options)
     return 0
 

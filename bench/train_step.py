@@ -31,7 +31,7 @@ from flatout.engine.step import DTYPES
 from flatout.feed import Feed, FeedConfig, Plan
 from flatout.feed.device import DeviceBatches
 from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.augment.source import TrainingSource
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.find_file import shipped_folder
@@ -137,7 +137,7 @@ def classic_input(case: Case, hyp: Hyp) -> Iterator[DeviceBatches]:
             paths.append(str(Path(folder) / f"{number}.jpg"))
             cv2.imwrite(paths[-1], cv2.GaussianBlur(pixels[number], (0, 0), 3))
         images = ImageSet(tuple(paths), drawn.size_wh_N2, drawn.labels, drawn.names)
-        pictures = ResizedPictures(images, size=case.side_px, augment=True)
+        pictures = ResizedImages(images, size=case.side_px, augment=True)
         source = TrainingSource(images, pictures, hyp.augment(), size=case.side_px, painter="classic")
         plan = Plan(num_samples=len(images), batch_size=case.batch, order=np.arange(len(images)).repeat(100))
         with Feed(source, plan, FeedConfig(workers=16)) as feed:

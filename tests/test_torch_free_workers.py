@@ -26,7 +26,7 @@ from flatout.spike.data.frames import FrameItems
 from flatout.spike.input import FeedWishes, open_resident_feed, open_scoring_feed, open_store, open_training_feed
 from flatout.spike.step import plan_steps
 from flatout.yolo.augment.draw import AugmentConfig
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.augment.source import ValidationSource
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import input as yolo_input
@@ -165,7 +165,7 @@ def test_a_training_source_of_yolo_needs_no_torch(kept: dict[str, Any], tmp_path
 
 def test_a_validation_source_of_yolo_needs_no_torch(tmp_path: Path):
     images = files_of(tmp_path)
-    pictures = ResizedPictures(images, size=64, augment=False)
+    pictures = ResizedImages(images, size=64, augment=False)
     check_is_light(ValidationSource(images, pictures, size=64, largest_hw=(128, 128)))
 
 

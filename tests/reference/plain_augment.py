@@ -1,9 +1,9 @@
 """The training recipe one item at a time, as a dataset for torch's DataLoader is usually written.
 
 Mosaic of 4 or 9, warp, mixup, colour, flips, boxes: the plain twin of flatout.yolo.augment for benchmarks. It uses
-OpenCV's kernels and NumPy per picture; randomness comes from a generator, so its samples are others than ours.
+OpenCV's kernels and NumPy per image; randomness comes from a generator, so its samples differ from flatout's.
 
-Dimension key:  n boxes of a picture
+Dimension key:  n boxes of an image
 """
 
 import random
@@ -17,7 +17,7 @@ GREY = 114
 
 
 class PlainItems:
-    """Items of `size` x `size` pixels from pictures that `load` gives, uint8 [h, w, 3] BGR, longer side `size`."""
+    """Items of `size` x `size` pixels from images that `load` gives, uint8 [h, w, 3] BGR, longer side `size`."""
 
     def __init__(
         self, load: Callable[[int], np.ndarray], boxes: list[np.ndarray], hyp: Mapping[str, float], size: int
@@ -31,7 +31,7 @@ class PlainItems:
         return len(self._boxes)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Picture uint8 [3, size, size], RGB, and class, cx, cy, w, h [n, 5]."""
+        """Image uint8 [3, size, size], RGB, and class, cx, cy, w, h [n, 5]."""
         hyp = self._hyp
         image, labels = self._mosaic(index)
         if random.random() < hyp["mixup"]:
@@ -56,27 +56,27 @@ class PlainItems:
         s = self._size
         y, x = (int(random.uniform(s / 2, 3 * s / 2)) for _ in range(2))
         canvas, labels = np.full((2 * s, 2 * s, 3), GREY, np.uint8), []
-        for tile, picture in enumerate([index, *random.choices(range(len(self)), k=3)]):
-            image = self._load(picture)
+        for tile, number in enumerate([index, *random.choices(range(len(self)), k=3)]):
+            image = self._load(number)
             h, w = image.shape[:2]
             left, top = x - w * (tile in (0, 2)), y - h * (tile in (0, 1))
             paste(image, left, top, canvas)
-            labels.append(to_pixels(self._boxes[picture], w, h, left, top))
+            labels.append(to_pixels(self._boxes[number], w, h, left, top))
         return canvas, np.concatenate(labels)
 
     def _nine(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         s = self._size
         canvas, labels = np.full((3 * s, 3 * s, 3), GREY, np.uint8), []
         w0 = h0 = wp = hp = 0
-        for tile, picture in enumerate([index, *random.choices(range(len(self)), k=8)]):
-            image = self._load(picture)
+        for tile, number in enumerate([index, *random.choices(range(len(self)), k=8)]):
+            image = self._load(number)
             h, w = image.shape[:2]
             if tile == 0:
                 w0, h0 = w, h
             x = (s, s, s + wp, s + w0, s + w0, s + w0 - w, s + w0 - wp - w, s - w, s - w)[tile]
             y = (s, s - h, s - h, s, s + hp, s + h0, s + h0, s + h0 - h, s + h0 - hp - h)[tile]
             paste(image, x, y, canvas)
-            labels.append(to_pixels(self._boxes[picture], w, h, x, y))
+            labels.append(to_pixels(self._boxes[number], w, h, x, y))
             wp, hp = w, h
         top, left = (int(random.uniform(0, s)) for _ in range(2))
         moved = np.concatenate(labels)
@@ -85,14 +85,14 @@ class PlainItems:
 
 
 def paste(image: np.ndarray, x: int, y: int, canvas: np.ndarray) -> None:
-    """The part of a picture at x, y that lies on the canvas."""
+    """Copy the part of an image at x, y that lies on the canvas."""
     height, width = canvas.shape[:2]
     x1, y1, x2, y2 = max(x, 0), max(y, 0), min(x + image.shape[1], width), min(y + image.shape[0], height)
     canvas[y1:y2, x1:x2] = image[y1 - y : y2 - y, x1 - x : x2 - x]
 
 
 def to_pixels(box_n5: np.ndarray, w: int, h: int, x: int, y: int) -> np.ndarray:
-    """Class and normalised cx, cy, w, h to class and corners in pixels, moved by x, y."""
+    """Class and normalised cx, cy, w, h to class and corners in pixels, translated by x, y."""
     out = box_n5.copy()
     out[:, 1] = w * (box_n5[:, 1] - box_n5[:, 3] / 2) + x
     out[:, 2] = h * (box_n5[:, 2] - box_n5[:, 4] / 2) + y
@@ -106,15 +106,15 @@ def xyxy_to_cxcywh(box_n4: np.ndarray) -> np.ndarray:
 
 
 def warp(canvas: np.ndarray, labels: np.ndarray, hyp: Mapping[str, float], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Turn, scale and move a canvas of twice the size, with its boxes; too small ones are dropped."""
+    """Rotate, scale and translate a canvas of twice the size, with its boxes; boxes that get too small are dropped."""
     angle = random.uniform(-hyp["degrees"], hyp["degrees"])
     scale = random.uniform(1 - hyp["scale"], 1.1 + hyp["scale"])
     move = [size * random.uniform(0.5 - hyp["translate"], 0.5 + hyp["translate"]) for _ in range(2)]
-    centre, turn, back = np.eye(3), np.eye(3), np.eye(3)
+    centre, rotation, translation = np.eye(3), np.eye(3), np.eye(3)
     centre[:2, 2] = -canvas.shape[1] / 2, -canvas.shape[0] / 2
-    turn[:2] = cv2.getRotationMatrix2D((0, 0), angle, scale)
-    back[:2, 2] = move
-    matrix = back @ turn @ centre
+    rotation[:2] = cv2.getRotationMatrix2D((0, 0), angle, scale)
+    translation[:2, 2] = move
+    matrix = translation @ rotation @ centre
     image = cv2.warpAffine(canvas, matrix[:2], (size, size), borderValue=(GREY,) * 3)
     num = len(labels)
     if num:
@@ -142,7 +142,7 @@ def recolor(image: np.ndarray, hyp: Mapping[str, float]) -> np.ndarray:
 
 
 def collate(items: list[tuple[np.ndarray, np.ndarray]]) -> tuple[Any, Any]:
-    """Pictures stacked, targets with the number of their picture in front; for torch's DataLoader."""
+    """Images stacked, targets with the number of their image in front; for torch's DataLoader."""
     import torch
 
     images = torch.stack([torch.from_numpy(image) for image, _ in items])

@@ -1,4 +1,4 @@
-"""The set that draws itself: labels fit the pictures, the same seed draws the same, other people's files are safe."""
+"""The generated demo set: labels fit the images, the same seed gives the same set, other files are left alone."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import pytest
 
 from flatout.__main__ import main
 from flatout.yolo.demo_data.files import DemoDataConfig, draw_number, label_rows, label_text, write_demo_data
-from flatout.yolo.demo_data.scene import MOST_COVERED, SHAPES, SIDE_PX, SURFACES, Points
+from flatout.yolo.demo_data.scene import MAX_COVERED, SHAPES, SIDE_PX, SURFACES, Points
 
 SMALL = DemoDataConfig(images=5, val=3, seed=4)
 
@@ -28,7 +28,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-# -- the drawing ---------------------------------------------------------------------------------------------------
+# -- the scenes ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def scenes():
     return [draw_number(DemoDataConfig(), "train", number) for number in range(120)]
 
 
-def test_every_kind_has_a_surface():
+def test_every_class_has_a_surface():
     assert SURFACES.keys() == SHAPES.keys()
     assert len(SHAPES) >= 4
 
@@ -60,32 +60,34 @@ def test_boxes_in_label_files_are_tight_around_the_masks(tmp_path):
 
 
 def test_masks_are_where_the_paint_is(monkeypatch):
-    """Drawn again in one flat colour without shadow and grain, exactly the masks change."""
+    """Generated again in one flat colour, without shadow and grain, exactly the masks change."""
     from flatout.yolo.demo_data import scene
     from flatout.yolo.demo_data import scene as scene_file
 
     flat = np.full((1, 1, 3), 1000, np.float32)
     monkeypatch.setattr(scene, "SHADOW", 0.0)
     monkeypatch.setattr(scene, "paint", lambda *args: flat)
-    monkeypatch.setattr(scene_file, "draw_ground", lambda width, height, rng: np.zeros((height, width, 3), np.float32))
+    monkeypatch.setattr(
+        scene_file, "generate_background", lambda width, height, rng: np.zeros((height, width, 3), np.float32)
+    )
     monkeypatch.setattr(scene_file, "add_grain", lambda image, rng: image)
     for number in range(20):
-        drawn = draw_number(SMALL, "val", number)
-        masks = np.logical_or.reduce([placed.mask_HW for placed in drawn.objects])
-        half = drawn.image[..., 0] >= 500
+        flat_scene = draw_number(SMALL, "val", number)
+        masks = np.logical_or.reduce([placed.mask_HW for placed in flat_scene.objects])
+        half = flat_scene.image[..., 0] >= 500
         # Where edges of two objects meet, halves may add up.
         assert (half & ~masks).sum() <= 0.002 * masks.size
         assert not (masks & ~half).any()
 
 
-def test_objects_have_the_promised_sizes(scenes):
+def test_objects_have_sizes_in_the_documented_range(scenes):
     sides = np.array([(x2 - x1, y2 - y1) for scene in scenes for _, (x1, y1, x2, y2), _ in scene.objects])
     assert sides.min() >= SIDE_PX[0] and sides.max() <= SIDE_PX[1]
     longer = sides.max(1)
     assert (longer < 32).mean() > 0.1 and (longer > 96).mean() > 0.1
 
 
-def test_pictures_hold_several_objects_of_evenly_frequent_kinds(scenes):
+def test_images_have_several_objects_of_evenly_frequent_classes(scenes):
     counts = [len(scene.objects) for scene in scenes]
     assert min(counts) >= 1 and 3 < np.mean(counts) < 6
     kinds = Counter(placed.name for scene in scenes for placed in scene.objects)
@@ -101,22 +103,22 @@ def test_objects_hide_little_of_each_other(scenes):
             hidden.append(
                 (placed.mask_HW & np.logical_or.reduce([*later, placed.mask_HW & False])).sum() / placed.mask_HW.sum()
             )
-    # A box of 20 % may hold much of a slim shape, and several neighbours may share in it.
-    assert max(hidden) < 3 * MOST_COVERED
+    # 20 % of a box may hold much of a slim shape, and several neighbours may cover it.
+    assert max(hidden) < 3 * MAX_COVERED
     assert 0.02 < np.mean(np.array(hidden) > 0) < 0.5
 
 
-def test_a_picture_depends_on_seed_split_and_number_alone():
-    def drawn(config: DemoDataConfig, split: str, number: int) -> bytes:
+def test_an_image_depends_on_seed_split_and_number_alone():
+    def generated(config: DemoDataConfig, split: str, number: int) -> bytes:
         scene = draw_number(config, split, number)
         return scene.image.tobytes() + label_text(label_rows(scene)).encode()
 
-    first = drawn(DemoDataConfig(seed=3), "train", 7)
-    assert drawn(DemoDataConfig(seed=3, images=8, val=1), "train", 7) == first
+    first = generated(DemoDataConfig(seed=3), "train", 7)
+    assert generated(DemoDataConfig(seed=3, images=8, val=1), "train", 7) == first
     others = (
-        drawn(DemoDataConfig(seed=4), "train", 7),
-        drawn(DemoDataConfig(seed=3), "val", 7),
-        drawn(DemoDataConfig(seed=3), "train", 8),
+        generated(DemoDataConfig(seed=4), "train", 7),
+        generated(DemoDataConfig(seed=3), "val", 7),
+        generated(DemoDataConfig(seed=3), "train", 8),
     )
     assert len({first, *others}) == 4
 
@@ -124,7 +126,7 @@ def test_a_picture_depends_on_seed_split_and_number_alone():
 # -- the files -----------------------------------------------------------------------------------------------------
 
 
-def test_two_folders_drawn_alike_are_alike(tmp_path):
+def test_two_folders_with_the_same_config_are_alike(tmp_path):
     for name in ("one", "two"):
         write_demo_data(tmp_path / name, SMALL)
     one, two = contents(tmp_path / "one"), contents(tmp_path / "two")
@@ -133,7 +135,7 @@ def test_two_folders_drawn_alike_are_alike(tmp_path):
     assert len(one) == 2 * 8 + 1
 
 
-def test_the_check_finds_nothing_to_complain_about(tmp_path, capsys):
+def test_the_check_finds_nothing(tmp_path, capsys):
     write_demo_data(tmp_path / "set", DemoDataConfig(images=60, val=20))
     assert main(["yolo", "check", str(tmp_path / "set/demo.yaml"), "--img-size", "320", "--no-cache", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -141,17 +143,17 @@ def test_the_check_finds_nothing_to_complain_about(tmp_path, capsys):
     assert report["splits"]["train"]["found"] == 60 and report["splits"]["val"]["found"] == 20
 
 
-def test_pictures_have_the_size_that_was_asked_for(tmp_path):
+def test_images_have_the_configured_size(tmp_path):
     write_demo_data(tmp_path, DemoDataConfig(images=2, val=1, width=200, height=128))
     assert cv2.imread(str(tmp_path / "images/train/0001.jpg")).shape == (128, 200, 3)
 
 
-def test_a_set_that_is_there_is_kept(tmp_path):
+def test_an_existing_set_is_kept(tmp_path):
     write_demo_data(tmp_path, SMALL)
-    picture = tmp_path / "images/train/0000.jpg"
-    before = picture.stat().st_mtime_ns
+    image = tmp_path / "images/train/0000.jpg"
+    before = image.stat().st_mtime_ns
     write_demo_data(tmp_path, SMALL)
-    assert picture.stat().st_mtime_ns == before
+    assert image.stat().st_mtime_ns == before
 
 
 def test_another_set_replaces_it_without_leftovers(tmp_path):
@@ -164,12 +166,12 @@ def test_another_set_replaces_it_without_leftovers(tmp_path):
     assert all(again[name] == fresh[name] for name in fresh if name != "demo.yaml")
 
 
-def test_a_drawing_that_was_cut_off_is_finished(tmp_path, monkeypatch):
-    def cut_off(config, split, number):
+def test_an_interrupted_generation_is_finished_later(tmp_path, monkeypatch):
+    def interrupted(config, split, number):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("flatout.yolo.demo_data.files.draw_number", cut_off)
+        patch.setattr("flatout.yolo.demo_data.files.draw_number", interrupted)
         with pytest.raises(KeyboardInterrupt):
             write_demo_data(tmp_path, SMALL)
     assert not (tmp_path / "demo.yaml").exists()
@@ -177,14 +179,14 @@ def test_a_drawing_that_was_cut_off_is_finished(tmp_path, monkeypatch):
     assert len(contents(tmp_path)) == 2 * 8 + 2
 
 
-def test_a_moved_folder_is_named_anew(tmp_path):
+def test_the_yaml_of_a_moved_folder_is_rewritten(tmp_path):
     write_demo_data(tmp_path / "old", SMALL)
     (tmp_path / "old").rename(tmp_path / "new")
     assert str(tmp_path / "new/images/train") in write_demo_data(tmp_path / "new", SMALL).read_text()
 
 
 @pytest.mark.parametrize(
-    ("name", "drawn_before"),
+    ("name", "generated_before"),
     [
         ("mine.txt", False),
         ("mine.txt", True),
@@ -194,16 +196,16 @@ def test_a_moved_folder_is_named_anew(tmp_path):
         ("demo.yaml", False),
     ],
 )
-def test_files_of_others_are_left_alone(name, drawn_before, tmp_path, capsys):
-    if drawn_before:
+def test_other_files_are_left_alone(name, generated_before, tmp_path, capsys):
+    if generated_before:
         write_demo_data(tmp_path, SMALL)
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("precious")
     before = contents(tmp_path)
     assert main(["yolo", "demo-data", str(tmp_path), "--images", "2"]) == 2
     assert contents(tmp_path) == before
-    complaint = capsys.readouterr().err
-    assert name in complaint and "choose an empty or new folder" in complaint
+    error = capsys.readouterr().err
+    assert name in error and "choose an empty or new folder" in error
 
 
 def test_a_file_in_place_of_the_folder_is_left_alone(tmp_path, capsys):
@@ -216,7 +218,7 @@ def test_a_file_in_place_of_the_folder_is_left_alone(tmp_path, capsys):
 # -- the command ---------------------------------------------------------------------------------------------------
 
 
-def test_the_command_says_what_it_drew_and_where(tmp_path, capsys):
+def test_the_command_prints_what_it_generated_and_where(tmp_path, capsys):
     assert main(["yolo", "demo-data", str(tmp_path / "set"), "--images", "3", "--val", "2", "--size", "128x96"]) == 0
     assert capsys.readouterr().out == f"{tmp_path}/set/demo.yaml: 3 pictures for training, 2 for validation\n"
 
@@ -234,16 +236,16 @@ def test_the_commands_defaults_are_those_of_the_library():
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("arguments", "error"),
     [
         (["--images", "0"], "images=0 is too small: use 1 or more"),
         (["--size", "64x240"], "width=64 is too small: use 96 or more"),
         (["--seed", "-1"], "seed=-1 is too small"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(words, complaint, tmp_path, capsys):
-    assert main(["yolo", "demo-data", str(tmp_path / "set"), *words]) == 2
-    assert complaint in capsys.readouterr().err
+def test_invalid_settings_are_refused(arguments, error, tmp_path, capsys):
+    assert main(["yolo", "demo-data", str(tmp_path / "set"), *arguments]) == 2
+    assert error in capsys.readouterr().err
     assert not (tmp_path / "set").exists()
 
 

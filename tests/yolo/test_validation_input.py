@@ -8,7 +8,7 @@ import torch
 
 from flatout.errors import ConfigError
 from flatout.feed import Store, StoreConfig
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.evaluate.validation_input import ValidationBatch, open_validation
 from flatout.yolo.metrics import labels_in_pictures
@@ -123,7 +123,7 @@ def inner(batch: ValidationBatch) -> torch.Tensor:
 
 def test_a_store_gives_the_same_pictures_and_decodes_each_once(image_set, tmp_path):
     (expected,) = passes(image_set)
-    pictures = ResizedPictures(image_set, size=SIZE, augment=False)
+    pictures = ResizedImages(image_set, size=SIZE, augment=False)
     config = StoreConfig(folder=tmp_path, workers=1, backend="thread", progress=False)
     with Store.open(pictures, config) as store:
         for batches in passes(image_set, num_passes=2, store=store):

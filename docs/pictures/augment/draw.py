@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/augment.md: python docs/pictures/augment/draw.py (with the repository on the path)."""
+"""Makes the figures of docs/augment.md: python docs/pictures/augment/draw.py (with the repository on the path)."""
 
 from pathlib import Path
 
@@ -35,8 +35,8 @@ def scene(seed: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     boxes, polygons = [], []
     for _ in range(int(rng.integers(2, 4))):
         centre, radius = rng.uniform(0.2, 0.8, 2) * (width, height), rng.uniform(8, 22, 2)
-        turn, around = rng.uniform(0, np.pi), np.linspace(0, 2 * np.pi, 24, endpoint=False)
-        matrix = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
+        angle, around = rng.uniform(0, np.pi), np.linspace(0, 2 * np.pi, 24, endpoint=False)
+        matrix = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
         points = centre + (np.stack((np.cos(around), np.sin(around)), 1) * radius) @ matrix.T
         number = int(rng.integers(0, 2))
         cv2.fillPoly(image, [points.astype(np.int32)], ((60, 60, 220), (200, 90, 60))[number])
@@ -49,14 +49,14 @@ def scene(seed: int) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
 
 def data_set(num: int) -> tuple[list[np.ndarray], Labels]:
     images, boxes, polygons = zip(*map(scene, range(num)), strict=True)
-    points = [one for of_picture in polygons for one in of_picture]
+    points = [one for of_image in polygons for one in of_image]
     firsts = (np.concatenate(([0], np.cumsum([len(part) for part in parts]))) for parts in (boxes, points))
     first_N, first_point_T = firsts
     return list(images), Labels(np.concatenate(boxes), first_N, np.concatenate(points), first_point_T)
 
 
 def framed(image: np.ndarray, target_n5: np.ndarray) -> np.ndarray:
-    """A picture with its boxes and a white margin."""
+    """An image with its boxes and a white margin."""
     out = np.ascontiguousarray(image)
     for number, x, y, w, h in target_n5:
         low, high = (((x - w / 2) * SIZE, (y - h / 2) * SIZE), ((x + w / 2) * SIZE, (y + h / 2) * SIZE))
@@ -68,10 +68,10 @@ def framed(image: np.ndarray, target_n5: np.ndarray) -> np.ndarray:
 def samples(images: list[np.ndarray], labels: Labels, config: AugmentConfig) -> np.ndarray:
     """A row of samples."""
     sizes = np.array([image.shape[1::-1] for image in images])
-    renderer = Renderer(pictures=images, size_wh_N2=sizes, labels=labels, config=config, size=SIZE, painter=Classic())
+    renderer = Renderer(images=images, size_wh_N2=sizes, labels=labels, config=config, size=SIZE, painter=Classic())
     index = np.arange(COLUMNS)
     draws = draw_training(
-        config, num_pictures=len(images), size=SIZE, seed=4, epoch=0, positions_M=index, indices_M=index
+        config, num_images=len(images), size=SIZE, seed=4, epoch=0, positions_M=index, indices_M=index
     )
     out = np.empty((COLUMNS, 3, SIZE, SIZE), np.uint8)
     targets_T6, count_M = renderer.render(draws, out)
@@ -83,16 +83,16 @@ def canvases(images: list[np.ndarray]) -> np.ndarray:
     """A canvas of four and one of nine, before the warp; the white square is what a warp without change shows."""
     sizes = np.array([image.shape[1::-1] for image in images])
     draws = draw_training(
-        AugmentConfig(paste_in=0), num_pictures=len(images), size=SIZE, seed=0, epoch=0,
+        AugmentConfig(paste_in=0), num_images=len(images), size=SIZE, seed=0, epoch=0,
         positions_M=np.arange(40), indices_M=np.arange(40) % len(images),
     )  # fmt: skip
     shown = []
     for kind in (4, 9):
         row = int(np.flatnonzero(draws["kind"][:, 0] == kind)[0])
         one = {name: array[row : row + 1] for name, array in draws.items()}
-        sheets = lay_out(one, resized_wh(sizes, SIZE), size=SIZE, out_wh=(SIZE, SIZE))
-        tiles = [images[picture] for picture in sheets.picture_Q9[0, :kind]]
-        canvas = compose(tiles, sheets.origin_Q92[0, :kind], (2 * SIZE, 2 * SIZE))
+        laid_out = lay_out(one, resized_wh(sizes, SIZE), size=SIZE, out_wh=(SIZE, SIZE))
+        tiles = [images[number] for number in laid_out.image_Q9[0, :kind]]
+        canvas = compose(tiles, laid_out.origin_Q92[0, :kind], (2 * SIZE, 2 * SIZE))
         cv2.rectangle(canvas, (SIZE // 2,) * 2, (3 * SIZE // 2,) * 2, (255, 255, 255), 1)
         shown.append(cv2.copyMakeBorder(canvas, 2, 2, 2, 2, cv2.BORDER_CONSTANT, value=(255, 255, 255)))
     return np.hstack(shown)
@@ -102,8 +102,8 @@ def main() -> None:
     images, labels = data_set(12)
     cv2.imwrite(str(HERE / "canvases.png"), canvases(images), [cv2.IMWRITE_PNG_COMPRESSION, 9])
     for name, changed in SHOWN.items():
-        sheet = samples(images, labels, AugmentConfig(**CALM | changed))
-        cv2.imwrite(str(HERE / f"{name}.png"), sheet, [cv2.IMWRITE_PNG_COMPRESSION, 9])
+        figure = samples(images, labels, AugmentConfig(**CALM | changed))
+        cv2.imwrite(str(HERE / f"{name}.png"), figure, [cv2.IMWRITE_PNG_COMPRESSION, 9])
 
 
 if __name__ == "__main__":

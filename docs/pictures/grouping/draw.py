@@ -1,4 +1,4 @@
-"""Draws apart.png for docs/grouping.md: the shipped anti-confusion heads of COCO, and which classes they keep apart.
+"""Plots apart.png for docs/grouping.md: the shipped anti-confusion heads of COCO, and which classes they keep apart.
 
 python docs/pictures/grouping/draw.py
 """
@@ -27,9 +27,9 @@ def main() -> None:
     names = tuple(content["names"])
     grouping = Grouping(head_config_of(content, where=str(HEADS)), COMMENTS)
     draw_grouping(Grouped(grouping, names, likeness_CC=known_pairs(names).astype(np.float64)), OUT)
-    # Half as large, and packed as tightly as PNG can: it travels with every checkout.
-    picture = cv2.resize(cv2.imread(str(OUT)), None, fx=0.6, fy=0.6, interpolation=cv2.INTER_AREA)
-    cv2.imwrite(str(OUT), picture // 8 * 8 + picture // 32, [cv2.IMWRITE_PNG_COMPRESSION, 9])
+    # Smaller, with fewer colours and the best compression of PNG, because it is part of every checkout.
+    chart = cv2.resize(cv2.imread(str(OUT)), None, fx=0.6, fy=0.6, interpolation=cv2.INTER_AREA)
+    cv2.imwrite(str(OUT), chart // 8 * 8 + chart // 32, [cv2.IMWRITE_PNG_COMPRESSION, 9])
 
 
 if __name__ == "__main__":

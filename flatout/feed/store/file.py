@@ -44,6 +44,9 @@ class Items(Protocol):
         def path(self, index): return self.paths[index]
         def where(self, index): return self.paths[index]
         def decode(self, index): return decode_and_shrink(self.paths[index], 640)
+
+    The name of the class is part of a store's key. A class that was renamed keeps its stores by setting the class
+    attribute `store_kind` to its former `__qualname__`; subclasses do not inherit it.
     """
 
     @property

@@ -42,7 +42,9 @@ class StoreKey(NamedTuple):
 
 def key_of(items: Items) -> StoreKey:
     """Asks for the status of every input file; none is opened."""
-    family = hashlib.sha256(repr((VERSION, type(items).__qualname__, items.parameters, len(items))).encode())
+    # The class's own attribute, not an inherited one: a subclass may decode differently.
+    kind = vars(type(items)).get("store_kind", type(items).__qualname__)
+    family = hashlib.sha256(repr((VERSION, kind, items.parameters, len(items))).encode())
     state = hashlib.sha256()
     for path, file_state in _inputs(items):
         family.update(os.fsencode(path) + b"\0")

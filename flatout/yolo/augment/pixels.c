@@ -1,12 +1,12 @@
 /* The pixels of a training sample: OpenCV's bytes, in one pass where OpenCV takes several.
 
-   paint      tiles -> sheet of BGR and an unused byte, scaled and moved (not turned), bilinear, grey around it
-   mix        two sheets -> the first
-   recolor    sheet -> hue, saturation, value through tables -> flipped -> three planes, RGB
+   paint      tiles on a canvas -> BGR and an unused byte, scaled and translated (not rotated), bilinear, grey around it
+   mix        two painted images -> the first
+   recolor    painted image -> hue, saturation, value through tables -> flipped -> three planes, RGB
 
-   Rows are made one at a time, so everything but the pictures and the result stays in the first cache. paint_compiled.py
-   compiles this for the CPU it runs on, and compares the results with OpenCV's before it is used. Sums are written so
-   that they are rounded where OpenCV rounds: compile with -ffp-contract=off. */
+   Rows are made one at a time, so everything but the images and the result stays in the first-level cache.
+   paint_compiled.py compiles this for the CPU it runs on, and compares the results with OpenCV's before using it. Sums
+   are written so that they are rounded where OpenCV rounds: compile with -ffp-contract=off. */
 
 #include <math.h>
 #include <stdint.h>
@@ -52,7 +52,7 @@ static void compose(const Tile *tiles, int num_tiles, int32_t y, int32_t canvas_
     }
 }
 
-/* One output row: two canvas rows, already weighted, taken in pairs of columns and weighted again. */
+/* One output row from two canvas rows, which are weighted already: pairs of columns are weighted and added. */
 static void across(const uint16_t *restrict mixed, const int32_t *restrict left, const int32_t *restrict weight,
                    int32_t width, uint8_t *restrict out)
 {
@@ -79,8 +79,9 @@ static void across(const uint16_t *restrict mixed, const int32_t *restrict left,
 #endif
 }
 
-/* matrix [3, 3]: canvas pixel to output pixel; neither turned nor sheared, nor 0. out: uint8 [height, width, 4]; width
-   is even. scratch: 8 * width + 12 * (canvas_w + 8) bytes. Inverted and rounded as by cv::warpAffine of OpenCV 4. */
+/* matrix [3, 3]: canvas pixel to output pixel; without rotation and shear, and no scale is 0.
+   out: uint8 [height, width, 4]; width is even. scratch: 8 * width + 12 * (canvas_w + 8) bytes. The matrix is inverted
+   and coordinates are rounded as in cv::warpAffine of OpenCV 4. */
 void paint(const Tile *tiles, int num_tiles, int32_t canvas_w, int32_t canvas_h, const double *matrix, uint8_t *out,
            int32_t width, int32_t height, uint8_t *scratch)
 {
@@ -92,7 +93,7 @@ void paint(const Tile *tiles, int num_tiles, int32_t canvas_w, int32_t canvas_h,
     int32_t first = canvas_w, last = 0;
     for (int32_t x = 0; x < width; x++) {
         const int32_t at = (start + nearest(step_x * x * 1024)) >> 5;
-        /* Beyond the canvas all is grey, however far. */
+        /* Beyond the canvas everything is grey, however far away. */
         left[x] = clipped(at >> 5, -2, canvas_w);
         weight[x] = (32 - (at & 31)) | (at & 31) << 16;
         first = least(first, left[x]), last = most(last, left[x] + 1);
@@ -124,7 +125,7 @@ void mix(uint8_t *restrict image, const uint8_t *restrict other, int64_t num, do
     for (int64_t i = 0; i < num; i++) image[i] = (uint8_t)(int32_t)(image[i] * share + other[i] * rest);
 }
 
-/* What a table's values are the products with, as a share of 2^23; 0 for a table that is nearly but not quite so. */
+/* The gain times 2^23 if the table is exactly the multiplication by it, wrapped around (hue) or clipped; else 0. */
 static uint32_t factor_of(const uint8_t *table, double gain, int is_hue)
 {
     if (!(gain >= 0 && gain < 2)) return 0;
@@ -155,7 +156,7 @@ static void look_up_hue(int32_t *hue, const uint8_t *table, uint32_t factor)
         for (int i = 0; i < BLOCK; i++) hue[i] = table[hue[i]];
 }
 
-/* OpenCV's 8-bit hue, saturation and value. Masks instead of branches: the compiler then does many pixels at once. */
+/* OpenCV's 8-bit hue, saturation and value. Masks instead of branches, so that the compiler can vectorize it. */
 static void to_hsv(const uint8_t *pixels, int32_t *hue, int32_t *saturation, int32_t *value)
 {
     for (int i = 0; i < BLOCK; i++) {
@@ -163,7 +164,7 @@ static void to_hsv(const uint8_t *pixels, int32_t *hue, int32_t *saturation, int
         memcpy(&pixel, pixels + 4 * i, 4);
         const int32_t b = pixel & 255, g = pixel >> 8 & 255, r = pixel >> 16 & 255;
         const int32_t high = most(most(b, g), r), span = high - least(least(b, g), r);
-        /* Where a divisor is 0, so is what its reciprocal is multiplied by: any other will do. */
+        /* Where a divisor is 0, so is the factor of its reciprocal: any other divisor will do. */
         const int32_t by_high = (int32_t)rintf(1044480.0f / (float)(high + (high == 0)));
         const int32_t by_span = (int32_t)rintf(122880.0f / (float)(span + (span == 0)));
         const int32_t red = -(high == r), green = -(high == g) & ~red, blue = ~(red | green);
@@ -202,8 +203,8 @@ static void reverse(uint8_t *values)
     }
 }
 
-/* image: uint8 [height, width, 4]; width is a multiple of 64. tables: uint8 [3, 256], what each value becomes;
-   where that is the product with gain [3], it is computed instead.
+/* image: uint8 [height, width, 4]; width is a multiple of 64. tables: uint8 [3, 256], the new value of each value;
+   where a table is a multiplication by its gain [3], it is computed instead of looked up.
    out: uint8 [3, height, width], RGB. */
 void recolor(const uint8_t *image, int32_t width, int32_t height, const double *gain, const uint8_t *tables,
              int up_down, int left_right, uint8_t *out)

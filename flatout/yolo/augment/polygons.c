@@ -1,6 +1,6 @@
-/* Boxes of warped polygons: what polygons.py computes by NumPy, to the bit, polygon by polygon instead of step by step.
+/* Boxes of warped polygons, to the bit as boxes_by_numpy in labels.py, but polygon by polygon.
 
-   Compile with -ffp-contract=off: sums are rounded as NumPy rounds them. */
+   Compile with -ffp-contract=off, so that sums are rounded as in NumPy. */
 
 #include <math.h>
 #include <stdint.h>
@@ -40,7 +40,7 @@ static int both_beyond(Point a, Point b, double width, double height)
 
 typedef struct {
     Point begin, end;
-    double number, per_sample; /* of this edge; edges from one sample to the next */
+    double number, per_sample; /* number of this edge; edges from one sample to the next */
 } Edge;
 
 static Point at(const Edge *edge, int64_t sample)
@@ -50,8 +50,8 @@ static Point at(const Edge *edge, int64_t sample)
     return (Point){from.x + share * (to.x - from.x), from.y + share * (to.y - from.y)};
 }
 
-/* The points on edge `number` of `num`. x and y rise or fall along it, also when rounded: so those inside are
-   neighbours, and the first and the last of them say what all of them would. */
+/* Add the points on edge `number` of `num` to the box. x and y are monotonic along it, even when rounded: so the points
+   inside are consecutive, and the first and the last of them are enough. */
 static void add_edge(Box *box, Point begin, Point end, int64_t number, int64_t num, double width, double height)
 {
     if (both_beyond(begin, end, width, height)) return;

@@ -1,19 +1,11 @@
-"""Samples for training and validation, as the feed reads them.
+"""Samples for training and validation on the CPU: their sources for the feed, and the renderer behind them.
 
-Dimension key:  M samples of a micro-batch   n labels of a picture
+    draws -> canvases -> labels on canvases -> warped labels ----+
+                     \\-> tiles -> painter: warp, mix, recolour --+-> paste in -> flip -> images, targets
 
-Pictures of a data set, decoded and resized: what a store keeps, and what sources read.
-
-A data set whose training samples are drawn: what the sources of the CPU and of the device have in common.
-
-Dimension key:  M samples   N pictures   K tiles that are replaced   R rounds of collecting objects to paste
-
-From draws to samples: pixels into the batch, labels to targets. No randomness of its own.
-
-    draws -> sheets -> labels on canvases -> warped labels --+
-                  \\-> tiles -> painter: warp, mix, colour --+-> paste in -> flip -> images, targets
-
-Dimension key:  M samples   N pictures   T labels   C H W channels (RGB), height and width of the output
+Dimension key:  M samples of a micro-batch   N images of the data set   Q canvases   9 tiles of a canvas at most
+                T labels or targets   R rounds of collecting objects to paste   B samples of a batch
+                G groups of four samples   C H W channels (RGB), height and width
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -38,39 +30,51 @@ from flatout.yolo.augment.draw import (
 )
 from flatout.yolo.augment.labels import CanvasLabels, gather_labels, to_targets, warp_labels
 from flatout.yolo.augment.layout import (
-    Sheets,
-    as_scanned,
+    Canvases,
+    check_scanned_size,
     fit_all,
     lay_out,
     needs_all_tiles,
     resized_wh,
-    without_unseen,
+    without_invisible,
 )
-from flatout.yolo.augment.paint import Classic, CutOut, Fast, Painter, Placed, collect, compose, cut_out, paste_in
-from flatout.yolo.augment.paint_compiled import fastest_painter, library
+from flatout.yolo.augment.paint import (
+    Classic,
+    CutOut,
+    Fast,
+    Painter,
+    PreparedCanvas,
+    collect_cut_outs,
+    compose,
+    cut_out,
+    paste_in,
+)
+from flatout.yolo.augment.paint_compiled import fastest_painter, pixels_library
 from flatout.yolo.augment.paste import Pick, copy_objects
-from flatout.yolo.augment.samples import DrawnSet, shape_rows, write_shown
+from flatout.yolo.augment.samples import TrainingSourceBase, shape_rows, write_letterboxed
 from flatout.yolo.data.image_set import ImageSet, Labels
 from flatout.yolo.data.letterbox import PADDING
 
-# Samples that are shown as they are, letterboxed: where they lie, their targets and shapes. Validation on any device.
-#
-# Dimension key:  M samples   N pictures
+PAINTERS: Mapping[str, Callable[[], Painter]] = {"classic": Classic, "fast": fastest_painter, "opencv": Fast}
+"""All give the same bytes; "fast" becomes "opencv" where pixels.c cannot be compiled."""
 
 
-class Pictures(Protocol):
-    """Decoded pictures by number, uint8 [h, w, 3], BGR, longer side as in training: a Store, or any list."""
+class DecodedImages(Protocol):
+    """Decoded images by number, uint8 [h, w, 3], BGR, resized for training: a Store, or any list."""
 
     def __getitem__(self, index: int, /) -> np.ndarray: ...
 
 
+# The renderer: from draws to pixels and targets. No randomness of its own.
+
+
 @dataclass(frozen=True, kw_only=True)
 class Renderer:
-    """Makes training samples of `size` x `size` pixels, or of the slot's shape where no mosaic is drawn."""
+    """Renders training samples of `size` x `size` pixels, or of any shape if there is no mosaic among them."""
 
-    pictures: Pictures
+    images: DecodedImages
     size_wh_N2: np.ndarray
-    """Of the files; the pictures are smaller or larger."""
+    """Sizes of the image files, before they were resized."""
     labels: Labels
     config: AugmentConfig
     size: int
@@ -85,77 +89,81 @@ class Renderer:
         *,
         first_row: int = 0,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Paint M samples into `out_MCHW`, uint8; returns targets float32 [T, 6] and how many each has, int64 [M].
+        """Render M samples into `out_MCHW`, uint8; returns targets float32 [T, 6] and how many each has, int64 [M].
 
-        The samples are those from row `first_row` of their batch on. `fetch` reads the pictures; what is painted where
-        it returns None is of no use.
+        The first sample is in row `first_row` of its batch. `fetch` reads the images; a sample for which it returned
+        None is not usable.
         """
         out_wh = (out_MCHW.shape[3], out_MCHW.shape[2])
         if out_wh != (self.size, self.size) and (draws["kind"] > PLAIN).any():
             raise ConfigError(
-                f"A mosaic is {self.size} x {self.size}, but the plan asks for {out_wh[0]} x {out_wh[1]}: "
+                f"A mosaic is {self.size} x {self.size} pixels, but the plan asks for {out_wh[0]} x {out_wh[1]}: "
                 "use mosaic=0 with rectangular batches."
             )
         with clock.stage("labels"):
-            sheets = lay_out(draws, self._wh_N2, size=self.size, out_wh=out_wh)
+            canvases = lay_out(draws, self._wh_N2, size=self.size, out_wh=out_wh)
             needs_all = needs_all_tiles(self.config, self.labels)
-            labels = gather_labels(self.labels, sheets, seen_in=None if needs_all else out_wh)
-            copied: list[list[np.ndarray]] = [[] for _ in sheets.kind_Q]
+            labels = gather_labels(self.labels, canvases, visible_in=None if needs_all else out_wh)
+            copied: list[list[np.ndarray]] = [[] for _ in canvases.kind_Q]
             if self.config.copy_paste:
-                labels, copied = copy_objects(labels, sheets, draws["copy_key"], self.config.copy_paste, self.pick)
-            warped = warp_labels(labels, sheets, out_wh=out_wh, perspective=self.config.perspective > 0)
+                labels, copied = copy_objects(labels, canvases, draws["copy_key"], self.config.copy_paste, self.pick)
+            warped = warp_labels(labels, canvases, out_wh=out_wh, perspective=self.config.perspective > 0)
             label_T5 = np.concatenate((warped.class_T[:, None], warped.box_T4), axis=1)
             found = np.split(label_T5, np.searchsorted(warped.sample_T, np.arange(1, len(out_MCHW))))
-            first_Q = np.searchsorted(sheets.sample_Q, np.arange(len(out_MCHW) + 1))
-            shown = sheets if needs_all else without_unseen(sheets, out_wh, draws.get("in_full"))
+            first_Q = np.searchsorted(canvases.sample_Q, np.arange(len(out_MCHW) + 1))
+            shown = canvases if needs_all else without_invisible(canvases, out_wh, draws.get("in_full"))
             changes = [Color(*one) for one in zip(*colors(draws), strict=True)]
         for m, out_CHW in enumerate(out_MCHW):
-            placed = [self._place(shown, copied[q], q, out_wh, fetch) for q in range(first_Q[m], first_Q[m + 1])]
-            image = self._picture(placed, float(draws["mix"][m]))
+            prepared = [self._prepare(shown, copied[q], q, out_wh, fetch) for q in range(first_Q[m], first_Q[m + 1])]
+            image = self._paint_sample(prepared, float(draws["mix"][m]))
             if not draws["paste"][m]:
                 self.painter.finish(image, changes[m], draws["flip"][m], out_CHW)
                 continue
             with clock.stage("color"):
                 image = self.painter.recolor(image, changes[m])
-            found[m] = paste_in(image, found[m], collect(self._rounds(draws, m, fetch)), draws["paste_tries"][m])
+            found[m] = paste_in(
+                image, found[m], collect_cut_outs(self._rounds(draws, m, fetch)), draws["paste_tries"][m]
+            )
             with clock.stage("deliver"):
                 self.painter.deliver(image, draws["flip"][m], out_CHW)
         count_M = np.array(list(map(len, found)))
         sample_T = np.repeat(np.arange(len(found)), count_M)
         return to_targets(sample_T, np.concatenate(found), out_wh, draws["flip"], first_row=first_row), count_M
 
-    def _picture(self, placed: list[Placed], share: float) -> np.ndarray:
+    def _paint_sample(self, prepared: list[PreparedCanvas], share: float) -> np.ndarray:
         with clock.stage("warp"):
-            image = self.painter.paint(placed[0])
-            return self.painter.mix(image, self.painter.paint(placed[1], slot=1), share) if len(placed) > 1 else image
+            image = self.painter.paint(prepared[0])
+            return (
+                self.painter.mix(image, self.painter.paint(prepared[1], layer=1), share) if len(prepared) > 1 else image
+            )
 
-    def _place(
-        self, sheets: Sheets, copied: list[np.ndarray], q: int, out_wh: tuple[int, int], fetch: Fetch = read_at_once
-    ) -> Placed:
-        num_tiles = int(sheets.kind_Q[q])
-        tiles = [self._tile(int(sheets.picture_Q9[q, k]), sheets.size_Q92[q, k], fetch) for k in range(num_tiles)]
-        return Placed(
+    def _prepare(
+        self, canvases: Canvases, copied: list[np.ndarray], q: int, out_wh: tuple[int, int], fetch: Fetch = read_at_once
+    ) -> PreparedCanvas:
+        num_tiles = int(canvases.kind_Q[q])
+        tiles = [self._tile(int(canvases.image_Q9[q, k]), canvases.size_Q92[q, k], fetch) for k in range(num_tiles)]
+        return PreparedCanvas(
             tiles,
-            sheets.origin_Q92[q, :num_tiles],
-            (int(sheets.canvas_Q2[q, 0]), int(sheets.canvas_Q2[q, 1])),
+            canvases.origin_Q92[q, :num_tiles],
+            (int(canvases.canvas_wh_Q2[q, 0]), int(canvases.canvas_wh_Q2[q, 1])),
             copied,
-            sheets.matrix_Q33[q],
+            canvases.matrix_Q33[q],
             out_wh,
             is_mosaic=num_tiles != PLAIN,
             perspective=self.config.perspective > 0,
         )
 
-    def _tile(self, picture: int, size_2: np.ndarray, fetch: Fetch) -> np.ndarray:
-        """A picture in the size that its place has: mosaics show it as it is kept, a single one is fitted in.
+    def _tile(self, number: int, size_2: np.ndarray, fetch: Fetch) -> np.ndarray:
+        """An image in the size of its tile: a mosaic has it as it is stored, a single image is fitted in.
 
-        Where nothing of it is seen, any pixels will do, and no picture is read.
+        `number` is -1 for an invisible tile: any pixels will do, and nothing is read.
         """
         size_wh = (int(size_2[0]), int(size_2[1]))
         image = None
-        if picture >= 0:
-            image = fetch(picture, lambda: as_scanned(self.pictures[picture], self._wh_N2[picture]))
+        if number >= 0:
+            image = fetch(number, lambda: check_scanned_size(self.images[number], self._wh_N2[number]))
         if image is None:
-            return _grey(max(self.size, *size_wh))[: size_wh[1], : size_wh[0]]
+            return _grey_tile(max(self.size, *size_wh))[: size_wh[1], : size_wh[0]]
         return image if image.shape[1::-1] == size_wh else np.asarray(cv2.resize(image, size_wh))
 
     @cached_property
@@ -163,7 +171,7 @@ class Renderer:
         return resized_wh(self.size_wh_N2, self.size)
 
     def _rounds(self, draws: Mapping[str, np.ndarray], m: int, fetch: Fetch) -> Iterator[list[CutOut]]:
-        """Objects cut out of one mosaic after the other, half of those each one has."""
+        """Objects cut out of one mosaic after the other: half of those of each."""
         num_rounds = len(draws["paste_tiles"][m])
         tiles_R19 = np.full((num_rounds, 1, 9), -1)
         tiles_R19[..., :4] = draws["paste_tiles"][m][:, None]
@@ -176,107 +184,65 @@ class Renderer:
         }
         for r in range(num_rounds):
             one = {name: array[r : r + 1] for name, array in rounds.items()}
-            sheets = lay_out(one, self._wh_N2, size=self.size, out_wh=(1, 1))
-            labels = gather_labels(self.labels, sheets)
+            canvases = lay_out(one, self._wh_N2, size=self.size, out_wh=(1, 1))
+            labels = gather_labels(self.labels, canvases)
             in_full = "paste_in_full" in draws and bool(draws["paste_in_full"][m, r])
-            yield self._cut_half(labels, sheets, int(draws["paste_key"][m, r]), fetch, in_full=in_full)
+            yield self._cut_half(labels, canvases, int(draws["paste_key"][m, r]), fetch, in_full=in_full)
 
-    def _cut_half(self, labels: CanvasLabels, sheets: Sheets, key: int, fetch: Fetch, *, in_full: bool) -> list[CutOut]:
-        """`in_full`: all pictures are read, also if there is nothing to cut out."""
+    def _cut_half(
+        self, labels: CanvasLabels, canvases: Canvases, key: int, fetch: Fetch, *, in_full: bool
+    ) -> list[CutOut]:
+        """Cut half of the objects out. `in_full`: all images are read even if there is nothing to cut out."""
         with_polygon = np.flatnonzero(labels.num_points_T)
         if not (len(with_polygon) or in_full):
             return []
         chosen = with_polygon[self.pick(key, len(with_polygon), round(0.5 * len(with_polygon)))]
-        placed = self._place(sheets, [], 0, (1, 1), fetch)
-        canvas = compose(placed.tiles, placed.origin_K2, placed.canvas_wh)
+        prepared = self._prepare(canvases, [], 0, (1, 1), fetch)
+        canvas = compose(prepared.tiles, prepared.origin_K2, prepared.canvas_wh)
         polygons = [labels.polygon(label) for label in chosen]
         return cut_out(canvas, labels.class_T[chosen], labels.box_T4[chosen], polygons)
 
 
 @cache
-def _grey(side: int) -> np.ndarray:
-    """As large as any tile."""
+def _grey_tile(side: int) -> np.ndarray:
+    """Grey pixels, as large as any tile."""
     return np.full((side, side, 3), PADDING, np.uint8)
 
 
-# Four samples in one of twice the size, as YOLOv7's --quad collates them.
-#
-# Dimension key:  B samples   G groups of four   T targets   C H W channels, height and width of a sample
-
-ENLARGED = 0.5
-"""Share of the groups of which only the first sample is shown, enlarged."""
-PLACES = ((0, 0), (1, 0), (0, 1), (1, 1))
-"""Row and column of each of the four: the second goes below the first."""
-
-
-def quad(images_BCHW: np.ndarray, targets_T6: np.ndarray, uniform_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [G, C, 2H, 2W] and their targets; samples that fill no group are left out.
-
-    Targets are (number of the image, class, cx, cy, w, h), in the order of images. `uniform_G` decides for each group.
-    """
-    num_groups = len(images_BCHW) // 4
-    _, channels, height, width = images_BCHW.shape
-    out = np.empty((num_groups, channels, 2 * height, 2 * width), np.uint8)
-    targets = [np.zeros((0, 6), np.float32)]
-    for group, uniform in enumerate(uniform_G[:num_groups]):
-        members = range(4 * group, 4 * group + 4)
-        own = [targets_T6[targets_T6[:, 0] == member].copy() for member in members]
-        if uniform < ENLARGED:
-            out[group] = _enlarged(images_BCHW[members[0]])
-            own = own[:1]
-        else:
-            for member, (row, column), target in zip(members, PLACES, own, strict=True):
-                place = (slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width))
-                out[group][:, *place] = images_BCHW[member]
-                target[:, 2:] = (target[:, 2:] + np.array([column, row, 0, 0], np.float32)) / 2
-        joined = np.concatenate(own)
-        joined[:, 0] = group
-        targets.append(joined)
-    return out, np.concatenate(targets)
-
-
-def _enlarged(image_CHW: np.ndarray) -> np.ndarray:
-    """Twice the size, bilinear; truncated."""
-    channels, height, width = image_CHW.shape
-    doubled = [cv2.resize(plane.astype(np.float32), (2 * width, 2 * height)) for plane in image_CHW]
-    return np.stack(doubled).astype(np.uint8).reshape(channels, 2 * height, 2 * width)
-
-
-PAINTERS: Mapping[str, Callable[[], Painter]] = {"classic": Classic, "fast": fastest_painter, "opencv": Fast}
-"""The same bytes in any case; "opencv" is what "fast" is where nothing can be compiled."""
+# Sources, as the feed reads them.
 
 
 def sample_fields(height: int, width: int, *, expected_targets: float) -> Fields:
-    """What a sample of the detection job consists of; the feed adds counts, indices and positions."""
+    """Fields of a sample of the detection job; the feed adds counts, indices and positions."""
     return {
         "images": Field((3, height, width)),
-        # Number of the image in its batch, class, cx, cy, w, h.
+        # Image in the batch, class, cx, cy, w, h.
         "targets": Rows(6, expected=expected_targets),
-        # Height and width of the file, ratios h and w, padding x and y: where a picture lies. Zeros for a mosaic.
+        # Height and width of the file, ratios h and w, padding x and y; zeros for a mosaic.
         "shapes": Field((6,), np.float64),
     }
 
 
-class TrainingSource(DrawnSet):
-    """Augmented samples of `size` x `size` pixels; without mosaic also of the shape that the plan gives a step."""
+class TrainingSource(TrainingSourceBase):
+    """Augmented samples of `size` x `size` pixels; without mosaics also of the shape that the plan gives to a step."""
 
     def __init__(
         self,
         image_set: ImageSet,
-        pictures: Pictures,
+        images: DecodedImages,
         config: AugmentConfig,
         *,
         size: int,
         painter: Literal["classic", "fast", "opencv"] = "fast",
         class_aware: ClassAware | None = None,
     ) -> None:
-        """`pictures` are decoded and resized for training at `size` (flatout.yolo.data.letterbox, augment=True)."""
+        """`images` are decoded and resized for training at `size` (flatout.yolo.data.letterbox, augment=True)."""
         super().__init__(image_set, config, size=size, class_aware=class_aware)
         if painter not in PAINTERS:
-            raise ConfigError(f"painter={painter!r} is unknown: use {' or '.join(map(repr, PAINTERS))}.")
-        # Here, where it is said once, and compiled before workers ask for it.
-        self._painter = "opencv" if painter == "fast" and library() is None else painter
-        self._pictures = pictures
+            raise ConfigError(f"Unknown painter={painter!r}: use {' or '.join(map(repr, PAINTERS))}.")
+        # In this process, so that it is compiled, and a failure logged, once, before workers need it.
+        self._painter = "opencv" if painter == "fast" and pixels_library() is None else painter
+        self._images = images
         self._renderer: Renderer | None = None
         self.fields = sample_fields(size, size, expected_targets=self.expected_targets)
 
@@ -294,9 +260,9 @@ class TrainingSource(DrawnSet):
         shapes_M6[plain] = shape_rows(self._image_set.size_wh_N2[shown], wh_M2, pad_M2)
 
     def _make_renderer(self) -> Renderer:
-        """In the process that reads: a painter's buffers are its own."""
+        """Made in the process that reads, because a painter's buffers are not shared."""
         return Renderer(
-            pictures=self._pictures,
+            images=self._images,
             size_wh_N2=self._image_set.size_wh_N2,
             labels=self._image_set.labels,
             config=self._config,
@@ -309,17 +275,17 @@ class TrainingSource(DrawnSet):
 
 
 class ValidationSource:
-    """Samples as they are, letterboxed to the shape that the plan gives a step (see flatout.yolo.data.letterbox)."""
+    """Samples without augmentation, letterboxed to the shape of their step (see flatout.yolo.data.letterbox)."""
 
     def __init__(
-        self, image_set: ImageSet, pictures: Pictures, *, size: int, largest_hw: tuple[int, int] | None = None
+        self, image_set: ImageSet, images: DecodedImages, *, size: int, largest_hw: tuple[int, int] | None = None
     ) -> None:
-        """`pictures` are resized for validation at `size`; `largest_hw` is the largest shape of any step."""
+        """`images` are resized for validation at `size`; `largest_hw` is the largest shape of any step."""
         self._image_set = image_set
-        self._pictures = pictures
+        self._images = images
         self._wh_N2 = resized_wh(image_set.size_wh_N2, size)
-        per_picture = len(image_set.labels.class_box_T5) / max(1, len(image_set))
-        self.fields = sample_fields(*(largest_hw or (size, size)), expected_targets=2 + 2 * per_picture)
+        per_image = len(image_set.labels.class_box_T5) / max(1, len(image_set))
+        self.fields = sample_fields(*(largest_hw or (size, size)), expected_targets=2 + 2 * per_image)
 
     def __len__(self) -> int:
         return len(self._image_set)
@@ -333,12 +299,55 @@ class ValidationSource:
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
         images_MCHW = out["images"]
         out_wh = (images_MCHW.shape[3], images_MCHW.shape[2])
-        sheets = write_shown(self._image_set, self._wh_N2, indices, out_wh, out)
-        boxes = zip(sheets.origin_Q92[:, 0].tolist(), sheets.size_Q92[:, 0].tolist(), strict=True)
+        canvases = write_letterboxed(self._image_set, self._wh_N2, indices, out_wh, out)
+        boxes = zip(canvases.origin_Q92[:, 0].tolist(), canvases.size_Q92[:, 0].tolist(), strict=True)
         for m, ((left, top), (width, height)) in enumerate(boxes):
             out.reading(m)
-            image = as_scanned(self._pictures[int(indices[m])], self._wh_N2[indices[m]])
+            image = check_scanned_size(self._images[int(indices[m])], self._wh_N2[indices[m]])
             if image.shape[1::-1] != (width, height):
                 image = np.asarray(cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR))
             images_MCHW[m] = PADDING
             images_MCHW[m, :, top : top + height, left : left + width] = image[..., ::-1].transpose(2, 0, 1)
+
+
+# Four samples in one of twice the size, as YOLOv7's --quad collates them.
+
+ENLARGE_PROBABILITY = 0.5
+"""Probability that a group shows only its first sample, enlarged."""
+
+QUADRANTS = ((0, 0), (1, 0), (0, 1), (1, 1))
+"""Row and column of each of the four samples: the second is below the first."""
+
+
+def quad(images_BCHW: np.ndarray, targets_T6: np.ndarray, uniform_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 [G, C, 2H, 2W] and their targets; samples left over after the last whole group are dropped.
+
+    Targets are (image in the batch, class, cx, cy, w, h), in the order of images. `uniform_G` decides for each group
+    whether it shows four samples or one.
+    """
+    num_groups = len(images_BCHW) // 4
+    _, channels, height, width = images_BCHW.shape
+    out = np.empty((num_groups, channels, 2 * height, 2 * width), np.uint8)
+    targets = [np.zeros((0, 6), np.float32)]
+    for group, uniform in enumerate(uniform_G[:num_groups]):
+        members = range(4 * group, 4 * group + 4)
+        own = [targets_T6[targets_T6[:, 0] == member].copy() for member in members]
+        if uniform < ENLARGE_PROBABILITY:
+            out[group] = _enlarged(images_BCHW[members[0]])
+            own = own[:1]
+        else:
+            for member, (row, column), target in zip(members, QUADRANTS, own, strict=True):
+                place = (slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width))
+                out[group][:, *place] = images_BCHW[member]
+                target[:, 2:] = (target[:, 2:] + np.array([column, row, 0, 0], np.float32)) / 2
+        joined = np.concatenate(own)
+        joined[:, 0] = group
+        targets.append(joined)
+    return out, np.concatenate(targets)
+
+
+def _enlarged(image_CHW: np.ndarray) -> np.ndarray:
+    """Twice the size, bilinear, truncated to integers."""
+    channels, height, width = image_CHW.shape
+    doubled = [cv2.resize(plane.astype(np.float32), (2 * width, 2 * height)) for plane in image_CHW]
+    return np.stack(doubled).astype(np.uint8).reshape(channels, 2 * height, 2 * width)

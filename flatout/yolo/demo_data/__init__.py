@@ -1,12 +1,12 @@
-"""A detection data set that draws itself: six kinds of textured shapes before cluttered grounds.
+"""A generated detection data set: textured shapes of six classes on cluttered backgrounds.
 
-    outlines, surfaces -> stamp (one object) --+
-    what is behind ----------------------------+-> scene (picture, boxes) -> files (a data set)
+    shapes, surfaces -> patch (one object) --+
+    background ------------------------------+-> scene (image, boxes) -> files (a data set)
 
-Every picture is a function of (seed, number), so the set is the same everywhere and nothing has to be fetched.
+Every image is a function of (seed, split, number), so the set is the same everywhere and nothing has to be downloaded.
 
 Files:
 
-    files  The set on disk: pictures, labels, a data YAML, and a note by which a later call knows its own files
-    scene  One picture of the set: objects of all kinds and sizes before a ground, and where they are
+    files  The demo data set on disk: images, labels, a data YAML, and a note for later calls
+    scene  One scene of the demo data set: objects of all classes and sizes on a cluttered background
 """

@@ -1,7 +1,7 @@
-"""The set on disk: pictures, labels, a data YAML, and a note by which a later call knows its own files.
+"""The demo data set on disk: images, labels, a data YAML, and a note by which a later call recognizes its own files.
 
-    FOLDER/demo.yaml                      what training is given; written last
-    FOLDER/drawn.json                     what was drawn; see flatout/demo_folder.py
+    FOLDER/demo.yaml                      the data YAML for training; written last
+    FOLDER/drawn.json                     what was generated; see flatout/demo_folder.py
     FOLDER/images/{train,val}/0000.jpg    FOLDER/labels/{train,val}/0000.txt
 
 Files that are not in this list are never touched, and a folder with any of them is refused.
@@ -24,57 +24,57 @@ from flatout.progress import progress
 from flatout.yolo.demo_data.scene import SHAPES, Scene, draw_scene
 
 VERSION = 1
-"""Of the drawing: raised when the same numbers make other pictures, so that an old set is drawn anew."""
+"""Version of the generator: raised when the same numbers give different images, so that an old set is replaced."""
 QUALITY = 92
 YAML = "demo.yaml"
 OURS = re.compile(rf"{re.escape(YAML)}|images/(train|val)/\d+\.jpg|labels/(train|val)/\d+\.txt")
 SPLITS = ("train", "val")
 MANY = 100
-"""Pictures for which starting worker processes pays."""
+"""From this many images on, worker processes are worth starting."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoDataConfig:
-    """What is drawn."""
+    """Number, seed and size of the images."""
 
     images: int = 480
-    """For training."""
+    """Images for training."""
     val: int = 120
-    """For validation; drawn from other random numbers."""
+    """Images for validation; generated from other random numbers."""
     seed: int = 0
     width: int = 320
     height: int = 240
 
     def __post_init__(self) -> None:
-        for name, least in (("images", 1), ("val", 1), ("seed", 0), ("width", 96), ("height", 96)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}={getattr(self, name)} is too small: use {least} or more.")
+        for name, minimum in (("images", 1), ("val", 1), ("seed", 0), ("width", 96), ("height", 96)):
+            if getattr(self, name) < minimum:
+                raise ConfigError(f"{name}={getattr(self, name)} is too small: use {minimum} or more.")
 
 
 def write_demo_data(folder: Path, config: DemoDataConfig, *, show_progress: bool = False) -> Path:
-    """Draw the set, unless it is there already; returns the data YAML."""
+    """Generate the set, unless it is there already; returns the path of the data YAML."""
 
-    def draw() -> None:
-        drawings = Drawings(config)
-        workers = "auto" if len(drawings) >= MANY else 0
-        plan = Plan(num_samples=len(drawings), batch_size=1, shuffle=False)
+    def generate() -> None:
+        scenes = DemoScenes(config)
+        workers = "auto" if len(scenes) >= MANY else 0
+        plan = Plan(num_samples=len(scenes), batch_size=1, shuffle=False)
         nbytes = 0
         with (
-            progress("drawing", len(drawings), shown=show_progress) as advance,
-            Feed(drawings, plan, FeedConfig(workers=workers, slots=32, epochs=1)) as feed,
+            progress("generating", len(scenes), shown=show_progress) as advance,
+            Feed(scenes, plan, FeedConfig(workers=workers, slots=32, epochs=1)) as feed,
         ):
-            for done, picture in enumerate(feed, start=1):
-                nbytes += _write_picture(folder / "images", drawings.path(picture.step), picture["image"][0])
-                _write_text(folder / "labels" / f"{drawings.path(picture.step)}.txt", label_text(picture["labels"]))
+            for done, batch in enumerate(feed, start=1):
+                nbytes += _write_image(folder / "images", scenes.path(batch.step), batch["image"][0])
+                _write_text(folder / "labels" / f"{scenes.path(batch.step)}.txt", label_text(batch["labels"]))
                 advance(done, nbytes)
 
-    draw_set(folder, {"job": "yolo", "version": VERSION, **asdict(config)}, OURS, draw)
-    _write_text(folder / YAML, yaml_text(folder))  # also of a set that is there: the folder may have been moved
+    draw_set(folder, {"job": "yolo", "version": VERSION, **asdict(config)}, OURS, generate)
+    _write_text(folder / YAML, yaml_text(folder))  # even if the set is there: the folder may have been moved
     return folder / YAML
 
 
-class Drawings(SampleSource):
-    """All pictures of a set and their labels: class, centre and size relative to the picture's."""
+class DemoScenes(SampleSource):
+    """All images of a set and their labels: class, centre and size relative to the image."""
 
     def __init__(self, config: DemoDataConfig) -> None:
         self._config = config
@@ -87,29 +87,29 @@ class Drawings(SampleSource):
         return self._config.images + self._config.val
 
     def where(self, index: int) -> str:
-        return f"picture {self.path(index)}"
+        return f"image {self.path(index)}"
 
     def path(self, index: int) -> str:
-        """Below images and labels, without its ending."""
-        split, number = self._place(index)
+        """Path below the folders of images and labels, without suffix."""
+        split, number = self._split_and_number(index)
         return f"{split}/{number:04}"
 
     def sample(self, index: int, rng: np.random.Generator) -> Mapping[str, ArrayLike]:
-        scene = draw_number(self._config, *self._place(index))
+        scene = draw_number(self._config, *self._split_and_number(index))
         return {"image": scene.image, "labels": label_rows(scene)}
 
-    def _place(self, index: int) -> tuple[str, int]:
+    def _split_and_number(self, index: int) -> tuple[str, int]:
         num_train = self._config.images
         return ("train", index) if index < num_train else ("val", index - num_train)
 
 
 def draw_number(config: DemoDataConfig, split: str, number: int) -> Scene:
-    """One picture of the set; depends on no other one."""
+    """Generate one scene of the set; it does not depend on the others."""
     return draw_scene(config.width, config.height, np.random.default_rng([config.seed, SPLITS.index(split), number]))
 
 
 def label_rows(scene: Scene) -> np.ndarray:
-    """[n, 5] per object: class, centre and size relative to the picture's."""
+    """Class, centre and size relative to the image of each object, float64 [n, 5]."""
     height, width = scene.image.shape[:2]
     return np.array(
         [
@@ -132,16 +132,16 @@ def label_text(rows: np.ndarray) -> str:
 
 
 def yaml_text(folder: Path) -> str:
-    """The data YAML. Paths are whole, because relative ones start from the working directory."""
+    """The data YAML. Paths are absolute, because relative ones start from the working directory."""
     train, val = (json.dumps(str((folder / "images" / split).resolve())) for split in SPLITS)
     return (
-        "# Drawn by `flatout yolo demo-data`.\n"
+        "# Generated by `flatout yolo demo-data`.\n"
         f"train: {train}\nval: {val}\nnc: {len(SHAPES)}\nnames: [{', '.join(SHAPES)}]\n"
     )
 
 
-def _write_picture(folder: Path, name: str, image: np.ndarray) -> int:
-    """Returns the bytes written."""
+def _write_image(folder: Path, name: str, image: np.ndarray) -> int:
+    """Write a JPEG file; returns its size in bytes."""
     content = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, QUALITY])[1].tobytes()
     path = folder / f"{name}.jpg"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,7 @@
-"""One picture of the set: objects of all kinds and sizes before a ground, and where they are.
+"""One scene of the demo data set: objects of all classes and sizes on a cluttered background, with boxes and masks.
 
-Dimension key:  H, W rows and columns of the picture
-
-One object, cut out and ready to be laid into a picture.
-
-Dimension key:  H, W rows and columns of the picture   h, w of the patch that holds the object
+Dimension key:  H W rows and columns of the image, or of a patch in the functions of shapes and surfaces
+                h w rows and columns of the patch that holds an object
 """
 
 import math
@@ -14,16 +11,94 @@ from typing import NamedTuple
 import cv2
 import numpy as np
 
-# Outlines of the six kinds of objects, as distances.
+SIDE_PX = (16, 160)
+"""Range of both sides of every object's box."""
+
+MIN_CIRCLE_PX = 22
+"""Smallest diameter of the circle around a shape; most shapes fill only part of it."""
+
+MAX_COVERED = 0.2
+"""Largest fraction of the smaller of two boxes that the other may overlap."""
+
+MAX_OUTSIDE = 0.15
+"""Fraction of an object's side that may lie outside of the image."""
+
+OBJECTS = (2, 6)
+"""Fewest and most objects, before those without room are left out."""
+
+MAX_TRIES = 20
+"""Positions tried for an object before it is left out."""
+
+Box = tuple[int, int, int, int]
+"""x1, y1, x2, y2 in pixels; the last pixels are x2 - 1 and y2 - 1."""
+
+
+class SceneObject(NamedTuple):
+    """An object in the image."""
+
+    name: str
+    box: Box
+    """Around the part of the object that is inside of the image, even where other objects cover it."""
+    mask_HW: np.ndarray
+    """bool: the pixels of the object, even where other objects cover them."""
+
+
+class Scene(NamedTuple):
+    """A finished image, uint8 [H, W, 3] BGR, and its objects from back to front."""
+
+    image: np.ndarray
+    objects: list[SceneObject]
+
+
+def draw_scene(width: int, height: int, rng: np.random.Generator) -> Scene:
+    """Generate the scene that follows from these random numbers."""
+    image = generate_background(width, height, rng)
+    objects: list[SceneObject] = []
+    for _ in range(rng.integers(OBJECTS[0], OBJECTS[1] + 1)):
+        name = list(SHAPES)[rng.integers(len(SHAPES))]
+        for _ in range(MAX_TRIES):
+            patch = make_patch(_choose_outline(name, width, height, rng))
+            mask_HW = mask_in(patch, width, height)
+            box = bounding_box(mask_HW)
+            if _has_allowed_size(box) and _has_room(box, objects):
+                paint_patch(image, patch, rng)
+                objects.append(SceneObject(name, box, mask_HW))
+                break
+    return Scene(add_grain(image, rng), objects)
+
+
+def bounding_box(mask_HW: np.ndarray) -> Box:
+    """The smallest box around all pixels of a mask; empty if there are none."""
+    columns, rows = np.flatnonzero(mask_HW.any(0)), np.flatnonzero(mask_HW.any(1))
+    if not len(columns):
+        return 0, 0, 0, 0
+    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+
+
+def _has_allowed_size(box: Box) -> bool:
+    x1, y1, x2, y2 = box
+    return all(SIDE_PX[0] <= side <= SIDE_PX[1] for side in (x2 - x1, y2 - y1))
+
+
+def _has_room(box: Box, objects: Sequence[SceneObject]) -> bool:
+    return all(_overlap_fraction(box, other.box) <= MAX_COVERED for other in objects)
+
+
+def _overlap_fraction(one: Box, other: Box) -> float:
+    """Intersection relative to the smaller box: a small object neither lies on a large one nor is hidden by it."""
+    (x1, y1, x2, y2), (u1, v1, u2, v2) = one, other
+    common = max(0, min(x2, u2) - max(x1, u1)) * max(0, min(y2, v2) - max(y1, v1))
+    return common / min((x2 - x1) * (y2 - y1), (u2 - u1) * (v2 - v1))
+
+
+# Shapes of the six classes, as signed distances.
 #
-# Every shape fits the unit circle. `distance(points)` is negative inside, positive outside, and near the edge as large
-# as the way to it: so a smooth edge is `0.5 - distance * radius_px`, whatever the size or the turn.
-#
-# Dimension key:  H, W rows and columns of a patch
+# Every shape fits the unit circle. A distance is negative inside, positive outside, and near the edge it is the
+# distance to the edge: so a smooth edge is `0.5 - distance * radius_px`, whatever the size or the rotation.
 
 
 class Points(NamedTuple):
-    """The middles of a patch's pixels in a shape's own frame: float32 [H, W] each."""
+    """Pixel centres of a patch in the frame of a shape: float32 [H, W] each."""
 
     x: np.ndarray
     y: np.ndarray
@@ -37,11 +112,15 @@ class Points(NamedTuple):
 Distance = Callable[[Points], np.ndarray]
 
 RING_WIDTH = 0.36
+
 CROSS_REACH, CROSS_WIDTH = 0.94, 0.34
 """Half the length and half the width of a bar."""
+
 STAR_INNER = 0.48
+
 BOX_SIDE = 0.78
-"""Half the side; rounding brings the corners back to the circle."""
+"""Half the side; the rounded corners touch the circle."""
+
 BOX_CORNER = 0.18
 
 
@@ -51,14 +130,14 @@ def ring(points: Points) -> np.ndarray:
 
 def cross(points: Points) -> np.ndarray:
     x, y = np.abs(points.x), np.abs(points.y)
-    lying = np.maximum(x - CROSS_REACH, y - CROSS_WIDTH)
-    standing = np.maximum(y - CROSS_REACH, x - CROSS_WIDTH)
-    either: np.ndarray = np.minimum(lying, standing)
+    horizontal = np.maximum(x - CROSS_REACH, y - CROSS_WIDTH)
+    vertical = np.maximum(y - CROSS_REACH, x - CROSS_WIDTH)
+    either: np.ndarray = np.minimum(horizontal, vertical)
     return either
 
 
 def star(points: Points) -> np.ndarray:
-    """Five points: the plane is folded ten times, then one straight edge is left."""
+    """Five points: the plane is folded into a tenth, where one straight edge is left."""
     x, y = _folded(points, 5)
     tip, notch = (1.0, 0.0), (STAR_INNER * math.cos(math.pi / 5), STAR_INNER * math.sin(math.pi / 5))
     along = (notch[0] - tip[0], notch[1] - tip[1])
@@ -67,7 +146,7 @@ def star(points: Points) -> np.ndarray:
 
 
 def triangle(points: Points) -> np.ndarray:
-    """Equilateral: folded six times, the edge lies at half the radius."""
+    """Equilateral: folded into a sixth, where the edge lies at half the radius."""
     x, y = _folded(points, 3)
     return x * math.cos(math.pi / 3) + y * math.sin(math.pi / 3) - 0.5
 
@@ -103,25 +182,23 @@ def _folded(points: Points, corners: int) -> tuple[np.ndarray, np.ndarray]:
     return points.radius * np.cos(angle), points.radius * np.sin(angle)
 
 
-# What the six kinds of objects look like: a pattern of two colours, a rim, and light from above.
+# Surfaces of the six classes: a pattern of two colours, a rim, and light from above.
 #
-# A pattern takes points in the shape's frame and a number of repeats, and gives 0 or 1 (smooth between): which of the
-# two colours a pixel has. Colours are BGR, 0 to 255.
-#
-# Dimension key:  H, W rows and columns of a patch
+# A pattern takes points in the shape's frame and a number of repeats, and returns 0 or 1 (smooth in between): which of
+# the two colours a pixel has. Colours are BGR, 0 to 255.
 
 Pattern = Callable[[Points, float], np.ndarray]
 
 
 class Surface(NamedTuple):
-    """How a kind of object is painted."""
+    """How the objects of a class are painted."""
 
     pattern: Pattern
     repeats: tuple[float, float]
     hues: tuple[tuple[int, int, int], ...]
-    """Main colours to choose from. Every kind has its own: a short training shall get somewhere."""
+    """Main colours to choose from. Every class has its own, so that a short training succeeds."""
     relief: float
-    """How strongly the light falls off: 1 for a ball, little for what is flat."""
+    """How much the light falls off: 1 for a ball, little for flat objects."""
 
 
 def spokes(points: Points, repeats: float) -> np.ndarray:
@@ -144,19 +221,22 @@ def dots(points: Points, repeats: float) -> np.ndarray:
     return _smooth_step(np.cos(points.x * repeats * math.pi) * np.cos(points.y * repeats * math.pi) - 0.45)
 
 
-def echoes(points: Points, repeats: float) -> np.ndarray:
+def concentric(points: Points, repeats: float) -> np.ndarray:
     return _smooth_step(np.sin(points.radius * repeats * math.pi))
 
 
 RED, CORAL, PINK, VIOLET = (52, 58, 212), (92, 122, 246), (180, 112, 240), (176, 72, 122)
+
 ORANGE, YELLOW, LIME, GREEN = (40, 132, 242), (62, 208, 250), (70, 200, 150), (88, 150, 52)
+
 TEAL, SKY, BLUE, INK = (168, 170, 30), (228, 176, 70), (196, 92, 36), (58, 42, 34)
+
 IVORY = (222, 238, 244)
 
 SURFACES: dict[str, Surface] = {
     "ring": Surface(spokes, (5, 9), (RED, CORAL), 0.35),
     "cross": Surface(slanted, (3.0, 5.0), (GREEN, LIME), 0.2),
-    "star": Surface(echoes, (3.0, 4.0), (YELLOW, ORANGE), 0.3),
+    "star": Surface(concentric, (3.0, 4.0), (YELLOW, ORANGE), 0.3),
     "triangle": Surface(dots, (3.0, 4.5), (VIOLET, PINK), 0.2),
     "ball": Surface(stripes, (1.4, 2.4), (BLUE, SKY), 1.0),
     "box": Surface(checks, (2.0, 3.2), (INK, TEAL), 0.25),
@@ -164,13 +244,13 @@ SURFACES: dict[str, Surface] = {
 
 
 def paint(name: str, points: Points, distance: np.ndarray, lit: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Colours of a patch, float32 [H, W, 3]; `lit` [H, W] is -1 (away from the light) to 1 (towards it)."""
+    """Colours of a patch, float32 [H, W, 3]; `lit` [H, W] is from -1 (away from the light) to 1 (towards it)."""
     surface = SURFACES[name]
     main = _varied(surface.hues[rng.integers(len(surface.hues))], rng)
     second = _varied(IVORY, rng) if rng.random() < 0.75 else 255 - 0.5 * (255 - main)
     share = surface.pattern(points, rng.uniform(*surface.repeats))[..., None]
     colours = main * share + second * (1 - share)
-    # A rim of the main colour, darkened: the outline stays visible on any ground.
+    # A dark rim of the main colour keeps the outline visible on any background.
     rim = np.clip((distance + 0.13) / 0.04, 0, 1)[..., None]
     colours = colours * (1 - rim) + main * 0.55 * rim
     light = 1 + surface.relief * (0.42 * lit + 0.5 * np.maximum(lit - 0.55, 0) ** 2)
@@ -178,7 +258,7 @@ def paint(name: str, points: Points, distance: np.ndarray, lit: np.ndarray, rng:
 
 
 def _varied(colour: tuple[int, int, int], rng: np.random.Generator) -> np.ndarray:
-    """A little lighter or darker, a little off in hue; float32 [3]."""
+    """A slightly lighter or darker colour of a slightly different hue; float32 [3]."""
     varied = np.array(colour) * rng.uniform(0.8, 1.15) + rng.normal(0, 9, 3)
     return np.asarray(np.clip(varied, 0, 255), np.float32)
 
@@ -187,13 +267,16 @@ def _smooth_step(wave: np.ndarray) -> np.ndarray:
     return np.clip(wave * 4 + 0.5, 0, 1)
 
 
+# One object: its outline, and the patch of pixels that holds it.
+
 LIGHT_XY = (-0.57, -0.82)
-"""Where the light comes from, in the picture; of length 1."""
+"""Direction of the light in the image; of length 1."""
+
 SHADOW = 0.4
 
 
 class Outline(NamedTuple):
-    """Where an object is, in pixels of the picture, and how it is turned."""
+    """Position, size and rotation of an object, in pixels of the image."""
 
     name: str
     centre_xy: tuple[float, float]
@@ -201,20 +284,30 @@ class Outline(NamedTuple):
     angle: float
 
 
-class Stamp(NamedTuple):
-    """An outline in the pixels around it. The patch may reach beyond the picture."""
+def _choose_outline(name: str, width: int, height: int, rng: np.random.Generator) -> Outline:
+    # Sizes are uniform on a logarithmic scale, so that small objects are as frequent as large ones.
+    max_circle_px = min(SIDE_PX[1], 0.7 * min(width, height))
+    radius = 0.5 * math.exp(rng.uniform(math.log(MIN_CIRCLE_PX), math.log(max_circle_px)))
+    stretch = math.exp(rng.uniform(-0.14, 0.14))
+    inset = (1 - 2 * MAX_OUTSIDE) * radius
+    centre_xy = (rng.uniform(inset, width - inset), rng.uniform(inset, height - inset))
+    return Outline(name, centre_xy, (radius * stretch, radius / stretch), rng.uniform(0, 2 * math.pi))
+
+
+class ObjectPatch(NamedTuple):
+    """The pixels around an outline. The patch may reach beyond the image."""
 
     outline: Outline
     left: int
     top: int
     points: Points
-    """Of the patch's pixels, in the frame of the shape."""
+    """Pixel centres of the patch, in the frame of the shape."""
     distance_hw: np.ndarray
     cover_hw: np.ndarray
-    """float32: which share of a pixel belongs to the object."""
+    """float32: fraction of a pixel that belongs to the object."""
 
 
-def make_stamp(outline: Outline) -> Stamp:
+def make_patch(outline: Outline) -> ObjectPatch:
     """The patch around an outline."""
     reach = math.ceil(1.15 * max(outline.radius_xy)) + 2
     left, top = (math.floor(centre) - reach for centre in outline.centre_xy)
@@ -225,45 +318,45 @@ def make_stamp(outline: Outline) -> Stamp:
     points = Points((dx * cos + dy * sin) / radius_x, (dy * cos - dx * sin) / radius_y)
     distance_hw = SHAPES[outline.name](points)
     cover_hw = np.clip(0.5 - distance_hw * min(outline.radius_xy), 0, 1)
-    return Stamp(outline, left, top, points, distance_hw, cover_hw)
+    return ObjectPatch(outline, left, top, points, distance_hw, cover_hw)
 
 
-def lay_into(image: np.ndarray, stamp: Stamp, rng: np.random.Generator) -> None:
-    """Paint the object and its shadow over a picture, float32 [H, W, 3]."""
-    radius = min(stamp.outline.radius_xy)
-    soft_hw = cv2.GaussianBlur(stamp.cover_hw, (0, 0), max(1.0, 0.1 * radius))
+def paint_patch(image: np.ndarray, patch: ObjectPatch, rng: np.random.Generator) -> None:
+    """Paint the object and its shadow over an image, float32 [H, W, 3], in place."""
+    radius = min(patch.outline.radius_xy)
+    soft_hw = cv2.GaussianBlur(patch.cover_hw, (0, 0), max(1.0, 0.1 * radius))
     shift = max(1, round(0.1 * radius))
-    _blend(image, np.zeros((1, 1, 3), np.float32), SHADOW * soft_hw, stamp.left + shift, stamp.top + shift)
-    colours = paint(stamp.outline.name, stamp.points, stamp.distance_hw, _light_on(stamp), rng)
-    _blend(image, colours, stamp.cover_hw, stamp.left, stamp.top)
+    _blend(image, np.zeros((1, 1, 3), np.float32), SHADOW * soft_hw, patch.left + shift, patch.top + shift)
+    colours = paint(patch.outline.name, patch.points, patch.distance_hw, _light_on(patch), rng)
+    _blend(image, colours, patch.cover_hw, patch.left, patch.top)
 
 
-def mask_in(stamp: Stamp, width: int, height: int) -> np.ndarray:
-    """The pixels of the picture of which half or more belongs to the object, bool [H, W]."""
+def mask_in(patch: ObjectPatch, width: int, height: int) -> np.ndarray:
+    """Pixels of the image of which at least half belongs to the object, bool [H, W]."""
     mask_HW = np.zeros((height, width), bool)
-    there, inside = _windows((stamp.top, stamp.left), stamp.cover_hw.shape, (height, width))
-    mask_HW[there] = stamp.cover_hw[inside] >= 0.5
+    there, inside = _overlap((patch.top, patch.left), patch.cover_hw.shape, (height, width))
+    mask_HW[there] = patch.cover_hw[inside] >= 0.5
     return mask_HW
 
 
-def _light_on(stamp: Stamp) -> np.ndarray:
-    """-1 on the side away from the light to 1 towards it, [h, w]."""
-    (centre_x, centre_y), (h, w) = stamp.outline.centre_xy, stamp.cover_hw.shape
-    dx = stamp.left + np.arange(w, dtype=np.float32) - centre_x
-    dy = stamp.top + np.arange(h, dtype=np.float32)[:, None] - centre_y
-    return (dx * LIGHT_XY[0] + dy * LIGHT_XY[1]) / max(stamp.outline.radius_xy)
+def _light_on(patch: ObjectPatch) -> np.ndarray:
+    """From -1 on the side away from the light to 1 towards it, [h, w]."""
+    (centre_x, centre_y), (h, w) = patch.outline.centre_xy, patch.cover_hw.shape
+    dx = patch.left + np.arange(w, dtype=np.float32) - centre_x
+    dy = patch.top + np.arange(h, dtype=np.float32)[:, None] - centre_y
+    return (dx * LIGHT_XY[0] + dy * LIGHT_XY[1]) / max(patch.outline.radius_xy)
 
 
 def _blend(image: np.ndarray, colours: np.ndarray, cover_hw: np.ndarray, left: int, top: int) -> None:
-    there, inside = _windows((top, left), cover_hw.shape, image.shape[:2])
+    there, inside = _overlap((top, left), cover_hw.shape, image.shape[:2])
     over = np.broadcast_to(colours, (*cover_hw.shape, 3))[inside]
     image[there] += (over - image[there]) * cover_hw[inside][..., None]
 
 
-def _windows(
+def _overlap(
     begin_yx: tuple[int, int], patch_hw: tuple[int, ...], image_hw: tuple[int, ...]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """What of a patch is inside of the picture: as a window of the picture, and of the patch."""
+    """The part of a patch inside of the image, as slices of the image and of the patch."""
     there, inside = [], []
     for begin, length, limit in zip(begin_yx, patch_hw, image_hw, strict=True):
         low, high = max(begin, 0), min(begin + length, limit)
@@ -272,9 +365,9 @@ def _windows(
     return tuple(there), tuple(inside)
 
 
-# What lies behind the objects: a slope between two colours, clouds, clutter that has no name, a camera's grain.
+# The background: a gradient between two colours, clouds, unlabelled clutter, sensor noise.
 #
-# Colours are BGR, 0 to 255; pictures are float32 [H, W, 3] until grain finishes them.
+# Colours are BGR, 0 to 255; images are float32 [H, W, 3] until `add_grain` finishes them.
 
 PALETTES = (
     ((96, 70, 48), (176, 150, 110)),
@@ -286,42 +379,43 @@ PALETTES = (
     ((112, 104, 60), (202, 196, 150)),
     ((44, 66, 104), (120, 160, 206)),
 )
-"""The two ends of a slope: calm colours, so that the objects carry the strong ones."""
+"""The two ends of a gradient: muted colours, so that the objects stand out."""
+
 CLOUDS = ((4, 20.0), (9, 10.0), (40, 6.0))
-"""Spots across the picture, rising, and how much they brighten or darken it."""
+"""Spots across the image, ascending, and how much they brighten or darken it."""
 
 
-def draw_ground(width: int, height: int, rng: np.random.Generator) -> np.ndarray:
-    """A cluttered ground without any object, float32 [H, W, 3]."""
-    image = _clouded_slope(width, height, rng)
-    for draw, (least, most), opacity in CLUTTER:
-        # OpenCV smooths edges in pictures of 8 bits only.
+def generate_background(width: int, height: int, rng: np.random.Generator) -> np.ndarray:
+    """A cluttered background without objects, float32 [H, W, 3]."""
+    image = _cloudy_gradient(width, height, rng)
+    for paint_item, (fewest, most), opacity in CLUTTER:
+        # OpenCV antialiases 8-bit images only.
         cluttered = np.clip(image, 0, 255).astype(np.uint8)
-        for _ in range(rng.integers(least, most + 1)):
-            draw(cluttered, rng.integers(20, 236, 3).tolist(), rng)
+        for _ in range(rng.integers(fewest, most + 1)):
+            paint_item(cluttered, rng.integers(20, 236, 3).tolist(), rng)
         image = cv2.addWeighted(cluttered, opacity, image, 1 - opacity, 0, dtype=cv2.CV_32F)
     return image
 
 
 def add_grain(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The finished picture, uint8 [H, W, 3]."""
+    """Add sensor noise; returns the finished image, uint8 [H, W, 3]."""
     grain = rng.standard_normal(image.shape[:2], np.float32)[..., None] * rng.uniform(1.5, 6)
     finished: np.ndarray = np.clip(image + grain, 0, 255).astype(np.uint8)
     return finished
 
 
-def _clouded_slope(width: int, height: int, rng: np.random.Generator) -> np.ndarray:
-    """From one colour to another, with soft spots of several sizes: mostly in brightness, a little in colour."""
-    ground = _slope(8, 6, rng)
+def _cloudy_gradient(width: int, height: int, rng: np.random.Generator) -> np.ndarray:
+    """A gradient with soft spots of several sizes, mostly in brightness, a little in colour."""
+    background = _gradient(8, 6, rng)
     for cells, strength in CLOUDS:
         rows = max(2, cells * height // width)
         spots = rng.standard_normal((rows, cells, 1)) + 0.4 * rng.standard_normal((rows, cells, 3))
-        # From grid to finer grid: only the last step, to the picture, costs time.
-        ground = cv2.resize(ground, (cells, rows), interpolation=cv2.INTER_CUBIC) + strength * spots
-    return np.asarray(cv2.resize(ground.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC))
+        # From coarse to fine grids: only the last step, to the size of the image, takes time.
+        background = cv2.resize(background, (cells, rows), interpolation=cv2.INTER_CUBIC) + strength * spots
+    return np.asarray(cv2.resize(background.astype(np.float32), (width, height), interpolation=cv2.INTER_CUBIC))
 
 
-def _slope(width: int, height: int, rng: np.random.Generator) -> np.ndarray:
+def _gradient(width: int, height: int, rng: np.random.Generator) -> np.ndarray:
     dark, light = np.array(PALETTES[rng.integers(len(PALETTES))], np.float64)
     angle = rng.uniform(0, 2 * math.pi)
     x, y = np.linspace(-1, 1, width), np.linspace(-1, 1, height)[:, None]
@@ -330,110 +424,26 @@ def _slope(width: int, height: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _band(image: np.ndarray, colour: list[int], rng: np.random.Generator) -> None:
-    cv2.line(image, _spot(image, rng), _spot(image, rng), colour, int(rng.integers(8, 22)), cv2.LINE_AA)
+    cv2.line(image, _random_point(image, rng), _random_point(image, rng), colour, int(rng.integers(8, 22)), cv2.LINE_AA)
 
 
 def _thread(image: np.ndarray, colour: list[int], rng: np.random.Generator) -> None:
-    """A thin curve: a parabola given by three points, drawn in eighths of pixels."""
-    begin, middle, end = (np.array(_spot(image, rng)) for _ in range(3))
+    """A thin quadratic Bezier curve, in eighths of pixels."""
+    begin, middle, end = (np.array(_random_point(image, rng)) for _ in range(3))
     t = np.linspace(0, 1, 24)[:, None]
     curve = np.round(8 * ((1 - t) ** 2 * begin + 2 * t * (1 - t) * middle + t**2 * end)).astype(np.int32)
     cv2.polylines(image, [curve], False, colour, int(rng.integers(1, 4)), cv2.LINE_AA, 3)
 
 
-def _crumb(image: np.ndarray, colour: list[int], rng: np.random.Generator) -> None:
+def _speck(image: np.ndarray, colour: list[int], rng: np.random.Generator) -> None:
     axes = rng.integers(2, 7, 2).tolist()
-    cv2.ellipse(image, _spot(image, rng), axes, rng.uniform(0, 180), 0, 360, colour, -1, cv2.LINE_AA)
+    cv2.ellipse(image, _random_point(image, rng), axes, rng.uniform(0, 180), 0, 360, colour, -1, cv2.LINE_AA)
 
 
-def _spot(image: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
+def _random_point(image: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
     height, width = image.shape[:2]
     return int(rng.integers(width)), int(rng.integers(height))
 
 
-CLUTTER = ((_band, (0, 2), 0.3), (_thread, (2, 6), 0.7), (_crumb, (4, 14), 0.8))
-"""What is strewn, how many of it, how strongly."""
-
-
-SIDE_PX = (16, 160)
-"""Both sides of every object's box lie in this range."""
-USUAL_LEAST_PX = 22
-"""Of the circle around a shape; most shapes fill less of it than a box does."""
-MOST_COVERED = 0.2
-"""Share of the smaller of two objects' boxes that both may have in common."""
-MOST_OUTSIDE = 0.15
-"""Share of an object's side that may lie outside of the picture."""
-OBJECTS = (2, 6)
-TRIES = 20
-"""Places tried for an object before the picture goes without it."""
-
-Box = tuple[int, int, int, int]
-"""x1, y1, x2, y2 in pixels; the last pixels are x2 - 1 and y2 - 1."""
-
-
-class Placed(NamedTuple):
-    """An object in the picture."""
-
-    name: str
-    box: Box
-    """Around the whole object as far as it is inside of the picture, whatever covers it."""
-    mask_HW: np.ndarray
-    """bool: the pixels within the box that are its own, whatever covers them."""
-
-
-class Scene(NamedTuple):
-    """A finished picture, uint8 [H, W, 3] BGR, and its objects from back to front."""
-
-    image: np.ndarray
-    objects: list[Placed]
-
-
-def draw_scene(width: int, height: int, rng: np.random.Generator) -> Scene:
-    """The picture that these random numbers make."""
-    image = draw_ground(width, height, rng)
-    objects: list[Placed] = []
-    for _ in range(rng.integers(OBJECTS[0], OBJECTS[1] + 1)):
-        name = list(SHAPES)[rng.integers(len(SHAPES))]
-        for _ in range(TRIES):
-            stamp = make_stamp(_choose_outline(name, width, height, rng))
-            mask_HW = mask_in(stamp, width, height)
-            box = bounding_box(mask_HW)
-            if _size_is_right(box) and _has_room(box, objects):
-                lay_into(image, stamp, rng)
-                objects.append(Placed(name, box, mask_HW))
-                break
-    return Scene(add_grain(image, rng), objects)
-
-
-def bounding_box(mask_HW: np.ndarray) -> Box:
-    """The smallest box around all marked pixels; empty where there are none."""
-    columns, rows = np.flatnonzero(mask_HW.any(0)), np.flatnonzero(mask_HW.any(1))
-    if not len(columns):
-        return 0, 0, 0, 0
-    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
-
-
-def _choose_outline(name: str, width: int, height: int, rng: np.random.Generator) -> Outline:
-    # Small ones are as frequent as large ones: sizes are even on a logarithmic scale.
-    most = min(SIDE_PX[1], 0.7 * min(width, height))
-    radius = 0.5 * math.exp(rng.uniform(math.log(USUAL_LEAST_PX), math.log(most)))
-    stretch = math.exp(rng.uniform(-0.14, 0.14))
-    inset = (1 - 2 * MOST_OUTSIDE) * radius
-    centre_xy = (rng.uniform(inset, width - inset), rng.uniform(inset, height - inset))
-    return Outline(name, centre_xy, (radius * stretch, radius / stretch), rng.uniform(0, 2 * math.pi))
-
-
-def _size_is_right(box: Box) -> bool:
-    x1, y1, x2, y2 = box
-    return all(SIDE_PX[0] <= side <= SIDE_PX[1] for side in (x2 - x1, y2 - y1))
-
-
-def _has_room(box: Box, objects: Sequence[Placed]) -> bool:
-    return all(_share_in_common(box, other.box) <= MOST_COVERED for other in objects)
-
-
-def _share_in_common(one: Box, other: Box) -> float:
-    """Of the smaller one: a large object must not hide a small one, nor a small one sit within a large."""
-    (x1, y1, x2, y2), (u1, v1, u2, v2) = one, other
-    common = max(0, min(x2, u2) - max(x1, u1)) * max(0, min(y2, v2) - max(y1, v1))
-    return common / min((x2 - x1) * (y2 - y1), (u2 - u1) * (v2 - v1))
+CLUTTER = ((_band, (0, 2), 0.3), (_thread, (2, 6), 0.7), (_speck, (4, 14), 0.8))
+"""Kind of clutter, fewest and most of it, and its opacity."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flatout.errors import ConfigError
 from flatout.feed import DeviceBatches, Feed, FeedConfig, Plan, Store
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.boxes import Letterbox
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import RectBatches, StepShapes, rect_batches
@@ -120,7 +120,7 @@ def open_validation(
 
     Of several ranks each gets every `num_ranks`-th batch, as it would be for one; there may be none left for the last.
 
-    `store` holds `ResizedPictures(image_set, size=size, augment=False)`; without one every pass decodes every picture.
+    `store` holds `ResizedImages(image_set, size=size, augment=False)`; without one every pass decodes every picture.
     `on_device` copies the pictures to the device now, where they stay. With `rect` every batch is as small as its
     pictures allow, else all are square. `persistent_workers=False` ends the workers after each pass.
     """
@@ -133,14 +133,14 @@ def open_validation(
     share = batches.share(rank, num_ranks)
     if share is None:
         return ValidationInput(image_set, None)
-    pictures = ResizedPictures(image_set, size=size, augment=False) if store is None else store
+    pictures = ResizedImages(image_set, size=size, augment=False) if store is None else store
     plan = Plan(num_samples=len(image_set), batch_size=batch_size, shuffle=False, last="short", order=share.order_N)
     open_input = _kept_on_device if on_device else _from_host
     feed_config = FeedConfig(workers=workers, persistent_workers=persistent_workers, on_error="substitute")
     return ValidationInput(image_set, open_input(image_set, pictures, share, plan, size, device, feed_config))
 
 
-Pictures = Store | ResizedPictures
+Pictures = Store | ResizedImages
 
 
 def _from_host(

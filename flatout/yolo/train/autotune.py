@@ -31,7 +31,7 @@ from flatout.errors import ConfigError
 from flatout.feed import Feed, FeedConfig, Plan, default_folder
 from flatout.profiler import DeviceTrace, machine_facts
 from flatout.yolo.augment.layout import decoded_bytes
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.augment.source import TrainingSource
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.train.choose_input import (
@@ -228,7 +228,7 @@ def picture_costs(
     images: ImageSet, config: InputConfig, asked: Asked, *, budget_s: float
 ) -> tuple[float, float, float]:  # fmt: skip
     """Milliseconds of one core per picture: decoding, augmenting, and the drawing of its numbers."""
-    pictures = ResizedPictures(images, size=config.size, augment=True, shrunk=asked.shrinks)
+    pictures = ResizedImages(images, size=config.size, augment=True, shrunk=asked.shrinks)
     source = TrainingSource(
         images,
         pictures,

@@ -23,7 +23,7 @@ from flatout.ranks import World
 from flatout.yolo.augment.draw import AugmentConfig, ClassAware
 from flatout.yolo.augment.gpu.input import DeviceInputConfig, training_input
 from flatout.yolo.augment.gpu.jpeg import DeviceDecoded, decoded_on_device
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.augment.source import TrainingSource
 from flatout.yolo.data.data_yaml import DataSet
 from flatout.yolo.data.image_set import ImageSet
@@ -102,7 +102,7 @@ class TrainingInput:
         self._stack.close()
 
 
-Opened = Store | ResizedPictures | DeviceDecoded
+Opened = Store | ResizedImages | DeviceDecoded
 
 
 def open_input(images: ImageSet, config: InputConfig, choices: Sequence[Choice]) -> TrainingInput:
@@ -161,7 +161,7 @@ class _Opener:
         )
         return self._on_device(decoded, settings) if decoded is not None else None
 
-    def _pictures(self, settings: InputSettings, stack: ExitStack) -> Store | ResizedPictures:
+    def _pictures(self, settings: InputSettings, stack: ExitStack) -> Store | ResizedImages:
         if settings.keep == "off":
             return self._resized(settings)
         if self._store is None:
@@ -170,8 +170,8 @@ class _Opener:
             logger.info("Pictures for training: %s", self._store.statistics())
         return self._store
 
-    def _resized(self, settings: InputSettings) -> ResizedPictures:
-        return ResizedPictures(self._images, size=self._config.size, augment=True, shrunk=settings.shrunk)
+    def _resized(self, settings: InputSettings) -> ResizedImages:
+        return ResizedImages(self._images, size=self._config.size, augment=True, shrunk=settings.shrunk)
 
     def _on_device(self, pictures: Opened, settings: InputSettings) -> DeviceBatches:
         config = self._config

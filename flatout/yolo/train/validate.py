@@ -12,7 +12,7 @@ from torch import nn
 from flatout.clock import clock
 from flatout.feed import Store, StoreConfig
 from flatout.runs import RunContext
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.evaluate import Evaluate, Outcome
 from flatout.yolo.evaluate.evaluate import FEW_CLASSES, table
@@ -110,7 +110,7 @@ class Validation:
             config = self._config
             store = None
             if config.keeps_pictures:
-                pictures = ResizedPictures(self._images, size=config.size, augment=False)
+                pictures = ResizedImages(self._images, size=config.size, augment=False)
                 store = self._stack.enter_context(Store.open(pictures, StoreConfig(verify=config.verify)))
             self._input = self._stack.enter_context(
                 open_validation(

@@ -1,4 +1,4 @@
-"""What the tests of augmentation are about: data sets in memory, and draws that are given instead of drawn."""
+"""Helpers of the augmentation tests: data sets in memory, and draws with given values."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ SMALL_TILE = 40
 
 
 def labels_of(boxes: Sequence[np.ndarray], polygons: Sequence[Sequence[np.ndarray]] | None = None) -> Labels:
-    """Labels of pictures with boxes [n, 5], and one polygon per box where a picture has any."""
+    """Labels of images with boxes [n, 5], and one polygon per box where an image has any."""
     per_label: list[np.ndarray] = []
     for number, box_n5 in enumerate(boxes):
         own = list(polygons[number]) if polygons is not None else []
@@ -44,13 +44,13 @@ def renderer_of(
     painter: "Painter | None" = None,
     **more: Any,
 ) -> "Renderer":
-    """Of pictures in their own size, which are resized here."""
-    # Here, so that scenes for the device can be made where there is no OpenCV.
+    """A renderer of images in their original size, which are resized here."""
+    # Imported here, so that this module works without OpenCV for tests of the device.
     from flatout.yolo.augment.paint import Classic
     from flatout.yolo.augment.source import Renderer
 
     return Renderer(
-        pictures=[resize_long_side(image, size, augment=True).image for image in images],
+        images=[resize_long_side(image, size, augment=True).image for image in images],
         size_wh_N2=np.array([image.shape[1::-1] for image in images]),
         labels=labels,
         config=config,
@@ -61,24 +61,24 @@ def renderer_of(
 
 
 class Damaged:
-    """Pictures of which some cannot be decoded."""
+    """Images of which some cannot be decoded."""
 
-    def __init__(self, pictures: Sequence[np.ndarray], damaged: Iterable[int]) -> None:
-        self.pictures = pictures
+    def __init__(self, images: Sequence[np.ndarray], damaged: Iterable[int]) -> None:
+        self.images = images
         self.damaged = set(damaged)
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def __getitem__(self, index: int) -> np.ndarray:
         if index in self.damaged:
-            raise DecodeError("a damaged picture")
-        return self.pictures[index]
+            raise DecodeError("a damaged image")
+        return self.images[index]
 
 
 def image_set_of(images: Sequence[np.ndarray], labels: Labels) -> ImageSet:
     return ImageSet(
-        tuple(f"picture {number}" for number in range(len(images))),
+        tuple(f"image {number}" for number in range(len(images))),
         np.array([image.shape[1::-1] for image in images], np.int32),
         labels,
         ("thing", "other thing"),
@@ -86,7 +86,7 @@ def image_set_of(images: Sequence[np.ndarray], labels: Labels) -> ImageSet:
 
 
 def parameters_of(source: Source, positions: np.ndarray, *, seed: int = 1, epoch: int = 0) -> dict[str, np.ndarray]:
-    """What a source writes for samples `positions` of an epoch that shows one picture after the other."""
+    """What a source writes for samples `positions` of an epoch that shows the images in their order."""
     indices = positions % len(source)
     return written(source, indices, source.draw(seed, epoch, positions, indices))
 
@@ -99,7 +99,7 @@ def written(
     first_row: int = 0,
     fetch: Fetch | None = None,
 ) -> dict[str, np.ndarray]:
-    """What a source writes for samples that are drawn, from row `first_row` of their batch on."""
+    """What a source writes for drawn samples, from row `first_row` of their batch on."""
     num = len(indices)
     parts = {
         name: RowsOut(name, field, num) if isinstance(field, Rows) else np.empty((num, *field.shape), field.dtype)
@@ -112,8 +112,8 @@ def written(
     }
 
 
-def one_draw(sheets: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, np.ndarray]:
-    """Draws of one sample from explicit sheets: {"tiles": [...], "centre": (x, y), "warp": [8 numbers], "key": 0}."""
+def one_draw(canvases: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, np.ndarray]:
+    """Draws of one sample from given canvases: {"tiles": [...], "centre": (x, y), "warp": [8 numbers], "key": 0}."""
     draws = {
         "kind": np.full((1, 2), NONE, np.int8),
         "tiles": np.full((1, 2, 9), -1),
@@ -130,23 +130,23 @@ def one_draw(sheets: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, np.n
         "paste_key": np.zeros((1, 0), np.uint64),
         "paste_tries": np.zeros((1, PASTE_ATTEMPTS, 6)),
     }
-    for slot, sheet in enumerate(sheets):
-        assert len(sheet["tiles"]) in (PLAIN, FOUR, NINE)
-        draws["kind"][0, slot] = len(sheet["tiles"])
-        draws["tiles"][0, slot, : len(sheet["tiles"])] = sheet["tiles"]
-        draws["centre"][0, slot] = sheet.get("centre", (0, 0))
-        draws["warp"][0, slot] = sheet.get("warp", UNWARPED)
-        draws["copy_key"][0, slot] = sheet.get("key", 0)
+    for layer, canvas in enumerate(canvases):
+        assert len(canvas["tiles"]) in (PLAIN, FOUR, NINE)
+        draws["kind"][0, layer] = len(canvas["tiles"])
+        draws["tiles"][0, layer, : len(canvas["tiles"])] = canvas["tiles"]
+        draws["centre"][0, layer] = canvas.get("centre", (0, 0))
+        draws["warp"][0, layer] = canvas.get("warp", UNWARPED)
+        draws["copy_key"][0, layer] = canvas.get("key", 0)
     return draws | {name: np.asarray(value)[None] for name, value in more.items()}
 
 
 def busy_set(
-    num_pictures: int, *, seed: int, polygons: str = "none", largest: int = 120
+    num_images: int, *, seed: int, polygons: str = "none", largest: int = 120
 ) -> tuple[list[np.ndarray], Labels]:
-    """Pictures of many sizes with 0 to 6 labels each; polygons for "none", "all" or "some" of the pictures."""
+    """Images of many sizes with 0 to 6 labels each; polygons for "none", "all" or "some" of the images."""
     rng = np.random.default_rng(seed)
     images, boxes, outlines = [], [], []
-    for number in range(num_pictures):
+    for number in range(num_images):
         height, width = rng.integers(SMALL_TILE, largest, 2)
         noise = rng.integers(0, 256, (int(height), int(width), 3)).astype(np.uint8)
         # A smooth half and a rough half: both the mean and the worst case of interpolation.

@@ -1,4 +1,4 @@
-"""What colours become: tables of hue, saturation and value, the same ones on the CPU and on the device."""
+"""Changes of colour: tables of hue, saturation and value are the same on the CPU and on the device."""
 
 from typing import Any
 
@@ -32,34 +32,34 @@ def several(**more: Any) -> dict[str, np.ndarray]:
         (0.5, 1.0, {0: 0, 1: 15, 16: 63, 64: 127, 255: 255}),
     ],
 )
-def test_values_are_bent_then_multiplied_and_truncated(exponent, gain, expected):
+def test_values_are_raised_to_a_power_then_multiplied_and_truncated(exponent, gain, expected):
     table_V = colors(drawn((1, 1, gain), exponent)).table_3V[0, 2]
     assert {value: int(table_V[value]) for value in expected} == expected
-    assert (np.diff(table_V.astype(int)) >= 0).all(), "what was brighter is not darker now"
+    assert (np.diff(table_V.astype(int)) >= 0).all(), "the order of brightness is kept"
 
 
-def test_a_grey_picture_becomes_as_dark_as_its_curve_says():
+def test_a_grey_image_follows_the_curve():
     image = np.full((4, 4, 3), 102, np.uint8)
     one = Color(*(part[0] for part in colors(drawn((1, 1, 1), 2.0))))
     assert (Classic().recolor(image, one) == 40).all()
 
 
-def test_an_exponent_of_one_is_no_curve():
-    plain, bent = colors(several()), colors(several(gamma=np.ones(50)))
-    np.testing.assert_array_equal(bent.table_3V, plain.table_3V)
+def test_an_exponent_of_one_changes_nothing():
+    plain, curved = colors(several()), colors(several(gamma=np.ones(50)))
+    np.testing.assert_array_equal(curved.table_3V, plain.table_3V)
 
 
-def test_hue_and_saturation_are_as_without_a_curve():
-    plain, bent = colors(several()), colors(several(gamma=np.full(50, 1.3)))
-    np.testing.assert_array_equal(bent.table_3V[:, :2], plain.table_3V[:, :2])
-    np.testing.assert_array_equal(bent.offset_3[:, :2], plain.offset_3[:, :2])
-    assert np.isnan(bent.offset_3[:, 2]).all(), "no scaling gives a curve"
+def test_gamma_does_not_change_hue_and_saturation():
+    plain, curved = colors(several()), colors(several(gamma=np.full(50, 1.3)))
+    np.testing.assert_array_equal(curved.table_3V[:, :2], plain.table_3V[:, :2])
+    np.testing.assert_array_equal(curved.offset_3[:, :2], plain.offset_3[:, :2])
+    assert np.isnan(curved.offset_3[:, 2]).all(), "a curve is not a scaling"
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.8])
 def test_the_device_makes_the_tables_of_the_cpu(gamma):
-    bending = {"gamma": np.exp(np.linspace(-gamma, gamma, 50))} if gamma else {}
-    draws = several(**bending)
+    curves = {"gamma": np.exp(np.linspace(-gamma, gamma, 50))} if gamma else {}
+    draws = several(**curves)
     params = color_parameters(draws)
     fields = color_fields(AugmentConfig(gamma=gamma))
     assert {name: (field.shape, field.dtype) for name, field in fields.items()} == {
@@ -69,5 +69,5 @@ def test_the_device_makes_the_tables_of_the_cpu(gamma):
     np.testing.assert_array_equal(tables_B3V, colors(draws).table_3V)
 
 
-def test_without_gamma_a_device_is_told_gains_alone():
+def test_without_gamma_a_device_gets_only_gains():
     assert set(color_fields(AugmentConfig())) == set(color_parameters(several())) == {"gain"}

@@ -1,4 +1,4 @@
-"""Every decision is drawn with the probability and from the range that the recipe says, and from its key alone."""
+"""Every decision is drawn with the configured probability and range, and follows from its key alone."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from flatout.yolo.augment.draw import (
 from flatout.yolo.augment.layout import warp_matrices
 from tests.yolo.augment.scenes import labels_of
 
-NUM, PICTURES, SIZE = 40_000, 23, 64
+NUM, IMAGES, SIZE = 40_000, 23, 64
 CONFIG = AugmentConfig(
     degrees=7,
     translate=0.2,
@@ -41,12 +41,12 @@ def drawn(config: AugmentConfig = CONFIG, *, num: int = NUM, seed: int = 5, epoc
     positions = np.arange(num)
     return draw_training(
         config,
-        num_pictures=PICTURES,
+        num_images=IMAGES,
         size=SIZE,
         seed=seed,
         epoch=epoch,
         positions_M=positions,
-        indices_M=positions % PICTURES,
+        indices_M=positions % IMAGES,
     )
 
 
@@ -56,13 +56,13 @@ def draws() -> dict[str, np.ndarray]:
 
 
 def assert_share(found: np.ndarray, expected: float) -> None:
-    """A share of yes that chance explains: within 4.5 standard deviations (1 in 150,000 by chance)."""
+    """A fraction of True within 4.5 standard deviations of the expected one (beyond it by chance: 1 in 150,000)."""
     deviation = np.sqrt(expected * (1 - expected) / found.size)
     assert abs(found.mean() - expected) <= 4.5 * deviation
 
 
 def assert_uniform(values: np.ndarray, low: float, high: float) -> None:
-    """Inside the range, and its empirical distribution is a straight line (Kolmogorov-Smirnov, 1 in 10,000)."""
+    """Values within the range, uniformly distributed (Kolmogorov-Smirnov, 1 in 10,000)."""
     values = np.sort(values.reshape(-1))
     assert low <= values[0] and values[-1] <= high
     steps = np.arange(len(values) + 1) / len(values)
@@ -81,19 +81,19 @@ def test_mosaics_are_drawn_with_their_probability_and_four_of_them_in_five_have_
     assert_share(second_M[second_M != NONE] == FOUR, 0.8)
 
 
-def test_the_first_tile_is_the_sample_and_its_partners_are_any_pictures(draws):
+def test_the_first_tile_is_the_sample_and_its_partners_are_any_images(draws):
     own, second = draws["tiles"][:, 0], draws["tiles"][:, 1]
-    np.testing.assert_array_equal(own[:, 0], np.arange(NUM) % PICTURES)
+    np.testing.assert_array_equal(own[:, 0], np.arange(NUM) % IMAGES)
     for tiles, kind in ((own, draws["kind"][:, 0]), (second, draws["kind"][:, 1])):
         np.testing.assert_array_equal((tiles >= 0).sum(1), kind)
         assert (np.diff((tiles >= 0).astype(int), axis=1) <= 0).all(), "tiles come first, gaps after them"
     partners = np.concatenate((own[:, 1:].ravel(), second.ravel()))
-    counts = np.bincount(partners[partners >= 0], minlength=PICTURES)
-    expected = counts.sum() / PICTURES
+    counts = np.bincount(partners[partners >= 0], minlength=IMAGES)
+    expected = counts.sum() / IMAGES
     assert ((counts - expected) ** 2 / expected).sum() < 60  # chi-squared with 22 degrees of freedom, 1 in 40,000
 
 
-def test_centres_of_four_lie_in_the_middle_half_and_windows_on_nine_in_the_first_third(draws):
+def test_centres_of_four_lie_in_the_middle_half_and_windows_onto_nine_in_the_first_third(draws):
     four, nine = (draws["centre"][draws["kind"] == kind] for kind in (FOUR, NINE))
     for axis in range(2):
         assert_uniform(four[:, axis], SIZE / 2, 3 * SIZE / 2)
@@ -114,28 +114,28 @@ def test_centres_of_four_lie_in_the_middle_half_and_windows_on_nine_in_the_first
     ],
 )
 def test_warps_are_uniform_in_their_ranges(draws, column, low, high):
-    for slot in range(2):
-        assert_uniform(draws["warp"][:, slot, column], low, high)
+    for layer in range(2):
+        assert_uniform(draws["warp"][:, layer, column], low, high)
 
 
 def test_aspects_are_as_likely_wider_as_narrower_and_change_nothing_else(draws):
     stretched = drawn(replace(CONFIG, aspect=0.5))
-    for slot in range(2):
-        assert_uniform(np.log(stretched["aspect"][:, slot]), -np.log(1.5), np.log(1.5))
+    for layer in range(2):
+        assert_uniform(np.log(stretched["aspect"][:, layer]), -np.log(1.5), np.log(1.5))
     assert (draws["aspect"] == 1).all()
     for name in draws.keys() - {"aspect"}:
         np.testing.assert_array_equal(stretched[name], draws[name], err_msg=name)
 
 
 def test_exponents_of_brightness_are_as_likely_darker_as_brighter_and_change_nothing_else(draws):
-    bent = drawn(replace(CONFIG, gamma=0.3))
-    assert_uniform(np.log(bent["gamma"]), -0.3, 0.3)
-    assert bent.keys() - draws.keys() == {"gamma"}
+    curved = drawn(replace(CONFIG, gamma=0.3))
+    assert_uniform(np.log(curved["gamma"]), -0.3, 0.3)
+    assert curved.keys() - draws.keys() == {"gamma"}
     for name in draws:
-        np.testing.assert_array_equal(bent[name], draws[name], err_msg=name)
+        np.testing.assert_array_equal(curved[name], draws[name], err_msg=name)
 
 
-def test_a_stretch_multiplies_width_over_height_and_keeps_the_area():
+def test_an_aspect_multiplies_width_over_height_and_keeps_the_area():
     warp_18, canvas, output = np.array([[0, 0, 0, 0.8, 0, 0, 0.5, 0.5]]), np.array([[64, 64]]), np.array([[32, 32]])
     (stretched,) = warp_matrices(warp_18, np.array([1.44]), canvas, output)
     (plain,) = warp_matrices(warp_18, np.ones(1), canvas, output)
@@ -156,10 +156,10 @@ def test_flips_and_pasting_have_their_probabilities(draws):
     assert_share(draws["paste"], 0.1)
 
 
-def test_the_share_of_a_mixture_is_beta_8_8(draws):
+def test_the_weight_of_a_mixture_is_beta_8_8(draws):
     share = draws["mix"][draws["kind"][:, 1] != NONE]
     assert (draws["mix"][draws["kind"][:, 1] == NONE] == 1).all()
-    # Of Beta(a, a): mean 1/2, variance 1 / (4 (2 a + 1)), excess kurtosis -6 / (2 a + 3).
+    # For Beta(a, a): mean 1/2, variance 1 / (4 (2 a + 1)), excess kurtosis -6 / (2 a + 3).
     variance = 1 / (4 * 17)
     kurtosis = 3 - 6 / 19
     assert abs(share.mean() - 0.5) < 4.5 * np.sqrt(variance / len(share))
@@ -175,14 +175,14 @@ def test_pasting_draws_its_own_tiles_centres_and_attempts_where_it_happens(draws
     assert_uniform(draws["paste_tries"][chosen], 0, 1)
     for axis in range(2):
         assert_uniform(draws["paste_centre"][chosen][..., axis], SIZE / 2, 3 * SIZE / 2)
-    counts = np.bincount(draws["paste_tiles"][chosen].ravel(), minlength=PICTURES)
-    expected = counts.sum() / PICTURES
-    assert len(counts) == PICTURES and ((counts - expected) ** 2 / expected).sum() < 60
+    counts = np.bincount(draws["paste_tiles"][chosen].ravel(), minlength=IMAGES)
+    expected = counts.sum() / IMAGES
+    assert len(counts) == IMAGES and ((counts - expected) ** 2 / expected).sum() < 60
     assert len(np.unique(draws["paste_key"][chosen])) == draws["paste_key"][chosen].size
 
 
-def test_no_two_decisions_go_together(draws):
-    """A decision that shared its random number with another one would follow it."""
+def test_no_two_decisions_are_correlated(draws):
+    """Two decisions that shared a random number would be."""
     four_M = draws["kind"][:, 0] == FOUR
     columns = [
         draws["paste"],
@@ -200,8 +200,8 @@ def test_no_two_decisions_go_together(draws):
     assert np.abs(correlation).max() < 5.5 / np.sqrt(four_M.sum())
 
 
-def test_class_aware_mosaics_turn_as_the_heads_of_their_labels_do():
-    """Picture 0 has three labels of head 0 and one of head 1, picture 1 has none; heads turn by at most 1 and 9."""
+def test_class_aware_mosaics_rotate_by_the_ranges_of_their_labels_heads():
+    """Image 0 has three labels of head 0 and one of head 1, image 1 has none; the heads rotate by at most 1 and 9."""
     boxes = np.full((4, 5), 0.5, np.float32)
     boxes[:, 0] = 0, 1, 0, 2
     labels = labels_of([boxes, boxes[:0]])
@@ -209,23 +209,23 @@ def test_class_aware_mosaics_turn_as_the_heads_of_their_labels_do():
     np.testing.assert_array_equal(heads.count_NH, [[3, 1], [0, 0]])
     index = np.arange(NUM)
     arguments = {"size": SIZE, "seed": 0, "epoch": 0, "positions_M": index, "indices_M": index * 0}
-    aware, plain = (draw_training(CONFIG, num_pictures=1, class_aware=choice, **arguments) for choice in (heads, None))
+    aware, plain = (draw_training(CONFIG, num_images=1, class_aware=choice, **arguments) for choice in (heads, None))
     four = aware["kind"] == FOUR
     np.testing.assert_array_equal(aware["warp"][~four], plain["warp"][~four])
     np.testing.assert_array_equal(aware["warp"][..., [0, 1, 3, 6, 7]], plain["warp"][..., [0, 1, 3, 6, 7]])
-    # Of the angles of head 1, eight in nine are beyond those of head 0.
+    # Eight in nine of the angles of head 1 are beyond the range of head 0.
     assert_share(np.abs(aware["warp"][four][:, 2]) > 1, 0.25 * 8 / 9)
     assert_share(np.abs(aware["warp"][four][:, 4]) > 0.5, 0.25 * 7 / 8)
     assert np.abs(aware["warp"][four][:, 2]).max() <= 9
     nothing = np.ones((NUM, 4), np.int64)
-    reach = heads.reach(nothing, np.linspace(0, 1, NUM, endpoint=False))
-    assert_share(reach[:, 0] == 9, 0.5)
-    with pytest.raises(ConfigError, match="one of each for every head"):
+    ranges = heads.mosaic_ranges(nothing, np.linspace(0, 1, NUM, endpoint=False))
+    assert_share(ranges[:, 0] == 9, 0.5)
+    with pytest.raises(ConfigError, match="Give one of each for every head"):
         ClassAware.of(labels, np.array([0, 0, 2]), np.array([1.0, 9.0]), np.array([0.5, 4.0]))
 
 
 @pytest.mark.parametrize("name", ["flipud", "fliplr", "mosaic", "mixup", "copy_paste", "paste_in"])
-def test_probabilities_of_zero_and_one_are_never_and_always(name):
+def test_probabilities_of_zero_and_one_mean_never_and_always(name):
     of = {"flipud": lambda d: d["flip"][:, 0], "fliplr": lambda d: d["flip"][:, 1], "paste_in": lambda d: d["paste"]}
     of |= {"mosaic": lambda d: d["kind"][:, 0] != PLAIN, "mixup": lambda d: d["kind"][:, 1] != NONE}
     for probability in (0, 1):
@@ -239,7 +239,7 @@ def test_a_row_follows_from_its_key_alone():
     whole = drawn(config, num=50)
     some = np.array([41, 3, 17])
     part = draw_training(
-        config, num_pictures=PICTURES, size=SIZE, seed=5, epoch=2, positions_M=some, indices_M=some % PICTURES
+        config, num_images=IMAGES, size=SIZE, seed=5, epoch=2, positions_M=some, indices_M=some % IMAGES
     )
     for name, array in part.items():
         np.testing.assert_array_equal(array, whole[name][some], err_msg=name)
@@ -253,7 +253,7 @@ def test_another_seed_or_epoch_gives_another_draw(change):
         assert (here[name] != there[name]).all(), name
 
 
-def test_picks_are_different_things_in_every_order():
+def test_picks_are_distinct_and_come_in_every_order():
     picked = np.array([pick(key, 5, 3) for key in range(3000)])
     assert picked.shape == (3000, 3)
     assert all(len(set(row)) == 3 for row in picked.tolist())
@@ -274,6 +274,6 @@ def test_picks_are_different_things_in_every_order():
         ({"scale": 1.0}, "scale=1.0 must be below 1"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(wrong, text):
+def test_settings_without_meaning_are_refused(wrong, text):
     with pytest.raises(ConfigError, match=text):
         AugmentConfig(**wrong)

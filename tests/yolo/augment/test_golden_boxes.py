@@ -1,4 +1,4 @@
-"""What becomes of boxes and polygons, number by number, and how a batch is put together."""
+"""Boxes and polygons are transformed to the golden ones, and batches are collated to the golden ones."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from flatout.yolo.augment.labels import LEAST_AREA, LEAST_AREA_POLYGONS, are_candidates, box_inside, resample
+from flatout.yolo.augment.labels import MIN_AREA, MIN_AREA_POLYGONS, are_trainable, box_inside, resample
 from flatout.yolo.augment.paste import covered_share
 from flatout.yolo.augment.source import quad
 from flatout.yolo.boxes import Letterbox, norm_to_input, to_native
@@ -42,14 +42,14 @@ def to_pixels(arrays: Arrays, meta: Any) -> np.ndarray:
 
 
 def box_of_polygon(name: str, arrays: Arrays) -> np.ndarray:
-    """`name` ends in the size of the picture: seg_box_100x80."""
+    """`name` ends in the size of the image: seg_box_100x80."""
     width, height = map(int, name.rpartition("_")[2].split("x"))
     polygon = arrays["seg"].astype(np.float64)
     return box_inside(polygon, np.zeros(len(polygon), np.int64), 1, (width, height))[0]
 
 
 def boxes_of_beginnings(arrays: Arrays, meta: Any) -> np.ndarray:
-    """The last box is that of the polygon `seg` in smaller units; each other one that of some of its first points."""
+    """The last box is that of the polygon `seg` in smaller units; every other one is that of its first points."""
     expected = arrays["seg2boxes"]
     units = np.ptp(arrays["seg"][:, 1].astype(np.float64)) / expected[-1, 3]
     polygon = (arrays["seg"] / units).astype(np.float32)
@@ -61,8 +61,8 @@ def boxes_of_beginnings(arrays: Arrays, meta: Any) -> np.ndarray:
 
 
 RESULTS: dict[str, Callable[[Arrays, Any], np.ndarray]] = {
-    "cand_010": lambda a, _: are_candidates(a["cand_box1"], a["cand_box2"], LEAST_AREA),
-    "cand_001": lambda a, _: are_candidates(a["cand_box1"], a["cand_box2"], LEAST_AREA_POLYGONS),
+    "cand_010": lambda a, _: are_trainable(a["cand_box1"], a["cand_box2"], MIN_AREA),
+    "cand_001": lambda a, _: are_trainable(a["cand_box1"], a["cand_box2"], MIN_AREA_POLYGONS),
     "ioa": lambda a, _: covered_share(a["ioa_box"], a["ioa_boxes"]),
     "xyxy": to_pixels,
     "seg_resampled": lambda a, _: resample(a["seg"])[::37],
@@ -81,7 +81,7 @@ def results_in(path: Path) -> Iterable[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("case", golden_cases("yolov7-data/boxes.npz", results_in))
-def test_boxes_become_the_golden_ones(case):
+def test_boxes_are_transformed_to_the_golden_ones(case):
     name, arrays, meta = case
     found = box_of_polygon(name, arrays) if name.startswith("seg_box_") else RESULTS[name](arrays, meta)
     expected = arrays[name]
@@ -96,7 +96,7 @@ def batches_in(path: Path) -> Iterable[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("case", golden_cases("yolov7-data/collate.npz", batches_in))
-def test_samples_are_put_together_to_the_golden_batches(case):
+def test_samples_are_collated_to_the_golden_batches(case):
     meta, arrays = case
     assert set(meta) <= {"n", "draws", "paths4", "images"}
     images = np.stack([pattern(*arguments)[..., ::-1].transpose(2, 0, 1) for arguments in meta["images"]])

@@ -1,4 +1,4 @@
-"""Pasting, and whole items replayed from recorded draws, give the golden pictures and labels."""
+"""Pasting, and whole items replayed from recorded draws, give the golden images and labels."""
 
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -11,7 +11,7 @@ from flatout.feed import Feed, FeedConfig, Plan
 from flatout.yolo.augment.draw import FOUR_SHARE, AugmentConfig
 from flatout.yolo.augment.labels import CanvasLabels, offsets
 from flatout.yolo.augment.paint import CutOut, cut_out, paste_copies, paste_in
-from flatout.yolo.augment.paste import SIZES, SKIPPED, choose_copies
+from flatout.yolo.augment.paste import MAX_SIDES, SKIP_PROBABILITY, choose_copies
 from flatout.yolo.augment.source import ValidationSource
 from flatout.yolo.data.letterbox import resize_long_side
 from tests.golden_cases import golden_cases
@@ -23,7 +23,7 @@ Draw = tuple[str, list[Any], Any]
 
 
 def as_uniform(draw: Draw) -> float:
-    """A uniform number from which our code makes the recorded one."""
+    """A uniform number from which the code under test computes the recorded one."""
     kind, arguments, value = draw
     if kind == "random":
         return float(value)
@@ -33,11 +33,11 @@ def as_uniform(draw: Draw) -> float:
 
 
 def attempts(draws: Iterator[Draw]) -> tuple[np.ndarray, Iterator[Draw]]:
-    """The numbers of 20 attempts to paste, and what follows; what an attempt did not need was not recorded."""
-    tries_K6 = np.zeros((len(SIZES), 6))
+    """The numbers of 20 attempts to paste, and the draws after them; unused numbers of an attempt were not recorded."""
+    tries_K6 = np.zeros((len(MAX_SIDES), 6))
     for numbers in tries_K6:
         numbers[0] = as_uniform(next(draws))
-        if numbers[0] >= SKIPPED:
+        if numbers[0] >= SKIP_PROBABILITY:
             numbers[1:5] = [as_uniform(next(draws)) for _ in range(4)]
         ahead = list(islice(draws, 1))
         if ahead and ahead[0][0] == "randint":
@@ -93,13 +93,13 @@ def test_objects_are_copied_cut_out_and_pasted_as_in_the_golden(case):
 
 
 class Replay:
-    """The recorded draws of one item, as our draws."""
+    """The recorded draws of one item, converted to the draws of `draw_training`."""
 
-    def __init__(self, record: dict[str, Any], num_pictures: int) -> None:
+    def __init__(self, record: dict[str, Any], num_images: int) -> None:
         self._record = record
         self._stream: Iterator[Draw] = iter(record["draws"])
         self._config = AugmentConfig(**record["hyp"])
-        self._num_pictures = num_pictures
+        self._num_images = num_images
         self._picked: list[np.ndarray] = []
         self.draws = self._read()
 
@@ -111,23 +111,23 @@ class Replay:
     def _read(self) -> dict[str, np.ndarray]:
         config = self._config
         is_mosaic = self._next("random") < config.mosaic
-        sheets: list[dict[str, Any]] = []
+        canvases: list[dict[str, Any]] = []
         mix = 1.0
         if is_mosaic:
-            sheets.append(self._mosaic(self._next("random"), self._record["index"]))
+            canvases.append(self._mosaic(self._next("random"), self._record["index"]))
             if self._next("random") < config.mixup:
                 coin = self._next("random")
-                sheets.append(self._mosaic(coin, self._next("randint")))
+                canvases.append(self._mosaic(coin, self._next("randint")))
                 mix = self._next("np.beta")
         else:
-            sheets.append({"tiles": [self._record["index"]], "warp": self._warp()})
+            canvases.append({"tiles": [self._record["index"]], "warp": self._warp()})
         hsv = 1 + np.array(self._next("np.uniform")) * (config.hsv_h, config.hsv_s, config.hsv_v)
         more: dict[str, Any] = {"mix": mix, "hsv": hsv}
         if self._next("random") < config.paste_in:
             more |= self._paste()
         flip = [self._next("random") < config.flipud, self._next("random") < config.fliplr]
         assert next(self._stream, None) is None
-        return one_draw(sheets, flip=np.array(flip), **more)
+        return one_draw(canvases, flip=np.array(flip), **more)
 
     def _mosaic(self, coin: float, first: int) -> dict[str, Any]:
         if coin < FOUR_SHARE:
@@ -136,8 +136,8 @@ class Replay:
         else:
             partners = self._next("choices")
             y, x = self._next("uniform"), self._next("uniform")
-        sheet = {"tiles": [first, *partners], "centre": (x, y), "key": self._sample()}
-        return sheet | {"warp": self._warp()}
+        canvas = {"tiles": [first, *partners], "centre": (x, y), "key": self._sample()}
+        return canvas | {"warp": self._warp()}
 
     def _warp(self) -> list[float]:
         return [self._next("uniform") for _ in range(8)]
@@ -146,7 +146,7 @@ class Replay:
         tiles, centres, keys = [], [], []
         while (draw := self._peek())[0] == "randint":
             index = self._next("randint")
-            assert draw[1] == [0, self._num_pictures - 1]
+            assert draw[1] == [0, self._num_images - 1]
             y, x = self._next("uniform"), self._next("uniform")
             tiles.append([index, *self._next("choices")])
             centres.append((x, y))
@@ -161,7 +161,7 @@ class Replay:
         }
 
     def _sample(self) -> int:
-        """Number under which a recorded choice without replacement is found again; the next is none if it is none."""
+        """The key of a recorded choice without replacement in `pick`; a key that is never used if none was recorded."""
         if self._peek()[0] == "sample":
             self._picked.append(np.array(self._next("sample"), np.int64))
             return len(self._picked) - 1
@@ -216,8 +216,8 @@ def test_a_whole_item_is_replayed_to_the_golden_one(case, painter):
 
 
 def check_validation(record: dict[str, Any], images: list[np.ndarray], labels: Any, size: int, arrays: Any) -> None:
-    pictures = [resize_long_side(image, size, augment=False).image for image in images]
-    source = ValidationSource(image_set_of(images, labels), pictures, size=size)
+    resized = [resize_long_side(image, size, augment=False).image for image in images]
+    source = ValidationSource(image_set_of(images, labels), resized, size=size)
     plan = Plan(num_samples=len(images), batch_size=1, order=np.array([record["index"]]))
     with Feed(source, plan, FeedConfig(workers=0)) as feed:
         batch = next(iter(feed)).copy()
@@ -226,7 +226,7 @@ def check_validation(record: dict[str, Any], images: list[np.ndarray], labels: A
     np.testing.assert_array_equal(batch["shapes"][0], [h0, w0, ratio_h, ratio_w, *pad])
 
 
-def test_a_cut_out_keeps_black_things_visible():
+def test_a_cut_out_keeps_black_objects_visible():
     canvas = np.zeros((30, 30, 3), np.uint8)
     square = np.array([[5, 5], [20, 5], [20, 20], [5, 20]], np.float32)
     (cut,) = cut_out(canvas, np.array([3.0]), np.array([[5, 5, 20, 20]], np.float32), [square])

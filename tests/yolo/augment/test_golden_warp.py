@@ -10,7 +10,7 @@ import pytest
 
 from flatout.yolo.augment.draw import AugmentConfig, Color, colors
 from flatout.yolo.augment.labels import CanvasLabels, gather_labels, offsets, warp_labels
-from flatout.yolo.augment.layout import Sheets, lay_out, resized_wh, warp_matrices
+from flatout.yolo.augment.layout import Canvases, lay_out, resized_wh, warp_matrices
 from flatout.yolo.augment.paint import Classic, Fast, compose
 from flatout.yolo.augment.paint import warp as warp_image
 from flatout.yolo.augment.paint_compiled import fastest_painter
@@ -38,16 +38,16 @@ def variants(arrays: dict[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
 
 
 def numbered(arrays: dict[str, np.ndarray], prefix: str) -> list[np.ndarray]:
-    """prefix0, prefix1, ... as far as they go."""
+    """prefix0, prefix1, ... as many as there are."""
     found: list[np.ndarray] = []
     while f"{prefix}{len(found)}" in arrays:
         found.append(arrays[f"{prefix}{len(found)}"])
     return found
 
 
-def one_sheet(matrix_33: np.ndarray, scale: float) -> Sheets:
+def one_canvas(matrix_33: np.ndarray, scale: float) -> Canvases:
     nothing = np.zeros((1, 9, 2))
-    return Sheets(
+    return Canvases(
         np.zeros(1, np.int64),
         np.full(1, 4),
         np.full((1, 9), -1),
@@ -59,7 +59,7 @@ def one_sheet(matrix_33: np.ndarray, scale: float) -> Sheets:
 
 
 @pytest.mark.parametrize("case", golden_cases("yolov7-data/warp.npz", cases_of))
-def test_a_warp_gives_the_golden_matrix_picture_and_boxes(case):
+def test_a_warp_gives_the_golden_matrix_image_and_boxes(case):
     number, record, meta, arrays = case
     assert set(meta) <= {"cases", "draw_order"}
     known = {"h", "w", "k", "border", "draws", "perspective", "n_targets", "n_segments", "warped"}
@@ -86,7 +86,7 @@ def test_a_warp_gives_the_golden_matrix_picture_and_boxes(case):
         np.concatenate([np.zeros((0, 2), np.float32), *polygons]),
         offsets(np.array([len(points) for points in polygons] or [0] * len(label_T5))),
     )
-    warped = warp_labels(labels, one_sheet(matrix_33, warp_18[0, 3]), out_wh=out_wh, perspective=perspective)
+    warped = warp_labels(labels, one_canvas(matrix_33, warp_18[0, 3]), out_wh=out_wh, perspective=perspective)
     assert_labels(warped.class_T, warped.box_T4, arrays[f"tout{number}"])
 
 
@@ -98,7 +98,7 @@ def assert_labels(class_T: np.ndarray, box_T4: np.ndarray, expected_T5: np.ndarr
 
 @pytest.mark.parametrize("painter", PAINTERS)
 @pytest.mark.parametrize("case", golden_cases("yolov7-data/mosaic[49].npz", cases_of))
-def test_a_mosaic_gives_the_golden_canvas_picture_and_labels(case, painter):
+def test_a_mosaic_gives_the_golden_canvas_image_and_labels(case, painter):
     number, record, meta, arrays = case
     assert set(meta) <= {"img_size", "cases", "sets", "n_seg"}
     assert set(record) <= {"set", "indices", "yc", "xc", "warp_draws", "n_canvas_segments"}
@@ -108,18 +108,18 @@ def test_a_mosaic_gives_the_golden_canvas_picture_and_labels(case, painter):
     polygons = [numbered(arrays, f"{name}_seg{i}_") for i in range(len(images))]
     labels = labels_of(boxes, polygons)
     renderer = renderer_of(images, labels, AugmentConfig(), size=size, painter=painter())
-    sheet = {
+    canvas_draws = {
         "tiles": record["indices"],
         "centre": (record["xc"], record["yc"]),
         "warp": record["warp_draws"],
     }
-    draws = one_draw([sheet])
-    sheets = lay_out(draws, resized_wh(renderer.size_wh_N2, size), size=size, out_wh=(size, size))
-    tiles = [renderer.pictures[i] for i in record["indices"]]
-    canvas = compose(tiles, sheets.origin_Q92[0, : len(tiles)], (2 * size, 2 * size))
+    draws = one_draw([canvas_draws])
+    canvases = lay_out(draws, resized_wh(renderer.size_wh_N2, size), size=size, out_wh=(size, size))
+    tiles = [renderer.images[i] for i in record["indices"]]
+    canvas = compose(tiles, canvases.origin_Q92[0, : len(tiles)], (2 * size, 2 * size))
     if f"canvas{number}" in arrays:
         np.testing.assert_array_equal(canvas, arrays[f"canvas{number}"])
-    on_canvas = gather_labels(labels, sheets)
+    on_canvas = gather_labels(labels, canvases)
     if f"canvas_t{number}" in arrays:
         assert_labels(on_canvas.class_T, on_canvas.box_T4, arrays[f"canvas_t{number}"], 1e-4)
     assert (on_canvas.num_points_T > 0).sum() == record["n_canvas_segments"]
@@ -127,17 +127,17 @@ def test_a_mosaic_gives_the_golden_canvas_picture_and_labels(case, painter):
         np.testing.assert_allclose(on_canvas.polygon(label), expected, rtol=0, atol=1e-4)
 
     out_1CHW = np.empty((1, 3, size, size), np.uint8)
-    placed = renderer._place(sheets, [], 0, (size, size))
-    near_opencv(renderer.painter.paint(placed)[..., :3], variants(arrays, f"out{number}"))
+    prepared = renderer._prepare(canvases, [], 0, (size, size))
+    near_opencv(renderer.painter.paint(prepared)[..., :3], variants(arrays, f"out{number}"))
     targets_T6, _ = renderer.render(draws, out_1CHW)
-    warped = warp_labels(on_canvas, sheets, out_wh=(size, size), perspective=False)
+    warped = warp_labels(on_canvas, canvases, out_wh=(size, size), perspective=False)
     if f"tout{number}" in arrays:
         assert_labels(warped.class_T, warped.box_T4, arrays[f"tout{number}"])
         assert len(targets_T6) == len(arrays[f"tout{number}"])
 
 
 def color_cube() -> np.ndarray:
-    """16 levels of each channel, blue outermost, as a picture of 64 x 64."""
+    """16 levels of each channel, blue outermost, as an image of 64 x 64."""
     levels = np.arange(0, 256, 17, dtype=np.uint8)
     return np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), -1).reshape(64, 64, 3)
 
@@ -160,7 +160,7 @@ def test_colour_gains_give_the_golden_tables_and_pixels(case, painter):
 
 @pytest.mark.parametrize("painter", PAINTERS)
 @pytest.mark.parametrize("case", golden_cases("yolov7-data/mixup.npz", cases_of))
-def test_two_pictures_are_mixed_to_the_golden_one(case, painter):
+def test_two_images_are_mixed_to_the_golden_one(case, painter):
     number, record, _, arrays = case
     assert set(record) <= {"r", "a", "b"}
     mixed = painter().mix(pattern(*record["a"]), pattern(*record["b"]), record["r"])

@@ -1,4 +1,4 @@
-"""JPEG files decoded by a device's decoder: the usual ones there, every other one by the CPU, all in their places."""
+"""JPEG files decoded by a device: plain ones there, all others by the CPU, each in its place."""
 
 import logging
 from pathlib import Path
@@ -12,7 +12,7 @@ from torch import Tensor
 from flatout.feed import DecodeError
 from flatout.images import header_of
 from flatout.yolo.augment.gpu.jpeg import DeviceDecoded, decoded_on_device, nvjpeg, resize_bgr
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import resize_long_side
 from tests.feed.test_device import needs_gpu
@@ -21,8 +21,8 @@ from tests.yolo.augment.scenes import labels_of
 SIZE = 64
 
 
-def stand_in(files: list[Tensor]) -> list[Tensor]:
-    """A decoder as nvJPEG is: uint8 [3, H, W], RGB, no orientation; RuntimeError for what is damaged."""
+def fake_decoder(files: list[Tensor]) -> list[Tensor]:
+    """A decoder like nvJPEG: uint8 [3, H, W], RGB, no orientation; RuntimeError for damaged files."""
     decoded = []
     for file in files:
         image = cv2.imdecode(file.numpy(), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
@@ -50,74 +50,74 @@ def with_orientation(jpeg: bytes, orientation: int) -> bytes:
 
 @pytest.fixture
 def files(tmp_path) -> list[Path]:
-    """Two usual files and three that are not, all of other sizes."""
+    """Two plain files and three that are not, all of different sizes."""
     for number, (height, width) in enumerate([(96, 128), (64, 48)]):
         cv2.imwrite(str(tmp_path / f"{number}.jpg"), smooth(height, width, number))
     cv2.imwrite(str(tmp_path / "2-grey.jpg"), smooth(80, 120, 2)[..., 0])
     cv2.imwrite(str(tmp_path / "3.png"), smooth(72, 56, 3))
-    usual = cv2.imencode(".jpg", smooth(48, 64, 4))[1].tobytes()
-    (tmp_path / "4-turned.jpg").write_bytes(with_orientation(usual, 6))
+    upright = cv2.imencode(".jpg", smooth(48, 64, 4))[1].tobytes()
+    (tmp_path / "4-turned.jpg").write_bytes(with_orientation(upright, 6))
     return sorted(tmp_path.iterdir())
 
 
-def test_usual_files_go_to_the_device_and_the_others_to_the_cpu(files):
+def test_plain_files_go_to_the_device_and_the_others_to_the_cpu(files):
     image_set = set_of(files)
-    decoded = DeviceDecoded(image_set, stand_in, size=SIZE)
-    expected = ResizedPictures(image_set, size=SIZE, augment=True)
+    decoded = DeviceDecoded(image_set, fake_decoder, size=SIZE)
+    expected = ResizedImages(image_set, size=SIZE, augment=True)
     assert decoded.num_on_device == 2
     for index in range(len(files)):
-        far = np.abs(decoded[index].astype(int) - expected[index])
-        assert far.max() <= (1 if index < 2 else 0), files[index]
-    assert "2 pictures decoded by the GPU" in str(decoded) and "by the CPU" in str(decoded)
+        difference = np.abs(decoded[index].astype(int) - expected[index])
+        assert difference.max() <= (1 if index < 2 else 0), files[index]
+    assert "2 images decoded by the GPU" in str(decoded) and "by the CPU" in str(decoded)
     assert decoded.levels_off < 1
 
 
-def test_a_decoder_that_is_far_off_is_not_used(files, monkeypatch, caplog):
+def test_a_decoder_whose_pixels_differ_too_much_is_not_used(files, monkeypatch, caplog):
     def wrong(content: list[Tensor]) -> list[Tensor]:
-        return [255 - image for image in stand_in(content)]
+        return [255 - image for image in fake_decoder(content)]
 
     monkeypatch.setattr("flatout.yolo.augment.gpu.jpeg.nvjpeg", lambda device: wrong)
     with caplog.at_level(logging.WARNING):
         assert decoded_on_device(set_of(files), size=SIZE, device=torch.device("cpu"), budget_bytes=None) is None
-    assert "levels off the CPU's" in caplog.text
+    assert "differ from the CPU's by" in caplog.text
 
 
 def test_more_files_than_a_group_find_their_places(files):
     image_set = set_of(files * 60)
-    decoded = DeviceDecoded(image_set, stand_in, size=SIZE)
+    decoded = DeviceDecoded(image_set, fake_decoder, size=SIZE)
     for index in (0, 131, 299):
         np.testing.assert_array_equal(decoded[index], decoded[index % 5])
 
 
-def test_a_group_that_the_device_refuses_is_decoded_by_the_cpu(files):
-    def refusing(content: list[Tensor]) -> list[Tensor]:
+def test_a_group_on_which_the_device_fails_is_decoded_by_the_cpu(files):
+    def failing(content: list[Tensor]) -> list[Tensor]:
         raise RuntimeError("nvjpegDecodeBatched failed")
 
     image_set = set_of(files)
-    decoded = DeviceDecoded(image_set, refusing, size=SIZE)
+    decoded = DeviceDecoded(image_set, failing, size=SIZE)
     assert decoded.num_on_device == 0
-    expected = ResizedPictures(image_set, size=SIZE, augment=True)
+    expected = ResizedImages(image_set, size=SIZE, augment=True)
     for index in range(len(files)):
         np.testing.assert_array_equal(decoded[index], expected[index])
 
 
-def test_a_file_that_was_cut_off_is_the_cpus_to_judge(files):
+def test_a_truncated_file_is_left_to_the_cpus_decoder(files):
     image_set = set_of(files)
     content = files[0].read_bytes()
     files[0].write_bytes(content[: len(content) // 2])
     with pytest.raises(DecodeError, match="missing"):
-        DeviceDecoded(image_set, stand_in, size=SIZE)
+        DeviceDecoded(image_set, fake_decoder, size=SIZE)
 
 
-def test_a_file_of_another_size_than_scanned_is_named(files):
+def test_a_file_whose_size_changed_since_the_scan_is_named(files):
     image_set = set_of(files)
     cv2.imwrite(str(files[1]), smooth(40, 64, 9))
-    with pytest.raises(DecodeError, match=r"1\.jpg has another size"):
-        DeviceDecoded(image_set, stand_in, size=SIZE)
+    with pytest.raises(DecodeError, match=r"1\.jpg has a different size"):
+        DeviceDecoded(image_set, fake_decoder, size=SIZE)
 
 
 @pytest.mark.parametrize("hw", [(75, 100), (200, 131), (64, 64)])
-def test_pictures_are_resized_as_for_training_within_a_level(hw):
+def test_images_are_resized_as_for_training_within_a_level(hw):
     image = smooth(hw[0] + hw[0] % 8, hw[1] + hw[1] % 8, 1)[: hw[0], : hw[1]]
     expected = resize_long_side(image, SIZE, augment=True).image
     planes = torch.from_numpy(np.ascontiguousarray(image[..., ::-1].transpose(2, 0, 1)))
@@ -131,15 +131,15 @@ def test_without_a_gpu_nothing_is_decoded_there():
     assert decoded_on_device(image_set, size=SIZE, device=torch.device("cpu"), budget_bytes=None) is None
 
 
-def test_what_does_not_fit_is_left_to_the_cpu(files, monkeypatch):
-    monkeypatch.setattr("flatout.yolo.augment.gpu.jpeg.nvjpeg", lambda device: stand_in)
+def test_images_that_do_not_fit_are_left_to_the_cpu(files, monkeypatch):
+    monkeypatch.setattr("flatout.yolo.augment.gpu.jpeg.nvjpeg", lambda device: fake_decoder)
     image_set, device = set_of(files), torch.device("cpu")
     assert decoded_on_device(image_set, size=SIZE, device=device, budget_bytes=1000) is None
     assert decoded_on_device(image_set, size=SIZE, device=device, budget_bytes=10**6) is not None
 
 
-def test_a_file_that_cannot_be_read_leaves_all_to_the_cpu(files, monkeypatch, caplog):
-    monkeypatch.setattr("flatout.yolo.augment.gpu.jpeg.nvjpeg", lambda device: stand_in)
+def test_an_unreadable_file_leaves_all_files_to_the_cpu(files, monkeypatch, caplog):
+    monkeypatch.setattr("flatout.yolo.augment.gpu.jpeg.nvjpeg", lambda device: fake_decoder)
     image_set = set_of(files)
     files[3].unlink()
     with caplog.at_level(logging.WARNING):
@@ -150,8 +150,8 @@ def test_a_file_that_cannot_be_read_leaves_all_to_the_cpu(files, monkeypatch, ca
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize(("sampling", "colour_px"), [("444", 8), ("420", 32)])
-def test_nvjpeg_is_a_level_or_so_off_the_cpu(sampling, colour_px, tmp_path):
-    """Colour stored at half the size is enlarged in different ways by the two, so there it changes slowly."""
+def test_nvjpeg_is_within_about_a_level_of_the_cpu(sampling, colour_px, tmp_path):
+    """The two upsample subsampled colours differently, so colours change slowly in the images for 4:2:0."""
     decode = nvjpeg("cuda")
     if decode is None:
         pytest.skip("torchvision with nvJPEG is not installed")
@@ -162,7 +162,7 @@ def test_nvjpeg_is_a_level_or_so_off_the_cpu(sampling, colour_px, tmp_path):
         grey = smooth(240, 320 - 8 * number, number)[..., :1] // 2
         cv2.imwrite(str(path), grey + smooth(240, 320 - 8 * number, number, colour_px) // 2, how)
     image_set = set_of(paths)
-    decoded, expected = DeviceDecoded(image_set, decode, size=160), ResizedPictures(image_set, size=160, augment=True)
+    decoded, expected = DeviceDecoded(image_set, decode, size=160), ResizedImages(image_set, size=160, augment=True)
     assert decoded.num_on_device == len(paths)
-    far = np.concatenate([np.abs(decoded[k].astype(int) - expected[k]).ravel() for k in range(len(paths))])
-    assert far.mean() <= 1.5
+    difference = np.concatenate([np.abs(decoded[k].astype(int) - expected[k]).ravel() for k in range(len(paths))])
+    assert difference.mean() <= 1.5

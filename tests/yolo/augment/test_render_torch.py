@@ -39,7 +39,7 @@ def both(images: list[np.ndarray], config: AugmentConfig, *, size: int, num: int
     positions = np.arange(num)
     draws = draw_training(
         config,
-        num_pictures=len(images),
+        num_images=len(images),
         size=size,
         seed=1,
         epoch=0,
@@ -50,7 +50,7 @@ def both(images: list[np.ndarray], config: AugmentConfig, *, size: int, num: int
     expected = np.empty((num, 3, size, size), np.uint8)
     renderer.render(draws, expected)
     params = parameters_of(ParameterSource(image_set, config, size=size), positions)
-    store = DeviceStore([renderer.pictures[index] for index in range(len(images))], "cpu")
+    store = DeviceStore([renderer.images[index] for index in range(len(images))], "cpu")
     tensors = {name: torch.from_numpy(array) for name, array in params.items()}
     found = torch.empty((num, 3, size, size), dtype=torch.uint8)
     render = TorchRender(mixup=config.mixup > 0, perspective=config.perspective > 0, chunk=3)
@@ -66,7 +66,7 @@ def share_beyond(expected: np.ndarray, found: np.ndarray, levels: int) -> float:
     "change",
     [
         pytest.param({"mixup": 0}, id="mosaic"),
-        pytest.param({"mixup": 0, **SEVERE}, id="turned"),
+        pytest.param({"mixup": 0, **SEVERE}, id="rotated"),
         pytest.param({"mixup": 0, "aspect": 0.8}, id="stretched"),
         pytest.param({"mixup": 1}, id="mixed"),
         pytest.param({"mosaic": 0, "mixup": 0, **SEVERE}, id="single"),
@@ -78,15 +78,15 @@ def share_beyond(expected: np.ndarray, found: np.ndarray, levels: int) -> float:
     [
         pytest.param(COLORLESS, id="colourless"),
         pytest.param({}, id="coloured"),
-        pytest.param({"gamma": 0.6}, id="bent"),
+        pytest.param({"gamma": 0.6}, id="gamma"),
     ],
 )
-def test_torch_paints_what_the_classic_painter_paints(change, colors):
-    # Some long sides (77, for one) are kept a pixel short, and resized again for a single picture: not on the device.
+def test_torch_renders_what_the_classic_painter_paints(change, colors):
+    # Some long sides (such as 77) are stored a pixel short. The CPU resizes a single image again, the device does not.
     images = [image for image in busy_set(12, seed=2)[0] if max(kept_size_hw(image.shape[:2], SIZE)) == SIZE]
     assert len(images) >= 6
     expected, found = both(images, AugmentConfig(**{"paste_in": 0} | change | colors), size=SIZE, num=12)
-    # OpenCV 4 is emulated to the bit; its rounding of perspective places differs in the last bits of a double.
+    # OpenCV 4 is emulated to the bit; with perspective, its coordinates differ in the last bits of a double.
     if IS_CV4:
         assert share_beyond(expected, found, 0) <= (1e-3 if "perspective" in change else 0)
     is_colorless = colors == COLORLESS
@@ -97,7 +97,7 @@ def test_torch_paints_what_the_classic_painter_paints(change, colors):
 def photographs(num: int) -> list[np.ndarray]:
     folder = os.environ.get("FLATOUT_DATA")
     if not folder:
-        pytest.skip("FLATOUT_DATA is not set: no photographs to try")
+        pytest.skip("FLATOUT_DATA is not set: no photographs")
     paths = [
         path for name in ("coco_mini", "bccd") for path in sorted(Path(folder, name, "images").rglob("*.jpg"))[:num]
     ]
@@ -107,7 +107,7 @@ def photographs(num: int) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("size", [320])
-def test_torch_paints_photographs_as_opencv_does(size):
+def test_torch_renders_photographs_as_opencv_does(size):
     images = photographs(6)
     for colors, one, three in ((COLORLESS, 0.01, 0.001), ({}, 0.05, 0.005)):
         expected, found = both(images, AugmentConfig(mixup=0.3, paste_in=0, degrees=5, **colors), size=size, num=4)
@@ -119,7 +119,7 @@ def test_torch_paints_photographs_as_opencv_does(size):
 
 
 @pytest.mark.parametrize("case", golden_cases("yolov7-data/hsv.npz", cases_of))
-def test_torch_knows_opencvs_colours(case):
+def test_torch_converts_colours_as_opencv_does(case):
     number, record, _, arrays = case
     cube = torch.from_numpy(color_cube())
     if "cube_hsv" in arrays:
@@ -138,12 +138,12 @@ def source_pair(config: AugmentConfig) -> tuple[ImageSet, list[np.ndarray]]:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.bfloat16])
 def test_a_device_feed_gives_the_samples_of_the_host_feed(dtype):
     config = AugmentConfig(mixup=0.5, **SEVERE)
-    image_set, pictures = source_pair(config)
+    image_set, resized = source_pair(config)
     plan = Plan(num_samples=len(image_set), batch_size=5, seed=3)
-    with Feed(TrainingSource(image_set, pictures, config, size=SIZE), plan, FeedConfig(workers=0)) as feed:
+    with Feed(TrainingSource(image_set, resized, config, size=SIZE), plan, FeedConfig(workers=0)) as feed:
         host = [batch.copy() for batch in feed]
     source = ParameterSource(image_set, config, size=SIZE)
-    store = DeviceStore(pictures, "cpu")
+    store = DeviceStore(resized, "cpu")
     outputs = {"images": ((3, SIZE, SIZE), dtype)}
     with Feed(source, plan, FeedConfig(workers=0)) as feed:
         rendered = DeviceFeed(feed, store, TorchRender(mixup=True), outputs)
@@ -156,13 +156,13 @@ def test_a_device_feed_gives_the_samples_of_the_host_feed(dtype):
                 assert torch.equal(mine["images"], expected)
 
 
-def test_images_are_written_in_the_memory_format_they_are_given():
+def test_images_are_written_in_the_memory_format_of_the_output():
     config = AugmentConfig(mixup=0, paste_in=0)
     images, _ = busy_set(6, seed=1)
     image_set = image_set_of(images, labels_of([np.zeros((0, 5))] * 6))
-    pictures = [resize_long_side(image, SIZE, augment=True).image for image in images]
+    resized = [resize_long_side(image, SIZE, augment=True).image for image in images]
     params = parameters_of(ParameterSource(image_set, config, size=SIZE), np.arange(4))
-    sources = DeviceStore(pictures, "cpu").sources_of(params["items"])
+    sources = DeviceStore(resized, "cpu").sources_of(params["items"])
     results = []
     for memory_format in (torch.contiguous_format, torch.channels_last):
         out = torch.empty((4, 3, SIZE, SIZE), dtype=torch.float16).to(memory_format=memory_format)

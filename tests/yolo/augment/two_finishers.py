@@ -1,5 +1,6 @@
-"""The same labels finished by a worker, or left open and finished by torch or the Triton kernel. Run as a program, it
-compares the worker with the kernel in Triton's interpreter:
+"""The same labels finished by a worker, or deferred and finished by torch or the Triton kernel.
+
+Run as a program, it compares the worker with the kernel in Triton's interpreter:
 
 TRITON_INTERPRET=1 python -m tests.yolo.augment.two_finishers
 """
@@ -34,10 +35,10 @@ Finisher = Callable[..., FinishLabels]
 def both_ways(
     image_set: ImageSet, config: AugmentConfig, draws: Mapping[str, np.ndarray], finisher: Finisher, device: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Targets finished on the device, less padding, and those that the worker finishes."""
+    """Targets finished on the device, without padding, and those finished by the worker."""
     indices = np.zeros(len(draws["mix"]), np.int64)
     theirs, mine = (
-        written(ParameterSource(image_set, config, size=SIZE, opens_labels=opens), indices, draws)
+        written(ParameterSource(image_set, config, size=SIZE, defer_labels=opens), indices, draws)
         for opens in (False, True)
     )
     params = {name: torch.from_numpy(array).to(device) for name, array in mine.items()}
@@ -52,7 +53,7 @@ def both_ways(
 def random_ways(
     name: str, num: int, finisher: Finisher, device: str, *, polygons: str = "some"
 ) -> tuple[np.ndarray, np.ndarray]:
-    """As `both_ways`, for samples that are drawn."""
+    """As `both_ways`, for random draws."""
     config = AugmentConfig(**{"paste_in": 0} | CHANGES[name])
     image_set = image_set_of(*busy_set(12, seed=3, polygons=polygons))
     source, positions = ParameterSource(image_set, config, size=SIZE), np.arange(num)
@@ -60,17 +61,17 @@ def random_ways(
 
 
 def awkward_set() -> ImageSet:
-    """Pictures of 64 x 64 px: polygons on, across and beyond borders; boxes; nothing; polygons that are none."""
+    """Images of 64 x 64 px: polygons on, across and beyond borders; boxes; no labels; polygons of zeros."""
     ring = np.stack((np.cos(angle := np.linspace(0, 6, 2500)), np.sin(angle)), 1)
     outlines = [
-        [(0.5, 0.5), (0.75, 0.5), (0.75, 0.8), (0.5, 0.8)],  # begins on the border of an unwarped output, to the bit
+        [(0.5, 0.5), (0.75, 0.5), (0.75, 0.8), (0.5, 0.8)],  # begins exactly on the border of an unwarped output
         [(0.0, 0.0), (0.3, 0.0), (0.3, 0.3)],  # beyond it
         [(0.5, 0.6), (0.5, 0.9)],  # a line along it: all its points are at x = 0
         [(0.7, 0.7)],  # one point, inside, on the border, beyond
         [(0.5, 0.5)],
         [(0.1, 0.9)],
         [(0.2, 0.6), (0.9, 0.55), (0.6, 1.0)],  # across it
-        [(-0.5, 0.2), (1.6, 0.4), (0.5, 1.7)],  # beyond the picture and its canvas
+        [(-0.5, 0.2), (1.6, 0.4), (0.5, 1.7)],  # beyond the image and its canvas
         0.6 + 0.3 * ring[:999:333],
         0.6 + 0.3 * ring[:999],  # as many corners as steps along it, and more
         0.6 + 0.3 * ring[:1000],
@@ -96,12 +97,12 @@ def awkward_draws(*, tilt: float = 0.0) -> dict[str, np.ndarray]:
     samples = [
         one_draw([four | {"warp": still}]),
         one_draw([four | {"warp": still, "tiles": [3, 0, 1, 2]}], flip=[True, False]),
-        # A sheet without polygons, and one with polygons that are none, beside one that has some.
+        # A canvas without polygons, and one with zero polygons only, beside one with real polygons.
         one_draw([four | {"warp": turned, "tiles": [1, 1, 2, 2]}, four | {"warp": turned}], flip=[True, True]),
         one_draw([four | {"warp": near, "tiles": [3, 3, 1, 2]}, four | {"warp": near, "tiles": [1, 1, 1, 1]}]),
         one_draw([{"tiles": [0, 1, 2, 3, 0, 1, 2, 3, 0], "centre": (30, 40), "warp": near}], flip=[False, True]),
         one_draw([{"tiles": [0], "warp": turned}]),
-        # A hair more than a tenth of a box is left, by less than float32 can tell: 3.2 of 32 px and 1.6e-8.
+        # Slightly more than a tenth of a box is left, by less than float32 resolves: 3.2 of 32 px and 1.6e-8.
         one_draw([four | {"warp": (0, 0, 0, 1, 0, 0, (16 + 3.2 + 1.6e-8) / SIZE, 0.75), "tiles": [4, 2, 2, 2]}]),
     ]
     return {name: np.concatenate([draws[name] for draws in samples]) for name in samples[0]}

@@ -1,4 +1,6 @@
-"""The same samples by the Triton kernel and by plain torch. Run as a program, it compares them in Triton's interpreter:
+"""The same samples by the Triton kernels and by plain torch.
+
+Run as a program, it compares them in Triton's interpreter:
 
 TRITON_INTERPRET=1 python -m tests.yolo.augment.two_renderers
 """
@@ -30,7 +32,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "mixed": {"mixup": 0.5, "degrees": 20, "shear": 5, "scale": 0.7, "flipud": 0.5},
     "perspective": {"mixup": 0.5, "perspective": 0.001, "degrees": 9},
     "stretched": {"aspect": 0.8, "mixup": 0.5},
-    "bent": {"gamma": 0.8, "mixup": 0.5},
+    "gamma": {"gamma": 0.8, "mixup": 0.5},
     "single": {"mosaic": 0, "mixup": 0, "degrees": 5},
 }
 
@@ -46,14 +48,14 @@ def rendered(
     recolor: bool = True,
     subsampled: bool = False,
 ) -> Tensor:
-    """Pictures [num, 3, H, W] by a renderer; rectangular where there is no mosaic."""
+    """Images [num, 3, H, W] by a renderer; rectangular if there is no mosaic."""
     config = AugmentConfig(**{"paste_in": 0} | CHANGES[name])
     images, labels = busy_set(8, seed=2)
     image_set = image_set_of(images, labels)
     sizes = image_set.size_wh_N2
     out_wh_N2 = None if config.mosaic else np.tile([SIZE, SIZE // 2], (len(images), 1))
     params = parameters_of(ParameterSource(image_set, config, size=SIZE, out_wh_N2=out_wh_N2), np.arange(num))
-    # Not resized but cut out of noise: this runs where there is no OpenCV.
+    # Noise instead of resized images: this runs without OpenCV.
     rng = np.random.default_rng(0)
     kept = [rng.integers(0, 256, (height, width, 3), np.uint8) for width, height in resized_wh(sizes, SIZE).tolist()]
     store = DeviceStore(Subsampled(kept, resized_wh(sizes, SIZE)) if subsampled else kept, device)
@@ -70,7 +72,7 @@ by_torch = partial(rendered, render=partial(TorchRender, mixup=True))
 
 
 def by_both(name: str, dtype: torch.dtype, device: str, **more: Any) -> tuple[Tensor, Tensor]:
-    """By the kernel, then by torch."""
+    """Images by the kernel, then by torch."""
     from flatout.yolo.augment.gpu.render_triton import TritonRender
 
     return (
@@ -82,7 +84,7 @@ def by_both(name: str, dtype: torch.dtype, device: str, **more: Any) -> tuple[Te
 def fed(
     augment: AugmentConfig, dtype: torch.dtype, device: str, *, subsampled: bool = False, **parts: Any
 ) -> list[Tensor]:
-    """Batches of pictures with polygons, made by these parts of the input (`_paste`, `_fill`, `_render`)."""
+    """Batches of images with polygons, made with these parts of the input (`_paste`, `_fill`, `_render`)."""
     images, labels = busy_set(9, seed=1, polygons="all", largest=160)
     image_set = image_set_of(images, labels)
     rng = np.random.default_rng(0)
@@ -110,7 +112,7 @@ def copied(fill: Fill, render: Render, dtype: torch.dtype, device: str, **more: 
 def main() -> None:
     from flatout.yolo.augment.gpu import paste_triton, render_triton
 
-    # One program per sample: the interpreter's time is per operation, not per pixel.
+    # One program per sample: the interpreter takes its time per operation, not per pixel.
     render_triton.BLOCK_ROWS = render_triton.BLOCK_COLUMNS = SIZE
     paste_triton.BLOCK_ROWS = paste_triton.BLOCK_COLUMNS = 2 * SIZE
     paste_triton.BLOCK_ROWS = paste_triton.BLOCK_COLUMNS = SIZE

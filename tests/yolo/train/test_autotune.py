@@ -16,7 +16,7 @@ from flatout.errors import ConfigError
 from flatout.feed import Store
 from flatout.ranks.world import World
 from flatout.yolo.augment.layout import decoded_bytes
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.data.open_data import open_data_set
 from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.train import autotune
@@ -262,7 +262,7 @@ def test_decoding_at_a_smaller_size_is_a_part_of_fast_that_can_be_left_out(
 ):
     opened = []
     monkeypatch.setattr(Store, "open", lambda pictures, config: opened.append(pictures) or nullcontext(pictures))
-    monkeypatch.setattr(ResizedPictures, "statistics", lambda self: "", raising=False)
+    monkeypatch.setattr(ResizedImages, "statistics", lambda self: "", raising=False)
     fast = replace(options, fast=True, no_scaled_decode=left_out)
     with open_input(images, config, by_rule(images, config, fast)):
         (pictures,) = opened

@@ -1,11 +1,11 @@
-"""Pictures kept at half of their bytes (4:2:0): brightness of every pixel, colour of every second one both ways.
+"""Images stored as 4:2:0, in half of the bytes: brightness of every pixel, colour of every second one both ways.
 
-Full-range YCbCr, as in JPEG. A picture of even height h and width w is one array uint8 [h * 3 / 2, w, 1]: h rows of
-brightness, then h / 2 rows in which blue and red difference take turns. Odd sides repeat their last row or column. So a
-pixel's colour lies at row h + y // 2, column x - x % 2 and the one after it. Renderers turn it back to BGR in whole
-numbers, all to the same bits; how far these are from the picture is measured by bench/augment_chroma.py.
+Full-range YCbCr, as in JPEG. An image of even height h and width w is one array uint8 [h * 3 / 2, w, 1]: h rows of
+brightness, then h / 2 rows in which the blue and the red difference alternate. Odd sides repeat their last row or
+column. So a pixel's colour lies at row h + y // 2, columns x - x % 2 and the one after it. Renderers convert it back to
+BGR in integers, all to the same bits; bench/augment_chroma.py measures how far these are from the original image.
 
-Dimension key:  N pictures
+Dimension key:  N images   H W rows and columns of pixels   h w half as many
 """
 
 import numpy as np
@@ -15,44 +15,44 @@ from flatout.feed import Arrays, DecodeError
 SHIFT = 14
 HALF = 1 << (SHIFT - 1)
 Y_BY_BLUE, Y_BY_GREEN, Y_BY_RED, CB_BY_BLUE, CR_BY_RED = 1868, 9617, 4899, 9241, 11682
-"""Of 2 ** SHIFT, as in OpenCV's BGR2YCrCb; the differences are those to the brightness."""
+"""Weights in units of 1 / 2 ** SHIFT, as in OpenCV's BGR2YCrCb; the differences are those to the brightness."""
 RED_BY_CR, GREEN_BY_CR, GREEN_BY_CB, BLUE_BY_CB = 22987, -11698, -5636, 29049
-"""And back."""
+"""Weights of the conversion back to BGR."""
 BAND_PIXELS = 1 << 15
-"""Changed at a time, so that all steps find them in a core's cache."""
+"""Pixels that are converted at a time, so that they stay in a core's cache."""
 
 
 class Subsampled:
-    """`pictures` uint8 [h, w, 3], BGR, of known sizes, as 4:2:0; made when they are asked for."""
+    """`images` uint8 [h, w, 3], BGR, of known sizes, as 4:2:0; converted on access."""
 
     dtype = np.dtype(np.uint8)
 
-    def __init__(self, pictures: Arrays, wh_N2: np.ndarray) -> None:
-        self._pictures = pictures
+    def __init__(self, images: Arrays, wh_N2: np.ndarray) -> None:
+        self._images = images
         self._wh_N2 = wh_N2
         self.shapes_ND = kept_shapes(wh_N2)
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return len(self._images)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        image, (width, height) = self._pictures[index], self._wh_N2[index].tolist()
+        image, (width, height) = self._images[index], self._wh_N2[index].tolist()
         if image.shape != (height, width, 3):
             raise DecodeError(
-                f"picture {index} is {image.shape[1]} x {image.shape[0]} and not {width} x {height}, as it should be "
-                "by the size recorded when the data set was scanned: it has changed since. Scan again."
+                f"image {index} is {image.shape[1]} x {image.shape[0]} and not {width} x {height}, as its size in the "
+                "data set's scan requires: the file has changed since. Scan again."
             )
         return subsample(image)
 
 
 def kept_shapes(wh_N2: np.ndarray) -> np.ndarray:
-    """Shapes of the arrays of pictures of these widths and heights, int64 [N, 3]."""
+    """Shapes of the arrays that store images of these widths and heights, int64 [N, 3]."""
     width_N, height_N = (wh_N2 + wh_N2 % 2).astype(np.int64).T
     return np.stack((height_N * 3 // 2, width_N, np.ones_like(width_N)), 1)
 
 
 def subsample(image: np.ndarray) -> np.ndarray:
-    """uint8 [h, w, 3], BGR, to uint8 [h * 3 / 2, w, 1] (h and w made even)."""
+    """Convert uint8 [h, w, 3], BGR, to uint8 [h * 3 / 2, w, 1], with h and w rounded up to even."""
     if image.shape[0] % 2 or image.shape[1] % 2:
         image = np.pad(image, ((0, image.shape[0] % 2), (0, image.shape[1] % 2), (0, 0)), "edge")
     height, width = image.shape[:2]
@@ -65,12 +65,12 @@ def subsample(image: np.ndarray) -> np.ndarray:
 
 
 def _subsample_rows(image_HW3: np.ndarray, brightness_HW: np.ndarray, colour_hW: np.ndarray) -> None:
-    """An even number of rows, into their places."""
-    # Planes of int32, changed in place: sums over axes and new arrays would take most of the time.
+    """Convert an even number of rows into their brightness and colour rows."""
+    # int32 planes, changed in place: sums over axes and new arrays would take most of the time.
     plane_3HW = np.empty((3, *image_HW3.shape[:2]), np.int32)
     plane_3HW[:] = image_HW3.transpose(2, 0, 1)
     brightness_HW[:] = _brightness(plane_3HW)
-    # Differences of the mean of four pixels are the means of their differences.
+    # The colour differences of the mean of four pixels are the means of their differences.
     pair_3hW = plane_3HW[:, ::2] + plane_3HW[:, 1::2]
     mean_3hw = pair_3hW[..., ::2] + pair_3hW[..., 1::2]
     mean_3hw += 2
@@ -85,7 +85,7 @@ def _subsample_rows(image_HW3: np.ndarray, brightness_HW: np.ndarray, colour_hW:
 
 
 def _brightness(bgr_3HW: np.ndarray) -> np.ndarray:
-    """0 to 255, int32."""
+    """Brightness from 0 to 255, int32."""
     sum_HW = bgr_3HW[0] * Y_BY_BLUE
     part_HW = bgr_3HW[1] * Y_BY_GREEN
     sum_HW += part_HW

@@ -1,12 +1,13 @@
-"""JPEG files decoded by the GPU and resized there, for a store: nvJPEG, through torchvision where it is installed.
+"""JPEG files decoded and resized on the GPU, for a store: nvJPEG, through torchvision where it is installed.
 
-How fast beside the CPU: bench/augment_store.py. Not its pixels: nvJPEG rounds and enlarges colours otherwise.
-Hence only for those who ask for speed (--fast); how far it is off is measured on some pictures of the set and told.
-What is not a plain, whole, upright JPEG of three channels is left to the CPU's decoder: same care, same errors.
+bench/augment_store.py compares its speed with the CPU's. The pixels differ, since nvJPEG rounds and upsamples colours
+differently; so it is only used on request (--fast), and the difference is measured on some images of the set and
+logged. Files that are not plain, intact, upright JPEGs of three channels are left to the CPU's decoder, with its checks
+and errors.
 
-    files --threads: read, look at the header--> groups --GPU: decode, resize--> RAM [all pictures, BGR]
+    files --threads: read, parse the header--> groups --GPU: decode, resize--> RAM [all images, BGR]
 
-Dimension key:  N pictures   K a group of them   h w kept   H W in the file
+Dimension key:  N images   C channels   H W size in the file   h w size in the store   D 3 numbers of a shape
 """
 
 import importlib.util
@@ -24,7 +25,7 @@ from flatout.feed import DecodeError, free_bytes, free_ram_bytes
 from flatout.images import check_size, header_of, read_bytes
 from flatout.progress import progress
 from flatout.yolo.augment.layout import decoded_bytes, resized_wh
-from flatout.yolo.augment.samples import ResizedPictures
+from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.data.image_set import ImageSet
 
 logger = logging.getLogger(__name__)
@@ -32,17 +33,17 @@ logger = logging.getLogger(__name__)
 GROUP = 128
 """Files that are decoded at a time."""
 READERS = 8
-NUM_COMPARED, MOST_LEVELS = 8, 4.0
-"""Pictures that are decoded by the CPU as well, and how far they may be apart in the mean."""
+NUM_COMPARED, MAX_LEVELS_OFF = 8, 4.0
+"""Images that the CPU decodes, too, and the largest mean difference in levels of 255."""
 MARKER_BYTES = 4096
-"""At the end of a file, in which its end marker is looked for."""
+"""Bytes at the end of a file that are searched for its end marker."""
 
 Decode = Callable[[list[Tensor]], list[Tensor]]
-"""Bytes of JPEG files, uint8 on the host, to pictures uint8 [3, H, W], RGB, on a device."""
+"""Bytes of JPEG files, uint8 on the host -> images uint8 [3, H, W], RGB, on a device."""
 
 
 def nvjpeg(device: str | torch.device) -> Decode | None:
-    """The GPU's decoder, or None where there is none: no CUDA, no torchvision, or one built without it."""
+    """The GPU's decoder; None without CUDA, without torchvision, or if torchvision was built without nvJPEG."""
     if torch.device(device).type != "cuda" or importlib.util.find_spec("torchvision") is None:
         return None
     try:
@@ -53,8 +54,8 @@ def nvjpeg(device: str | torch.device) -> Decode | None:
 
         decode([encode_jpeg(torch.zeros((3, 16, 16), dtype=torch.uint8))])
     except (ImportError, OSError, RuntimeError) as error:
-        # Also a torchvision that does not fit to this torch.
-        logger.info("nvJPEG is not used: torchvision says %s", (str(error).splitlines() or ["no"])[0])
+        # Also for a torchvision that does not match this torch.
+        logger.info("nvJPEG is not used; torchvision reports: %s", (str(error).splitlines() or ["no reason"])[0])
         return None
     return decode
 
@@ -62,29 +63,29 @@ def nvjpeg(device: str | torch.device) -> Decode | None:
 def decoded_on_device(
     image_set: ImageSet, *, size: int, device: torch.device, budget_bytes: int | None
 ) -> "DeviceDecoded | None":
-    """All pictures, decoded by `device`; None where it cannot, or they would not fit into its memory and into RAM."""
+    """All images, decoded by `device`; None if it cannot decode, or they do not fit into its memory and into RAM."""
     needed_bytes = decoded_bytes(image_set.size_wh_N2, size)
-    room_bytes = free_bytes(device) if budget_bytes is None else budget_bytes
-    # Only if all fit: pictures that stay behind must be where workers find them, in a store.
-    if needed_bytes > min(room_bytes, free_ram_bytes()) or (decode := nvjpeg(device)) is None:
+    free_device_bytes = free_bytes(device) if budget_bytes is None else budget_bytes
+    # Only if all fit: workers must be able to read the others from a store.
+    if needed_bytes > min(free_device_bytes, free_ram_bytes()) or (decode := nvjpeg(device)) is None:
         return None
     try:
         return DeviceDecoded(image_set, decode, size=size)
     except (DecodeError, OSError) as error:
-        logger.warning("The GPU does not decode: %s. The CPU builds a store of what can be read.", error)
+        logger.warning("Not decoding on the GPU: %s. The CPU builds a store of the readable images.", error)
         return None
 
 
 class DeviceDecoded:
-    """All pictures in RAM, uint8 [h, w, 3], BGR, resized for training at `size`: decoded when this is made."""
+    """All images in RAM, uint8 [h, w, 3], BGR, resized for training at `size`; decoded by the constructor."""
 
     dtype = np.dtype(np.uint8)
 
     def __init__(self, image_set: ImageSet, decode: Decode, *, size: int) -> None:
-        """Decode everything; blocks, with a progress bar. DecodeError or OSError for a file that cannot be used."""
+        """Decode everything, with a progress bar. Raises DecodeError or OSError for a file that cannot be used."""
         self._image_set = image_set
         self._decode = decode
-        self._on_cpu = ResizedPictures(image_set, size=size, augment=True)
+        self._on_cpu = ResizedImages(image_set, size=size, augment=True)
         wh_N2 = resized_wh(image_set.size_wh_N2, size)
         self.shapes_ND = np.concatenate((wh_N2[:, ::-1], np.full((len(wh_N2), 1), 3)), 1)
         ends_N = self.shapes_ND.prod(1).cumsum()
@@ -94,15 +95,15 @@ class DeviceDecoded:
         self._compared: list[int] = []
         self._fill()
         self.levels_off = self._compare()
-        if self.levels_off > MOST_LEVELS:
-            raise DecodeError(f"its pixels are {self.levels_off:.1f} levels off the CPU's in the mean")
+        if self.levels_off > MAX_LEVELS_OFF:
+            raise DecodeError(f"its pixels differ from the CPU's by {self.levels_off:.1f} levels on average")
         logger.info("%s", self)
 
     def __str__(self) -> str:
         rest = len(self) - self.num_on_device
         return (
-            f"{self.num_on_device} pictures decoded by the GPU, {self.levels_off:.2f} levels off the CPU's in the mean "
-            f"of {len(self._compared)}; {rest} by the CPU ({len(self._bytes) / 1e6:,.1f} MB)"
+            f"{self.num_on_device} images decoded by the GPU, {self.levels_off:.2f} levels off the CPU's on average "
+            f"over {len(self._compared)}; {rest} by the CPU ({len(self._bytes) / 1e6:,.1f} MB)"
         )
 
     def __len__(self) -> int:
@@ -115,7 +116,7 @@ class DeviceDecoded:
     def _fill(self) -> None:
         with progress("decoding", len(self)) as advance, ThreadPoolExecutor(_num_readers()) as pool:
             groups = list(_groups(len(self)))
-            # One group ahead: threads read the next files, and decode what is the CPU's, while the GPU has these.
+            # One group ahead: while the GPU decodes, threads read the next files and decode those of the CPU.
             waiting = [pool.map(self._read, group) for group in groups[:1]]
             for number, group in enumerate(groups):
                 waiting += [pool.map(self._read, after) for after in groups[number + 1 : number + 2]]
@@ -124,12 +125,14 @@ class DeviceDecoded:
                 advance(group.stop, int(self._begin_N[group.stop]))
 
     def _compare(self) -> float:
-        """How far the first pictures of the device are from the CPU's, in levels of 255; 0 where there are none."""
-        far = [np.abs(self[index].astype(np.int16) - self._on_cpu.decode(index)).mean() for index in self._compared]
-        return float(np.mean(far)) if far else 0.0
+        """Mean difference of the first images of the device from the CPU's, in levels of 255; 0 if there are none."""
+        differences = [
+            np.abs(self[index].astype(np.int16) - self._on_cpu.decode(index)).mean() for index in self._compared
+        ]
+        return float(np.mean(differences)) if differences else 0.0
 
     def _read(self, index: int) -> Tensor | None:
-        """The bytes of a file that the GPU can decode; any other is decoded here and now, and None."""
+        """The bytes of a file that the GPU can decode; None for any other, which is decoded here."""
         content = read_bytes(self._image_set.paths[index])
         if _is_plain(content, tuple(self._image_set.size_wh_N2[index].tolist())):
             return torch.frombuffer(bytearray(content), dtype=torch.uint8)
@@ -139,7 +142,7 @@ class DeviceDecoded:
     def _put(self, index: int, image: np.ndarray) -> None:
         if image.shape != tuple(self.shapes_ND[index]):
             raise DecodeError(
-                f"{self._image_set.paths[index]} has another size than when the data set was scanned: scan again."
+                f"{self._image_set.paths[index]} has a different size than when the data set was scanned: scan again."
             )
         self[index][:] = image
 
@@ -149,8 +152,8 @@ class DeviceDecoded:
         try:
             decoded = self._decode([file for _, file in found])
         except RuntimeError as error:
-            # One damaged file spoils its group; the CPU's decoder says which, or makes do with what is there.
-            logger.debug("nvJPEG refuses a group: %s", error)
+            # One damaged file fails its whole group; the CPU's decoder names it, or decodes what it can.
+            logger.debug("nvJPEG failed on a group: %s", error)
             for index, _ in found:
                 self._put(index, self._on_cpu.decode(index))
             return
@@ -158,11 +161,11 @@ class DeviceDecoded:
             resize_bgr(image, (int(self.shapes_ND[index, 0]), int(self.shapes_ND[index, 1])))
             for (index, _), image in zip(found, decoded, strict=True)
         ]
-        # One copy for neighbours, straight to where they are kept: each on its own would make the host wait for each,
-        # and memory in between would be touched for the first time, which costs more than the copy.
+        # One copy for consecutive images, directly to their final memory: one copy each would make the host wait for
+        # each, and memory in between would be touched for the first time, which costs more than the copy.
         values, taken = torch.cat([image.reshape(-1) for image in small]), 0
-        for run in _runs([index for index, _ in found]):
-            begin, end = int(self._begin_N[run[0]]), int(self._begin_N[run[-1] + 1])
+        for indices in _consecutive([index for index, _ in found]):
+            begin, end = int(self._begin_N[indices[0]]), int(self._begin_N[indices[-1] + 1])
             torch.from_numpy(self._bytes[begin:end]).copy_(values[taken : taken + end - begin])
             taken += end - begin
         self.num_on_device += len(found)
@@ -170,9 +173,9 @@ class DeviceDecoded:
 
 
 def resize_bgr(rgb_CHW: Tensor, hw: tuple[int, int]) -> Tensor:
-    """`flatout.yolo.data.letterbox` for training, on a device: uint8 [3, H, W] to [h, w, 3], BGR; bilinear.
+    """Resize as `flatout.yolo.data.letterbox` for training, on a device: uint8 [3, H, W] to [h, w, 3], BGR; bilinear.
 
-    Within a level of OpenCV's, which counts weights in 1/2048.
+    Within one level of OpenCV, whose weights are multiples of 1/2048.
     """
     if rgb_CHW.shape[1:] != hw:
         resized = F.interpolate(rgb_CHW[None].float(), hw, mode="bilinear", align_corners=False)[0]
@@ -181,18 +184,18 @@ def resize_bgr(rgb_CHW: Tensor, hw: tuple[int, int]) -> Tensor:
 
 
 def _is_plain(content: bytes, size_wh: tuple[int, int]) -> bool:
-    """Whether a file is a JPEG that needs no more than decoding: three channels of 8 bits, upright, with an end."""
+    """Whether a file is a JPEG that only needs decoding: three channels of 8 bits, upright, with an end marker."""
     try:
         header = header_of(content)
         check_size(header, len(content))
     except DecodeError:
-        return False  # the CPU's decoder says it again, with the file's name
+        return False  # the CPU's decoder raises it again, with the file's name
     is_usual = (header.format, header.bits, header.channels, header.orientation) == ("jpeg", 8, 3, 1)
     return is_usual and header.size_wh == size_wh and b"\xff\xd9" in content[-MARKER_BYTES:]
 
 
-def _runs(indices: list[int]) -> list[np.ndarray]:
-    """Rising numbers, cut where one is left out."""
+def _consecutive(indices: list[int]) -> list[np.ndarray]:
+    """Split ascending numbers where one is missing."""
     return np.split(np.array(indices), np.flatnonzero(np.diff(indices) != 1) + 1)
 
 

@@ -1,8 +1,9 @@
-"""Open labels made targets, in plain torch, on any device: the twin of labels_triton.py, and what runs without Triton.
+"""Deferred labels turned into targets in plain torch, on any device: the twin of labels_triton.py.
 
-The arithmetic of `canvas_labels`, `polygons`, `warp_labels` and `targets`, in the same precision and order: the same
-labels are kept, in the same order, and their boxes are the same to the bit. Nothing here makes the host wait; so rows
-of labels that are not kept cannot be taken out, and become padding instead: image -1, which losses leave out.
+It runs where there is no Triton. The arithmetic is that of flatout/yolo/augment/labels.py, in the same precision and
+order: the same labels are kept, in the same order, and their boxes are the same to the bit. Nothing here makes the host
+wait for the device; so rows of labels that are not kept cannot be removed, and become padding instead: image -1, which
+losses ignore.
 
 Dimension key:  B samples   T rows   P points of all labels   L labels of the data set   X points along a polygon
 """
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flatout.yolo.augment.draw import NINE, PLAIN
-from flatout.yolo.augment.labels import LEAST_AREA, LEAST_AREA_POLYGONS, RESAMPLED
+from flatout.yolo.augment.labels import MIN_AREA, MIN_AREA_POLYGONS, RESAMPLED
 from flatout.yolo.data.image_set import Labels
 
 Pair = tuple[Tensor, Tensor]
@@ -22,7 +23,7 @@ Pair = tuple[Tensor, Tensor]
 
 
 class DeviceLabels(NamedTuple):
-    """The labels of a data set as `Labels` has them, on a device."""
+    """The labels of a data set on a device, in the layout of `Labels`."""
 
     class_box_L5: Tensor
     first_point_L: Tensor
@@ -40,9 +41,9 @@ class DeviceLabels(NamedTuple):
 
 
 class TorchLabels:
-    """Finishes rows int32 [T, 6] in place: targets float32 [T, 6] lie where they lay. See gpu/source.py for the rows.
+    """Turns rows int32 [T, 6] (see gpu/source.py) into targets float32 [T, 6] in the same memory.
 
-    A hundred operations on [T, 1000] numbers; how long that takes: bench/augment_gpu.py.
+    A hundred operations on [T, 1000] numbers; bench/augment_gpu.py measures them.
     """
 
     def __init__(self, labels: DeviceLabels, *, perspective: bool) -> None:
@@ -53,50 +54,50 @@ class TorchLabels:
         return "torch"
 
     def __call__(self, row_T6: Tensor, params: Mapping[str, Tensor], out_wh: tuple[int, int], count: Tensor) -> Tensor:
-        """The targets; how many of them are no padding is added to `count`, int32 [1]."""
-        is_open_T = row_T6[:, 0] < 0
-        place_T = torch.where(is_open_T, -1 - row_T6[:, 0], 0).long()
-        label_T = torch.where(is_open_T, row_T6[:, 1], 0).long()
-        tile, sheet_T = _Tile.of(place_T, params), place_T // NINE
+        """The targets. The number of them that are not padding is added to `count`, int32 [1]."""
+        is_deferred_T = row_T6[:, 0] < 0
+        flat_tile_T = torch.where(is_deferred_T, -1 - row_T6[:, 0], 0).long()
+        label_T = torch.where(is_deferred_T, row_T6[:, 1], 0).long()
+        tile, canvas_T = _Tile.of(flat_tile_T, params), flat_tile_T // NINE
         class_box_T5 = self._labels.class_box_L5[label_T]
         low, high = tile.corners(class_box_T5[:, 1:])
-        matrix_T33 = params["matrix"].view(-1, 3, 3)[sheet_T]
-        by_polygons_T = params["by_polygons"].view(-1)[sheet_T]
+        matrix_T33 = params["matrix"].view(-1, 3, 3)[canvas_T]
+        by_polygons_T = params["by_polygons"].view(-1)[canvas_T]
         by_corners = self._box_of_corners(low, high, matrix_T33, out_wh)
         by_points = self._box_of_points(label_T, tile, (low, high), matrix_T33, out_wh)
         box_4T = torch.where(by_polygons_T, torch.stack(by_points), torch.stack(by_corners))
-        scale_T = params["scale"].view(-1)[sheet_T]
+        scale_T = params["scale"].view(-1)[canvas_T]
         before = [(b.double() * scale_T - a.double() * scale_T) for a, b in zip(low, high, strict=True)]
-        kept_T = _are_candidates(before, box_4T, by_polygons_T)
-        target_T6 = _targets(sheet_T // 2, class_box_T5[:, 0], box_4T.float(), params["flip"], out_wh)
+        kept_T = _are_trainable(before, box_4T, by_polygons_T)
+        target_T6 = _targets(canvas_T // 2, class_box_T5[:, 0], box_4T.float(), params["flip"], out_wh)
         padding_T6 = torch.zeros_like(target_T6)
         padding_T6[:, 0] = -1
         target_T6 = torch.where(kept_T[:, None], target_T6, padding_T6)
         done_T6 = row_T6.view(torch.float32)
-        done_T6.copy_(torch.where(is_open_T[:, None], target_T6, done_T6))
-        count += (kept_T | ~is_open_T).sum()
+        done_T6.copy_(torch.where(is_deferred_T[:, None], target_T6, done_T6))
+        count += (kept_T | ~is_deferred_T).sum()
         return done_T6
 
     def _box_of_corners(self, low: Pair, high: Pair, matrix_T33: Tensor, out_wh: tuple[int, int]) -> list[Tensor]:
-        """x1, y1, x2, y2 around the four corners of a box, clipped to the output."""
+        """x1, y1, x2, y2 around the four warped corners of a box, clipped to the output."""
         x_T4 = torch.stack((low[0], high[0], low[0], high[0]), 1).double()
         y_T4 = torch.stack((low[1], high[1], high[1], low[1]), 1).double()
-        warped = [each.clamp(0, most) for each, most in zip(self._warped(x_T4, y_T4, matrix_T33), out_wh, strict=True)]
+        warped = [each.clamp(0, side) for each, side in zip(self._warped(x_T4, y_T4, matrix_T33), out_wh, strict=True)]
         return [*(each.amin(1) for each in warped), *(each.amax(1) for each in warped)]
 
     def _box_of_points(
         self, label_T: Tensor, tile: "_Tile", box: tuple[Pair, Pair], matrix_T33: Tensor, out_wh: tuple[int, int]
     ) -> list[Tensor]:
-        """x1, y1, x2, y2 around those of 1000 points along a polygon that are inside the output; zeros if none is.
+        """x1, y1, x2, y2 around the points along a polygon, of 1000, that are inside the output; zeros if none is.
 
-        As in polygons.c a point belongs to the edges whose ends it lies between. These are two where it lies on a
-        corner, and rounding may move it by one: so three edges are asked.
+        As in polygons.c, a point belongs to the edges between whose ends it lies. A point on a corner belongs to two,
+        and rounding may shift the edge by one, so three edges are checked.
         """
         begin_T1 = self._labels.first_point_L[label_T, None]
         own_T1 = self._labels.first_point_L[label_T + 1, None] - begin_T1
         num_T1 = torch.where(own_T1 > 0, own_T1, 4)
         sample_X = torch.arange(RESAMPLED, device=label_T.device)
-        # By tensors: torch divides by a number, and a number by a tensor, with another rounding.
+        # Tensors on both sides: torch rounds a division by a Python number, or of one by a tensor, differently.
         steps_T1 = torch.full_like(num_T1, RESAMPLED - 1, dtype=torch.float64)
         per_sample_T1, per_edge_T1 = num_T1 / steps_T1, steps_T1 / num_T1
         near_TX = (sample_X * per_sample_T1).long()
@@ -118,8 +119,8 @@ class TorchLabels:
             if self._perspective:
                 x, y = self._warped(x, y, matrix_T33)
             is_on_TX &= (x >= 0) & (x <= out_wh[0]) & (y >= 0) & (y <= out_wh[1])
-            most = [torch.where(is_on_TX, each, -torch.inf).amax(1) for each in (x, y)]
-            extremes.append([*(torch.where(is_on_TX, each, torch.inf).amin(1) for each in (x, y)), *most])
+            maxima = [torch.where(is_on_TX, each, -torch.inf).amax(1) for each in (x, y)]
+            extremes.append([*(torch.where(is_on_TX, each, torch.inf).amin(1) for each in (x, y)), *maxima])
         x1, y1, x2, y2 = (torch.stack(each) for each in zip(*extremes, strict=True))
         box_4 = [x1.amin(0), y1.amin(0), x2.amax(0), y2.amax(0)]
         return [torch.where(box_4[2] > 0, each, 0.0) for each in box_4]
@@ -127,7 +128,7 @@ class TorchLabels:
     def _corner(
         self, begin_T1: Tensor, own_T1: Tensor, number_TX: Tensor, tile: "_Tile", box: tuple[Pair, Pair]
     ) -> Pair:
-        """Corner `number` of a polygon on the canvas, float64; of its box where a label has no polygon."""
+        """Corner `number` of a polygon on the canvas, float64; that of its box if a label has no polygon."""
         (low_x, low_y), (high_x, high_y) = ((x[:, None], y[:, None]) for x, y in box)
         is_left, is_above = (number_TX == 0) | (number_TX == 3), number_TX < 2
         bare = (torch.where(is_left, low_x, high_x), torch.where(is_above, low_y, high_y))
@@ -137,7 +138,7 @@ class TorchLabels:
         return x, y
 
     def _warped(self, x: Tensor, y: Tensor, matrix_T33: Tensor) -> Pair:
-        """Points [T, n] through the matrix of each row."""
+        """Points [T, n] warped by the matrix of each row."""
         across, down, away = (
             row[:, 0, None] * x + row[:, 1, None] * y + row[:, 2, None] for row in matrix_T33.unbind(1)
         )
@@ -145,30 +146,30 @@ class TorchLabels:
 
 
 class _Tile(NamedTuple):
-    """From a picture's coordinates to pixels of its canvas, one for each row; float32."""
+    """From coordinates relative to an image to pixels of its canvas, one for each row; float32."""
 
     size_T2: Tensor
     origin_T2: Tensor
-    least_T2: Tensor
-    most_T2: Tensor
+    low_T2: Tensor
+    high_T2: Tensor
 
     @classmethod
-    def of(cls, place_T: Tensor, params: Mapping[str, Tensor]) -> "_Tile":
-        size_origin_T4, sheet_T = params["label_tiles"].view(-1, 4)[place_T], place_T // NINE
-        is_plain_T1 = (params["num_tiles"].view(-1)[sheet_T] == PLAIN)[:, None]
-        canvas_T2 = params["canvas"].view(-1, 2)[sheet_T].float()
-        least_T2 = torch.where(is_plain_T1, -torch.inf, torch.zeros_like(canvas_T2))
+    def of(cls, flat_tile_T: Tensor, params: Mapping[str, Tensor]) -> "_Tile":
+        size_origin_T4, canvas_T = params["label_tiles"].view(-1, 4)[flat_tile_T], flat_tile_T // NINE
+        is_plain_T1 = (params["num_tiles"].view(-1)[canvas_T] == PLAIN)[:, None]
+        canvas_wh_T2 = params["canvas"].view(-1, 2)[canvas_T].float()
+        low_T2 = torch.where(is_plain_T1, -torch.inf, torch.zeros_like(canvas_wh_T2))
         return cls(
-            size_origin_T4[:, :2], size_origin_T4[:, 2:], least_T2, torch.where(is_plain_T1, torch.inf, canvas_T2)
+            size_origin_T4[:, :2], size_origin_T4[:, 2:], low_T2, torch.where(is_plain_T1, torch.inf, canvas_wh_T2)
         )
 
     def to_canvas(self, point_TX2: Tensor) -> Pair:
-        size, origin, least, most = (each[:, None] for each in self)
-        x, y = (size * point_TX2 + origin).maximum(least).minimum(most).unbind(-1)
+        size, origin, low, high = (each[:, None] for each in self)
+        x, y = (size * point_TX2 + origin).maximum(low).minimum(high).unbind(-1)
         return x, y
 
     def corners(self, cxcywh_T4: Tensor) -> tuple[Pair, Pair]:
-        """Lesser and greater x and y, [T] each, of boxes."""
+        """Lower and upper x and y of boxes, [T] each."""
         centre_T2, half_T2 = cxcywh_T4[:, :2], cxcywh_T4[:, 2:] / 2
         x_T2, y_T2 = self.to_canvas(torch.stack((centre_T2 - half_T2, centre_T2 + half_T2), 1))
         return (x_T2[:, 0], y_T2[:, 0]), (x_T2[:, 1], y_T2[:, 1])
@@ -177,26 +178,26 @@ class _Tile(NamedTuple):
 def _both_beyond(begin: Pair, end: Pair, out_wh: tuple[int, int]) -> Tensor:
     """Whether both ends of an edge lie beyond the same side of the output."""
     sides = zip(begin, end, out_wh, strict=True)
-    x, y = (((a < 0) & (b < 0)) | ((a > most) & (b > most)) for a, b, most in sides)
+    x, y = (((a < 0) & (b < 0)) | ((a > side) & (b > side)) for a, b, side in sides)
     return x | y
 
 
-def _are_candidates(before: list[Tensor], box_4T: Tensor, by_polygons_T: Tensor) -> Tensor:
-    """`warp_labels.are_candidates`; `before` are width and height before the warp, as large as it makes them."""
+def _are_trainable(before: list[Tensor], box_4T: Tensor, by_polygons_T: Tensor) -> Tensor:
+    """`labels.are_trainable`; `before` are width and height before the warp, times its scale."""
     (w1, h1), (w2, h2) = before, box_4T[2:] - box_4T[:2]
     epsilon = 1e-16
     aspect = torch.maximum(w2 / (h2 + epsilon), h2 / (w2 + epsilon))
     share = w2 * h2 / (w1 * h1 + epsilon)
-    enough = torch.where(by_polygons_T, share > LEAST_AREA_POLYGONS, share > LEAST_AREA)
+    enough = torch.where(by_polygons_T, share > MIN_AREA_POLYGONS, share > MIN_AREA)
     kept: Tensor = (w2 > 2) & (h2 > 2) & enough & (aspect < 20)
     return kept
 
 
 def _targets(sample_T: Tensor, class_T: Tensor, box_4T: Tensor, flip_B2: Tensor, out_wh: tuple[int, int]) -> Tensor:
-    """`targets.to_targets` of boxes x1, y1, x2, y2, float32."""
+    """`labels.to_targets` for boxes x1, y1, x2, y2, float32."""
     side_2T = torch.stack([torch.full_like(class_T, side) for side in out_wh])
     centre_2T = (box_4T[:2] + box_4T[2:]) / 2 / side_2T
-    # Up-down comes first, but x before y.
+    # flip is up-down, left-right, while centres are x, y.
     centre_2T = torch.where(flip_B2[sample_T].T.flip(0), 1 - centre_2T, centre_2T)
     size_2T = (box_4T[2:] - box_4T[:2]) / side_2T
     return torch.stack((sample_T.float(), class_T, *centre_2T, *size_2T), 1)

@@ -1,4 +1,7 @@
-"""Open labels made targets by one Triton kernel. The same bits as labels_torch.py; how fast: bench/augment_gpu.py."""
+"""Deferred labels turned into targets by one Triton kernel: the bits of labels_torch.py, timed by bench/augment_gpu.py.
+
+Dimension key:  T rows   X points along a polygon: a thousand, and some unused ones
+"""
 
 from collections.abc import Mapping
 
@@ -10,25 +13,23 @@ from torch import Tensor
 from flatout.yolo.augment import draw, labels
 from flatout.yolo.augment.gpu.labels_torch import DeviceLabels
 
-# The Triton kernel: a program makes a target of one open label.
+# The Triton kernel: a program turns one deferred label into a target.
 #
 #     row -> label, tile -> box on the canvas -> warped corners, or 1000 points along the warped polygon -> box inside
-#     of the output -> worth keeping? -> flipped and normalised, or padding
+#     of the output -> kept? -> flipped and normalised, or padding
 #
-# Whatever is rounded is rounded as by NumPy: float32 on the canvas, float64 in the warp, products not fused with sums
+# All rounding is NumPy's: float32 on the canvas, float64 in the warp, products not fused with sums
 # (enable_fp_fusion=False), float32 quotients correctly rounded. So the bits are those of the CPU.
-#
-# Dimension key:  X points along a polygon, a thousand and some that do not count
 
 NINE, PLAIN = tl.constexpr(draw.NINE), tl.constexpr(draw.PLAIN)
 STEPS = tl.constexpr(labels.RESAMPLED - 1)
-LEAST_AREA = tl.constexpr(labels.LEAST_AREA)
-LEAST_AREA_POLYGONS = tl.constexpr(labels.LEAST_AREA_POLYGONS)
+LEAST_AREA = tl.constexpr(labels.MIN_AREA)
+LEAST_AREA_POLYGONS = tl.constexpr(labels.MIN_AREA_POLYGONS)
 
 
 @triton.jit
 def _on_canvas(share, size, origin, least, most):
-    """float32 pixels of a share of the picture's side."""
+    """Canvas pixels of a coordinate relative to the image's side, float32."""
     return tl.minimum(tl.maximum(size * share + origin, least), most)
 
 
@@ -45,7 +46,7 @@ def _warped(x, y, matrix, PERSPECTIVE: tl.constexpr):
 
 @triton.jit
 def _corner(points, number, there, is_bare, x1, y1, x2, y2, tile, least, most_x, most_y):
-    """Canvas x and y of a polygon's corners, float64 [X]; those of the box where a label has no polygon."""
+    """Canvas x and y of a polygon's corners, float64 [X]; those of the box if a label has no polygon."""
     there = there & (is_bare == 0)
     x = tl.load(points + 2 * number, mask=there, other=0.0)
     y = tl.load(points + 2 * number + 1, mask=there, other=0.0)
@@ -61,10 +62,10 @@ def _box_of_points(
     points, num, x1, y1, x2, y2, tile, least, most_x, most_y, matrix, width, height,
     PERSPECTIVE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Box around those of the points along a polygon that are inside the output; zeros if none is right of x = 0.
+    """Box around the points along a polygon that are inside the output; zeros if none is right of x = 0.
 
-    As in polygons.c a point belongs to the edges whose ends it lies between. These are two where it lies on a corner,
-    and rounding may move it by one: so three edges are asked.
+    As in polygons.c, a point belongs to the edges between whose ends it lies. A point on a corner belongs to two, and
+    rounding may shift the edge by one, so three edges are checked.
     """
     is_bare = num == 0
     num = tl.where(is_bare, 4, num).to(tl.int32)
@@ -106,7 +107,7 @@ def _box_of_points(
 
 @triton.jit
 def _box_of_corners(x1, y1, x2, y2, matrix, width, height, PERSPECTIVE: tl.constexpr):
-    """Box around the four corners of a box, clipped to the output."""
+    """Box around the four warped corners of a box, clipped to the output."""
     x1, y1, x2, y2 = x1.to(tl.float64), y1.to(tl.float64), x2.to(tl.float64), y2.to(tl.float64)
     ax, ay = _warped(x1, y1, matrix, PERSPECTIVE)
     bx, by = _warped(x2, y1, matrix, PERSPECTIVE)
@@ -127,20 +128,20 @@ def _clipped(x, most):
 
 @triton.jit
 def _is_candidate(x1, y1, x2, y2, scale, left, above, right, below, by_polygons):
-    """`warp_labels.are_candidates`; the box before the warp is float32, the one after it float64."""
+    """`labels.are_trainable`; the box before the warp is float32, the one after it float64."""
     w1 = x2.to(tl.float64) * scale - x1.to(tl.float64) * scale
     h1 = y2.to(tl.float64) * scale - y1.to(tl.float64) * scale
     w2, h2 = right - left, below - above
     aspect = tl.maximum(w2 / (h2 + 1e-16), h2 / (w2 + 1e-16))
     share = w2 * h2 / (w1 * h1 + 1e-16)
-    # Subtracted, not compared with: Triton rounds the numbers of a comparison to float32.
+    # Subtracted instead of compared: Triton rounds constants in a comparison to float32.
     enough = tl.where(by_polygons, share - LEAST_AREA_POLYGONS > 0, share - LEAST_AREA > 0)
     return (w2 > 2) & (h2 > 2) & enough & (aspect < 20)
 
 
 @triton.jit
 def _normalised(low, high, side, is_flipped):
-    """Centre and size as shares of a side, float32."""
+    """Centre and size relative to a side, float32."""
     low, high = low.to(tl.float32), high.to(tl.float32)
     centre = tl.div_rn((low + high) * 0.5, side)
     return tl.where(is_flipped, 1 - centre, centre), tl.div_rn(high - low, side)
@@ -152,7 +153,7 @@ def finish(
     label_tiles, num_tiles, canvas, matrices, scales, by_polygons, flip, width, height,
     PERSPECTIVE: tl.constexpr, X: tl.constexpr,
 ):  # fmt: skip
-    """Rows int32 [T, 6] into targets float32 [T, 6], which may lie in the same memory; program (row)."""
+    """Turn rows int32 [T, 6] into targets float32 [T, 6], which may share their memory; program (row)."""
     row = tl.program_id(0).to(tl.int64) * 6
     code, label = tl.load(rows + row), tl.load(rows + row + 1).to(tl.int64)
     is_kept = code >= 0
@@ -195,12 +196,12 @@ def finish(
 
 
 POINTS_OF_PROGRAM = 1024
-"""The least power of two that has room for the points along a polygon."""
+"""The smallest power of two that is not below the number of points along a polygon."""
 NUM_WARPS = 8
 
 
 class TritonLabels:
-    """As `labels_torch.TorchLabels`."""
+    """As `labels_torch.TorchLabels`, in one kernel."""
 
     def __init__(self, labels: DeviceLabels, *, perspective: bool) -> None:
         self._labels = labels
@@ -229,7 +230,7 @@ class TritonLabels:
             self._perspective,
             POINTS_OF_PROGRAM,
             num_warps=NUM_WARPS,
-            # Sums of products are rounded twice, as on the CPU.
+            # Products are rounded before they are added, as on the CPU.
             enable_fp_fusion=False,
         )
         return target_T6

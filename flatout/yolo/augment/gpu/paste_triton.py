@@ -1,25 +1,26 @@
-"""Objects pasted over finished pictures by one Triton kernel. The same bits as paste_torch.py."""
+"""Objects pasted over finished images, and polygons filled into masks, by Triton kernels: the bits of paste_torch.py.
+
+Dimension key:  B samples   J masks   K polygons   BY BX rows and columns of a block
+"""
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from flatout.yolo.augment.gpu.paste_torch import Fills, Pasting
+from flatout.yolo.augment.gpu.paste_torch import ObjectsToPaste, PolygonsToFill
 from flatout.yolo.augment.gpu.render_triton import colour_at, fetch_bgr, pixel_at, store_value
 
-# The Triton kernel: a program goes over a block of pixels of one sample, object by object.
+# Pasting: a program handles a block of pixels of one sample, object by object.
 #
-# An object is the inside of a polygon on a mosaic of four, scaled bilinearly. All arithmetic is in whole numbers, so
-# plain torch gives the same bits (paste_torch.py).
-#
-# Dimension key:  BY BX rows and columns of a block
+# An object is the inside of a polygon on a mosaic of four, scaled bilinearly. All arithmetic is in integers, so plain
+# torch gives the same bits (paste_torch.py).
 
 OBJECT_COLUMNS = tl.constexpr(12)
 
 
 @triton.jit
 def _scaled(d, cut, pasted):
-    """First pixel of the cut-out for pasted pixel number d, and the share of the next one in 1/2048."""
+    """First pixel of the cut-out for pasted pixel number d, and the weight of the next one in 1/2048."""
     doubled = tl.maximum((2 * d + 1) * cut - pasted, 0)
     first = doubled // (2 * pasted)
     return first, ((doubled - first * 2 * pasted) * 2048) // (2 * pasted)
@@ -27,7 +28,7 @@ def _scaled(d, cut, pasted):
 
 @triton.jit
 def test_edge(u, v, ax, ay, bx, by, odd, on):
-    """`odd`: a ray from (u, v) to the right has crossed edges an odd number of times. `on`: (u, v) lies on an edge."""
+    """`odd`: a ray from (u, v) to the right crosses an odd number of edges. `on`: (u, v) lies on an edge."""
     dx, dy = bx - ax, by - ay
     cross = dx * (v - ay) - (u - ax) * dy
     odd = odd ^ (((ay > v) != (by > v)) & tl.where(dy > 0, cross > 0, cross <= 0))
@@ -39,7 +40,7 @@ def test_edge(u, v, ax, ay, bx, by, odd, on):
 
 @triton.jit
 def _inside_polygon(points, num_points, u0, u1, v0, v1):
-    """Whether (u0, v0), (u1, v0), (u0, v1) and (u1, v1) lie in the polygon or on an edge of it."""
+    """Whether (u0, v0), (u1, v0), (u0, v1) and (u1, v1) lie in the polygon or on one of its edges."""
     odd00 = u0 < u0
     odd10, odd01, odd11 = odd00, odd00, odd00
     on00, on10, on01, on11 = odd00, odd00, odd00, odd00
@@ -58,7 +59,7 @@ def _inside_polygon(points, num_points, u0, u1, v0, v1):
 def _add(
     data, begin, kept_w, kept_h, column, row, in_polygon, weight, blue, green, red, SUBSAMPLED: tl.constexpr
 ):  # fmt: skip
-    """Black inside of a polygon counts as white, so that it covers; outside of the picture the canvas is grey."""
+    """Zero values inside of a polygon become 255, so that they cover; outside of the image the canvas is grey."""
     in_picture = in_polygon & (column >= 0) & (column < kept_w) & (row >= 0) & (row < kept_h)
     at = pixel_at(begin, kept_w, row, column, SUBSAMPLED)
     b, g, r = fetch_bgr(data, at, colour_at(begin, kept_w, kept_h, row, column), in_picture, SUBSAMPLED)
@@ -74,7 +75,7 @@ def paste(
     out, stride_b, stride_c, stride_y, stride_x, height, width, blocks_x,
     SUBSAMPLED: tl.constexpr, AS_FLOAT: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr,
 ):  # fmt: skip
-    """Over out [B, 3, height, width], RGB; program (block of pixels, sample that is pasted into)."""
+    """Paste over out [B, 3, height, width], RGB; program (block of pixels, sample that is pasted into)."""
     block, span = tl.program_id(0), spans + tl.program_id(1) * 4
     sample, first, num = tl.load(span).to(tl.int64), tl.load(span + 1), tl.load(span + 2)
     points += tl.load(span + 3) * 2
@@ -108,7 +109,7 @@ def paste(
             b, g, r = _add(data, begin, kept_w, kept_h, u1, v0, in10, fu * (2048 - fv), b, g, r, SUBSAMPLED)
             b, g, r = _add(data, begin, kept_w, kept_h, u0, v1, in01, (2048 - fu) * fv, b, g, r, SUBSAMPLED)
             b, g, r = _add(data, begin, kept_w, kept_h, u1, v1, in11, fu * fv, b, g, r, SUBSAMPLED)
-            # Later objects over earlier ones, channel by channel, where they are not black.
+            # Later objects cover earlier ones, channel by channel, where they are not zero.
             blue = tl.where((b >> 22) > 0, b >> 22, blue)
             green = tl.where((g >> 22) > 0, g >> 22, green)
             red = tl.where((r >> 22) > 0, r >> 22, red)
@@ -121,29 +122,29 @@ def paste(
 
 
 BLOCK_ROWS = BLOCK_COLUMNS = 16
-"""Pixels of a program: small, as most objects are."""
+"""Pixels of a program: a small block, since most objects are small."""
 
 
 class TritonPaste:
-    """As `paste_torch.TorchPaste`."""
+    """As `paste_torch.TorchPaste`, in one kernel."""
 
-    def __call__(self, pasting: Pasting, images: Tensor) -> None:
+    def __call__(self, objects: ObjectsToPaste, images: Tensor) -> None:
         _, _, height, width = images.shape
         across, down = -(-width // BLOCK_COLUMNS), -(-height // BLOCK_ROWS)
-        paste[across * down, len(pasting.host_spans_S4)](
-            pasting.sources.data,
-            pasting.sources.offsets,
-            pasting.sources.shapes,
-            pasting.object_KC,
-            pasting.point_P2,
-            pasting.spans_S4,
-            pasting.flip_B2,
+        paste[across * down, len(objects.host_spans_S4)](
+            objects.sources.data,
+            objects.sources.offsets,
+            objects.sources.shapes,
+            objects.object_KC,
+            objects.point_P2,
+            objects.spans_S4,
+            objects.flip_B2,
             images,
             *images.stride(),
             height,
             width,
             across,
-            pasting.subsampled,
+            objects.subsampled,
             images.is_floating_point(),
             BLOCK_ROWS,
             BLOCK_COLUMNS,
@@ -151,20 +152,18 @@ class TritonPaste:
         )
 
 
-# A program looks at a block of pixels of one polygon's box.
-#
-# Dimension key:  BY BX rows and columns of a block
+# Filling: a program handles a block of pixels of one polygon's box.
 
 SPAN_COLUMNS = tl.constexpr(7)
 
 
 @triton.jit
 def fill(spans, points, masks, height, width, BY: tl.constexpr, BX: tl.constexpr):
-    """Into masks [J, height, width]; program (block of pixels, polygon)."""
+    """Set masks [J, height, width] to 1 inside of polygons; program (block of pixels, polygon)."""
     block, row = tl.program_id(0), spans + tl.program_id(1) * SPAN_COLUMNS
     x1, y1, x2, y2 = tl.load(row + 3), tl.load(row + 4), tl.load(row + 5), tl.load(row + 6)
     across, down = (x2 - x1) // BX + 1, (y2 - y1) // BY + 1
-    # As many blocks as the largest polygon has; the others are done early.
+    # There are as many blocks as the largest polygon has; smaller polygons need fewer.
     if block < across * down:
         x = x1 + (block % across) * BX + tl.arange(0, BX)[None, :]
         y = y1 + (block // across) * BY + tl.arange(0, BY)[:, None]
@@ -182,20 +181,19 @@ def fill(spans, points, masks, height, width, BY: tl.constexpr, BX: tl.constexpr
         tl.store(masks + v * width + u, (u - u + 1).to(tl.uint8), mask=(odd | on) & (u <= x2) & (v <= y2))
 
 
-# Polygons filled into masks by one Triton kernel. The same bits as paste_torch.py.
-
 FILL_ROWS = FILL_COLUMNS = 32
+"""Pixels of a program."""
 
 
 class TritonFill:
-    """As `fill_torch.TorchFill`."""
+    """As `paste_torch.TorchFill`, in one kernel."""
 
-    def __call__(self, fills: Fills, masks: Tensor) -> None:
-        sides_K2 = fills.host_span_K7[:, 5:] - fills.host_span_K7[:, 3:5]
+    def __call__(self, polygons: PolygonsToFill, masks: Tensor) -> None:
+        sides_K2 = polygons.host_span_K7[:, 5:] - polygons.host_span_K7[:, 3:5]
         blocks_K2 = sides_K2 // [FILL_COLUMNS, FILL_ROWS] + 1
         fill[int(blocks_K2.prod(1).max()), len(sides_K2)](
-            fills.span_K7,
-            fills.point_P2,
+            polygons.span_K7,
+            polygons.point_P2,
             masks,
             *masks.shape[1:],
             FILL_ROWS,

@@ -1,13 +1,14 @@
-"""Pictures of a batch from parameters, in plain torch, on any device: one gather per output pixel and corner.
+"""Images of a batch rendered from parameters in plain torch, on any device: one gather per output pixel and corner.
 
-Every output pixel is mapped back to its place on the canvas, the tile there is looked up, and its pixel fetched from
-the flat buffer of all pictures: the canvas itself is never made. Coordinates are rounded to 1/32 pixel and weighted in
-integers as OpenCV 4 does, so the result is the CPU renderer's, not nearly so.
+Every output pixel is mapped back to a position on the canvas, the tile there is looked up, and its pixel fetched from
+the flat buffer of all images: the canvas itself never exists. Coordinates are rounded to 1/32 pixel and weights are
+integers as in OpenCV 4, so the result equals the CPU renderer's to the bit.
 
-The loops below are over the nine tiles and four corners; samples are never looped over, and nothing here makes the
-host wait. `render_triton` is the same in one kernel; this is its plain twin, and what runs where there is no Triton.
+The loops below are over the nine tiles and four corners, never over samples, and nothing here makes the host wait for
+the device. `render_triton` does the same in one kernel; this is its plain twin, and runs where there is no Triton.
 
-Dimension key:  B samples   S sheets (2)   K tiles (9)   H W output   C channels, BGR   J masks of canvases
+Dimension key:  B samples   S canvases of a sample (2)   K tiles (9)   H W output   C channels, BGR
+                J masks of canvases   V the 256 values of a byte
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +22,12 @@ from flatout.yolo.augment.gpu.chroma import BLUE_BY_CB, GREEN_BY_CB, GREEN_BY_CR
 from flatout.yolo.data.letterbox import PADDING
 
 # OpenCV's 8-bit HSV in torch: integers one way, float32 back, bit for bit where OpenCV uses vector instructions.
-#
-# Dimension key:  B samples   H W height and width   V the 256 values of a byte
 
 _SHIFT, _HALF = 12, 1 << 11
 
 
 def color_tables(params: Mapping[str, Tensor]) -> Tensor:
-    """`color.colors` on the device, from `color.color_parameters`: what every value becomes, uint8 [B, 3, V]."""
+    """`draw.colors` on the device, from `draw.color_parameters`: the new value of every value, uint8 [B, 3, V]."""
     gain_B3 = params["gain"]
     product_B3V = torch.arange(256, dtype=torch.float64, device=gain_B3.device) * gain_B3[..., None]
     hue_B1V, others_B2V = product_B3V[:, :1] % HUES, product_B3V[:, 1:].clamp(0, 255)
@@ -39,7 +38,7 @@ def color_tables(params: Mapping[str, Tensor]) -> Tensor:
 
 
 def recolor(bgr_BHW3: Tensor, tables_B3V: Tensor) -> Tensor:
-    """Hue, saturation and value of each sample through its three tables, uint8 [B, H, W, 3], BGR."""
+    """Map hue, saturation and value of each sample by its three tables; uint8 [B, H, W, 3], BGR."""
     hsv_BHW3 = bgr_to_hsv(bgr_BHW3)
     start_B1 = torch.arange(len(tables_B3V), device=bgr_BHW3.device)[:, None, None] * (3 * 256)
     flat = tables_B3V.reshape(-1)
@@ -59,14 +58,14 @@ def bgr_to_hsv(bgr: Tensor) -> Tensor:
 
 
 def reciprocals(scale: float, device: torch.device) -> Tensor:
-    """round(scale * 4096 / x) for x in 0..255, int32; 0 for 0."""
-    # Made on the device: a copy from the host would make it wait.
+    """round(scale * 4096 / x) for x in 0..255, int32; 0 for x = 0."""
+    # Computed on the device: a copy from the host would make the host wait.
     x = torch.arange(256, dtype=torch.float64, device=device)
     return torch.where(x > 0, (scale * (1 << _SHIFT) / x).round(), 0.0).int()
 
 
 def hsv_to_bgr(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
-    """uint8 [..., 3] from 8-bit hue, saturation and value; truncated, as OpenCV's vector path does."""
+    """uint8 [..., 3] from 8-bit hue, saturation and value; truncated, as in OpenCV's vector path."""
     h = hue.float() * (6.0 / 180.0)
     s, v = saturation.float() * (1 / 255.0), value.float() * (1 / 255.0)
     sector = h.floor()
@@ -80,7 +79,7 @@ def hsv_to_bgr(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
 
 
 def _one_less(s: Tensor, f: Tensor) -> Tensor:
-    """1 - s * f, rounded once, as by the fused instruction that OpenCV's code becomes on any recent CPU."""
+    """1 - s * f, rounded once, as by the fused instruction that OpenCV's code compiles to on any recent CPU."""
     return (1 - s.double() * f.double()).float()
 
 
@@ -92,11 +91,11 @@ def _choose(sector: Tensor, *values: Tensor) -> Tensor:
     return chosen
 
 
-# Subsampled pixels back to BGR, in torch; the renderers' kernels do the same in registers.
+# Subsampled pixels back to BGR; the kernels do the same in registers.
 
 
 def to_bgr(y: Tensor, cb: Tensor, cr: Tensor) -> Tensor:
-    """Brightness and colour differences of pixels, of any shape, as int32 [..., 3], 0 to 255."""
+    """BGR from brightness and colour differences of any shape; int32 [..., 3], 0 to 255."""
     y, cb, cr = y.int(), cb.int() - 128, cr.int() - 128
     blue = y + ((BLUE_BY_CB * cb + HALF) >> SHIFT)
     green = y + ((GREEN_BY_CB * cb + GREEN_BY_CR * cr + HALF) >> SHIFT)
@@ -105,24 +104,24 @@ def to_bgr(y: Tensor, cb: Tensor, cr: Tensor) -> Tensor:
 
 
 def fetch_bgr(data: Tensor, at: Tensor, colour_at: Tensor) -> Tensor:
-    """Pixels of which brightness lies at `at` and colour at `colour_at`, int32 [..., 3]."""
+    """Pixels whose brightness is at `at` and whose colour is at `colour_at`, int32 [..., 3]."""
     return to_bgr(data[at], data[colour_at], data[colour_at + 1])
 
 
 COARSE, FINE = 32, 1024
-"""Parts of a pixel: to which coordinates are rounded, and in which their steps are counted before."""
+"""Units per pixel to which coordinates are rounded, and in which their parts are computed before."""
 
 
 class Sources(Protocol):
-    """Pictures of a batch, as `flatout.feed.device_store.DeviceStore` gives them."""
+    """The images of a batch, as `flatout.feed.device_store.DeviceStore` gives them."""
 
     @property
     def data(self) -> Tensor:
-        """uint8, all pictures one after the other."""
+        """uint8, all images one after the other."""
 
     @property
     def offsets(self) -> Tensor:
-        """int64 [B, S * K]: where each begins."""
+        """int64 [B, S * K]: the beginning of each."""
 
     @property
     def shapes(self) -> Tensor:
@@ -130,16 +129,16 @@ class Sources(Protocol):
 
 
 class Copies(NamedTuple):
-    """Which pixels of a canvas are pasted again, mirrored."""
+    """The pixels of canvases that are pasted again, mirrored."""
 
     masks_JHW: Tensor
-    """uint8, as large as the canvases of mosaics."""
+    """uint8, of the size of a mosaic's canvas."""
     mask_of_B: Tensor
-    """int32: number of the mask of each sample's sheet, -1 where nothing is copied."""
+    """int32: number of the mask of each sample's canvas, -1 where nothing is copied."""
 
 
 SAMPLED = ("tiles", "canvas", "inverse", "mix", "flip")
-"""Parameters with a row for each sample, but for those of its colours."""
+"""Parameters with a row for each sample, without those of its colours."""
 
 
 class TorchRender:
@@ -154,10 +153,10 @@ class TorchRender:
         subsampled: bool = False,
         chunk: int = 32,
     ) -> None:
-        """`mixup`: whether any sample has a second sheet. `chunk`: samples at a time, which bounds the memory.
+        """`mixup`: whether any sample has a second canvas. `chunk`: samples at a time, which bounds the memory.
 
         Without `recolor` colours stay as they are; gains of 1 would still round them, as in OpenCV. `subsampled`: the
-        pictures are kept as `chroma` describes it.
+        images are stored as `chroma` describes.
         """
         self._mixup = mixup
         self._perspective = perspective
@@ -188,7 +187,7 @@ class TorchRender:
         copies: Sequence[Copies],
         hw: torch.Size,
     ) -> Tensor:
-        """Warped and mixed, uint8 [B, H, W, 3], BGR."""
+        """Warped and mixed pixels, uint8 [B, H, W, 3], BGR."""
         num = len(offsets)
         offset_BSK, tile_BSK4 = offsets.view(num, 2, NINE), part["tiles"].view(num, 2, NINE, 4)
         height_BSK, wide_BSK = shapes.view(num, 2, NINE, 3)[..., :2].unbind(-1)
@@ -196,17 +195,17 @@ class TorchRender:
             height_BSK = height_BSK * 2 // 3
         wh_BSK2 = torch.stack((wide_BSK, height_BSK), -1)
         own, *other = (
-            paint_sheet(
+            paint_canvas(
                 data,
-                offset_BSK[:, slot],
-                wh_BSK2[:, slot],
-                tile_BSK4[:, slot],
-                part["canvas"][:, slot],
-                back_to_canvas(part["inverse"][:, slot], hw, perspective=self._perspective),
-                copies[slot] if copies else None,
+                offset_BSK[:, layer],
+                wh_BSK2[:, layer],
+                tile_BSK4[:, layer],
+                part["canvas"][:, layer],
+                back_to_canvas(part["inverse"][:, layer], hw, perspective=self._perspective),
+                copies[layer] if copies else None,
                 subsampled=self._subsampled,
             )
-            for slot in range(1 + self._mixup)
+            for layer in range(1 + self._mixup)
         )
         if not other:
             return own
@@ -215,7 +214,7 @@ class TorchRender:
 
 
 def back_to_canvas(inverse_B33: Tensor, hw: torch.Size, *, perspective: bool) -> tuple[Tensor, Tensor]:
-    """x and y on the canvas of every output pixel, in 1/32 pixel, int32 [B, H, W], rounded as OpenCV 4 does."""
+    """x and y of every output pixel on the canvas, in 1/32 pixel, int32 [B, H, W], rounded as in OpenCV 4."""
     y_H, x_W = (torch.arange(side, dtype=torch.float64, device=inverse_B33.device) for side in hw)
     m = inverse_B33[..., None, None]
     if perspective:
@@ -223,7 +222,7 @@ def back_to_canvas(inverse_B33: Tensor, hw: torch.Size, *, perspective: bool) ->
         scale_BHW = torch.where(w_BHW != 0, COARSE / w_BHW, 0.0)
         limit = 2.0**31 - 128
         return tuple((axis * scale_BHW).clamp(-limit, limit).round().int() for axis in (x_BHW, y_BHW))  # type: ignore[return-value]
-    # An affine map is a sum of a part for the column and a part for the row; OpenCV rounds the two on their own.
+    # An affine map is the sum of a column part and a row part; OpenCV rounds the two separately.
     half = FINE // COARSE // 2
     columns = ((m[:, row, 0] * x_W * FINE).round().int() for row in range(2))
     rows = (((m[:, row, 1] * y_H[:, None] + m[:, row, 2]) * FINE).round().int() + half for row in range(2))
@@ -231,30 +230,30 @@ def back_to_canvas(inverse_B33: Tensor, hw: torch.Size, *, perspective: bool) ->
     return x_BHW, y_BHW
 
 
-def paint_sheet(
+def paint_canvas(
     data: Tensor,
     offset_BK: Tensor,
     wh_BK2: Tensor,
     tile_BK4: Tensor,
     canvas_B2: Tensor,
-    place: tuple[Tensor, Tensor],
+    position: tuple[Tensor, Tensor],
     copies: Copies | None,
     *,
     subsampled: bool = False,
 ) -> Tensor:
-    """Bilinear pixels at places on the canvas, uint8 [B, H, W, 3]; grey where there is no tile."""
-    sheet = (data, offset_BK, wh_BK2, tile_BK4, canvas_B2)
-    x_BHW, y_BHW = place
+    """Bilinear pixels at positions on the canvas, uint8 [B, H, W, 3]; grey where there is no tile."""
+    canvas = (data, offset_BK, wh_BK2, tile_BK4, canvas_B2)
+    x_BHW, y_BHW = position
     left, top, fx, fy = x_BHW >> 5, y_BHW >> 5, x_BHW & 31, y_BHW & 31
     total = torch.full((*x_BHW.shape, 3), FINE // 2, dtype=torch.int32, device=data.device)
     for down in range(2):
         for right in range(2):
             weight = (fx if right else COARSE - fx) * (fy if down else COARSE - fy)
-            pixel = fetch(*sheet, left + right, top + down, subsampled=subsampled)
+            pixel = fetch(*canvas, left + right, top + down, subsampled=subsampled)
             if copies is not None:
                 across = canvas_B2[:, 0, None, None] - 1 - (left + right)
-                mirrored = fetch(*sheet, across, top + down, subsampled=subsampled)
-                # Black does not cover, channel by channel, as on the CPU.
+                mirrored = fetch(*canvas, across, top + down, subsampled=subsampled)
+                # Zero values do not cover, channel by channel, as on the CPU.
                 pixel = torch.where(copied_at(copies, across, top + down) & (mirrored > 0), mirrored, pixel)
             total += pixel.int() * weight[..., None]
     return (total >> 10).to(torch.uint8)
@@ -271,7 +270,7 @@ def fetch(
     *,
     subsampled: bool = False,
 ) -> Tensor:
-    """Canvas pixels at whole coordinates [B, H, W], uint8 [B, H, W, 3]."""
+    """Canvas pixels at integer coordinates [B, H, W], uint8 [B, H, W, 3]."""
     width, height = canvas_B2[:, 0, None, None], canvas_B2[:, 1, None, None]
     on_canvas = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     at = torch.full(x.shape, -1, dtype=torch.int64, device=x.device)
@@ -280,14 +279,14 @@ def fetch(
         tile_x, tile_y, tile_w, tile_h = (tile_BK4[:, k, i, None, None] for i in range(4))
         column, row = x - tile_x, y - tile_y
         inside = on_canvas & (column >= 0) & (column < tile_w) & (row >= 0) & (row < tile_h)
-        # A single picture may be planned one pixel larger than it is kept: its last row or column is then repeated.
+        # A single image may be laid out one pixel larger than it is stored: its last row or column is then repeated.
         kept_w, kept_h = wh_BK2[:, k, 0, None, None], wh_BK2[:, k, 1, None, None]
         column, row = torch.minimum(column, kept_w - 1), torch.minimum(row, kept_h - 1)
         begin, channels_kept = offset_BK[:, k, None, None], 1 if subsampled else 3
         at = torch.where(inside, begin + (row * kept_w + column) * channels_kept, at)
         if subsampled:
-            place = (kept_h + (row >> 1)) * kept_w + (column & -2)
-            colour_at = torch.where(inside, begin + place, colour_at)
+            offset = (kept_h + (row >> 1)) * kept_w + (column & -2)
+            colour_at = torch.where(inside, begin + offset, colour_at)
     if subsampled:
         pixel = fetch_bgr(data, at.clamp(min=0), colour_at.clamp(min=0)).to(torch.uint8)
         return torch.where(at[..., None] >= 0, pixel, PADDING)
@@ -297,7 +296,7 @@ def fetch(
 
 
 def copied_at(copies: Copies, x: Tensor, y: Tensor) -> Tensor:
-    """Whether canvas pixels at whole coordinates [B, H, W] are copied, bool [B, H, W, 1]."""
+    """Whether canvas pixels at integer coordinates [B, H, W] are copied, bool [B, H, W, 1]."""
     height, width = copies.masks_JHW.shape[1:]
     mask_B11 = copies.mask_of_B[:, None, None]
     there = (mask_B11 >= 0) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
@@ -306,11 +305,11 @@ def copied_at(copies: Copies, x: Tensor, y: Tensor) -> Tensor:
 
 
 def deliver(pixels_BHWC: Tensor, flip_B2: Tensor, out_BCHW: Tensor) -> None:
-    """Flip, turn into RGB planes and into the wanted dtype."""
+    """Flip, and convert to RGB planes of the dtype of `out_BCHW`."""
     up_down, left_right = (flip_B2[:, axis, None, None, None] for axis in range(2))
     pixels_BHWC = torch.where(up_down, pixels_BHWC.flip(1), pixels_BHWC)
     pixels_BHWC = torch.where(left_right, pixels_BHWC.flip(2), pixels_BHWC)
     planes = pixels_BHWC.flip(3).permute(0, 3, 1, 2)
-    # By a tensor: CUDA multiplies by the reciprocal of a plain number, which is off in the last bit.
+    # By a tensor: CUDA multiplies by the reciprocal of a Python number, which differs in the last bit.
     whole = torch.full((), 255.0, device=planes.device)
     out_BCHW.copy_(planes / whole if out_BCHW.is_floating_point() else planes)

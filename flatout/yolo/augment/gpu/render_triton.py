@@ -1,6 +1,8 @@
-"""Pictures of a batch from parameters by one Triton kernel, straight into the network's input.
+"""Images of a batch rendered from parameters by one Triton kernel, directly into the network's input.
 
-The same bits as render_torch.py; how fast: bench/augment_gpu.py.
+The bits are those of render_torch.py; bench/augment_gpu.py measures the speed.
+
+Dimension key:  B samples   H W output   BY BX rows and columns of a block
 """
 
 from collections.abc import Mapping
@@ -15,17 +17,15 @@ from flatout.yolo.augment.gpu.render_torch import Sources, color_tables, recipro
 
 # The Triton kernel: a program paints a block of output pixels of one sample.
 #
-#     output pixel -> flip -> place on the canvas in 1/32 pixel -> tile there -> four pixels of its picture, weighted
-#                  -> mixed with the second sheet, if there is one -> hue, saturation, value by tables -> RGB in out
+#     output pixel -> flip -> position on the canvas in 1/32 pixel -> tile there -> four pixels of its image, weighted
+#                  -> mixed with the second canvas, if there is one -> hue, saturation, value by tables -> RGB in out
 #
-# Everything between is in registers: twelve bytes are read and three values written per pixel and sheet. The rounding
-# is that of render_torch.py, step by step, so the bits are the same; products must not be fused with sums
+# Everything in between is in registers: twelve bytes are read and three values written per pixel and canvas. The
+# rounding is that of render_torch.py, step by step, so the bits are the same; products must not be fused with sums
 # (enable_fp_fusion=False), since torch rounds between them.
-#
-# Dimension key:  S sheets (2)   K tiles (9)   BY BX rows and columns of a block   V the 256 values of a byte
 
 ROUNDER = tl.constexpr(1.5 * 2.0**52)
-"""Added to a double and subtracted again, it leaves the nearest whole number, halves to even."""
+"""Added to a double and subtracted again, it leaves the nearest integer, halves to even."""
 FARTHEST = tl.constexpr(2.0**31 - 128)
 GREY = tl.constexpr(114)
 RED_BY_CR, GREEN_BY_CR = tl.constexpr(chroma.RED_BY_CR), tl.constexpr(chroma.GREEN_BY_CR)
@@ -49,7 +49,7 @@ def _place(inverse, x, y, PERSPECTIVE: tl.constexpr):
         across = tl.minimum(tl.maximum((a * x + b * y + c) * scale, -FARTHEST), FARTHEST)
         down = tl.minimum(tl.maximum((d * x + e * y + f) * scale, -FARTHEST), FARTHEST)
         return _rounded(across), _rounded(down)
-    # The parts of columns and rows are rounded on their own, to 1/1024, as OpenCV does.
+    # The parts of columns and rows are rounded separately, to 1/1024, as in OpenCV.
     across = (_rounded((b * y + c) * 1024) + 16) + _rounded(a * x * 1024)
     down = (_rounded((e * y + f) * 1024) + 16) + _rounded(d * x * 1024)
     return across >> 5, down >> 5
@@ -62,15 +62,15 @@ def pixel_at(begin, kept_w, row, column, SUBSAMPLED: tl.constexpr):
 
 @triton.jit
 def colour_at(begin, kept_w, kept_h, row, column):
-    """Of a picture that is kept as chroma.py describes it."""
+    """Offset of a pixel's colour in an image that is stored as chroma.py describes."""
     return begin + (kept_h + (row >> 1)) * kept_w + (column & -2)
 
 
 @triton.jit
 def _find(offsets, shapes, tiles, canvas, num_tiles, x, y, SUBSAMPLED: tl.constexpr):
-    """Where in the data the canvas pixels (x, y), (x + 1, y), (x, y + 1) and (x + 1, y + 1) lie, int64; -1: no tile.
+    """Offsets in the data of the canvas pixels (x, y), (x + 1, y), (x, y + 1) and (x + 1, y + 1), int64; -1: no tile.
 
-    Then, in the same order, where their colours lie, if these are subsampled.
+    Then, in the same order, the offsets of their colours, if these are subsampled.
     """
     width, height = tl.load(canvas), tl.load(canvas + 1)
     at = tl.full(x.shape, -1, tl.int64)
@@ -78,12 +78,12 @@ def _find(offsets, shapes, tiles, canvas, num_tiles, x, y, SUBSAMPLED: tl.conste
     colour, colour_right, colour_below, colour_both = at, at, at, at
     for k in range(num_tiles):
         tile_x, tile_y = tl.load(tiles + 4 * k), tl.load(tiles + 4 * k + 1)
-        # What of the tile is on the canvas; single numbers, so they cost next to nothing.
+        # The part of the tile on the canvas; these are scalars, so they cost next to nothing.
         begin_x, end_x = tl.maximum(tile_x, 0), tl.minimum(tile_x + tl.load(tiles + 4 * k + 2), width)
         begin_y, end_y = tl.maximum(tile_y, 0), tl.minimum(tile_y + tl.load(tiles + 4 * k + 3), height)
         in_x, in_x1 = (x >= begin_x) & (x < end_x), (x >= begin_x - 1) & (x < end_x - 1)
         in_y, in_y1 = (y >= begin_y) & (y < end_y), (y >= begin_y - 1) & (y < end_y - 1)
-        # A single picture may be planned one pixel larger than it is kept: its last row or column is then repeated.
+        # A single image may be laid out one pixel larger than it is stored: its last row or column is then repeated.
         kept_h, kept_w = tl.load(shapes + 3 * k).to(tl.int32), tl.load(shapes + 3 * k + 1).to(tl.int32)
         if SUBSAMPLED:
             kept_h = kept_h * 2 // 3
@@ -109,7 +109,7 @@ def _within(value):
 
 @triton.jit
 def fetch_bgr(data, at, colour, there, SUBSAMPLED: tl.constexpr):
-    """Blue, green and red of pixels, int32; grey where there are none."""
+    """Blue, green and red of pixels, int32; grey where there is none."""
     if SUBSAMPLED:
         y = tl.load(data + at, mask=there, other=GREY).to(tl.int32)
         cb = tl.load(data + colour, mask=there, other=128).to(tl.int32) - 128
@@ -132,7 +132,7 @@ def _add(data, at, colour, weight, blue, green, red, SUBSAMPLED: tl.constexpr):
 
 @triton.jit
 def _is_copied(mask, number, width, height, x, y):
-    """Whether the canvas pixel (x, y) is one that is pasted again, mirrored."""
+    """Whether the canvas pixel (x, y) is pasted again, mirrored."""
     there = (number >= 0) & (x >= 0) & (x < width) & (y >= 0) & (y < height)
     return tl.load(mask + y * width + x, mask=there, other=0) > 0
 
@@ -141,7 +141,7 @@ def _is_copied(mask, number, width, height, x, y):
 def _add_copied(
     data, at, colour, over, over_colour, copied, weight, blue, green, red, SUBSAMPLED: tl.constexpr
 ):  # fmt: skip
-    """The mirrored pixel's value where it is copied and not black, else the pixel's own."""
+    """Add the mirrored pixel's value where it is copied and not zero, else the pixel's own."""
     b, g, r = fetch_bgr(data, at, colour, at >= 0, SUBSAMPLED)
     other_b, other_g, other_r = fetch_bgr(data, over, over_colour, (over >= 0) & copied, SUBSAMPLED)
     blue += tl.where(copied & (other_b > 0), other_b, b) * weight
@@ -155,7 +155,7 @@ def _paint(
     data, offsets, shapes, tiles, canvas, inverse, num_tiles, masks, mask_of, x, y,
     PERSPECTIVE: tl.constexpr, COPIES: tl.constexpr, SUBSAMPLED: tl.constexpr,
 ):  # fmt: skip
-    """Blue, green and red of one sheet, int32 [BY, BX] each."""
+    """Blue, green and red of one canvas, int32 [BY, BX] each."""
     across, down = _place(inverse, x, y, PERSPECTIVE)
     fx, fy = across & 31, down & 31
     across, down = across >> 5, down >> 5
@@ -168,7 +168,7 @@ def _paint(
         width, height = tl.load(canvas), tl.load(canvas + 1)
         number = tl.load(mask_of)
         mask = masks + number.to(tl.int64) * width * height
-        # Of the pixel to the right the mirror image is to the left.
+        # The mirror image of the pixel to the right is to the left.
         left = width - 2 - across
         over, over_r, over_b, over_br = at, at_r, at_b, at_br
         tint, tint_r, tint_b, tint_br = hue, hue_r, hue_b, hue_br
@@ -215,7 +215,7 @@ def _one_less(s, f):
 
 @triton.jit
 def _recolored(blue, green, red, reciprocals, tables):
-    """OpenCV's 8-bit HSV, through the three tables, and back: as in render_torch.py, in registers."""
+    """To OpenCV's 8-bit HSV, through the three tables, and back: as in render_torch.py, in registers."""
     value = tl.maximum(tl.maximum(blue, green), red)
     span = value - tl.minimum(tl.minimum(blue, green), red)
     saturation = (span * tl.load(reciprocals + value) + 2048) >> 12
@@ -248,7 +248,7 @@ def render(
     PERSPECTIVE: tl.constexpr, COPIES: tl.constexpr, SUBSAMPLED: tl.constexpr, RECOLOR: tl.constexpr,
     AS_FLOAT: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr,
 ):  # fmt: skip
-    """out [B, 3, height, width], RGB; program (block of pixels, sample)."""
+    """Render into out [B, 3, height, width], RGB; program (block of pixels, sample)."""
     block, sample = tl.program_id(0), tl.program_id(1).to(tl.int64)
     out_x = (block % blocks_x) * BX + tl.arange(0, BX)[None, :]
     out_y = (block // blocks_x) * BY + tl.arange(0, BY)[:, None]
@@ -282,7 +282,7 @@ def render(
 
 
 BLOCK_ROWS, BLOCK_COLUMNS = 8, 32
-"""Output pixels of a program: a block that is square in the picture shares most of the pixels it reads."""
+"""Output pixels of a program: in a compact block, most of the pixels that are read are shared."""
 NUM_WARPS = 4
 
 
@@ -313,7 +313,7 @@ class TritonRender:
             params["flip"],
             self._reciprocals,
             color_tables(params) if self._recolor else self._reciprocals,
-            # Any memory where nothing is copied: it is not looked at.
+            # Any memory will do where nothing is copied: it is not read.
             params.get("masks", sources.data),
             params.get("mask_of", params["num_tiles"]),
             images,
@@ -329,6 +329,6 @@ class TritonRender:
             BLOCK_ROWS,
             BLOCK_COLUMNS,
             num_warps=NUM_WARPS,
-            # Sums of products are rounded twice, as on the CPU.
+            # Products are rounded before they are added, as on the CPU.
             enable_fp_fusion=False,
         )

@@ -1,5 +1,7 @@
-"""Labels that workers leave open are finished on a device as the host finishes them: which are kept, in which order, to
-the bit; in torch, in Triton's interpreter and on a GPU."""
+"""Deferred labels are finished on a device as on the host: the same ones are kept, in the same order, to the bit.
+
+In torch, in Triton's interpreter and on a GPU.
+"""
 
 import logging
 from dataclasses import replace
@@ -23,9 +25,9 @@ from tests.yolo.augment.test_device_input import (
     SIZE,
     assert_same,
     host_batches,
-    pictures_of,
     plan_of,
     rect_plan,
+    resized_set,
 )
 from tests.yolo.augment.two_finishers import CHANGES, TILTED, awkward_draws, awkward_set, both_ways, random_ways
 
@@ -40,7 +42,7 @@ AWKWARD = [(AugmentConfig(paste_in=0), 0.0), (TILTED, 0.0012)]
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("polygons", ["some", "all"])
 @pytest.mark.parametrize("name", CHANGES)
-def test_targets_finished_by_torch_are_the_workers_to_the_bit(name, polygons, device):
+def test_targets_finished_by_torch_equal_the_workers_to_the_bit(name, polygons, device):
     mine, theirs = random_ways(name, 24, TorchLabels, device, polygons=polygons)
     np.testing.assert_array_equal(mine, theirs)
     assert len(theirs) > 30
@@ -48,16 +50,16 @@ def test_targets_finished_by_torch_are_the_workers_to_the_bit(name, polygons, de
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("config", "tilt"), AWKWARD, ids=["affine", "tilted"])
-def test_polygons_on_and_beyond_borders_are_judged_as_by_the_worker(config, tilt, device):
+def test_polygons_on_and_beyond_borders_are_handled_as_by_the_worker(config, tilt, device):
     mine, theirs = both_ways(awkward_set(), config, awkward_draws(tilt=tilt), TorchLabels, device)
     np.testing.assert_array_equal(mine, theirs)
-    assert set(theirs[:, 0]) == set(range(7)), "every sample has some"
+    assert set(theirs[:, 0]) == set(range(7)), "every sample has targets"
 
 
 def test_a_polygon_that_begins_on_the_border_keeps_its_whole_box():
     draws = {name: array[:1] for name, array in awkward_draws().items()}
     found, _ = both_ways(awkward_set(), AugmentConfig(paste_in=0), draws, TorchLabels, "cpu")
-    # From 0.5 to 0.75 and 0.8 of a picture whose middle is the output's corner.
+    # From 0.5 to 0.75 and 0.8 of an image whose middle is the output's corner.
     assert found[0].tolist() == pytest.approx([0, 0, 0.125, 0.15, 0.25, 0.3], abs=2e-3)
     assert found[0, 2] - found[0, 4] / 2 == 0 and found[0, 3] - found[0, 5] / 2 == 0
 
@@ -84,7 +86,7 @@ def test_the_kernel_finishes_labels_as_the_worker_on_a_gpu(name, polygons):
 @needs_gpu
 @needs_triton
 @pytest.mark.parametrize(("config", "tilt"), AWKWARD, ids=["affine", "tilted"])
-def test_the_kernel_judges_polygons_on_and_beyond_borders_as_the_worker_on_a_gpu(config, tilt):
+def test_the_kernel_handles_polygons_on_and_beyond_borders_as_the_worker_on_a_gpu(config, tilt):
     from flatout.yolo.augment.gpu.labels_triton import TritonLabels
 
     mine, theirs = both_ways(awkward_set(), config, awkward_draws(tilt=tilt), TritonLabels, "cuda")
@@ -95,31 +97,31 @@ def test_the_kernel_judges_polygons_on_and_beyond_borders_as_the_worker_on_a_gpu
 @pytest.mark.parametrize("name", CHANGES)
 def test_batches_have_the_targets_of_the_host(name, device):
     config = AugmentConfig(**{"paste_in": 0} | CHANGES[name])
-    image_set, pictures = pictures_of(2, augment=True, polygons="some")
-    expected = host_batches(TrainingSource(image_set, pictures, config, size=SIZE), plan_of(image_set))
+    image_set, resized = resized_set(2, augment=True, polygons="some")
+    expected = host_batches(TrainingSource(image_set, resized, config, size=SIZE), plan_of(image_set))
     with training_input(
-        image_set, pictures, config, plan_of(image_set), size=SIZE, device=device, config=AS_BYTES
+        image_set, resized, config, plan_of(image_set), size=SIZE, device=device, config=AS_BYTES
     ) as batches:
-        assert_same(batches, expected, differing=1.0)  # the pixels are other tests' affair
+        assert_same(batches, expected, differing=1.0)  # other tests compare the pixels
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_single_pictures_in_rectangles_go_by_their_boxes(device):
-    image_set, pictures = pictures_of(5, augment=True, largest=60, polygons="all")
+def test_single_images_in_rectangles_use_their_boxes(device):
+    image_set, resized = resized_set(5, augment=True, largest=60, polygons="all")
     rect = rect_batches(image_set.size_wh_N2, batch_size=5, img_size=SIZE)
     plan, host_plan = rect_plan(rect, image_set)
-    expected = host_batches(TrainingSource(image_set, pictures, CALM, size=SIZE), host_plan)
+    expected = host_batches(TrainingSource(image_set, resized, CALM, size=SIZE), host_plan)
     with training_input(
-        image_set, pictures, CALM, plan, size=SIZE, device=device, config=AS_BYTES, rect=rect
+        image_set, resized, CALM, plan, size=SIZE, device=device, config=AS_BYTES, rect=rect
     ) as batches:
         assert_same(batches, expected, differing=0.05)
 
 
-def test_rows_are_filled_up_to_buckets():
-    image_set, pictures = pictures_of(1, augment=True, polygons="some")
+def test_rows_are_padded_to_buckets():
+    image_set, resized = resized_set(1, augment=True, polygons="some")
     config = replace(AS_BYTES, target_bucket=16)
     with training_input(
-        image_set, pictures, AugmentConfig(paste_in=0), plan_of(image_set), size=SIZE, device="cpu", config=config
+        image_set, resized, AugmentConfig(paste_in=0), plan_of(image_set), size=SIZE, device="cpu", config=config
     ) as batches:
         for batch in batches:
             assert len(batch["targets"]) % 16 == 0
@@ -134,7 +136,7 @@ def test_samples_without_labels_have_no_targets():
 
 
 def test_rows_name_the_tile_in_the_batch_wherever_their_micro_batch_begins():
-    source = ParameterSource(awkward_set(), AugmentConfig(paste_in=0), size=SIZE, opens_labels=True)
+    source = ParameterSource(awkward_set(), AugmentConfig(paste_in=0), size=SIZE, defer_labels=True)
     first, later = (written(source, np.zeros(7, np.int64), awkward_draws(), first_row=row)["targets"] for row in (0, 5))
     np.testing.assert_array_equal(first[:, 0] - later[:, 0], 5 * TILES)
     np.testing.assert_array_equal(first[:, 1:], later[:, 1:])
@@ -142,30 +144,30 @@ def test_rows_name_the_tile_in_the_batch_wherever_their_micro_batch_begins():
 
 
 @pytest.mark.parametrize(
-    ("augment", "config", "told"),
+    ("augment", "config", "expected"),
     [
         (AugmentConfig(paste_in=0), AS_BYTES, "on cpu by torch"),
-        (AugmentConfig(copy_paste=0.1), AS_BYTES, "by the workers: copy_paste must know them all"),
+        (AugmentConfig(copy_paste=0.1), AS_BYTES, "by the workers: copy_paste needs all of them"),
         (AugmentConfig(), replace(AS_BYTES, polygons_on_device=False), "by the workers: polygons_on_device is off"),
     ],
 )
-def test_the_log_says_who_makes_labels_with_polygons(augment, config: DeviceInputConfig, told, caplog):
-    image_set, pictures = pictures_of(1, augment=True, polygons="all")
+def test_the_log_says_who_makes_labels_with_polygons(augment, config: DeviceInputConfig, expected, caplog):
+    image_set, resized = resized_set(1, augment=True, polygons="all")
     with caplog.at_level(logging.INFO):
-        training_input(image_set, pictures, augment, plan_of(image_set), size=SIZE, device="cpu", config=config).close()
-    assert f"Labels with polygons are made {told}" in caplog.text
+        training_input(image_set, resized, augment, plan_of(image_set), size=SIZE, device="cpu", config=config).close()
+    assert f"Labels with polygons are made {expected}" in caplog.text
 
 
-def test_nothing_is_said_about_polygons_where_there_are_none(caplog):
-    image_set, pictures = pictures_of(1, augment=True)
+def test_nothing_is_logged_about_polygons_where_there_are_none(caplog):
+    image_set, resized = resized_set(1, augment=True)
     with caplog.at_level(logging.INFO):
         training_input(
-            image_set, pictures, AugmentConfig(), plan_of(image_set), size=SIZE, device="cpu", config=AS_BYTES
+            image_set, resized, AugmentConfig(), plan_of(image_set), size=SIZE, device="cpu", config=AS_BYTES
         ).close()
     assert "olygons" not in caplog.text
 
 
-def test_labels_on_the_device_are_counted_in_bytes():
+def test_the_bytes_of_labels_on_the_device_are_counted():
     labels = awkward_set().labels
     expected = labels.class_box_T5.nbytes + labels.first_point_T.nbytes + labels.point_P2.nbytes
     assert DeviceLabels.of(labels, "cpu").nbytes == expected
