@@ -27,7 +27,7 @@ from flatout.profiler.observe.limits import drain
 from flatout.profiler.observe.observation import ALL
 from flatout.profiler.outcome import Profile
 from flatout.profiler.verdict import Trial, remedy_of
-from flatout.profiler.verdict.predict_step import Numbers, WhatIf, remedy_of_whole
+from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction, remedy_of_end_to_end
 from flatout.runs.profiled import RepeatedBatch, Switch
 from flatout.yolo.commands.train import COMMAND
 from flatout.yolo.loss import Anchors, LossConfig, LossParts, ota_loss
@@ -156,8 +156,8 @@ def by_workers(workers: int) -> Callable[[Case, Profile], float]:
     """The model of the verdict, for so many workers as the case has and not for as many as it would advise."""
 
     def predict(case: Case, profile: Profile) -> float:
-        numbers = Numbers(profile.measurement)
-        return 1e3 * numbers.images / WhatIf(numbers).with_workers(workers)
+        numbers = StepNumbers(profile.measurement)
+        return 1e3 * numbers.images / StepPrediction(numbers).with_workers(workers)
 
     return predict
 
@@ -178,7 +178,7 @@ def by_whole(case: Case, profile: Profile) -> float:
         f"  tried: network {whole.compute_ms:.1f} ms (kernels {whole.device_ms:.1f}), input {whole.input_ms:.1f} ms "
         f"(kernels {whole.beside_ms:.1f})"
     )
-    return remedy_of_whole(Numbers(profile.measurement), whole).images_per_s
+    return remedy_of_end_to_end(StepNumbers(profile.measurement), whole).images_per_s
 
 
 def by_loss_alone(case: Case, profile: Profile) -> float:
@@ -188,7 +188,7 @@ def by_loss_alone(case: Case, profile: Profile) -> float:
     device = torch.device("cpu" if options.device == "cpu" else "cuda")
     maps, targets, anchors = made_up(options.batch_size, options.img_size[0], device)
     now, then = loss_times((plain_twin, ota_loss), maps, targets, anchors)
-    n = Numbers(profile.measurement)
+    n = StepNumbers(profile.measurement)
     longer = n.host_ms("loss", "assign") / now.forward_ms
     saved_ms = longer * (now.forward_ms + now.backward_ms - then.forward_ms - then.backward_ms)
     print(f"  tried: {now} -> {then}, in the training {longer:.2f} times as long")

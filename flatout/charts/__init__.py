@@ -23,8 +23,8 @@ if TYPE_CHECKING:
         MUTED,
         PAPER,
         Axes,
-        Place,
-        Sheet,
+        Canvas,
+        Frame,
         colour_of,
         shortened,
         shortened_file,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         plot_label_statistics,
         shade,
     )
-    from flatout.charts.evolution import evolve_png
-    from flatout.charts.results import results_png, table_png
+    from flatout.charts.evolution import plot_evolution
+    from flatout.charts.results import plot_columns, plot_results
 
 __getattr__, __dir__ = face(__name__)

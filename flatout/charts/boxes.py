@@ -71,7 +71,7 @@ def plot_boxes(
         tag = next((tag for tag in tags if not any(map(tag.overlaps, taken))), None)
         if tag is not None:
             taken.append(tag)
-            _draw_tag(image_HWC, tag, text, kind, letters_px)
+            _plot_tag(image_HWC, tag, text, kind, letters_px)
 
 
 def name_of(kind: int, names: Sequence[str]) -> str:
@@ -91,7 +91,7 @@ def _places(text: str, corners: Sequence[int], size_hw: tuple[int, ...], letters
         yield Tag(x, y, x + tag_w, y + tag_h)
 
 
-def _draw_tag(image_HWC: np.ndarray, tag: Tag, text: str, kind: int, letters_px: float) -> None:
+def _plot_tag(image_HWC: np.ndarray, tag: Tag, text: str, kind: int, letters_px: float) -> None:
     colour, margin = colour_of(kind), _margin(letters_px)
     cv2.rectangle(image_HWC, (tag.left, tag.top), (tag.right - 1, tag.bottom - 1), colour, cv2.FILLED)
     left, baseline = tag.left + margin, tag.bottom - 1 - margin
@@ -141,7 +141,7 @@ def plot_batch(
         own = targets_T6[targets_T6[:, 0] == number]
         centre, half = own[:, 2:4] * (width, height), own[:, 4:6] * (width, height) / 2
         boxes.append(Boxes(np.concatenate((centre - half, centre + half), 1), own[:, 1]))
-    return write_image(file, sheet(images_BCHW, boxes, paths, names))
+    return write_image(file, plot_grid(images_BCHW, boxes, paths, names))
 
 
 def plot_detections(
@@ -157,10 +157,12 @@ def plot_detections(
     for number in range(min(MOST_IMAGES, len(images_BCHW))):
         own = row_D6[(image_D == number) & (row_D6[:, 4] > SURE)][:MOST_BOXES]
         boxes.append(Boxes(own[:, :4], own[:, 5], own[:, 4]))
-    return write_image(file, sheet(images_BCHW, boxes, paths, names))
+    return write_image(file, plot_grid(images_BCHW, boxes, paths, names))
 
 
-def sheet(images_BCHW: np.ndarray, boxes: Sequence[Boxes], paths: Sequence[str], names: Sequence[str]) -> np.ndarray:
+def plot_grid(
+    images_BCHW: np.ndarray, boxes: Sequence[Boxes], paths: Sequence[str], names: Sequence[str]
+) -> np.ndarray:
     """One cell per entry of `boxes`, uint8 [h, w, 3], BGR."""
     columns = max(1, math.ceil(math.sqrt(len(boxes))))
     rows = max(1, math.ceil(len(boxes) / columns))

@@ -1,8 +1,8 @@
-"""A white sheet to draw charts on. Everything is drawn larger and shrunk at the end: smooth lines and letters.
+"""A white canvas to draw charts on. Everything is drawn larger and shrunk at the end: smooth lines and letters.
 
 Coordinates and sizes are in points, x to the right, y down; a point is two pixels of the finished picture.
 
-A pair of axes on a sheet: a frame, a grid, numbers at the ticks, and what is drawn in it in its own numbers.
+A pair of axes on a canvas: a frame, a grid, numbers at the ticks, and what is drawn in it in its own numbers.
 """
 
 import colorsys
@@ -95,42 +95,42 @@ ZOOM = 4
 Anchor = Literal["left", "middle", "right"]
 
 
-class Sheet:
+class Canvas:
     """Draw on it, then take `picture()`."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
-        self._canvas = np.full((height * ZOOM, width * ZOOM, 3), PAPER, np.uint8)
+        self._pixels = np.full((height * ZOOM, width * ZOOM, 3), PAPER, np.uint8)
 
-    def picture(self) -> np.ndarray:
+    def render(self) -> np.ndarray:
         """uint8 [H, W, 3], BGR."""
         size_wh = (self.width * PIXELS, self.height * PIXELS)
-        return np.asarray(cv2.resize(self._canvas, size_wh, interpolation=cv2.INTER_AREA))
+        return np.asarray(cv2.resize(self._pixels, size_wh, interpolation=cv2.INTER_AREA))
 
     def line(self, points: Sequence[tuple[float, float]] | np.ndarray, colour: Colour, width: float = 1) -> None:
         """A line through points [n, 2]."""
         fixed = (np.asarray(points, np.float64).reshape(-1, 1, 2) * ZOOM * 16).round().astype(np.int32)
         thick = max(1, round(width * ZOOM))
-        cv2.polylines(self._canvas, [fixed], False, colour, thick, cv2.LINE_AA, shift=4)
+        cv2.polylines(self._pixels, [fixed], False, colour, thick, cv2.LINE_AA, shift=4)
 
-    def block(self, left: float, top: float, right: float, bottom: float, colour: Colour) -> None:
+    def filled_rectangle(self, left: float, top: float, right: float, bottom: float, colour: Colour) -> None:
         """A filled rectangle."""
         x1, y1, x2, y2 = (round(side * ZOOM) for side in (left, top, right, bottom))
-        self._canvas[max(0, y1) : max(0, y2), max(0, x1) : max(0, x2)] = colour
+        self._pixels[max(0, y1) : max(0, y2), max(0, x1) : max(0, x2)] = colour
 
-    def frame(self, left: float, top: float, right: float, bottom: float, colour: Colour, width: float = 1) -> None:
+    def rectangle(self, left: float, top: float, right: float, bottom: float, colour: Colour, width: float = 1) -> None:
         """The outline of a rectangle."""
         corners = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]
         self.line(corners, colour, width)
 
     def dot(self, x: float, y: float, radius: float, colour: Colour) -> None:
         centre = round(x * ZOOM * 16), round(y * ZOOM * 16)
-        cv2.circle(self._canvas, centre, round(radius * ZOOM * 16), colour, cv2.FILLED, cv2.LINE_AA, shift=4)
+        cv2.circle(self._pixels, centre, round(radius * ZOOM * 16), colour, cv2.FILLED, cv2.LINE_AA, shift=4)
 
     def image(self, picture_HWC: np.ndarray, left: float, top: float, width: float, height: float) -> None:
         """A picture, stretched without smoothing: maps of cells stay maps of cells."""
         x, y, w, h = (round(value * ZOOM) for value in (left, top, width, height))
-        self._canvas[y : y + h, x : x + w] = cv2.resize(picture_HWC, (w, h), interpolation=cv2.INTER_NEAREST)
+        self._pixels[y : y + h, x : x + w] = cv2.resize(picture_HWC, (w, h), interpolation=cv2.INTER_NEAREST)
 
     def text(
         self,
@@ -146,7 +146,7 @@ class Sheet:
         """A line of text whose capitals are `px` high; `anchor` says which point of it is at x."""
         weight = self._weight(px, bold)
         left = x * ZOOM - {"left": 0.0, "middle": 0.5, "right": 1.0}[anchor] * measure(text, px * ZOOM, weight)[0]
-        write(self._canvas, text, round(left), round(baseline * ZOOM), px * ZOOM, colour, weight)
+        write(self._pixels, text, round(left), round(baseline * ZOOM), px * ZOOM, colour, weight)
 
     def rising_text(
         self,
@@ -170,7 +170,7 @@ class Sheet:
         below = {"left": 1.0, "middle": 0.5, "right": 0.0}[anchor]
         top = round(y * ZOOM) - round(below * length) - pad
         x0, y0 = max(0, left), max(0, top)
-        room = self._canvas[y0 : top + turned.shape[0], x0 : left + turned.shape[1]]
+        room = self._pixels[y0 : top + turned.shape[0], x0 : left + turned.shape[1]]
         np.minimum(room, turned[y0 - top : y0 - top + room.shape[0], x0 - left : x0 - left + room.shape[1]], out=room)
 
     def text_width(self, text: str, px: float = 8, *, bold: bool = False) -> float:
@@ -206,8 +206,8 @@ LABEL_PX = 8.5
 TITLE_PX = 10
 
 
-class Place(NamedTuple):
-    """Where the frame lies on the sheet, in pixels."""
+class Frame(NamedTuple):
+    """Where the frame lies on the canvas, in pixels."""
 
     left: float
     top: float
@@ -223,8 +223,8 @@ class Axes:
 
     def __init__(
         self,
-        sheet: Sheet,
-        place: Place,
+        canvas: Canvas,
+        place: Frame,
         *,
         x: tuple[float, float],
         y: tuple[float, float],
@@ -235,19 +235,19 @@ class Axes:
         x_ticks: bool = True,
     ) -> None:
         """`whole_x`: only whole numbers are written below it, as for epochs; without `x_ticks`, none."""
-        self.sheet, self.place = sheet, place
+        self.canvas, self.frame = canvas, place
         self._x, self._y = _widened(x), _widened(y)
         if x_ticks:
-            self._draw_columns(whole_x)
-        self._draw_rows()
+            self._plot_columns(whole_x)
+        self._plot_rows()
         if title:
             middle = (place.left + place.right) / 2
-            sheet.text(title, middle, place.top - 9, px=TITLE_PX, anchor="middle", bold=True)
+            canvas.text(title, middle, place.top - 9, px=TITLE_PX, anchor="middle", bold=True)
         if x_label:
             below = place.bottom + 33
-            sheet.text(x_label, (place.left + place.right) / 2, below, px=LABEL_PX, anchor="middle")
+            canvas.text(x_label, (place.left + place.right) / 2, below, px=LABEL_PX, anchor="middle")
         if y_label:
-            sheet.rising_text(y_label, place.left - 38, (place.top + place.bottom) / 2, px=LABEL_PX)
+            canvas.rising_text(y_label, place.left - 38, (place.top + place.bottom) / 2, px=LABEL_PX)
 
     def curve(self, x_n: np.ndarray, y_n: np.ndarray, colour: Colour, width: float = 1.4) -> None:
         """A line through points; those that are no numbers leave a gap."""
@@ -255,21 +255,21 @@ class Axes:
         for run in np.split(np.arange(len(x_n)), np.flatnonzero(~keep)):
             inside = run[keep[run]]
             if len(inside) > 1:
-                self.sheet.line(self.to_px(x_n[inside], y_n[inside]), colour, width)
+                self.canvas.line(self.to_px(x_n[inside], y_n[inside]), colour, width)
 
     def dots(self, x_n: np.ndarray, y_n: np.ndarray, colour: Colour, radius: float = 2) -> None:
         keep = np.isfinite(x_n) & np.isfinite(y_n)
         for x, y in self.to_px(x_n[keep], y_n[keep]).tolist():
-            self.sheet.dot(x, y, radius, colour)
+            self.canvas.dot(x, y, radius, colour)
 
     def bar(self, low: float, high: float, value: float, colour: Colour) -> None:
         """A column from 0 to `value`."""
         (left, top), (right, bottom) = self.to_px(np.array([low, high]), np.array([value, 0.0])).tolist()
-        self.sheet.block(left, top, right, bottom, colour)
+        self.canvas.filled_rectangle(left, top, right, bottom, colour)
 
     def to_px(self, x_n: np.ndarray, y_n: np.ndarray) -> np.ndarray:
-        """[n, 2] on the sheet."""
-        place = self.place
+        """[n, 2] on the canvas."""
+        place = self.frame
         across = np.clip((np.asarray(x_n) - self._x[0]) / (self._x[1] - self._x[0]), 0, 1)
         up = np.clip((np.asarray(y_n) - self._y[0]) / (self._y[1] - self._y[0]), 0, 1)
         columns = (
@@ -280,22 +280,22 @@ class Axes:
 
     def close(self) -> None:
         """The two axis lines, over what was drawn."""
-        place = self.place
-        self.sheet.line([(place.left, place.top), (place.left, place.bottom), (place.right, place.bottom)], INK, 0.8)
+        place = self.frame
+        self.canvas.line([(place.left, place.top), (place.left, place.bottom), (place.right, place.bottom)], INK, 0.8)
 
-    def _draw_columns(self, whole: bool) -> None:
-        sheet, place = self.sheet, self.place
+    def _plot_columns(self, whole: bool) -> None:
+        canvas, place = self.canvas, self.frame
         for value, text in ticks(*self._x, most=max(2, int((place.right - place.left) / 42)), whole=whole):
             x = float(self.to_px(np.array([value]), np.array([self._y[0]]))[0, 0])
-            sheet.line([(x, place.top), (x, place.bottom)], FAINT, 0.7)
-            sheet.text(text, x, place.bottom + 15, px=TICK_PX, colour=MUTED, anchor="middle")
+            canvas.line([(x, place.top), (x, place.bottom)], FAINT, 0.7)
+            canvas.text(text, x, place.bottom + 15, px=TICK_PX, colour=MUTED, anchor="middle")
 
-    def _draw_rows(self) -> None:
-        sheet, place = self.sheet, self.place
+    def _plot_rows(self) -> None:
+        canvas, place = self.canvas, self.frame
         for value, text in ticks(*self._y, most=max(2, int((place.bottom - place.top) / 36))):
             y = float(self.to_px(np.array([self._x[0]]), np.array([value]))[0, 1])
-            sheet.line([(place.left, y), (place.right, y)], FAINT, 0.7)
-            sheet.text(text, place.left - 6, y + TICK_PX / 2, px=TICK_PX, colour=MUTED, anchor="right")
+            canvas.line([(place.left, y), (place.right, y)], FAINT, 0.7)
+            canvas.text(text, place.left - 6, y + TICK_PX / 2, px=TICK_PX, colour=MUTED, anchor="right")
 
 
 def ticks(low: float, high: float, *, most: int, whole: bool = False) -> list[tuple[float, str]]:

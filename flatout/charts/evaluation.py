@@ -19,9 +19,9 @@ from flatout.charts.canvas import (
     MUTED,
     PAPER,
     Axes,
+    Canvas,
     Colour,
-    Place,
-    Sheet,
+    Frame,
     colour_of,
     ink_on,
     shortened,
@@ -46,17 +46,17 @@ def plot_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path
     cell = max(9.0, min(56.0, 760 / side))
     letters = min(8.5, max(4.5, cell * 0.55))
     labels = [shortened(name_of(number, names), 22) for number in range(side - 1)] + ["background"]
-    longest = max(Sheet(1, 1).text_width(text, letters) for text in labels)
+    longest = max(Canvas(1, 1).text_width(text, letters) for text in labels)
     left, top, width = 44 + longest, 44.0, side * cell
-    sheet = Sheet(round(left + width + 84), round(top + width + longest + 46))
-    sheet.text("Confusion matrix", left + width / 2, 24, px=10, anchor="middle", bold=True)
-    _draw_cells(sheet, shares, left, top, cell)
+    canvas = Canvas(round(left + width + 84), round(top + width + longest + 46))
+    canvas.text("Confusion matrix", left + width / 2, 24, px=10, anchor="middle", bold=True)
+    _plot_cells(canvas, shares, left, top, cell)
     if side <= MOST_NAMES:
-        _draw_names(sheet, labels, left, top, cell, letters)
-    sheet.text("True", left + width / 2, top + width + longest + 32, px=9, anchor="middle", bold=True)
-    sheet.rising_text("Predicted", 20, top + width / 2, px=9, bold=True)
-    _draw_scale(sheet, left + width + 24, top, min(300.0, width))
-    return write_image(path, sheet.picture())
+        _plot_names(canvas, labels, left, top, cell, letters)
+    canvas.text("True", left + width / 2, top + width + longest + 32, px=9, anchor="middle", bold=True)
+    canvas.rising_text("Predicted", 20, top + width / 2, px=9, bold=True)
+    _plot_colour_scale(canvas, left + width + 24, top, min(300.0, width))
+    return write_image(path, canvas.render())
 
 
 def as_shown(counts: np.ndarray) -> np.ndarray:
@@ -84,39 +84,39 @@ def shade(share: float) -> Colour:
     return blue, green, red
 
 
-def _draw_cells(sheet: Sheet, shares: np.ndarray, left: float, top: float, cell: float) -> None:
+def _plot_cells(canvas: Canvas, shares: np.ndarray, left: float, top: float, cell: float) -> None:
     side = len(shares)
     for row, column in np.argwhere(~np.isnan(shares)).tolist():
         x, y, share = left + column * cell, top + row * cell, float(shares[row, column])
         colour = shade(share)
-        sheet.block(x, y, x + cell, y + cell, colour)
+        canvas.filled_rectangle(x, y, x + cell, y + cell, colour)
         if side <= FEW_NUMBERS:
             px = min(8.5, cell * 0.24)
-            sheet.text(
+            canvas.text(
                 f"{share:.2f}", x + cell / 2, y + cell / 2 + px / 2, px=px, colour=ink_on(colour), anchor="middle"
             )
     for place in range(1, side):
-        sheet.line([(left + place * cell, top), (left + place * cell, top + side * cell)], FAINT, 0.5)
-        sheet.line([(left, top + place * cell), (left + side * cell, top + place * cell)], FAINT, 0.5)
-    sheet.frame(left, top, left + side * cell, top + side * cell, INK, 0.8)
+        canvas.line([(left + place * cell, top), (left + place * cell, top + side * cell)], FAINT, 0.5)
+        canvas.line([(left, top + place * cell), (left + side * cell, top + place * cell)], FAINT, 0.5)
+    canvas.rectangle(left, top, left + side * cell, top + side * cell, INK, 0.8)
 
 
-def _draw_names(sheet: Sheet, labels: Sequence[str], left: float, top: float, cell: float, px: float) -> None:
+def _plot_names(canvas: Canvas, labels: Sequence[str], left: float, top: float, cell: float, px: float) -> None:
     bottom = top + len(labels) * cell
     for place, text in enumerate(labels):
         middle = (place + 0.5) * cell
         colour = MUTED if place == len(labels) - 1 else INK
-        sheet.text(text, left - 8, top + middle + px / 2, px=px, colour=colour, anchor="right")
-        sheet.rising_text(text, left + middle + px / 2, bottom + 8, px=px, colour=colour, anchor="right")
+        canvas.text(text, left - 8, top + middle + px / 2, px=px, colour=colour, anchor="right")
+        canvas.rising_text(text, left + middle + px / 2, bottom + 8, px=px, colour=colour, anchor="right")
 
 
-def _draw_scale(sheet: Sheet, left: float, top: float, height: float) -> None:
+def _plot_colour_scale(canvas: Canvas, left: float, top: float, height: float) -> None:
     """What the shades mean."""
     column = np.array([[shade(1 - step / 255)] for step in range(256)], np.uint8)
-    sheet.image(column, left, top, 14, height)
-    sheet.frame(left, top, left + 14, top + height, INK, 0.6)
+    canvas.image(column, left, top, 14, height)
+    canvas.rectangle(left, top, left + 14, top + height, INK, 0.6)
     for share in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
-        sheet.text(f"{share:.1f}", left + 20, top + (1 - share) * height + 4, px=7.5, colour=MUTED)
+        canvas.text(f"{share:.1f}", left + 20, top + (1 - share) * height + 4, px=7.5, colour=MUTED)
 
 
 # PR, F1, P and R curves of an evaluation.
@@ -126,7 +126,7 @@ def _draw_scale(sheet: Sheet, left: float, top: float, height: float) -> None:
 FEW_CLASSES = 21
 """With fewer, every class has its colour and its name; with more, all are grey and only the mean is named."""
 MANY: Colour = (200, 196, 192)
-PLOT = Place(left=66, top=44, right=616, bottom=430)
+PLOT = Frame(left=66, top=44, right=616, bottom=430)
 HEIGHT = 484
 
 
@@ -149,14 +149,14 @@ def plot_curves(found: ClassCurves, names: Sequence[str], folder: Path) -> list[
     legend = [colour_of(number) for number in found.classes_C.tolist()]
     mean = f"all classes {found.ap50_C.mean():.3f} mAP@0.5"
     curve_CX = found.precision_at_recall_CX
-    drawn = [_draw("PR", "Recall", "Precision", curve_CX, [*zip(with_ap, legend, strict=True)], mean, folder)]
+    drawn = [_plot_curve("PR", "Recall", "Precision", curve_CX, [*zip(with_ap, legend, strict=True)], mean, folder)]
     for title, label, curve_CX in (
         ("F1", "F1", found.f1_CX),
         ("P", "Precision", found.precision_CX),
         ("R", "Recall", found.recall_CX),
     ):
         mean = f"all classes {best(curve_CX)}"
-        drawn.append(_draw(title, "Confidence", label, curve_CX, [*zip(own, legend, strict=True)], mean, folder))
+        drawn.append(_plot_curve(title, "Confidence", label, curve_CX, [*zip(own, legend, strict=True)], mean, folder))
     return drawn
 
 
@@ -166,7 +166,7 @@ def best(curve_CX: np.ndarray) -> str:
     return f"{mean_X.max():.2f} at {np.linspace(0, 1, len(mean_X))[mean_X.argmax()]:.3f}"
 
 
-def _draw(
+def _plot_curve(
     title: str,
     x_label: str,
     y_label: str,
@@ -178,29 +178,29 @@ def _draw(
     few = len(classes) < FEW_CLASSES
     legend = [(shortened(label, 30), colour) for label, colour in classes]
     shown = [*(legend if few else [(f"{len(classes)} classes", MANY)]), (mean_label, ACCENT)]
-    sheet = Sheet(_width(shown), HEIGHT)
+    canvas = Canvas(_width(shown), HEIGHT)
     heading = f"{y_label} over {x_label.lower()}"
-    axes = Axes(sheet, PLOT, x=(0, 1), y=(0, 1), title=heading, x_label=x_label, y_label=y_label)
+    axes = Axes(canvas, PLOT, x=(0, 1), y=(0, 1), title=heading, x_label=x_label, y_label=y_label)
     points_X = np.linspace(0, 1, curve_CX.shape[1])
     for curve_X, (_, colour) in zip(curve_CX, legend, strict=True):
         axes.curve(points_X, curve_X, colour if few else MANY, 1.4 if few else 0.8)
     axes.curve(points_X, curve_CX.mean(0), ACCENT, 3.2)
     axes.close()
-    _draw_legend(sheet, shown)
-    return write_image(folder / f"{title}_curve.png", sheet.picture())
+    _plot_legend(canvas, shown)
+    return write_image(folder / f"{title}_curve.png", canvas.render())
 
 
 def _width(shown: Sequence[tuple[str, Colour]]) -> int:
-    ruler = Sheet(1, 1)
+    ruler = Canvas(1, 1)
     return round(PLOT.right + 58 + max(ruler.text_width(text, 8, bold=True) for text, _ in shown))
 
 
-def _draw_legend(sheet: Sheet, shown: Sequence[tuple[str, Colour]]) -> None:
+def _plot_legend(canvas: Canvas, shown: Sequence[tuple[str, Colour]]) -> None:
     left, top, step = PLOT.right + 18, PLOT.top + 10, min(20.0, (PLOT.bottom - PLOT.top) / max(1, len(shown)))
     for place, (text, colour) in enumerate(shown):
         y, is_mean = top + place * step, colour == ACCENT
-        sheet.line([(left, y), (left + 18, y)], colour, 3.2 if is_mean else 2)
-        sheet.text(text, left + 26, y + 4, px=8, bold=is_mean, colour=INK if is_mean or colour != MANY else MUTED)
+        canvas.line([(left, y), (left + 18, y)], colour, 3.2 if is_mean else 2)
+        canvas.text(text, left + 26, y + 4, px=8, bold=is_mean, colour=INK if is_mean or colour != MANY else MUTED)
 
 
 SIDE = 300
@@ -217,24 +217,24 @@ def plot_label_statistics(label_T5: np.ndarray, names: Sequence[str], file: Path
     """
     class_T = label_T5[:, 0].astype(np.int64)
     count_C = np.bincount(class_T[class_T < len(names)], minlength=len(names))
-    sheet = Sheet(LEFT + 2 * SIDE + GAP + 30, TOP + 2 * SIDE + GAP + 72)
-    (first, second), (third, fourth) = ([_place(column, row) for column in range(2)] for row in range(2))
-    _draw_counts(sheet, first, count_C, names)
-    _draw_outlines(sheet, second, label_T5)
-    _draw_density(sheet, third, label_T5[:, 1:3], "Where boxes are", "centre x", "centre y", y=(1, 0))
-    _draw_density(sheet, fourth, label_T5[:, 3:5], "How large boxes are", "width", "height", y=(0, 1))
-    return write_image(file, sheet.picture())
+    canvas = Canvas(LEFT + 2 * SIDE + GAP + 30, TOP + 2 * SIDE + GAP + 72)
+    (first, second), (third, fourth) = ([_panel_frame(column, row) for column in range(2)] for row in range(2))
+    _plot_counts(canvas, first, count_C, names)
+    _plot_outlines(canvas, second, label_T5)
+    _plot_density(canvas, third, label_T5[:, 1:3], "Where boxes are", "centre x", "centre y", y=(1, 0))
+    _plot_density(canvas, fourth, label_T5[:, 3:5], "How large boxes are", "width", "height", y=(0, 1))
+    return write_image(file, canvas.render())
 
 
-def _place(column: int, row: int) -> Place:
+def _panel_frame(column: int, row: int) -> Frame:
     left, top = LEFT + column * (SIDE + GAP), TOP + row * (SIDE + GAP + 26)
-    return Place(left, top, left + SIDE, top + SIDE)
+    return Frame(left, top, left + SIDE, top + SIDE)
 
 
-def _draw_counts(sheet: Sheet, place: Place, count_C: np.ndarray, names: Sequence[str]) -> None:
+def _plot_counts(canvas: Canvas, place: Frame, count_C: np.ndarray, names: Sequence[str]) -> None:
     num_classes = len(count_C)
     axes = Axes(
-        sheet,
+        canvas,
         place,
         x=(0, num_classes),
         y=(0, float(max(1, count_C.max(initial=0))) * 1.08),
@@ -254,29 +254,29 @@ def _draw_counts(sheet: Sheet, place: Place, count_C: np.ndarray, names: Sequenc
 def _write_class(axes: Axes, number: int, count: int, name: str, room: float) -> None:
     """The name below a column, and its number above where there is room."""
     (x, y), *_ = axes.to_px(np.array([number + 0.5]), np.array([float(count)])).tolist()
-    if axes.sheet.text_width(str(count), 7) < room:
-        axes.sheet.text(str(count), x, y - 4, px=7, colour=MUTED, anchor="middle")
-    axes.sheet.rising_text(name, x + 3.5, axes.place.bottom + 7, px=min(7, room * 0.7), colour=INK, anchor="right")
+    if axes.canvas.text_width(str(count), 7) < room:
+        axes.canvas.text(str(count), x, y - 4, px=7, colour=MUTED, anchor="middle")
+    axes.canvas.rising_text(name, x + 3.5, axes.frame.bottom + 7, px=min(7, room * 0.7), colour=INK, anchor="right")
 
 
-def _draw_outlines(sheet: Sheet, place: Place, label_T5: np.ndarray) -> None:
+def _plot_outlines(canvas: Canvas, place: Frame, label_T5: np.ndarray) -> None:
     """Boxes as if all had the same centre, at most MOST_OUTLINES, spread evenly over the set."""
-    axes = Axes(sheet, place, x=(-0.5, 0.5), y=(-0.5, 0.5), title="Shapes of boxes", x_label="share of the picture")
+    axes = Axes(canvas, place, x=(-0.5, 0.5), y=(-0.5, 0.5), title="Shapes of boxes", x_label="share of the picture")
     chosen = np.linspace(0, len(label_T5) - 1, min(MOST_OUTLINES, len(label_T5))).round().astype(int)
     for number, _, _, width, height in label_T5[chosen].tolist():
         (left, top), (right, bottom) = axes.to_px(np.array([-width, width]) / 2, np.array([height, -height]) / 2)
-        sheet.frame(left, top, right, bottom, colour_of(int(number)), 0.6)
+        canvas.rectangle(left, top, right, bottom, colour_of(int(number)), 0.6)
     axes.close()
 
 
-def _draw_density(
-    sheet: Sheet, place: Place, xy_T2: np.ndarray, title: str, x_label: str, y_label: str, *, y: tuple[float, float]
+def _plot_density(
+    canvas: Canvas, place: Frame, xy_T2: np.ndarray, title: str, x_label: str, y_label: str, *, y: tuple[float, float]
 ) -> None:
     """How many labels fall into each of BINS x BINS cells of 0..1; `y` is bottom and top: a picture's y goes down."""
-    axes = Axes(sheet, place, x=(0, 1), y=y, title=title, x_label=x_label, y_label=y_label)
+    axes = Axes(canvas, place, x=(0, 1), y=y, title=title, x_label=x_label, y_label=y_label)
     counts, _, _ = np.histogram2d(xy_T2[:, 1], xy_T2[:, 0], BINS, ((0, 1), (0, 1)))
     shares = np.sqrt(counts / max(1.0, counts.max()))  # so that rare places are visible
     rows = shares[:: 1 if y[0] > y[1] else -1].tolist()
     colours = np.array([[shade(share) if share else PAPER for share in row] for row in rows], np.uint8)
-    sheet.image(colours, place.left, place.top, SIDE, SIDE)
+    canvas.image(colours, place.left, place.top, SIDE, SIDE)
     axes.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flatout.charts.canvas import ACCENT, FAINT, MUTED, WARM, Axes, Place, Sheet, write_image
+from flatout.charts.canvas import ACCENT, FAINT, MUTED, WARM, Axes, Canvas, Frame, write_image
 from flatout.errors import DataError
 
 COLUMNS = 7
@@ -20,7 +20,7 @@ WIDE = 220
 """Height of the panel over all columns that shows the generations."""
 
 
-def evolve_png(table: Path, parameters: Sequence[str], file: Path | None = None) -> Path:
+def plot_evolution(table: Path, parameters: Sequence[str], file: Path | None = None) -> Path:
     """Draw an evolve.csv, by default into evolve.png beside it; DataError if it holds no generation.
 
     `parameters` names the columns of hyper-parameters.
@@ -30,16 +30,16 @@ def evolve_png(table: Path, parameters: Sequence[str], file: Path | None = None)
     still = [name for name in parameters if name not in moved]
     rows = -(-len(moved) // COLUMNS)
     right = LEFT + COLUMNS * WIDTH + (COLUMNS - 1) * GAP_W
-    sheet = Sheet(right + 24, TOP + WIDE + 58 + rows * (HEIGHT + GAP_H) + 30)
-    _draw_generations(sheet, Place(LEFT, TOP, right, TOP + WIDE), columns["generation"], columns["fitness"])
+    canvas = Canvas(right + 24, TOP + WIDE + 58 + rows * (HEIGHT + GAP_H) + 30)
+    _plot_generations(canvas, Frame(LEFT, TOP, right, TOP + WIDE), columns["generation"], columns["fitness"])
     for number, name in enumerate(moved):
         left = LEFT + number % COLUMNS * (WIDTH + GAP_W)
         top = TOP + WIDE + 66 + number // COLUMNS * (HEIGHT + GAP_H)
-        place = Place(left, top, left + WIDTH, top + HEIGHT)
-        _draw_parameter(sheet, place, name, columns[name], columns["fitness"])
+        place = Frame(left, top, left + WIDTH, top + HEIGHT)
+        _plot_parameter(canvas, place, name, columns[name], columns["fitness"])
     if still:
-        sheet.text(f"unchanged: {', '.join(still)}", LEFT, sheet.height - 12, px=7.5, colour=MUTED)
-    return write_image(file or table.with_name("evolve.png"), sheet.picture())
+        canvas.text(f"unchanged: {', '.join(still)}", LEFT, canvas.height - 12, px=7.5, colour=MUTED)
+    return write_image(file or table.with_name("evolve.png"), canvas.render())
 
 
 def read_table(path: Path) -> dict[str, np.ndarray]:
@@ -51,10 +51,10 @@ def read_table(path: Path) -> dict[str, np.ndarray]:
     return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
 
 
-def _draw_generations(sheet: Sheet, place: Place, number_N: np.ndarray, fitness_N: np.ndarray) -> None:
+def _plot_generations(canvas: Canvas, place: Frame, number_N: np.ndarray, fitness_N: np.ndarray) -> None:
     best = int(fitness_N.argmax())
     axes = Axes(
-        sheet,
+        canvas,
         place,
         x=(0.0, float(max(1.0, number_N.max()))),
         y=_limits(fitness_N),
@@ -68,13 +68,13 @@ def _draw_generations(sheet: Sheet, place: Place, number_N: np.ndarray, fitness_
     axes.close()
 
 
-def _draw_parameter(sheet: Sheet, place: Place, name: str, value_N: np.ndarray, fitness_N: np.ndarray) -> None:
+def _plot_parameter(canvas: Canvas, place: Frame, name: str, value_N: np.ndarray, fitness_N: np.ndarray) -> None:
     best = int(fitness_N.argmax())
     margin = 0.06 * float(value_N.max() - value_N.min())
     limits = float(value_N.min()) - margin, float(value_N.max()) + margin
-    axes = Axes(sheet, place, x=limits, y=_limits(fitness_N))
-    sheet.text(name, place.left, place.top - 7, px=7.5)
-    sheet.text(f"{value_N[best]:.3g}", place.right, place.top - 7, px=7.5, colour=WARM, anchor="right")
+    axes = Axes(canvas, place, x=limits, y=_limits(fitness_N))
+    canvas.text(name, place.left, place.top - 7, px=7.5)
+    canvas.text(f"{value_N[best]:.3g}", place.right, place.top - 7, px=7.5, colour=WARM, anchor="right")
     axes.curve(np.full(2, value_N[best]), np.array(_limits(fitness_N)), FAINT, 2.0)
     axes.dots(value_N, fitness_N, ACCENT, 2.0)
     axes.dots(value_N[[best]], fitness_N[[best]], WARM, 3.6)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatout.charts.canvas import ACCENT, MUTED, WARM, Axes, Place, Sheet, write_image
+from flatout.charts.canvas import ACCENT, MUTED, WARM, Axes, Canvas, Frame, write_image
 from flatout.errors import DataError
 
 NUM_COLUMNS = 15
@@ -53,7 +53,7 @@ class Curve(NamedTuple):
     is_loss: bool
 
 
-def results_png(results_txt: Path, file: Path | None = None, *, marks: Sequence[float] = ()) -> Path:
+def plot_results(results_txt: Path, file: Path | None = None, *, marks: Sequence[float] = ()) -> Path:
     """Draw a results.txt, by default into results.png beside it; DataError if it holds no epoch.
 
     `marks` are epochs at which a line is drawn from top to bottom: where something else begins.
@@ -64,10 +64,12 @@ def results_png(results_txt: Path, file: Path | None = None, *, marks: Sequence[
         np.where(panel.is_loss & (table[:, panel.column] == 0), np.nan, table[:, panel.column]) for panel in PANELS
     ]
     curves = [Curve(panel.title, value_E, panel.is_loss) for panel, value_E in zip(PANELS, columns, strict=True)]
-    return draw_epochs(table[:, 0], curves, file or results_txt.with_name("results.png"), marks=marks)
+    return plot_epochs(table[:, 0], curves, file or results_txt.with_name("results.png"), marks=marks)
 
 
-def table_png(results_csv: Path, names: Sequence[str], file: Path, *, losses: Sequence[str] = ("loss",)) -> Path | None:
+def plot_columns(
+    results_csv: Path, names: Sequence[str], file: Path, *, losses: Sequence[str] = ("loss",)
+) -> Path | None:
     """Draw the columns of a results.csv that are there; losses as logarithms. None if there is nothing to draw yet."""
     with results_csv.open(newline="") as opened:
         rows = [row for row in csv.DictReader(opened) if row["epoch"] and not row["epoch"].startswith("#")]
@@ -78,18 +80,18 @@ def table_png(results_csv: Path, names: Sequence[str], file: Path, *, losses: Se
             is_loss = name in losses
             shown_E = np.log10(np.maximum(value_E, LEAST_LOSS)) if is_loss else value_E
             curves.append(Curve(f"{name} (log10)" if is_loss else name, shown_E, is_loss))
-    return draw_epochs(np.array([float(row["epoch"]) for row in rows]), curves, file) if curves else None
+    return plot_epochs(np.array([float(row["epoch"]) for row in rows]), curves, file) if curves else None
 
 
-def draw_epochs(epoch_E: np.ndarray, curves: Sequence[Curve], file: Path, *, marks: Sequence[float] = ()) -> Path:
+def plot_epochs(epoch_E: np.ndarray, curves: Sequence[Curve], file: Path, *, marks: Sequence[float] = ()) -> Path:
     """A panel for every curve, five in a row."""
     columns, rows = min(5, len(curves)), -(-len(curves) // 5)
-    sheet = Sheet(LEFT + columns * WIDTH + (columns - 1) * GAP_W + 24, TOP + rows * HEIGHT + (rows - 1) * GAP_H + 46)
+    canvas = Canvas(LEFT + columns * WIDTH + (columns - 1) * GAP_W + 24, TOP + rows * HEIGHT + (rows - 1) * GAP_H + 46)
     for number, curve in enumerate(curves):
         left, top = LEFT + number % columns * (WIDTH + GAP_W), TOP + number // columns * (HEIGHT + GAP_H)
-        place = Place(left, top, left + WIDTH, top + HEIGHT)
-        _draw_panel(sheet, place, curve, epoch_E, marks, last_row=number // columns == rows - 1)
-    return write_image(file, sheet.picture())
+        place = Frame(left, top, left + WIDTH, top + HEIGHT)
+        _plot_panel(canvas, place, curve, epoch_E, marks, last_row=number // columns == rows - 1)
+    return write_image(file, canvas.render())
 
 
 def read_results(path: Path) -> np.ndarray:
@@ -109,9 +111,9 @@ def _numbers(words: Sequence[str]) -> list[float] | None:
         return None
 
 
-def _draw_panel(
-    sheet: Sheet,
-    place: Place,
+def _plot_panel(
+    canvas: Canvas,
+    place: Frame,
     curve: Curve,
     epoch_E: np.ndarray,
     marks: Sequence[float],
@@ -120,7 +122,7 @@ def _draw_panel(
 ) -> None:
     known = curve.value_E[np.isfinite(curve.value_E)]
     axes = Axes(
-        sheet,
+        canvas,
         place,
         x=(float(epoch_E.min()), float(epoch_E.max())),
         y=_limits(known, curve.is_loss),
@@ -129,7 +131,7 @@ def _draw_panel(
         whole_x=True,
     )
     for (x, _), *_ in (axes.to_px(np.array([mark]), np.zeros(1)).tolist() for mark in marks):
-        sheet.line([(x, place.top), (x, place.bottom)], MUTED, 0.9)
+        canvas.line([(x, place.top), (x, place.bottom)], MUTED, 0.9)
     colour = WARM if curve.is_loss else ACCENT
     axes.curve(epoch_E, curve.value_E, colour, 1.8)
     if len(epoch_E) <= 40:
@@ -137,7 +139,7 @@ def _draw_panel(
     axes.close()
     if not len(known):
         middle = (place.left + place.right) / 2, (place.top + place.bottom) / 2
-        sheet.text("not measured", *middle, px=8, anchor="middle")
+        canvas.text("not measured", *middle, px=8, anchor="middle")
 
 
 def _limits(known: np.ndarray, is_loss: bool) -> tuple[float, float]:

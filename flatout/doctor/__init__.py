@@ -15,6 +15,6 @@ from flatout.lazy import face
 
 if TYPE_CHECKING:
     from flatout.doctor.cli import main
-    from flatout.doctor.gpu import DriverFacts, TorchFacts, TorchGpu, driver_facts, has_code_for, judge
+    from flatout.doctor.gpu import DriverFacts, TorchFacts, TorchGpu, check_torch_and_gpus, driver_facts, has_code_for
 
 __getattr__, __dir__ = face(__name__)

@@ -12,7 +12,7 @@ from flatout.clock import machine
 from flatout.doctor import gpu, host, images
 from flatout.findings import LEVELS, Finding, exit_code
 
-# Gather every fact about this machine, then judge them: `judge(examine())` is the whole doctor.
+# Gather every fact about this machine, then diagnose them: `diagnose(examine())` is the whole doctor.
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Facts:
     software: host.Software
     torch: gpu.TorchFacts
     driver: gpu.DriverFacts
-    images: images.ImageFacts
+    images: images.DecoderFacts
     disk: host.DiskFacts | None
 
 
@@ -40,24 +40,24 @@ def examine(disk_folder: Path | None = None) -> Facts:
         software=host.software(),
         torch=gpu.torch_facts(),
         driver=gpu.driver_facts(),
-        images=images.image_facts(),
+        images=images.decoder_facts(),
         disk=host.disk_facts(disk_folder) if disk_folder else None,
     )
 
 
-def judge(facts: Facts) -> dict[str, list[Finding]]:
+def diagnose(facts: Facts) -> dict[str, list[Finding]]:
     """Findings by section of the report."""
     return {
         "machine": [
-            host.judge_cores(facts.cores),
-            host.judge_memory(facts.memory),
-            host.judge_shm(facts.shm),
-            host.judge_descriptors(facts.descriptors),
+            host.check_cores(facts.cores),
+            host.check_memory(facts.memory),
+            host.check_shm(facts.shm),
+            host.check_descriptors(facts.descriptors),
         ],
-        "software": host.judge_software(facts.software),
-        "torch and GPUs": gpu.judge(facts.torch, facts.driver),
-        "images": images.judge(facts.images),
-        "disk": [host.judge(facts.disk)],
+        "software": host.check_software(facts.software),
+        "torch and GPUs": gpu.check_torch_and_gpus(facts.torch, facts.driver),
+        "images": images.check_decoders(facts.images),
+        "disk": [host.check_disk(facts.disk)],
     }
 
 
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
     """Run the doctor; returns the exit code."""
     args = _parser().parse_args(argv)
     facts = examine(args.disk)
-    sections = judge(facts)
+    sections = diagnose(facts)
     code = exit_code(_all(sections))
     if args.json:
         print(as_json(facts, sections, code))

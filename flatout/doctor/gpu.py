@@ -162,12 +162,12 @@ OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
 NO_GPU = "training will use the CPU: fine for trying things, slow for real work"
 
 
-def judge(torch: TorchFacts, driver: DriverFacts) -> list[Finding]:
+def check_torch_and_gpus(torch: TorchFacts, driver: DriverFacts) -> list[Finding]:
     """Findings on torch, the driver, and each GPU."""
-    return [judge_torch(torch), judge_driver(torch, driver), *judge_gpus(torch, driver)]
+    return [check_torch(torch), check_driver(torch, driver), *check_gpus(torch, driver)]
 
 
-def judge_torch(torch: TorchFacts) -> Finding:
+def check_torch(torch: TorchFacts) -> Finding:
     """Is there a torch that imports and is new enough?"""
     if torch.version is None:
         return Finding("torch", "not installed", "bad", "training needs it: python -m pip install torch")
@@ -185,7 +185,7 @@ def judge_torch(torch: TorchFacts) -> Finding:
     return Finding("torch", value, "ok", "new enough, and it imports")
 
 
-def judge_driver(torch: TorchFacts, driver: DriverFacts) -> Finding:
+def check_driver(torch: TorchFacts, driver: DriverFacts) -> Finding:
     """Is there a driver, does it answer, and is it new enough for this build of torch?"""
     if driver.error:
         advice = "usually an update without a restart: sudo reboot (nvidia-smi should then list the GPUs)"
@@ -197,14 +197,14 @@ def judge_driver(torch: TorchFacts, driver: DriverFacts) -> Finding:
         return Finding("driver", "none, and no NVIDIA GPU", "note", NO_GPU)
     if too_old(torch, driver):
         value = f"{driver.version} is too old: CUDA {torch.cuda} needs {oldest_driver(torch.cuda or '')} or newer"
-        return Finding("driver", value, "bad", remedy(driver, oldest_gpu(driver)))
+        return Finding("driver", value, "bad", install_advice(driver, oldest_gpu(driver)))
     return Finding("driver", driver.version, "ok", "new enough for this torch")
 
 
-def judge_gpus(torch: TorchFacts, driver: DriverFacts) -> list[Finding]:
+def check_gpus(torch: TorchFacts, driver: DriverFacts) -> list[Finding]:
     """One finding per GPU that torch sees, or one that says why it sees none."""
     if torch.gpus:
-        return [judge_gpu(gpu, torch, driver) for gpu in torch.gpus]
+        return [check_gpu(gpu, torch, driver) for gpu in torch.gpus]
     # Without NVML the driver names no GPU, but the bus still shows them.
     served = driver.gpus or (driver.version and driver.pci_gpus)
     if not served or torch.version is None or torch.error or too_old(torch, driver):
@@ -212,14 +212,14 @@ def judge_gpus(torch: TorchFacts, driver: DriverFacts) -> list[Finding]:
     names = ", ".join(gpu.name for gpu in driver.gpus) or f"{driver.pci_gpus} NVIDIA GPU(s)"
     if torch.cuda is None:
         value = f"{names}: unused, this torch is built for the CPU only"
-        return [Finding("gpu", value, "bad", remedy(driver, oldest_gpu(driver)))]
+        return [Finding("gpu", value, "bad", install_advice(driver, oldest_gpu(driver)))]
     if driver.visible is not None:
         value = f"{names}: hidden by CUDA_VISIBLE_DEVICES={driver.visible!r}"
         return [Finding("gpu", value, "warn", "to use them: unset CUDA_VISIBLE_DEVICES")]
     return [Finding("gpu", f"{names}: torch sees none: {torch.cuda_error}", "bad", "compare with: nvidia-smi")]
 
 
-def judge_gpu(gpu: TorchGpu, torch: TorchFacts, driver: DriverFacts) -> Finding:
+def check_gpu(gpu: TorchGpu, torch: TorchFacts, driver: DriverFacts) -> Finding:
     """Did a kernel run on it, and if not, does the build have code for it at all?"""
     arch = f"sm_{gpu.capability[0]}{gpu.capability[1]}"
     value = f"{gpu.name}, {in_units(gpu.memory)}, {arch}"
@@ -227,17 +227,17 @@ def judge_gpu(gpu: TorchGpu, torch: TorchFacts, driver: DriverFacts) -> Finding:
         return Finding("gpu", value, "ok", "a kernel ran on it and gave the right answer")
     if torch.cuda and not has_code_for(gpu.capability, torch.archs):
         value = f"{value}: this torch has no kernels for it, only for {' '.join(torch.archs)}"
-        return Finding("gpu", value, "bad", remedy(driver, gpu.capability))
+        return Finding("gpu", value, "bad", install_advice(driver, gpu.capability))
     advice = "is it full or faulty? look with: nvidia-smi"
     return Finding("gpu", f"{value}: a kernel failed: {gpu.kernel_error}", "bad", advice)
 
 
 def has_code_for(capability: tuple[int, int], archs: tuple[str, ...]) -> bool:
     """Whether a build with code for `archs` (sm_90, sm_90a, compute_90) runs on a GPU."""
-    return any(_serves(arch, capability) for arch in archs)
+    return any(_runs_on(arch, capability) for arch in archs)
 
 
-def _serves(arch: str, capability: tuple[int, int]) -> bool:
+def _runs_on(arch: str, capability: tuple[int, int]) -> bool:
     kind, digits, suffix = re.findall(r"([a-z]+)_(\d+)([a-z]?)", arch)[0]
     built_for = (int(digits[:-1]), int(digits[-1]))
     if suffix == "a":
@@ -263,7 +263,7 @@ def oldest_gpu(driver: DriverFacts) -> tuple[int, int]:
     return min((gpu.capability for gpu in driver.gpus), default=(7, 5))
 
 
-def remedy(driver: DriverFacts, capability: tuple[int, int]) -> str:
+def install_advice(driver: DriverFacts, capability: tuple[int, int]) -> str:
     """The command that gives a torch for this driver and GPU, or the update that must come first."""
     requirement = torch_for(int((driver.version or "0").split(".")[0]), capability)
     return reinstall(requirement) if requirement else "update the NVIDIA driver to 580 or newer, then restart"

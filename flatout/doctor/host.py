@@ -44,7 +44,7 @@ def installed(package: str) -> str | None:
         return None
 
 
-def judge_cores(cores: Cores) -> Finding:
+def check_cores(cores: Cores) -> Finding:
     """Fewer cores than the machine has are no fault, but must not surprise anyone."""
     if cores.quota is not None and cores.quota < 1:
         advice = "less than one core: training will crawl; give the container more (docker run --cpus=4)"
@@ -58,7 +58,7 @@ def judge_cores(cores: Cores) -> Finding:
     return Finding("cores", str(cores), "ok", "worker counts start from this")
 
 
-def judge_memory(memory: Memory) -> Finding:
+def check_memory(memory: Memory) -> Finding:
     """What is free decides the size of caches and rings."""
     limit = memory.cgroup_limit
     limited = limit is not None and limit < memory.total
@@ -71,7 +71,7 @@ def judge_memory(memory: Memory) -> Finding:
     return Finding("memory", value, "ok", "caches and rings are sized to what is free")
 
 
-def judge_shm(shm: Shm | None) -> Finding:
+def check_shm(shm: Shm | None) -> Finding:
     """Rings live in anonymous shared memory, so a small /dev/shm hurts other programs more than flatout."""
     if shm is None:
         return Finding("/dev/shm", "absent", "note", "flatout does without; plain torch loaders with workers will not")
@@ -82,7 +82,7 @@ def judge_shm(shm: Shm | None) -> Finding:
     return Finding("/dev/shm", value, "ok", "room for batches passed between processes")
 
 
-def judge_descriptors(files: Descriptors) -> Finding:
+def check_descriptors(files: Descriptors) -> Finding:
     """Workers, pipes and data files all take descriptors."""
     soft, hard = ("unlimited" if limit is None else str(limit) for limit in (files.soft, files.hard))
     value = f"{files.open} in use, limit {soft} (hard {hard})"
@@ -94,7 +94,7 @@ def judge_descriptors(files: Descriptors) -> Finding:
     return Finding("open files", value, "ok", "enough for workers, pipes and data files")
 
 
-def judge_software(versions: Software) -> list[Finding]:
+def check_software(versions: Software) -> list[Finding]:
     """Versions are named so that a report is complete; only an absent numpy is a fault."""
     if versions.numpy:
         numpy = Finding("numpy", versions.numpy, "ok", "every plan and every batch is made of its arrays")
@@ -143,7 +143,7 @@ def disk_facts(folder: Path) -> DiskFacts:
         return DiskFacts(str(folder), error=error.strerror or str(error))
 
 
-def judge(facts: DiskFacts | None) -> Finding:
+def check_disk(facts: DiskFacts | None) -> Finding:
     """One finding; None stands for "not asked"."""
     if facts is None:
         return Finding("disk", "not measured", "note", "to measure where your data is: flatout doctor --disk FOLDER")
@@ -169,7 +169,7 @@ def _big_file(folder: Path) -> tuple[float, float]:
             file.write(block)
         os.fsync(file.fileno())
         written = time.perf_counter()
-        _forget(file.fileno())
+        _drop_cached_pages(file.fileno())
         file.seek(0)
         begun = time.perf_counter()
         while file.readinto(buffer):
@@ -187,7 +187,7 @@ def _small_files(folder: Path) -> float:
                 file.write(content)
                 # Only pages already on the disk can be forgotten.
                 os.fsync(file.fileno())
-                _forget(file.fileno())
+                _drop_cached_pages(file.fileno())
         random.Random(0).shuffle(paths)
         start = time.perf_counter()
         for path in paths:
@@ -195,7 +195,7 @@ def _small_files(folder: Path) -> float:
         return NUM_SMALL / (time.perf_counter() - start)
 
 
-def _forget(descriptor: int) -> None:
+def _drop_cached_pages(descriptor: int) -> None:
     """Ask the kernel to drop the file's cached pages, so that the next read comes from the disk."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -18,7 +18,7 @@ OLDEST_OPENCV = (4, 10)
 
 
 @dataclass(frozen=True)
-class ImageFacts:
+class DecoderFacts:
     """Versions (None: absent) and decoding speed of one core, megapixels per second (None: not measured)."""
 
     opencv: str | None = None
@@ -31,14 +31,14 @@ class ImageFacts:
     simplejpeg_mpx_s: float | None = None
 
 
-def image_facts() -> ImageFacts:
+def decoder_facts() -> DecoderFacts:
     """Import the decoders and time both on one picture."""
     try:
         import cv2
     except Exception as error:  # a missing system library or a foreign numpy raises anything
-        return ImageFacts(opencv_error=str(error).splitlines()[0][:200], simplejpeg=installed("simplejpeg"))
-    jpeg = draw_jpeg(cv2)
-    return ImageFacts(
+        return DecoderFacts(opencv_error=str(error).splitlines()[0][:200], simplejpeg=installed("simplejpeg"))
+    jpeg = make_test_jpeg(cv2)
+    return DecoderFacts(
         opencv=cv2.__version__,
         opencv_jpeg=jpeg_library(cv2.getBuildInformation()),
         opencv_mpx_s=megapixels_per_s(lambda: cv2.imdecode(jpeg, cv2.IMREAD_COLOR)),
@@ -47,7 +47,7 @@ def image_facts() -> ImageFacts:
     )
 
 
-def draw_jpeg(cv2: Any) -> Any:
+def make_test_jpeg(cv2: Any) -> Any:
     """A 640x480 JPEG (quality 90) as dense as a photograph, uint8 [bytes]: smooth shapes with some grain."""
     import numpy as np
 
@@ -58,7 +58,7 @@ def draw_jpeg(cv2: Any) -> Any:
 
 
 def megapixels_per_s(decode: Callable[[], object]) -> float:
-    """Speed of `decode` on the picture of `draw_jpeg`, over MEASURE_S after one warm-up call."""
+    """Speed of `decode` on the picture of `make_test_jpeg`, over MEASURE_S after one warm-up call."""
     decode()
     start, count = time.perf_counter(), 0
     while (elapsed_s := time.perf_counter() - start) < MEASURE_S:
@@ -73,12 +73,12 @@ def jpeg_library(build_information: str) -> str | None:
     return found[1] if found else None
 
 
-def judge(facts: ImageFacts) -> list[Finding]:
+def check_decoders(facts: DecoderFacts) -> list[Finding]:
     """One finding on OpenCV, one on JPEG decoding."""
-    return [judge_opencv(facts), judge_jpeg(facts)]
+    return [check_opencv(facts), check_jpeg(facts)]
 
 
-def judge_opencv(facts: ImageFacts) -> Finding:
+def check_opencv(facts: DecoderFacts) -> Finding:
     """The 4.x family from 4.10 on is what flatout is tested and pinned to (4.14)."""
     if facts.opencv is None:
         advice = "reading image files needs it: python -m pip install opencv-python-headless==4.14.*"
@@ -93,7 +93,7 @@ def judge_opencv(facts: ImageFacts) -> Finding:
     return Finding("opencv", facts.opencv, "ok", "the 4.x family (4.14 is the pinned one) has the faster warps")
 
 
-def judge_jpeg(facts: ImageFacts) -> Finding:
+def check_jpeg(facts: DecoderFacts) -> Finding:
     """How many pictures one core decodes, and whether a faster decoder is missing."""
     speeds = {"OpenCV": facts.opencv_mpx_s, "simplejpeg": facts.simplejpeg_mpx_s}
     measured = {name: speed for name, speed in speeds.items() if speed is not None}

@@ -21,7 +21,7 @@ from flatout.errors import ConfigError, Interrupted
 from flatout.runs import TrainCommand
 
 FEWEST_STEPS = 3
-"""As an observation needs (flatout.profiler.observe.observation.AT_LEAST); said here without loading it."""
+"""As an observation needs (flatout.profiler.observe.observation.MIN_TIMED_STEPS); said here without loading it."""
 
 EPILOG = """examples:
   flatout profile yolo --data demo-data/demo.yaml --cfg cfg/training/yolov7-tiny.yaml --img 320 --batch 16
@@ -68,7 +68,7 @@ def _profile(args: argparse.Namespace, flags: list[str]) -> int:
         tell("Limits: network, copy and input, each by itself ...")
         profile.limits, profile.light = training.limits(), training.speed_of_light()
         profile.trials += training.trials(profile.limits, tell)
-        profile.wholes += training.wholes(tell)
+        profile.end_to_end_trials += training.wholes(tell)
     show(profile)
     page = profile.save(args.out)
     print(f"\nThe same as a page: {page}")

@@ -7,13 +7,13 @@ from rich.text import Text
 
 from flatout.clock import kind_of, place_label
 from flatout.profiler import (
-    KINDS,
+    KIND_COLOURS,
     Ledger,
     Profile,
     between_lines,
-    light_lines,
     runs_of,
     shown_rows,
+    speed_of_light_lines,
     verdict_lines,
     wait_lines,
 )
@@ -28,7 +28,7 @@ def show(profile: Profile, console: Console | None = None) -> None:
     console = console or Console()
     console.print(ledger_table(profile.ledger, console.width))
     ledger, measurement = profile.ledger, profile.measurement
-    notes = (*wait_lines(measurement), *between_lines(ledger, measurement), *light_lines(measurement))
+    notes = (*wait_lines(measurement), *between_lines(ledger, measurement), *speed_of_light_lines(measurement))
     for line in (*notes, *verdict_lines(profile.verdict, console.width)):
         console.print(escape(line), highlight=False, soft_wrap=True)
 
@@ -58,6 +58,6 @@ def ledger_table(ledger: Ledger, width: int = 120) -> Table:
                 f"{row.share:.1%}",
                 f"{row.us_per_image:,.1f}",
                 runs_of(row),
-                Text("█" * round(bar * max(0.0, row.share)), style=KINDS[kind_of(row.stage)]),
+                Text("█" * round(bar * max(0.0, row.share)), style=KIND_COLOURS[kind_of(row.stage)]),
             )
     return table

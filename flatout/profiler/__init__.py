@@ -27,9 +27,16 @@ if TYPE_CHECKING:
     from flatout.profiler.observe.summary import machine_facts
     from flatout.profiler.observe.watch import watch
     from flatout.profiler.outcome import Profile, load_measurement
-    from flatout.profiler.report.page import KINDS
-    from flatout.profiler.report.text import between_lines, light_lines, runs_of, shown_rows, verdict_lines, wait_lines
-    from flatout.profiler.verdict import EndToEndTrial, Remedy, Trial, Verdict, judge
+    from flatout.profiler.report.page import KIND_COLOURS
+    from flatout.profiler.report.text import (
+        between_lines,
+        runs_of,
+        shown_rows,
+        speed_of_light_lines,
+        verdict_lines,
+        wait_lines,
+    )
+    from flatout.profiler.verdict import EndToEndTrial, Remedy, Trial, Verdict, diagnose
     from flatout.profiler.verdict.remedy import number, respelled
     from flatout.profiler.verdict.rules_host import CUDA_GRAPH
     from flatout.profiler.verdict.rules_input import ON_DEVICE

@@ -16,7 +16,7 @@ from flatout.profiler.observe.observation import Observation
 from flatout.profiler.observe.speed_of_light import SpeedOfLight
 from flatout.profiler.report.page import page
 from flatout.profiler.report.text import report_text
-from flatout.profiler.verdict import EndToEndTrial, Remedy, Trial, Verdict, judge
+from flatout.profiler.verdict import EndToEndTrial, Remedy, Trial, Verdict, diagnose
 
 # A timeline in the format of Chrome and Perfetto (https://ui.perfetto.dev opens it).
 
@@ -68,7 +68,7 @@ def verdict_dict(verdict: Verdict) -> dict[str, Any]:
         "sentence": verdict.sentence,
         "evidence": list(verdict.evidence),
         "remedies": remedies,
-        "lesser": [finding.cause for finding in verdict.others],
+        "lesser": [bottleneck.cause for bottleneck in verdict.others],
     }
 
 
@@ -96,7 +96,7 @@ class Profile:
         self._observation = observation
         self.trials = list(trials)
         """The changed part of a remedy alone, measured: sharpens what is predicted."""
-        self.wholes: list[EndToEndTrial] = []
+        self.end_to_end_trials: list[EndToEndTrial] = []
         """Remedies that change network and input at once, tried out part by part."""
         self.limits = Limits()
         """To be set by whoever can make the short runs that tell them."""
@@ -115,7 +115,7 @@ class Profile:
 
     @property
     def verdict(self) -> Verdict:
-        verdict = judge(self.measurement, self.trials, self.wholes)
+        verdict = diagnose(self.measurement, self.trials, self.end_to_end_trials)
         return replace(verdict, remedies=[self.reword(remedy) for remedy in verdict.remedies])
 
     def text(self) -> str:

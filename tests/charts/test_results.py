@@ -5,13 +5,13 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from flatout.charts import table_png
+from flatout.charts import plot_columns
 from flatout.charts.results import LEFT, WIDTH
 
 
 def drawn(folder: Path, text: str, names: tuple[str, ...]) -> np.ndarray | None:
     (folder / "results.csv").write_text(text)
-    path = table_png(folder / "results.csv", names, folder / "results.png")
+    path = plot_columns(folder / "results.csv", names, folder / "results.png")
     return None if path is None else cv2.imread(str(path))
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from flatout.clock.machine import Cores, Descriptors, Memory, Shm
 from flatout.doctor import main
-from flatout.doctor.cli import Facts, as_json, as_text, judge, summary
+from flatout.doctor.cli import Facts, as_json, as_text, diagnose, summary
 from flatout.doctor.gpu import DriverFacts, DriverGpu, TorchFacts, TorchGpu
 from flatout.doctor.host import DiskFacts, Software
-from flatout.doctor.images import ImageFacts
+from flatout.doctor.images import DecoderFacts
 from flatout.findings import exit_code
 
 GIB = 2**30
@@ -30,14 +30,14 @@ def a_machine(**changes: Any) -> Facts:
         software=Software("3.12.1", "2.4.0", "0.1.0"),
         torch=TorchFacts("2.13.0", "13.0", gpus=(TorchGpu("NVIDIA H200", 140 * GIB, (9, 0)),)),
         driver=DriverFacts("580.95.05", (DriverGpu("NVIDIA H200", (9, 0)),), pci_gpus=1),
-        images=ImageFacts("4.14.0", None, "libjpeg-turbo", 120.0, "1.9.0", 150.0),
+        images=DecoderFacts("4.14.0", None, "libjpeg-turbo", 120.0, "1.9.0", 150.0),
         disk=DiskFacts("data", 800, 1500, 9000),
     )
     return replace(healthy, **changes)
 
 
 def test_the_text_is_aligned_and_every_finding_has_its_advice():
-    sections = judge(a_machine())
+    sections = diagnose(a_machine())
     lines = as_text(sections).splitlines()
     for finding in (finding for part in sections.values() for finding in part):
         at = lines.index(f"  {finding.level:<5} {finding.topic:<11} {finding.value}")
@@ -47,7 +47,7 @@ def test_the_text_is_aligned_and_every_finding_has_its_advice():
 
 
 def test_one_bad_finding_makes_exit_code_5_and_says_so():
-    sections = judge(a_machine(torch=TorchFacts(version="2.13.0+cpu")))
+    sections = diagnose(a_machine(torch=TorchFacts(version="2.13.0+cpu")))
     findings = [finding for part in sections.values() for finding in part]
     assert exit_code(findings) == 5
     assert summary(findings) == "not ready to train, see `bad` above (12 ok, 1 bad)"

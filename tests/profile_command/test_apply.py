@@ -9,12 +9,12 @@ from rich.console import Console
 from flatout.profile_command.apply import apply_best
 from flatout.profile_command.table import ledger_table
 from flatout.profiler.measurement import make_ledger
-from flatout.profiler.verdict import judge
+from flatout.profiler.verdict import diagnose
 from tests.profiler.situations import SITUATIONS, measured, network
 
 
 def profile_of(measurement):
-    return SimpleNamespace(ledger=make_ledger(measurement), verdict=judge(measurement))
+    return SimpleNamespace(ledger=make_ledger(measurement), verdict=diagnose(measurement))
 
 
 class Training:

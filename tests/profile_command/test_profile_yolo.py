@@ -11,7 +11,7 @@ import torch
 
 from flatout.__main__ import main
 from flatout.profile_command import FEWEST_STEPS
-from flatout.profiler.observe.observation import AT_LEAST
+from flatout.profiler.observe.observation import MIN_TIMED_STEPS
 from flatout.runs.profiled import Switch
 from flatout.yolo.commands.train import COMMAND
 from flatout.yolo.profile import YoloTraining
@@ -98,7 +98,7 @@ def test_what_is_switched_on_is_not_tried_out_again(device, flags, tried, monkey
 
 
 def test_too_few_steps_are_refused_with_the_least_that_is_enough(capsys):
-    assert FEWEST_STEPS == AT_LEAST
+    assert FEWEST_STEPS == MIN_TIMED_STEPS
     assert main(["profile", "yolo", "--steps", "2"]) == 2
     assert "--steps 3 or more" in capsys.readouterr().err
 

@@ -23,7 +23,7 @@ class Situation(NamedTuple):
     trials: tuple[Trial, ...] = ()
     change: str = ""
     """Part of the first remedy's change."""
-    wholes: tuple[EndToEndTrial, ...] = ()
+    end_to_end: tuple[EndToEndTrial, ...] = ()
 
 
 def measured(step_ms, host, *, images=64, workers=NONE, num_workers=0, cores=16, main_cpu=1.0, **more):
@@ -314,22 +314,22 @@ SITUATIONS = {
         change="graphs",
     ),
     "H200: batch 32, --fast tried out part by part": Situation(
-        H200_BATCH_32, "too few workers", 3469 / 727, change="--fast", wholes=(ALL_OF_FAST,)
+        H200_BATCH_32, "too few workers", 3469 / 727, change="--fast", end_to_end=(ALL_OF_FAST,)
     ),
     "H200: batch 32, launches and decoding, --fast tried out part by part": Situation(
-        H200_DECODES, "decode", 4439 / 698, change="--fast", wholes=(replace(ALL_OF_FAST, compute_ms=7.1),)
+        H200_DECODES, "decode", 4439 / 698, change="--fast", end_to_end=(replace(ALL_OF_FAST, compute_ms=7.1),)
     ),
     "H200: batch 32, launches, and workers that keep up": Situation(
         replace(H200_DECODES, num_workers=8, limits=Limits(compute_ms=23.9, transfer_ms=24.3, input_ms=11.4)),
         "kernel launches",
         change="--fast",
-        wholes=(replace(ALL_OF_FAST, compute_ms=7.1),),
+        end_to_end=(replace(ALL_OF_FAST, compute_ms=7.1),),
     ),
     "launches and augmentation, --fast is the answer to both": Situation(
         replace(H200_DECODES, usable_cores=2, limits=Limits()),
         "decode",
         change="--fast",
-        wholes=(replace(ALL_OF_FAST, covers=(CUDA_GRAPH, ON_DEVICE)),),
+        end_to_end=(replace(ALL_OF_FAST, covers=(CUDA_GRAPH, ON_DEVICE)),),
     ),
     "input too slow, --fast tried out part by part": Situation(
         input_bound(400, 16, {"mosaic": 3000, "warp": 2500, "decode": 500}),
@@ -337,19 +337,19 @@ SITUATIONS = {
         # 64 pictures whose numbers alone take 50 ms to draw: more than the network and its share of augmentation.
         400 / 50,
         change="--fast",
-        wholes=(replace(ALL_OF_FAST, compute_ms=38, device_ms=37, beside_ms=2, input_ms=50),),
+        end_to_end=(replace(ALL_OF_FAST, compute_ms=38, device_ms=37, beside_ms=2, input_ms=50),),
     ),
     "a healthy step that --fast makes faster": Situation(
         on_gpu(100, network(), 97, num_workers=8, workers={"read": 400}),
         "everything that --fast switches on",
         100 / 42,
         change="--fast",
-        wholes=(replace(ALL_OF_FAST, compute_ms=41, device_ms=40, beside_ms=2),),
+        end_to_end=(replace(ALL_OF_FAST, compute_ms=41, device_ms=40, beside_ms=2),),
     ),
     "a healthy step that --fast does not make faster": Situation(
         on_gpu(100, network(), 97, num_workers=8, workers={"read": 400}),
         "nothing",
-        wholes=(replace(ALL_OF_FAST, compute_ms=99, device_ms=97),),
+        end_to_end=(replace(ALL_OF_FAST, compute_ms=99, device_ms=97),),
     ),
     "channels_last tried out": Situation(
         on_gpu(100, network(), 97),

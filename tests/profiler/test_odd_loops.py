@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from flatout.errors import ConfigError
 from flatout.profiler import watch
-from flatout.profiler.observe.watch import SamplesOf
+from flatout.profiler.observe.watch import SampleCounter
 from flatout.profiler.verdict import Remedy
 from tests.profiler import slow_loops
 
@@ -109,17 +109,17 @@ IMAGES = torch.zeros(8, 3, 4, 4)
     ids=["pair", "pairs", "detection", "names first", "user dict", "dataclass", "text first", "opaque"],
 )
 def test_samples_of_a_batch_are_counted_whatever_it_looks_like(batch):
-    assert SamplesOf(8)(batch) == 8
+    assert SampleCounter(8)(batch) == 8
     if type(batch) is not object:
-        assert SamplesOf()(batch) == 8, "also where the loader does not say how many there should be"
+        assert SampleCounter()(batch) == 8, "also where the loader does not say how many there should be"
 
 
 def test_a_last_batch_is_counted_where_the_others_were():
-    count = SamplesOf(8)
+    count = SampleCounter(8)
     assert count((tuple(IMAGES), tuple(range(8)))) == 8
     assert count((tuple(IMAGES[:5]), tuple(range(5)))) == 5
     loader = ready_loader(44, batch=8, collate_fn=lambda samples: tuple(zip(*samples, strict=True)))
-    count = SamplesOf.loader(loader)
+    count = SampleCounter.loader(loader)
     assert [count(batch) for batch in loader] == [8, 8, 8, 8, 8, 4]
 
 

@@ -24,7 +24,7 @@ from flatout.profiler.observe.summary import NoWorkers
 from flatout.profiler.observe.waits import WaitCounter
 from flatout.profiler.outcome import load_measurement, save_report
 from flatout.profiler.report.page import timeline_svg
-from flatout.profiler.verdict import judge
+from flatout.profiler.verdict import diagnose
 from tests.profiler import slow_loops
 from tests.profiler.situations import SITUATIONS
 from tests.profiler.test_engine_steps import Numbers
@@ -231,25 +231,25 @@ def test_the_same_waits_inside_of_steps_are_blamed():
     """What was once said of the demo on an H200 is right for a training that waits like this in its steps."""
     apart = SITUATIONS["H200: the demo, epochs of 8 steps"].measurement
     sites = [WaitSite(where=site.where, per_step=site.times / 2, text=site.text) for site in apart.waits_between]
-    causes = [judge(replace(apart, waits=sites)).cause, judge(apart).cause]
+    causes = [diagnose(replace(apart, waits=sites)).cause, diagnose(apart).cause]
     assert causes == ["validation", "validation"]
     idle = replace(apart, waits=sites, device_busy_ms=4.0)
-    assert judge(idle).cause == "host-device waits"
-    assert judge(replace(apart, device_busy_ms=4.0)).cause != "host-device waits"
+    assert diagnose(idle).cause == "host-device waits"
+    assert diagnose(replace(apart, device_busy_ms=4.0)).cause != "host-device waits"
 
 
 def test_waits_between_steps_are_kept_and_shown(tmp_path):
     measurement = SITUATIONS["H200: the demo, epochs of 8 steps"].measurement
-    html = save_report(tmp_path, measurement, judge(measurement)).read_text()
+    html = save_report(tmp_path, measurement, diagnose(measurement)).read_text()
     assert load_measurement(tmp_path / "profile.json").waits_between == list(measurement.waits_between)
     assert "Between steps" in html and "nms/suppress.py:112" in html
 
 
 def test_a_profile_of_an_earlier_version_is_read(tmp_path):
     measurement = SITUATIONS["validation after every few steps"].measurement
-    path = save_report(tmp_path, measurement, judge(measurement)).with_name("profile.json")
+    path = save_report(tmp_path, measurement, diagnose(measurement)).with_name("profile.json")
     path.write_text(path.read_text().replace('"waits_between"', '"unknown"'))
-    assert judge(load_measurement(path)) == judge(measurement)
+    assert diagnose(load_measurement(path)) == diagnose(measurement)
 
 
 def test_a_counter_without_steps_divides_by_none():

@@ -9,8 +9,15 @@ import pytest
 import torch
 
 from flatout.clock import clock
-from flatout.profiler.observe.device_times import DeviceTrace, TraceEvent, _entries, covered, self_times, sum_up
-from flatout.profiler.observe.recorder import StepRecorder, uneven
+from flatout.profiler.observe.device_times import (
+    DeviceTrace,
+    TraceEvent,
+    _trace_events,
+    self_times,
+    summarize,
+    union_length,
+)
+from flatout.profiler.observe.recorder import StepRecorder, jittered
 
 
 def run_steps(recorder, num_steps):
@@ -161,12 +168,12 @@ def test_a_trace_is_read_as_torch_recorded_it(monkeypatch):
     trace.start()
     torch.ones(3).sum()
     assert trace.stop(1) == (0.0, 0.0, 0.0, 0.0)
-    names = {event.name for event in _entries(trace._profile.profiler.kineto_results.events())}
+    names = {event.name for event in _trace_events(trace._profile.profiler.kineto_results.events())}
     assert "aten::sum" in names
 
 
 def test_kernels_side_by_side_are_busy_once():
-    assert covered([(0, 4), (2, 5), (7, 8), (7.5, 7.6)]) == 6
+    assert union_length([(0, 4), (2, 5), (7, 8), (7.5, 7.6)]) == 6
     events = [
         TraceEvent("cudaLaunchKernel", 0, 5, False),
         TraceEvent("cudaLaunchKernel", 6, 9, False),
@@ -174,12 +181,12 @@ def test_kernels_side_by_side_are_busy_once():
         TraceEvent("relu", 2000, 4000, True),
         TraceEvent("Memcpy HtoD (Pageable -> Device)", 5000, 6000, True),
     ]
-    work = sum_up(events, num_steps=2)
+    work = summarize(events, num_steps=2)
     assert (work.busy_ms, work.copy_ms, work.launches, work.pageable_copies) == (2.0, 0.5, 1.0, 0.5)
 
 
 @pytest.mark.parametrize("period_s", [0.01, 0.02, 0.04, 0.08])
 def test_samples_do_not_keep_time_with_the_steps_they_look_at(period_s):
-    at_s = np.cumsum(list(islice(uneven(0.04), 200)))
+    at_s = np.cumsum(list(islice(jittered(0.04), 200)))
     assert at_s[-1] == pytest.approx(8, rel=0.1)
     assert 0.3 < np.mean(at_s % period_s < period_s / 2) < 0.7

@@ -14,7 +14,7 @@ from flatout.profiler.measurement import Limits, WaitSite, make_ledger
 from flatout.profiler.outcome import load_measurement, save_report
 from flatout.profiler.report.page import colors_of, timeline_svg
 from flatout.profiler.report.text import report_text
-from flatout.profiler.verdict import judge
+from flatout.profiler.verdict import diagnose
 from tests.profiler.situations import RTX_5090, RTX_5090_WITH_WAITS, SITUATIONS, measured, network
 
 TIMELINE = {
@@ -42,9 +42,9 @@ def test_worker_stages_cost_the_same_per_image_however_many_work():
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_a_saved_measurement_gives_the_same_verdict(name, tmp_path):
     situation = SITUATIONS[name]
-    save_report(tmp_path, situation.measurement, judge(situation.measurement), TIMELINE)
+    save_report(tmp_path, situation.measurement, diagnose(situation.measurement), TIMELINE)
     again = load_measurement(tmp_path / "profile.json")
-    assert judge(again) == judge(situation.measurement)
+    assert diagnose(again) == diagnose(situation.measurement)
     assert make_ledger(again).rows == make_ledger(situation.measurement).rows
 
 
@@ -55,7 +55,7 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path):
 
 
 def test_the_page_stands_alone_and_says_everything(tmp_path):
-    path = save_report(tmp_path, RTX_5090_WITH_WAITS, judge(RTX_5090_WITH_WAITS), TIMELINE)
+    path = save_report(tmp_path, RTX_5090_WITH_WAITS, diagnose(RTX_5090_WITH_WAITS), TIMELINE)
     html = path.read_text()
     assert not re.search(r"(src|href)\s*=|@import|url\(|<script|https?://", html)
     for text in (
@@ -89,12 +89,12 @@ def test_a_stage_has_one_colour_whatever_else_takes_time():
 def test_hostile_texts_are_escaped(tmp_path):
     site = WaitSite(where="<script>.py:3", per_step=2, text="x = '<img onerror=1>'")
     hostile = measured(100, network(), waits=(site,), title="<b>bold</b>", limits=Limits(compute_ms=90))
-    html = save_report(tmp_path, hostile, judge(hostile)).read_text()
+    html = save_report(tmp_path, hostile, diagnose(hostile)).read_text()
     assert "<script>" not in html and "<img" not in html and "<b>bold" not in html
 
 
 def test_the_trace_opens_in_perfetto(tmp_path):
-    save_report(tmp_path, RTX_5090, judge(RTX_5090), TIMELINE)
+    save_report(tmp_path, RTX_5090, diagnose(RTX_5090), TIMELINE)
     trace = json.loads((tmp_path / "trace.json").read_text())
     spans = [entry for entry in trace["traceEvents"] if entry["ph"] == "X"]
     assert (spans[0]["name"], spans[0]["ts"], spans[0]["dur"]) == ("forward", 0, 40_000)
@@ -106,7 +106,7 @@ def test_the_trace_opens_in_perfetto(tmp_path):
 
 def test_the_text_fits_a_terminal():
     for situation in SITUATIONS.values():
-        text = report_text(make_ledger(situation.measurement), judge(situation.measurement), situation.measurement)
+        text = report_text(make_ledger(situation.measurement), diagnose(situation.measurement), situation.measurement)
         assert max(map(len, text.splitlines())) <= 110
 
 
@@ -117,7 +117,7 @@ def browser():
 
 @pytest.mark.skipif(browser() is None, reason="no Chromium here (set FLATOUT_BROWSER to one)")
 def test_a_real_browser_draws_the_page(tmp_path):
-    path = save_report(tmp_path, RTX_5090, judge(RTX_5090), TIMELINE)
+    path = save_report(tmp_path, RTX_5090, diagnose(RTX_5090), TIMELINE)
     picture = tmp_path / "page.png"
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1100,1800"]
     done = subprocess.run(
@@ -142,5 +142,5 @@ def test_numbers_of_a_timeline_end_before_it_does(span_ms):
 
 def test_numbers_of_very_slow_steps_stay_apart():
     slow = measured(7127, {"forward": 1500.0, "backward": 2500.0}, images=1)
-    told = report_text(make_ledger(slow), judge(slow), slow)
+    told = report_text(make_ledger(slow), diagnose(slow), slow)
     assert re.search(r"backward +2,500\.00 +35\.1% +2,500,000\.0", told)

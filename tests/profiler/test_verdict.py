@@ -10,7 +10,7 @@ import pytest
 from flatout.defect.commands.flags import VERDICT_FLAGS as DEFECT_FLAGS
 from flatout.profiler.measurement import HotLine, Lane, Limits, WaitSite, make_ledger
 from flatout.profiler.report.text import report_text
-from flatout.profiler.verdict import Trial, judge, remedy_of
+from flatout.profiler.verdict import Trial, diagnose, remedy_of
 from flatout.profiler.verdict.remedy import respelled
 from flatout.profiler.verdict.rules_host import CUDA_GRAPH
 from flatout.spike.commands.arguments import VERDICT_FLAGS as SPIKE_FLAGS
@@ -30,7 +30,7 @@ from tests.profiler.situations import (
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_the_cause_is_named(name):
     situation = SITUATIONS[name]
-    verdict = judge(situation.measurement, situation.trials, situation.wholes)
+    verdict = diagnose(situation.measurement, situation.trials, situation.end_to_end)
     assert verdict.cause == situation.cause, (verdict.sentence, verdict.evidence)
     assert verdict.sentence
     if situation.change:
@@ -40,7 +40,7 @@ def test_the_cause_is_named(name):
 @pytest.mark.parametrize("name", [name for name, situation in SITUATIONS.items() if situation.gain])
 def test_the_gain_is_predicted_within_fifteen_per_cent(name):
     situation = SITUATIONS[name]
-    best = judge(situation.measurement, situation.trials, situation.wholes).best
+    best = diagnose(situation.measurement, situation.trials, situation.end_to_end).best
     assert best is not None
     assert best.gain == pytest.approx(situation.gain, rel=0.15)
 
@@ -50,7 +50,7 @@ def test_there_are_enough_situations():
 
 
 def test_the_first_case_names_waits_line_and_who_is_idle():
-    verdict = judge(RTX_5090_WITH_WAITS)
+    verdict = diagnose(RTX_5090_WITH_WAITS)
     told = " ".join(verdict.evidence)
     assert "loss.py:100" in told
     assert "126 % of a core" in told
@@ -61,14 +61,14 @@ def test_the_first_case_names_waits_line_and_who_is_idle():
 
 @pytest.mark.parametrize("name", SITUATIONS)
 def test_no_remedy_promises_less_than_it_is_worth_or_more_than_the_device_can_do(name):
-    measurement, cause, _, trials, _, wholes = SITUATIONS[name]
-    remedies = judge(measurement, trials, wholes).remedies
+    measurement, cause, _, trials, _, end_to_end = SITUATIONS[name]
+    remedies = diagnose(measurement, trials, end_to_end).remedies
     assert all(remedy.gain >= 1.03 for remedy in remedies)
     speeds = [remedy.images_per_s for remedy in remedies]
     assert speeds == sorted(speeds, reverse=True)
     assert len({remedy.what for remedy in remedies}) == len(remedies)
     # A better loss takes its kernels off the device; nothing else here does.
-    if measurement.device_busy_ms and not trials and not wholes and cause != "assigner":
+    if measurement.device_busy_ms and not trials and not end_to_end and cause != "assigner":
         assert all(remedy.step_ms >= 0.99 * measurement.device_busy_ms for remedy in remedies)
     for remedy in remedies:
         assert remedy.change in remedy.line() and "img/s" in remedy.line()
@@ -91,7 +91,7 @@ def test_a_verdict_does_not_depend_on_the_unit_of_time():
             lines=[replace(line, ms=2 * line.ms) for line in m.lines],
         )
         trials = [replace(trial, then_ms=2 * trial.then_ms) for trial in situation.trials]
-        wholes = [
+        end_to_end = [
             replace(
                 whole,
                 compute_ms=2 * whole.compute_ms,
@@ -99,14 +99,14 @@ def test_a_verdict_does_not_depend_on_the_unit_of_time():
                 device_ms=2 * whole.device_ms,
                 beside_ms=2 * whole.beside_ms,
             )
-            for whole in situation.wholes
+            for whole in situation.end_to_end
         ]
-        assert judge(slow, trials, wholes).cause == situation.cause
+        assert diagnose(slow, trials, end_to_end).cause == situation.cause
 
 
 def test_workers_are_never_recommended_past_the_cores():
     for cores in (2, 3, 5, 8, 64):
-        verdict = judge(input_bound(400, 1, {"warp": 390}, cores=cores))
+        verdict = diagnose(input_bound(400, 1, {"warp": 390}, cores=cores))
         best = next(remedy for remedy in verdict.remedies if remedy.what.startswith("workers"))
         assert int(best.what.split()[-1]) <= cores
 
@@ -121,16 +121,16 @@ def test_more_workers_do_not_help_when_every_core_is_busy():
         cores=2,
         main_cpu=1.0,
     )
-    more = [remedy for remedy in judge(busy).remedies if remedy.what.startswith("workers")]
+    more = [remedy for remedy in diagnose(busy).remedies if remedy.what.startswith("workers")]
     assert more == [] or more[0].gain < 1.05
 
 
 def test_a_trial_in_the_workers_counts_only_as_far_as_the_step_waits():
     healthy = measured(100, network(), num_workers=4, workers={"decode": 300})
     faster = Trial(what="faster decode", change="x", stage="decode", then_ms=10, in_workers=True)
-    assert judge(healthy, [faster]).cause == "nothing"
+    assert diagnose(healthy, [faster]).cause == "nothing"
     starved = input_bound(400, 4, {"decode": 1590}, cores=4)
-    best = judge(starved, [faster]).best
+    best = diagnose(starved, [faster]).best
     assert best is not None and best.gain == pytest.approx(4, rel=0.1)
 
 
@@ -138,7 +138,7 @@ def test_a_larger_batch_is_worth_what_grows_less_than_it():
     """Twice the images in 1.6 times the network's time; the optimizer's time stays."""
     m = measured(100, {"forward": 30, "loss": 10, "backward": 50, "optimizer": 8}, images=8)
     trial = Trial(what="batch 16", change="--batch 16", stage="forward+loss+backward", then_ms=144, images=16)
-    best = judge(m, [trial]).best
+    best = diagnose(m, [trial]).best
     assert best is not None
     assert best.step_ms == pytest.approx(154, rel=0.01)
     assert best.gain == pytest.approx(2 * 100 / 154, rel=0.01)
@@ -170,17 +170,17 @@ def test_what_is_tried_is_told_even_if_it_is_worth_nothing():
 def test_a_flag_that_changes_network_and_input_is_predicted_as_all_it_does():
     """Not as a graph around the kernels of today, which promises 1,503 img/s where 3,469 were measured."""
     launching = replace(H200_BATCH_32, num_workers=8)
-    verdict = judge(launching, wholes=[ALL_OF_FAST])
+    verdict = diagnose(launching, end_to_end=[ALL_OF_FAST])
     assert [remedy.what for remedy in verdict.remedies if remedy.switch == {"fast": True}] == [ALL_OF_FAST.what]
     assert not any(remedy.what == CUDA_GRAPH for remedy in verdict.remedies)
-    untried = judge(launching)
+    untried = diagnose(launching)
     graph = next(remedy for remedy in untried.remedies if remedy.what == CUDA_GRAPH)
     assert graph.switch == {}, "no flag does that and nothing else"
 
 
 def test_launching_less_is_worth_nothing_where_the_workers_cannot_keep_up():
     """Two workers that are busy 92 % of a step of 44 ms: with all launches gone it would wait for them."""
-    verdict = judge(H200_BATCH_32)
+    verdict = diagnose(H200_BATCH_32)
     assert verdict.cause == "too few workers"
     assert not any(remedy.what == CUDA_GRAPH for remedy in verdict.remedies)
 
@@ -212,13 +212,13 @@ def test_random_measurements_never_break_it():
             has_device=bool(rng.integers(2)),
             device_busy_ms=float(rng.uniform(0, step)) if rng.integers(2) else None,
         )
-        verdict = judge(m)
+        verdict = diagnose(m)
         assert all(np.isfinite(remedy.step_ms) and remedy.step_ms > 0 for remedy in verdict.remedies)
         assert isinstance(m.lane("host"), Lane)
 
 
 def test_without_workers_the_evidence_speaks_of_the_input_alone():
-    told = " ".join(judge(SITUATIONS["no workers"].measurement).evidence)
+    told = " ".join(diagnose(SITUATIONS["no workers"].measurement).evidence)
     assert "largest part of an image: dataset[i]" in told
     assert "backward" not in told
 
@@ -235,11 +235,11 @@ def test_on_a_crowded_machine_the_main_thread_gets_what_its_own_workers_give_up(
         cores=2,
         others_cores=1.5,
     )
-    kept = next(remedy for remedy in judge(crowded).remedies if remedy.what == "keep pictures decoded")
+    kept = next(remedy for remedy in diagnose(crowded).remedies if remedy.what == "keep pictures decoded")
     # 25 ms of the main thread and 6 of the worker, at half a core.
     assert kept.step_ms == pytest.approx(62, rel=0.05)
     assert kept.uncertainty > 0.2
-    assert not any(remedy.what.startswith("workers") for remedy in judge(crowded).remedies)
+    assert not any(remedy.what.startswith("workers") for remedy in diagnose(crowded).remedies)
 
 
 def test_one_collection_in_a_short_look_is_no_verdict():
@@ -247,14 +247,14 @@ def test_one_collection_in_a_short_look_is_no_verdict():
     (host,) = m.lanes
     for times, cause in ((1, "nothing"), (3, "garbage collector")):
         seen = replace(m, lanes=[replace(host, stage_runs={"gc": times / len(m.wall_ms)})])
-        assert judge(seen).cause == cause
+        assert diagnose(seen).cause == cause
 
 
 @pytest.mark.parametrize("num_workers", [0, 8])
 def test_who_is_not_seen_is_not_blamed(num_workers):
     """A step that waits for a loader nobody could look into: no word about workers, and no promise."""
     m = measured(400, {**network(), "feed.wait": 300}, main_cpu=0.25)
-    verdict = judge(replace(m, num_workers=num_workers))
+    verdict = diagnose(replace(m, num_workers=num_workers))
     assert (verdict.cause, list(verdict.remedies)) == ("input", [])
     assert "could not be looked at" in verdict.sentence
 
@@ -264,7 +264,7 @@ def test_a_step_that_waits_is_never_called_its_network():
     m = measured(
         100, {"feed.wait": 60, "forward": 20, "backward": 18}, num_workers=2, workers={"augment": 190}, cores=2
     )
-    verdict = judge(replace(m, main_cpu_ms=40.0, worker_cpu_ms=160.0))
+    verdict = diagnose(replace(m, main_cpu_ms=40.0, worker_cpu_ms=160.0))
     assert (verdict.cause, list(verdict.remedies)) == ("input", [])
     assert "No remedy we know" in verdict.sentence
 
@@ -272,7 +272,7 @@ def test_a_step_that_waits_is_never_called_its_network():
 def test_workers_that_wait_for_files_may_be_two_per_core():
     """They need a core for a tenth of their time; how many a disk feeds is not known, so no more than that."""
     slow = {"worker_cpu_ms": 30.0, "worker_blocked_ms": 260.0}
-    verdict = judge(measured(150, {**network(0.2), "feed.wait": 130}, num_workers=2, workers={"fetch": 295}, cores=2,
+    verdict = diagnose(measured(150, {**network(0.2), "feed.wait": 130}, num_workers=2, workers={"fetch": 295}, cores=2,
                              main_cpu=0.13, **slow))  # fmt: skip
     assert verdict.cause == "storage"
     assert [remedy.switch for remedy in verdict.remedies] == [{"workers": 4}]
@@ -286,7 +286,7 @@ def test_time_around_a_loop_is_not_the_loops_unless_it_is_of_the_same_stage():
         HotLine(where="train.py:11", ms=5, text="for p in model.parameters():", function="main"),
     ]
     waits = [WaitSite(where="train.py:12", per_step=100, text=lines[1].text)]
-    verdict = judge(measured(125, {"forward": 48, "backward": 50}, lines=lines, waits=waits))
+    verdict = diagnose(measured(125, {"forward": 48, "backward": 50}, lines=lines, waits=waits))
     assert verdict.cause == "python loop"
     assert verdict.best.gain == pytest.approx(125 / 100, rel=0.02)
 
@@ -298,7 +298,7 @@ def test_no_promise_is_faster_than_the_limit_that_is_printed_beside_it(name):
     step_ms = float(np.mean(m.wall_ms))
     slow = replace(m, limits=Limits(compute_ms=0.95 * step_ms, input_ms=0.95 * step_ms, transfer_ms=0.95 * step_ms))
     same_batch = [trial for trial in trials if trial.images is None]
-    for remedy in judge(slow, same_batch).remedies:
+    for remedy in diagnose(slow, same_batch).remedies:
         assert remedy.step_ms >= 0.95 * step_ms * 0.999, remedy
 
 
@@ -339,7 +339,7 @@ def test_impossible_measurements_never_break_it():
             lines=[HotLine(where="a.py:3", ms=some(sizes), text="cv2.imdecode()", function="f")],
             waits=[WaitSite(where="a.py:3", per_step=some(sizes))],
         )
-        verdict = judge(m)
+        verdict = diagnose(m)
         assert report_text(make_ledger(m), verdict, m)
         assert all(np.isfinite(remedy.step_ms) and remedy.step_ms > 0 for remedy in verdict.remedies)
         assert all(0 < remedy.uncertainty < 1 for remedy in verdict.remedies)
@@ -347,13 +347,15 @@ def test_impossible_measurements_never_break_it():
 
 def test_workers_are_not_promised_for_batches_that_cost_less_than_handing_them_over():
     """A step of 2 ms of which the batch takes 0.4: with a worker it took twice as long when it was tried."""
-    verdict = judge(measured(2.0, {"feed.wait": 0.1, "fetch": 0.15, "collate": 0.15, "forward": 0.7, "backward": 0.9}))
+    verdict = diagnose(
+        measured(2.0, {"feed.wait": 0.1, "fetch": 0.15, "collate": 0.15, "forward": 0.7, "backward": 0.9})
+    )
     assert verdict.remedies == []
 
 
 def test_a_slow_line_inside_of_the_network_is_told():
     line = HotLine(where="net.py:7", ms=70, text="json.loads(json.dumps(x))", function="forward", stage="forward")
-    verdict = judge(measured(100, {"forward": 80, "backward": 18}, lines=[line]))
+    verdict = diagnose(measured(100, {"forward": 80, "backward": 18}, lines=[line]))
     assert "hottest line, 70.0 ms per step in forward: net.py:7  json.loads(json.dumps(x))" in verdict.evidence
 
 
@@ -361,17 +363,17 @@ def test_a_loss_that_is_a_lot_of_work_is_not_called_an_assigner():
     """On a CPU, without a loop: no word about targets or a GPU, and no promise."""
     host = {"feed.wait": 1, "forward": 30, "loss": 40, "backward": 28}
     line = HotLine(where="loss.py:4", ms=39, text="torch.cdist(a, b)", function="contrast", stage="loss")
-    verdict = judge(measured(100, host, lines=[line]))
+    verdict = diagnose(measured(100, host, lines=[line]))
     assert (verdict.cause, list(verdict.remedies)) == ("loss", [])
     assert "39.0 ms per step at loss.py:4  torch.cdist(a, b)" in verdict.evidence
-    looped = judge(measured(100, host, waits=[WaitSite(where="loss.py:4", per_step=500)]))
+    looped = diagnose(measured(100, host, waits=[WaitSite(where="loss.py:4", per_step=500)]))
     assert looped.cause == "assigner" and "GPU" not in looped.sentence
 
 
 def test_two_loops_are_two_remedies_and_the_worse_loop_comes_first():
     small = HotLine(where="report.py:7", ms=10, text="y.item()", function="report")
     waits = [WaitSite(where="loop.py:20", per_step=500), WaitSite(where="report.py:7", per_step=100)]
-    verdict = judge(measured(200, network(), waits=waits, lines=[*LOOP, small]))
+    verdict = diagnose(measured(200, network(), waits=waits, lines=[*LOOP, small]))
     assert verdict.cause == "python loop" and "score_all" in verdict.sentence
     assert [remedy.change.partition(": ")[0] for remedy in verdict.remedies] == ["loop.py:20", "report.py:7"]
 
@@ -386,14 +388,14 @@ def test_two_loops_are_two_remedies_and_the_worse_loop_comes_first():
     ids=["logging", "late batches, idle workers", "late batches, too many workers"],
 )
 def test_what_the_host_does_while_a_gpu_is_never_idle_is_no_cause(host, crew):
-    verdict = judge(on_gpu(100, host, 97.5, **crew))
+    verdict = diagnose(on_gpu(100, host, 97.5, **crew))
     assert (verdict.cause, verdict.remedies) == ("nothing", [])
 
 
 def test_slow_speeds_keep_their_digits_and_one_worker_is_one():
     """'compute and copy 1 img/s' of a training that makes 2.5 says nothing."""
     limits = Limits(compute_ms=5700, input_ms=1.74)
-    verdict = judge(input_bound(8000, 1, {"read": 7900.0}, images=8, cores=2, limits=limits))
+    verdict = diagnose(input_bound(8000, 1, {"read": 7900.0}, images=8, cores=2, limits=limits))
     assert verdict.cause == "too few workers" and "there is only one of them for 2 cores" in verdict.sentence
     told = " ".join(verdict.evidence)
     assert "limits: compute 1.40 img/s, input 4,598 img/s" in told and "alone gives 4,598 img/s" in told
@@ -402,7 +404,7 @@ def test_slow_speeds_keep_their_digits_and_one_worker_is_one():
 @pytest.mark.parametrize("main_cpu", [1.0, 2.0], ids=["one core", "every core in use"])
 def test_a_validation_takes_its_cpu_time_with_it(main_cpu):
     crew = {"num_workers": 1, "workers": {"read": 5.0}}
-    best = judge(
+    best = diagnose(
         measured(100, {"forward": 25, "backward": 30, "validate": 40}, cores=2, main_cpu=main_cpu, **crew)
     ).best
     assert best is not None and best.what == "validate less often"
@@ -411,7 +413,7 @@ def test_a_validation_takes_its_cpu_time_with_it(main_cpu):
 
 @pytest.mark.parametrize(("compute_ms", "told"), [(95, "takes here."), (17, "takes beside all else that runs here;")])
 def test_a_network_that_is_faster_alone_is_not_said_to_take_what_it_took(compute_ms, told):
-    verdict = judge(measured(100, network(), limits=Limits(compute_ms=compute_ms)))
+    verdict = diagnose(measured(100, network(), limits=Limits(compute_ms=compute_ms)))
     assert verdict.cause == "nothing" and told in verdict.sentence
 
 
@@ -423,7 +425,7 @@ def test_threads_that_find_no_core_are_told_where_nothing_else_is(threads, other
     """4,482 ms per step beside a program that used one of two cores, 46 ms with OMP_NUM_THREADS=1: seen on a defect
     training."""
     host = {"forward": 1914, "backward": 1863, "optimizer": 694}
-    verdict = judge(measured(4482, host, cores=2, num_threads=threads, others_cores=others))
+    verdict = diagnose(measured(4482, host, cores=2, num_threads=threads, others_cores=others))
     assert (verdict.cause, verdict.remedies) == (cause, [])
     assert ("OMP_NUM_THREADS=1" in " ".join(verdict.evidence)) == (cause != "nothing")
 
@@ -431,13 +433,13 @@ def test_threads_that_find_no_core_are_told_where_nothing_else_is(threads, other
 def test_one_thread_is_never_too_many():
     """Beside programs that leave it a third of a core there is nothing to advise: OMP_NUM_THREADS=1 is set already."""
     host = {"forward": 1914, "backward": 1863, "optimizer": 694}
-    verdict = judge(measured(4482, host, cores=2, num_threads=1, others_cores=1.8, main_cpu=0.3))
+    verdict = diagnose(measured(4482, host, cores=2, num_threads=1, others_cores=1.8, main_cpu=0.3))
     assert verdict.cause != "too many threads" and "OMP_NUM_THREADS" not in " ".join(verdict.evidence)
 
 
 def test_threads_that_find_no_core_are_no_cause_where_another_is_found_but_are_told():
     found = measured(100, {"forward": 30, "backward": 30, "gc": 30}, cores=2, num_threads=2, others_cores=1.0)
-    verdict = judge(found)
+    verdict = diagnose(found)
     assert verdict.cause == "garbage collector" and "OMP_NUM_THREADS=1" in " ".join(verdict.evidence)
 
 
@@ -447,7 +449,7 @@ def test_no_other_job_is_advised_a_flag_that_only_yolo_has(own_flags):
     advised = set()
     validated = measured(100, {"forward": 25, "backward": 30, "validate": 40}, cores=2)
     for situation in [*(each.measurement for each in SITUATIONS.values()), validated]:
-        for remedy in judge(situation).remedies:
+        for remedy in diagnose(situation).remedies:
             advised |= set(yolos.findall(remedy.change))
             assert not yolos.search(respelled(remedy, own_flags).change), respelled(remedy, own_flags).change
     assert {"workers", "cache-images", "notest"} <= advised, "else nothing is tested"

@@ -171,24 +171,24 @@ class DeviceTrace:
         torch.cuda.synchronize()
         self._profile.__exit__(None, None, None)
         # As they were recorded: torch takes seconds to make its own tree of tens of thousands of them.
-        return sum_up(_entries(self._profile.profiler.kineto_results.events()), num_steps)  # type: ignore[union-attr]
+        return summarize(_trace_events(self._profile.profiler.kineto_results.events()), num_steps)  # type: ignore[union-attr]
 
 
-def sum_up(events: Sequence[TraceEvent], num_steps: int) -> DeviceWork:
+def summarize(events: Sequence[TraceEvent], num_steps: int) -> DeviceWork:
     """Pure: entries of a trace -> numbers per step."""
     on_device = [event for event in events if event.on_device]
     copies = [event for event in on_device if event.name.startswith("Memcpy")]
     host_copies = [event for event in copies if "HtoD" in event.name or "DtoH" in event.name]
     launches = sum(event.name.startswith(_LAUNCHES) for event in events if not event.on_device)
     return DeviceWork(
-        busy_ms=covered((event.begin_us, event.end_us) for event in on_device) / 1e3 / num_steps,
+        busy_ms=union_length((event.begin_us, event.end_us) for event in on_device) / 1e3 / num_steps,
         copy_ms=sum(event.end_us - event.begin_us for event in host_copies) / 1e3 / num_steps,
         launches=launches / num_steps,
         pageable_copies=sum("Pageable" in event.name for event in copies) / num_steps,
     )
 
 
-def covered(spans: Iterable[tuple[float, float]]) -> float:
+def union_length(spans: Iterable[tuple[float, float]]) -> float:
     """Length of the union of some spans: kernels that run side by side are busy once."""
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):
@@ -197,7 +197,7 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def _entries(events: Iterable[Any]) -> list[TraceEvent]:
+def _trace_events(events: Iterable[Any]) -> list[TraceEvent]:
     return [
         TraceEvent(
             event.name(),

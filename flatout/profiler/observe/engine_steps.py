@@ -36,7 +36,7 @@ class EngineObservation(Observation):
         *,
         images_per_step: int,
         num_steps: int | None,
-        turns: Phases = ALL,
+        phases: Phases = ALL,
         title: str = "",
         own_flags: Mapping[str, str] | None = None,
     ) -> None:
@@ -45,7 +45,7 @@ class EngineObservation(Observation):
         self._images, self._most_images = images_per_step, 0
         self._has_begun = False
         self._own_flags = own_flags or {}
-        super().__init__(FeedWorkers(), num_steps=num_steps, turns=turns, title=title)
+        super().__init__(FeedWorkers(), num_steps=num_steps, phases=phases, title=title)
 
     def _make_recorder(self) -> StepRecorder:
         recorder = _EngineRecorder()
@@ -59,13 +59,13 @@ class EngineObservation(Observation):
 
         assert self._num_steps is not None
         on_device = torch.cuda.is_available()
-        turns = _on_device(self._turns) if on_device else self._turns
-        return turns.timing_begins(on_device=on_device) + self._num_steps + 1
+        phases = _on_device(self._phases) if on_device else self._phases
+        return phases.timing_begins(on_device=on_device) + self._num_steps + 1
 
     def attach_device(self) -> None:
         super().attach_device()
         if self._device is not None:
-            self._turns = _on_device(self._turns)
+            self._phases = _on_device(self._phases)
 
     @property
     def profile(self) -> Profile:
@@ -107,5 +107,5 @@ class EngineObservation(Observation):
         clock.step_ended(0)
 
 
-def _on_device(turns: Phases) -> Phases:
-    return turns._replace(warm_up=max(turns.warm_up, WARM_UP_ON_DEVICE))
+def _on_device(phases: Phases) -> Phases:
+    return phases._replace(warm_up=max(phases.warm_up, WARM_UP_ON_DEVICE))

@@ -53,7 +53,7 @@ def code_of(loss_fn: Any) -> CodeType | None:
     return getattr(loss_fn, "__code__", None) or getattr(getattr(loss_fn, "__func__", None), "__code__", None)
 
 
-class _Bracket:
+class _OpenStages:
     """A stage whose begin and end are two separate calls. Calls that come in pairs may nest."""
 
     def __init__(self, name: str) -> None:
@@ -88,7 +88,7 @@ def replaced(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> Iterator[
 
 @contextmanager
 def _module_stage(module: Any, name: str) -> Iterator[None]:
-    bracket = _Bracket(name)
+    bracket = _OpenStages(name)
     handles = [
         module.register_forward_pre_hook(bracket.begin),
         # Also when forward raises, or the mark would stay open.
@@ -103,7 +103,7 @@ def _module_stage(module: Any, name: str) -> Iterator[None]:
 
 @contextmanager
 def _optimizer_stage(optimizer: Any) -> Iterator[None]:
-    bracket = _Bracket("optimizer")
+    bracket = _OpenStages("optimizer")
     try:
         handles = [optimizer.register_step_pre_hook(bracket.begin), optimizer.register_step_post_hook(bracket.end)]
     except AttributeError:  # a wrapper: no hooks, or inherited ones that it never made

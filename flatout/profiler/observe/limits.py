@@ -28,7 +28,7 @@ class Budget(NamedTuple):
     seconds: float = 10.0
 
 
-USUAL = Budget()
+DEFAULT_BUDGET = Budget()
 
 
 def find_limits(
@@ -37,7 +37,7 @@ def find_limits(
     *,
     keep: Callable[[Any], Any] = lambda batch: batch,
     to_device: Callable[[Any], Any] = lambda batch: batch,
-    budget: Budget = USUAL,
+    budget: Budget = DEFAULT_BUDGET,
     kept_batches: int = 4,
 ) -> Limits:
     """Milliseconds per step of the three runs.

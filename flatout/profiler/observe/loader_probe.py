@@ -29,7 +29,7 @@ WORKER_DTYPE = np.dtype(
 for a core."""
 
 
-class Tables:
+class WorkerTables:
     """One table per worker, in memory that worker processes share however they are started."""
 
     def __init__(self, num_workers: int) -> None:
@@ -47,10 +47,10 @@ class Tables:
         return self.rows().copy()
 
 
-class Desk:
+class WorkerTable:
     """This process's own part of the tables: opened on first use, shared by dataset and collate function."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: WorkerTables) -> None:
         self.tables = tables
         self._totals: clock.Totals | None = None
 
@@ -67,14 +67,14 @@ class Desk:
         if self._totals is None:
             row = self.tables.rows()[info.id]
             self._totals = TracedTotals(row["stages"], self.tables.rows()["timeline"][info.id : info.id + 1])
-            lines = _Lines(row["lines"])
-            Sampler(on_sample=lines.add, label=lambda: _working(self._totals))
+            lines = _LineTable(row["lines"])
+            Sampler(on_sample=lines.add, label=lambda: _current_stage(self._totals))
             self._cpu = row
             # Without persistent workers every epoch has new ones, whose own times begin at zero.
             self._earlier = int(row["cpu_ns"]), int(row["wanted_ns"])
         return self._totals
 
-    def note_cpu(self) -> None:
+    def update_cpu_times(self) -> None:
         if self._totals is not None:
             cpu_ns, wanted_ns = self._earlier
             self._cpu["cpu_ns"] = cpu_ns + time.process_time_ns()
@@ -88,7 +88,7 @@ class Desk:
         with clock.recording(totals), clock.stage(name):
             result = work()
         if name == "collate":  # once per batch is enough
-            self.note_cpu()
+            self.update_cpu_times()
         return result
 
 
@@ -101,11 +101,11 @@ def ran_or_queued_ns() -> int:
     return int(ran) + int(queued)
 
 
-def _working(totals: clock.Totals | None) -> str | None:
+def _current_stage(totals: clock.Totals | None) -> str | None:
     return None if totals is None or totals.innermost is None else totals.innermost.name
 
 
-class _Lines:
+class _LineTable:
     """Samples per line, in a table of fixed size; the last row collects what has no row of its own."""
 
     def __init__(self, table: np.ndarray) -> None:
@@ -124,17 +124,17 @@ class _Lines:
         self._table[self._rows[where]]["samples"] += 1
 
 
-class _StandIn:
+class _DatasetProxy:
     """Stands in a dataset's place: what is read of it or set on it (by a worker_init_fn, say) is the dataset's own."""
 
-    def __init__(self, dataset: Any, desk: Desk) -> None:
-        vars(self).update(_dataset=dataset, _desk=desk)
+    def __init__(self, dataset: Any, worker_table: WorkerTable) -> None:
+        vars(self).update(_dataset=dataset, _worker_table=worker_table)
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_dataset", "_desk"):
+        if name.startswith("__") or name in ("_dataset", "_worker_table"):
             raise AttributeError(name)
         return getattr(self._dataset, name)
 
@@ -145,39 +145,39 @@ class _StandIn:
         delattr(self._dataset, name)
 
 
-class TimedDataset(_StandIn):
+class TimedDataset(_DatasetProxy):
     """A map-style dataset whose samples are timed."""
 
-    def __init__(self, dataset: Any, desk: Desk) -> None:
-        super().__init__(dataset, desk)
+    def __init__(self, dataset: Any, worker_table: WorkerTable) -> None:
+        super().__init__(dataset, worker_table)
         if hasattr(dataset, "__getitems__"):
             vars(self)["__getitems__"] = self._get_items
 
     def __getitem__(self, index: Any) -> Any:
-        return self._desk.timed("fetch", lambda: self._dataset[index])
+        return self._worker_table.timed("fetch", lambda: self._dataset[index])
 
     def _get_items(self, indices: Any) -> Any:
-        return self._desk.timed("fetch", lambda: self._dataset.__getitems__(indices))
+        return self._worker_table.timed("fetch", lambda: self._dataset.__getitems__(indices))
 
 
-class TimedStream(_StandIn):
+class TimedStream(_DatasetProxy):
     """An iterable dataset whose samples are timed."""
 
     def __iter__(self) -> Iterator[Any]:
         samples, end = iter(self._dataset), object()
-        while (sample := self._desk.timed("fetch", lambda: next(samples, end))) is not end:
+        while (sample := self._worker_table.timed("fetch", lambda: next(samples, end))) is not end:
             yield sample
 
 
 class TimedCollate:
     """A collate function that is timed."""
 
-    def __init__(self, collate: Callable[[Any], Any], desk: Desk) -> None:
+    def __init__(self, collate: Callable[[Any], Any], worker_table: WorkerTable) -> None:
         self._collate = collate
-        self._desk = desk
+        self._worker_table = worker_table
 
     def __call__(self, samples: Any) -> Any:
-        return self._desk.timed("collate", lambda: self._collate(samples))
+        return self._worker_table.timed("collate", lambda: self._collate(samples))
 
 
 def stage_ns(before: np.ndarray, after: np.ndarray) -> tuple[dict[str, int], dict[str, int]]:

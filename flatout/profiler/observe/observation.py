@@ -23,14 +23,14 @@ from flatout.profiler.observe.device_times import DeviceClock, DeviceSteps, Devi
 from flatout.profiler.observe.recorder import Line, Sampler, StepRecorder
 from flatout.profiler.observe.speed_of_light import launch_us
 from flatout.profiler.observe.summary import (
-    WorkersSeen,
-    WorkerWatch,
+    WorkerObserver,
+    WorkerStats,
     device_lane,
     host_lane,
     hot_lines,
+    limited_to_step,
     machine_facts,
-    no_longer_than,
-    run_ahead,
+    with_run_ahead,
     with_serial_input,
 )
 from flatout.profiler.observe.waits import WaitCounter
@@ -42,7 +42,7 @@ class TimedSteps:
     def __init__(
         self,
         recorder: StepRecorder,
-        workers: WorkerWatch,
+        workers: WorkerObserver,
         device: DeviceClock | None,
         functions: Mapping[CodeType, str],
     ) -> None:
@@ -64,7 +64,7 @@ class TimedSteps:
         self.num_steps += 1
         fresh, self._fresh = self._fresh, []
         self._samples.update(fresh)
-        self._workers.look(self.num_steps)
+        self._workers.poll(self.num_steps)
 
     def forget_samples(self) -> None:
         """What was sampled since the last step ended belongs to none."""
@@ -91,7 +91,7 @@ class TimedSteps:
         innermost = self._recorder.innermost
         return stage_apart(innermost) or (None if innermost is None else innermost.name)
 
-    def sum_up(self, work: DeviceWork | None, waits: WaitCounter, title: str) -> Measurement:
+    def summarize(self, work: DeviceWork | None, waits: WaitCounter, title: str) -> Measurement:
         """Host-device wait. `work` and `waits` were seen before, in steps of their own."""
         steps = self._recorder.steps()
         seen = self._workers.end(self.num_steps)
@@ -102,13 +102,13 @@ class TimedSteps:
         walls_ms = steps.wall_ns / 1e6
         device, beside = self._read_device(), self._read_device(beside=True)
         if device is not None and len(device.wall_ms) == len(walls_ms):
-            host = run_ahead(host, host_ms=float(walls_ms.mean()), device_ms=float(device.wall_ms.mean()))
+            host = with_run_ahead(host, host_ms=float(walls_ms.mean()), device_ms=float(device.wall_ms.mean()))
             # A host that never waits only queues: the device says how long steps really take.
             walls_ms = device.wall_ms if device.wall_ms.mean() > walls_ms.mean() else walls_ms
         lanes: list[Lane] = [host]
         lines = hot_lines(self._samples, float(steps.wall_ns.mean()) / 1e6)
         if seen is not None:
-            lanes.append(no_longer_than(float(walls_ms.mean()), seen.lane))
+            lanes.append(limited_to_step(float(walls_ms.mean()), seen.lane))
             lines += seen.lines
         if device is not None:
             lanes.append(device_lane(device))
@@ -121,7 +121,7 @@ class TimedSteps:
             main_cpu_ms=float(steps.cpu_ns.mean()) / 1e6,
             worker_cpu_ms=seen.cpu_ms if seen else None,
             worker_blocked_ms=seen.blocked_ms if seen else None,
-            num_workers=seen.num_workers if seen else self._workers.num_unseen,
+            num_workers=seen.num_workers if seen else self._workers.num_unobserved,
             usable_cores=float(machine.cores().usable),
             others_cores=self._others.cores(self._own_cpu_s(seen)),
             num_threads=_num_threads(),
@@ -137,7 +137,7 @@ class TimedSteps:
             title=title,
         )
 
-    def _own_cpu_s(self, seen: WorkersSeen | None) -> float:
+    def _own_cpu_s(self, seen: WorkerStats | None) -> float:
         """Since timing began: also what ran after the last step, and workers of a validation."""
         workers_ms = seen.cpu_ms + seen.apart_cpu_ms if seen else 0.0
         return time.process_time() - self._cpu_began_s + workers_ms * self.num_steps / 1e3
@@ -164,7 +164,7 @@ def _num_threads() -> int:
 #
 #     |warm up|count waits|trace (GPU)|settle (GPU)|  time  |
 #
-# Each kind of looking disturbs the others, so they take turns, and only undisturbed steps are timed. Compiling kernels
+# Each kind of looking disturbs the others, so they take phases, and only undisturbed steps are timed. Compiling kernels
 # and reading a trace make the loop stand still; meanwhile workers complete every batch they have room for, and the
 # steps that use those up wait for nothing. They are not timed either.
 
@@ -204,7 +204,7 @@ SPEED = Phases(counted=0, traced=0)
 """How fast it is, and nothing else."""
 
 
-AT_LEAST = 3
+MIN_TIMED_STEPS = 3
 """Timed steps below which nothing is concluded."""
 
 
@@ -213,10 +213,10 @@ class Observation:
 
     def __init__(
         self,
-        workers: WorkerWatch,
+        workers: WorkerObserver,
         *,
         num_steps: int | None = None,
-        turns: Phases = ALL,
+        phases: Phases = ALL,
         functions: Mapping[CodeType, str] | None = None,
         title: str = "",
         on_end: Callable[[], None] = lambda: None,
@@ -226,7 +226,7 @@ class Observation:
         self.recorder = self._make_recorder()
         self.recorder.on_pause = self._pause_in_step
         self.workers = workers
-        self._num_steps, self._turns, self._on_end = num_steps, turns, on_end
+        self._num_steps, self._phases, self._on_end = num_steps, phases, on_end
         self._functions, self._title = functions or {}, title
         self._waits = WaitCounter(self._stage_apart)
         self._counting = ExitStack()
@@ -234,7 +234,7 @@ class Observation:
         self._timed: TimedSteps | None = None
         self._is_between_passes = False
         self.steps_seen = 0
-        self._is_elsewhere = False
+        self._was_iterated_elsewhere = False
         self._measurement: Measurement | None = None
         self._is_over = False
 
@@ -243,7 +243,7 @@ class Observation:
 
     @property
     def steps_before_timing(self) -> int:
-        return self._turns.timing_begins(on_device=self._device is not None)
+        return self._phases.timing_begins(on_device=self._device is not None)
 
     def attach_device(self) -> None:
         """Host-device wait: mark stages on the GPU too, if there is one and a step is about to use it."""
@@ -258,10 +258,10 @@ class Observation:
             stack.callback(self.finish)
             yield self
 
-    def is_here(self) -> bool:
+    def observes_this_thread(self) -> bool:
         """Whether this thread is the one that is looked at; it is noted if another one asks."""
         is_here = clock.recorder() is self.recorder
-        self._is_elsewhere |= not (is_here or self._is_over)
+        self._was_iterated_elsewhere |= not (is_here or self._is_over)
         return is_here
 
     def after_step(self) -> None:
@@ -271,24 +271,24 @@ class Observation:
         self.steps_seen += 1
         if self._timed is not None:
             self._timed.step_ended()
-        self._take_turns()
+        self._advance_phase()
         if self.steps_seen == self.steps_before_timing:
             self._timed = TimedSteps(self.recorder, self.workers, self._device, self._functions)
         if self._num_steps is not None and self._timed is not None and self.recorder.num_steps >= self._num_steps:
             self.finish()
 
-    def _take_turns(self) -> None:
-        seen, turns = self.steps_seen, self._turns
-        if turns.is_counted(seen):
+    def _advance_phase(self) -> None:
+        seen, phases = self.steps_seen, self._phases
+        if phases.is_counted(seen):
             self._waits.num_steps += 1
-        if seen == turns.warm_up and turns.counted:
+        if seen == phases.warm_up and phases.counted:
             self._counting.enter_context(self._waits.counting())
-        if seen == turns.counting_ends:
+        if seen == phases.counting_ends:
             self._counting.close()
-            if self._device and turns.traced:
+            if self._device and phases.traced:
                 self._trace.start()
-        if seen == turns.tracing_ends(on_device=self._device is not None):
-            self._trace.stop(turns.traced)
+        if seen == phases.tracing_ends(on_device=self._device is not None):
+            self._trace.stop(phases.traced)
 
     def pass_begins(self) -> None:
         """To be called before the first step of a pass over the data, where steps end with their pass."""
@@ -310,7 +310,7 @@ class Observation:
     @property
     def _num_traced(self) -> int:
         """Whole steps since a trace was due; negative: it is not yet, or never."""
-        return self.steps_seen - self._turns.counting_ends if self._device and self._turns.traced else -1
+        return self.steps_seen - self._phases.counting_ends if self._device and self._phases.traced else -1
 
     def finish(self) -> None:
         """End the looking; may be called twice. What was timed so far is summed up."""
@@ -321,8 +321,8 @@ class Observation:
         self._trace.stop(0)
         if self._timed is not None:
             self._timed.close()
-            if self.recorder.num_steps >= AT_LEAST:
-                self._measurement = self._timed.sum_up(self._trace.work, self._waits, self._title)
+            if self.recorder.num_steps >= MIN_TIMED_STEPS:
+                self._measurement = self._timed.summarize(self._trace.work, self._waits, self._title)
         clock.stop(self.recorder)
         self._on_end()
 
@@ -338,7 +338,7 @@ class Observation:
 
     @property
     def measurement(self) -> Measurement:
-        if self._measurement is None and self._is_elsewhere:
+        if self._measurement is None and self._was_iterated_elsewhere:
             raise ConfigError(
                 "The loader was iterated by another thread than the one that began the watch: begin it in the thread "
                 "of your loop, and give it the object that the loop itself iterates."
@@ -352,7 +352,7 @@ class Observation:
         """What to say of a look that came to nothing."""
         seen = f"{self.steps_seen} step{'' if self.steps_seen == 1 else 's'}"
         was = "was" if self.steps_seen == 1 else "were"
-        return f"Only {seen} {was} seen: at least {self.steps_before_timing + AT_LEAST} are needed."
+        return f"Only {seen} {was} seen: at least {self.steps_before_timing + MIN_TIMED_STEPS} are needed."
 
     @property
     def timeline(self) -> dict[str, list[Event]]:

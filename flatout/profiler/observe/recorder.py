@@ -208,15 +208,15 @@ class StepRecorder(clock.Totals):
             self._collecting = None
 
 
-_FOREIGN = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_HERE = str(Path(__file__).parents[1])
+_INSTALLED_CODE = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_PROFILER_CODE = str(Path(__file__).parents[1])
 
 
-EVERY_S = 0.04
+SAMPLE_INTERVAL_S = 0.04
 """A sample takes 0.1 to 0.17 ms of a core (the wake-up, mostly): every 40 ms that is at most 0.4 per cent."""
 
 
-SEEN_WITHIN_S = 0.0005
+SWITCH_INTERVAL_S = 0.0005
 """How long a thread that runs Python may keep a sample waiting. By default it is 5 ms: until then most code has called
 something that lets go of Python's lock, and that line would be seen in the place of those that took the time."""
 
@@ -238,7 +238,7 @@ class Sampler:
     def __init__(
         self,
         *,
-        interval_s: float = EVERY_S,
+        interval_s: float = SAMPLE_INTERVAL_S,
         thread_id: int | None = None,
         label: Callable[[], str | None] = lambda: None,
         functions: Mapping[CodeType, str] | None = None,
@@ -254,16 +254,16 @@ class Sampler:
         self.counts: Counter[tuple[Line, str | None]] = Counter()
         self._on_sample = on_sample or self._count
         # Held until it is closed. Waiting for a lock wakes up at half of what waiting for an Event costs.
-        self._going_on = threading.Lock()
-        self._going_on.acquire()
+        self._open_lock = threading.Lock()
+        self._open_lock.acquire()
         self._switch_s = sys.getswitchinterval()
-        sys.setswitchinterval(min(self._switch_s, SEEN_WITHIN_S))
+        sys.setswitchinterval(min(self._switch_s, SWITCH_INTERVAL_S))
         self._thread = threading.Thread(target=self._run, name="flatout-sampler", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        if self._thread.is_alive() and self._going_on.locked():
-            self._going_on.release()
+        if self._thread.is_alive() and self._open_lock.locked():
+            self._open_lock.release()
             sys.setswitchinterval(self._switch_s)
         self._thread.join()
 
@@ -276,11 +276,11 @@ class Sampler:
         self.counts.clear()
 
     def _run(self) -> None:
-        waits_s = uneven(self._interval_s)
-        while not self._going_on.acquire(timeout=next(waits_s)):
+        waits_s = jittered(self._interval_s)
+        while not self._open_lock.acquire(timeout=next(waits_s)):
             frame = sys._current_frames().get(self._thread_id)
             if frame is not None:
-                self._on_sample(own_line(frame), self._label() or self._function(frame))
+                self._on_sample(user_line(frame), self._label() or self._function(frame))
 
     def _function(self, frame: FrameType | None) -> str | None:
         while self._functions and frame is not None:
@@ -293,34 +293,34 @@ class Sampler:
         self.counts[line, label] += 1
 
 
-def uneven(interval_s: float) -> Iterator[float]:
+def jittered(interval_s: float) -> Iterator[float]:
     """Waits of `interval_s` on average: even ones would find steps of the same length at the same line each time."""
     numbers = random.Random(0)
     while True:
         yield interval_s * numbers.uniform(0.5, 1.5)
 
 
-def own_line(frame: FrameType | None) -> Line:
+def user_line(frame: FrameType | None) -> Line:
     """The innermost line that belongs to no installed package; if there is none, the innermost of all."""
     first = frame
     while frame is not None:
-        if not is_foreign(frame.f_code.co_filename):
+        if not is_library_code(frame.f_code.co_filename):
             return _line(frame)
         frame = frame.f_back
     assert first is not None
     return _line(first)
 
 
-def is_foreign(file: str) -> bool:
+def is_library_code(file: str) -> bool:
     """Whether code belongs to Python, an installed package or this profiler: nothing its reader would change."""
-    return file.startswith((*_FOREIGN, _HERE, "<frozen"))
+    return file.startswith((*_INSTALLED_CODE, _PROFILER_CODE, "<frozen"))
 
 
 def _line(frame: FrameType) -> Line:
     return Line(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
 
 
-def short_place(where: str) -> str:
+def relative_location(where: str) -> str:
     """file:line relative to the working folder, if it lies inside it."""
     file, _, line = where.rpartition(":")
     try:

@@ -47,7 +47,7 @@ class SpeedOfLight:
 
 
 def measure_machine(decode: Callable[[Any], np.ndarray] | None = None, samples: Sequence[Any] = ()) -> SpeedOfLight:
-    """`decode` turns one of `samples` (file contents, say) into a picture [H, W, ...]."""
+    """`decode` phases one of `samples` (file contents, say) into a picture [H, W, ...]."""
     return SpeedOfLight(
         host_copy_gb_s=host_copy_gb_s(),
         decode_mpx_s=decode_mpx_s(decode, samples) if decode is not None and samples else None,

@@ -14,12 +14,12 @@ import numpy as np
 from flatout.clock import AHEAD, Event, canonical, machine, want, worker_registry, worker_timelines
 from flatout.profiler.measurement import IDLE, WAIT, HotLine, Lane
 from flatout.profiler.observe.device_times import DeviceSteps
-from flatout.profiler.observe.loader_probe import Tables, line_samples, stage_ns
-from flatout.profiler.observe.recorder import Line, Steps, short_place
+from flatout.profiler.observe.loader_probe import WorkerTables, line_samples, stage_ns
+from flatout.profiler.observe.recorder import Line, Steps, relative_location
 from flatout.profiler.observe.waits import source_text
 
 Samples = Mapping[tuple[Line, str | None], int]
-SHOWN_LINES = 40
+MAX_LINES = 40
 
 
 def host_lane(steps: Steps, samples: Samples, sampled: Collection[str] = ()) -> Lane:
@@ -42,7 +42,7 @@ def host_lane(steps: Steps, samples: Samples, sampled: Collection[str] = ()) -> 
     return Lane(place="host", stage_ms=dict(stage_ms), stage_runs=dict(runs))
 
 
-def run_ahead(host: Lane, *, host_ms: float, device_ms: float) -> Lane:
+def with_run_ahead(host: Lane, *, host_ms: float, device_ms: float) -> Lane:
     """The main thread's lane when it queues steps faster than the device works them off."""
     if device_ms <= host_ms:
         return host
@@ -50,7 +50,7 @@ def run_ahead(host: Lane, *, host_ms: float, device_ms: float) -> Lane:
     return replace(host, stage_ms=dict(host.stage_ms) | {AHEAD: ahead_ms})
 
 
-def no_longer_than(step_ms: float, workers: Lane) -> Lane:
+def limited_to_step(step_ms: float, workers: Lane) -> Lane:
     """Nobody works for longer than there is time.
 
     Work that began before the first timed step is charged when it ends: in a short look, workers that never idle would
@@ -84,10 +84,10 @@ def device_lane(steps: DeviceSteps, place: str = "device") -> Lane:
 def hot_lines(samples: Samples, step_ms: float) -> list[HotLine]:
     """Lines of the main thread, hottest first."""
     total = max(1, sum(samples.values()))
-    hottest = sorted(samples.items(), key=lambda item: -item[1])[:SHOWN_LINES]
+    hottest = sorted(samples.items(), key=lambda item: -item[1])[:MAX_LINES]
     return [
         HotLine(
-            where=short_place(str(line)),
+            where=relative_location(str(line)),
             ms=step_ms * count / total,
             stage=None if stage is None else canonical(stage),
             text=source_text(str(line)),
@@ -102,13 +102,13 @@ def worker_lines(samples: Counter[tuple[str, str]], busy_ms: float) -> list[HotL
     total = max(1, sum(samples.values()))
     return [
         HotLine(
-            where=short_place(where),
+            where=relative_location(where),
             ms=busy_ms * count / total,
             text=source_text(where),
             function=function,
             in_worker=True,
         )
-        for (where, function), count in samples.most_common(SHOWN_LINES)
+        for (where, function), count in samples.most_common(MAX_LINES)
     ]
 
 
@@ -131,10 +131,10 @@ def machine_facts() -> dict[str, str]:
 
 # What workers did between two moments, whoever they work for: a feed of ours, or a torch DataLoader with a probe.
 
-LOOK_EVERY_S = 2.0
+POLL_INTERVAL_S = 2.0
 
 
-class WorkersSeen(NamedTuple):
+class WorkerStats(NamedTuple):
     """Per step, all workers together."""
 
     lane: Lane
@@ -149,18 +149,18 @@ class WorkersSeen(NamedTuple):
         return self.lane.width
 
 
-class WorkerWatch(Protocol):
+class WorkerObserver(Protocol):
     """Looks at workers from `begin` to `end`."""
 
-    num_unseen: int
+    num_unobserved: int
     """Workers that are known of and cannot be looked into."""
 
     def begin(self) -> None: ...
 
-    def look(self, num_steps: int) -> None:
+    def poll(self, num_steps: int) -> None:
         """Between two steps; `num_steps` were timed so far."""
 
-    def end(self, num_steps: int) -> WorkersSeen | None:
+    def end(self, num_steps: int) -> WorkerStats | None:
         """None: there are none, or they cannot be looked into."""
 
     def timelines(self) -> dict[str, list[Event]]: ...
@@ -173,7 +173,7 @@ class FeedWorkers:
     judged by the last look.
     """
 
-    num_unseen = 0
+    num_unobserved = 0
 
     def begin(self) -> None:
         self._before = {id(crew): (crew, worker_registry.spent(crew)) for crew in worker_registry.at_work()}
@@ -183,28 +183,28 @@ class FeedWorkers:
         for crew, _ in self._before.values():
             want(crew.timelines, True)
 
-    def look(self, num_steps: int) -> None:
-        if time.monotonic() - self._looked_s >= LOOK_EVERY_S:
-            self._look(num_steps)
+    def poll(self, num_steps: int) -> None:
+        if time.monotonic() - self._looked_s >= POLL_INTERVAL_S:
+            self._poll(num_steps)
 
-    def end(self, num_steps: int) -> WorkersSeen | None:
+    def end(self, num_steps: int) -> WorkerStats | None:
         """Crews that did nothing meanwhile do not count, nor do those of a validation."""
-        self._look(num_steps)
+        self._poll(num_steps)
         for crew in worker_registry.at_work():
             want(crew.timelines, False)
         seen = [
-            (crew, _growth(self._spent_before(crew), after, steps, crew.num_workers))
+            (crew, _per_step(self._spent_before(crew), after, steps, crew.num_workers))
             for crew, after, steps in self._latest.values()
         ]
         busy = [growth for crew, growth in seen if not crew.is_apart and sum(growth.runs.values()) > 0]
         apart_cpu_ms = sum(growth.cpu_ms for crew, growth in seen if crew.is_apart)
-        return _together(busy)._replace(apart_cpu_ms=apart_cpu_ms) if busy else None
+        return _combined(busy)._replace(apart_cpu_ms=apart_cpu_ms) if busy else None
 
     def timelines(self) -> dict[str, list[Event]]:
         """Of the crew that did most, as it was at the last look."""
         return max(self._timelines.values(), key=lambda lanes: sum(map(len, lanes.values())), default={})
 
-    def _look(self, num_steps: int) -> None:
+    def _poll(self, num_steps: int) -> None:
         self._looked_s = time.monotonic()
         for crew in worker_registry.at_work():
             if id(crew) in self._before or crew.is_apart:
@@ -217,7 +217,7 @@ class FeedWorkers:
         return before[1] if before else worker_registry.Spent(Counter(), Counter(), 0, 0)
 
 
-class _Growth(NamedTuple):
+class _PerStep(NamedTuple):
     """What one crew spent per step."""
 
     stage_ms: Counter[str]
@@ -227,8 +227,10 @@ class _Growth(NamedTuple):
     num_workers: int
 
 
-def _growth(before: worker_registry.Spent, after: worker_registry.Spent, num_steps: int, num_workers: int) -> _Growth:
-    return _Growth(
+def _per_step(
+    before: worker_registry.Spent, after: worker_registry.Spent, num_steps: int, num_workers: int
+) -> _PerStep:
+    return _PerStep(
         Counter({name: (ns - before.self_ns[name]) / 1e6 / num_steps for name, ns in after.self_ns.items()}),
         Counter({name: (count - before.runs[name]) / num_steps for name, count in after.runs.items()}),
         (after.cpu_ns - before.cpu_ns) / 1e6 / num_steps,
@@ -237,7 +239,7 @@ def _growth(before: worker_registry.Spent, after: worker_registry.Spent, num_ste
     )
 
 
-def _together(crews_busy: list[_Growth]) -> WorkersSeen:
+def _combined(crews_busy: list[_PerStep]) -> WorkerStats:
     stage_ms: Counter[str] = sum((each.stage_ms for each in crews_busy), Counter())
     runs: Counter[str] = sum((each.runs for each in crews_busy), Counter())
     wanted_ms = sum(each.wanted_ms for each in crews_busy)
@@ -249,25 +251,25 @@ def _together(crews_busy: list[_Growth]) -> WorkersSeen:
         rest=IDLE,
     )
     blocked_ms = max(0.0, sum(stage_ms.values()) - wanted_ms) if wanted_ms else None
-    return WorkersSeen(lane, sum(each.cpu_ms for each in crews_busy), blocked_ms, [])
+    return WorkerStats(lane, sum(each.cpu_ms for each in crews_busy), blocked_ms, [])
 
 
 class ProbedWorkers:
     """Workers of a torch DataLoader that were given a probe."""
 
-    num_unseen = 0
+    num_unobserved = 0
 
-    def __init__(self, tables: Tables, num_workers: int) -> None:
+    def __init__(self, tables: WorkerTables, num_workers: int) -> None:
         self._tables = tables
         self._num_workers = num_workers
 
     def begin(self) -> None:
         self._before = self._tables.snapshot()
 
-    def look(self, num_steps: int) -> None:
+    def poll(self, num_steps: int) -> None:
         """Its tables stay."""
 
-    def end(self, num_steps: int) -> WorkersSeen | None:
+    def end(self, num_steps: int) -> WorkerStats | None:
         if not self._num_workers:
             return None
         before, after = self._before, self._tables.snapshot()
@@ -284,7 +286,7 @@ class ProbedWorkers:
             float((after[name] - before[name]).sum()) / 1e6 / num_steps for name in ("cpu_ns", "wanted_ns")
         )
         blocked_ms = max(0.0, busy_ms - wanted_ms) if after["wanted_ns"].any() else None
-        return WorkersSeen(lane, cpu_ms, blocked_ms, worker_lines(line_samples(after), busy_ms))
+        return WorkerStats(lane, cpu_ms, blocked_ms, worker_lines(line_samples(after), busy_ms))
 
     def timelines(self) -> dict[str, list[Event]]:
         return worker_timelines(self._tables.snapshot()["timeline"]) if self._num_workers else {}
@@ -293,16 +295,16 @@ class ProbedWorkers:
 class NoWorkers:
     """Nothing can be seen of the workers, if there are any."""
 
-    def __init__(self, num_unseen: int = 0) -> None:
-        self.num_unseen = num_unseen
+    def __init__(self, num_unobserved: int = 0) -> None:
+        self.num_unobserved = num_unobserved
 
     def begin(self) -> None:
         pass
 
-    def look(self, num_steps: int) -> None:
+    def poll(self, num_steps: int) -> None:
         pass
 
-    def end(self, num_steps: int) -> WorkersSeen | None:
+    def end(self, num_steps: int) -> WorkerStats | None:
         return None
 
     def timelines(self) -> dict[str, list[Event]]:

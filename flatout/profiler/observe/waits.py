@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from flatout.clock import LOG
 from flatout.profiler.measurement import WaitBetween, WaitSite
 from flatout.profiler.observe.hooks import replaced
-from flatout.profiler.observe.recorder import is_foreign, own_line, short_place
+from flatout.profiler.observe.recorder import is_library_code, relative_location, user_line
 
 _READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")
 _OPTIMIZERS = str(Path("torch", "optim")) + os.sep
@@ -46,14 +46,14 @@ class WaitCounter:
                 counts[where] += count
         steps = max(1, self.num_steps)
         return [
-            WaitSite(where=short_place(where), per_step=count / steps, text=source_text(where))
+            WaitSite(where=relative_location(where), per_step=count / steps, text=source_text(where))
             for where, count in counts.most_common()
         ]
 
     def between(self) -> list[WaitBetween]:
         """Between steps: most frequent first."""
         return [
-            WaitBetween(where=short_place(where), stage=stage, times=count, text=source_text(where))
+            WaitBetween(where=relative_location(where), stage=stage, times=count, text=source_text(where))
             for (where, stage), count in self._counts.most_common()
             if stage is not None and not self._is_in_step(stage)
         ]
@@ -92,7 +92,7 @@ def _cuda_waits(note: Callable[[str], None]) -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         if _WAIT_WARNING in str(message):
-            note(str(own_line(sys._getframe(1))))
+            note(str(user_line(sys._getframe(1))))
         elif _PROTOTYPE not in str(message):
             previous_show(message, category, filename, lineno, file, line)
 
@@ -118,7 +118,7 @@ def _scalar_reads(note: Callable[[str], None]) -> Iterator[None]:
 def _noted(original: Callable[..., Any], note: Callable[[str], None]) -> Callable[..., Any]:
     def read(self: Any) -> Any:
         if not _is_optimizers(sys._getframe(1)):
-            note(str(own_line(sys._getframe(1))))
+            note(str(user_line(sys._getframe(1))))
         return original(self)
 
     return read
@@ -126,7 +126,7 @@ def _noted(original: Callable[..., Any], note: Callable[[str], None]) -> Callabl
 
 def _is_optimizers(frame: FrameType | None) -> bool:
     """Whether an optimizer of torch reads: Adam's steps, one number per weight, lie in host memory on every machine."""
-    while frame is not None and is_foreign(frame.f_code.co_filename):
+    while frame is not None and is_library_code(frame.f_code.co_filename):
         if _OPTIMIZERS in frame.f_code.co_filename:
             return True
         frame = frame.f_back

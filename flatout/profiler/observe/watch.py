@@ -20,10 +20,10 @@ from flatout.clock import clock
 from flatout.errors import ConfigError
 from flatout.profiler.measurement import WAIT
 from flatout.profiler.observe.hooks import code_of, stages_around
-from flatout.profiler.observe.loader_probe import Desk, Tables, TimedCollate, TimedDataset, TimedStream
+from flatout.profiler.observe.loader_probe import TimedCollate, TimedDataset, TimedStream, WorkerTable, WorkerTables
 from flatout.profiler.observe.observation import Observation
 from flatout.profiler.observe.recorder import StepRecorder
-from flatout.profiler.observe.summary import FeedWorkers, NoWorkers, ProbedWorkers, WorkerWatch
+from flatout.profiler.observe.summary import FeedWorkers, NoWorkers, ProbedWorkers, WorkerObserver
 from flatout.profiler.outcome import Profile
 from flatout.profiler.verdict import Remedy, Trial
 
@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 # code that knows nothing of it is seen; a torch DataLoader also gets a probe around its dataset and collate function.
 
 
-class Looking(Protocol):
+class LoopObserver(Protocol):
     """Who looks at the loop; see observation.py."""
 
-    def is_here(self) -> bool:
+    def observes_this_thread(self) -> bool:
         """Whether it looks at this thread."""
 
     def pass_begins(self) -> None: ...
@@ -48,19 +48,19 @@ class Looking(Protocol):
     def pass_ends(self) -> None: ...
 
 
-class Turnstile:
+class StepBoundary:
     """Between the loop and its loader: a step begins when a batch is asked for, and ends when the next one is."""
 
-    def __init__(self, looking: Looking, samples_of: Callable[[Any], int]) -> None:
-        self._looking, self._samples_of = looking, samples_of
+    def __init__(self, observer: LoopObserver, samples_of: Callable[[Any], int]) -> None:
+        self._observer, self._samples_of = observer, samples_of
 
-    def through(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def wrap(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The batches, with marks around the wait for each."""
-        if not self._looking.is_here():  # another thread's marks go nowhere: its batches pass as they are
+        if not self._observer.observes_this_thread():  # another thread's marks go nowhere: its batches pass as they are
             yield from batches
             return
         clock.step_ended(0)  # what lies between two passes belongs to no step
-        self._looking.pass_begins()
+        self._observer.pass_begins()
         try:
             while True:
                 with clock.stage(WAIT):
@@ -70,17 +70,17 @@ class Turnstile:
                         break
                 yield batch
                 clock.step_ended(self._samples_of(batch))
-                self._looking.after_step()
+                self._observer.after_step()
             clock.step_ended(0)
         finally:  # also when the loop breaks off
-            self._looking.pass_ends()
+            self._observer.pass_ends()
 
 
 @contextmanager
-def watching(loader: Any, turnstile: Turnstile) -> Iterator[Tables | None]:
-    """Send every pass over `loader` through the turnstile; tables of its workers where they can be looked into."""
+def watching(loader: Any, boundary: StepBoundary) -> Iterator[WorkerTables | None]:
+    """Send every pass over `loader` through the boundary; tables of its workers where they can be looked into."""
     kind = type(loader)
-    body = {"__iter__": lambda self: turnstile.through(kind.__iter__(self)), "__module__": kind.__module__}
+    body = {"__iter__": lambda self: boundary.wrap(kind.__iter__(self)), "__module__": kind.__module__}
     try:
         loader.__class__ = type(kind.__name__, (kind,), body)
     except TypeError as error:
@@ -96,7 +96,7 @@ def watching(loader: Any, turnstile: Turnstile) -> Iterator[Tables | None]:
 
 
 @contextmanager
-def _probed(loader: Any) -> Iterator[Tables | None]:
+def _probed(loader: Any) -> Iterator[WorkerTables | None]:
     from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
     from torch.utils.data.dataloader import _DatasetKind
 
@@ -107,12 +107,12 @@ def _probed(loader: Any) -> Iterator[Tables | None]:
         yield None
         return
     dataset, collate = loader.dataset, loader.collate_fn
-    tables = Tables(loader.num_workers)
-    desk = Desk(tables)
+    tables = WorkerTables(loader.num_workers)
+    worker_table = WorkerTable(tables)
     timed = TimedDataset if loader._dataset_kind == _DatasetKind.Map else TimedStream
     # DataLoader forbids this to keep its sampler and dataset in step; ours has the same length and samples.
-    object.__setattr__(loader, "dataset", timed(dataset, desk))
-    loader.collate_fn = TimedCollate(collate, desk)
+    object.__setattr__(loader, "dataset", timed(dataset, worker_table))
+    loader.collate_fn = TimedCollate(collate, worker_table)
     try:
         yield tables
     finally:
@@ -131,7 +131,7 @@ DIMS_OF_SAMPLE = 3
 """A tensor with more of them (images of NCHW, say) is a whole batch."""
 
 
-class SamplesOf:
+class SampleCounter:
     """Counts the samples of a loader's batches, every one in the same place: a last batch may be shorter."""
 
     def __init__(self, expected: int | None = None) -> None:
@@ -140,7 +140,7 @@ class SamplesOf:
         self._path: Path | None = None
 
     @classmethod
-    def loader(cls, loader: Any) -> "SamplesOf":
+    def loader(cls, loader: Any) -> "SampleCounter":
         """By what the loader says of its batches."""
         sizes = (getattr(source, "batch_size", None) for source in (loader, getattr(loader, "batch_sampler", None)))
         return cls(next((size for size in sizes if isinstance(size, int) and size > 0), None))
@@ -202,13 +202,13 @@ def watch(
         raise ConfigError("This thread is being watched already: end that watch before another one begins.")
     code = code_of(loss_fn)
     observation = Observation(NoWorkers(), functions={code: "loss"} if code else {}, title=title)
-    turnstile = Turnstile(observation, SamplesOf.loader(loader))
+    boundary = StepBoundary(observation, SampleCounter.loader(loader))
     profile = Profile(observation, trials)
     if _is_stream(loader):
         profile.reword = _for_stream
     with ExitStack() as stack:
         stack.enter_context(stages_around(model, optimizer, loss_fn))
-        tables = stack.enter_context(watching(loader, turnstile))
+        tables = stack.enter_context(watching(loader, boundary))
         observation.workers = _workers_of(loader, tables)
         observation.attach_device()
         stack.enter_context(observation.observing())
@@ -229,7 +229,7 @@ def _for_stream(remedy: Remedy) -> Remedy:
     return replace(remedy, change=remedy.change + caution)
 
 
-def _workers_of(loader: Any, tables: Any) -> WorkerWatch:
+def _workers_of(loader: Any, tables: Any) -> WorkerObserver:
     said = getattr(loader, "num_workers", 0)
     num_workers = said if isinstance(said, int) else 0
     if tables is not None:

@@ -12,7 +12,7 @@ from flatout.profiler.verdict.remedy import number
 
 # One colour per kind of work, the same in bars, timeline and legend; readable on light and dark grounds.
 
-KINDS = {
+KIND_COLOURS = {
     "wait": "#e5484d",
     "copy": "#f76b15",
     "input": "#f5a524",
@@ -37,7 +37,7 @@ def colors_of(stages: Iterable[str]) -> dict[str, tuple[str, float]]:
         kind = kind_of(stage)
         turn = used.get(kind, 0)
         used[kind] = turn + 1
-        chosen[stage] = KINDS[kind], SHADES[min(turn, len(SHADES) - 1)]
+        chosen[stage] = KIND_COLOURS[kind], SHADES[min(turn, len(SHADES) - 1)]
     return chosen
 
 
@@ -133,9 +133,9 @@ def _round_steps() -> list[float]:
 
 STEPS_SHOWN = 3
 """Of average length."""
-WORTH_A_FIGURE = 0.05
+MIN_BETWEEN_SHARE = 0.05
 """Share of the time that lies between steps, above which the head says so."""
-LONGEST_PLACE = 44
+MAX_LOCATION_CHARS = 44
 """Characters of file:line."""
 
 
@@ -170,7 +170,7 @@ def _head(title: str, ledger: Ledger, measurement: Measurement) -> str:
         (f"{ledger.images:g}", f"images per step, {ledger.num_steps} steps timed"),
     ]
     between_ms = sum(row.ms for row in pauses_of(ledger))
-    if between_ms > WORTH_A_FIGURE * ledger.step_ms:
+    if between_ms > MIN_BETWEEN_SHARE * ledger.step_ms:
         figures.insert(2, (f"{number(ledger.step_ms - between_ms)} ms", "of them in the step, the rest between steps"))
     blocks = "".join(f"<div><b>{value}</b><span>{label}</span></div>" for value, label in figures)
     return f'<h1>{escape(title)}</h1><div class="numbers">{blocks}</div>'
@@ -297,7 +297,7 @@ def _waits(measurement: Measurement) -> str:
 
 
 def _kind_of_waits(measurement: Measurement) -> str:
-    return "Host-device waits" if measurement.has_device else "Numbers read out of tensors one at a time"
+    return "Host-device waits" if measurement.has_device else "StepNumbers read out of tensors one at a time"
 
 
 def _between(ledger: Ledger, measurement: Measurement) -> str:
@@ -345,7 +345,7 @@ def _lines(measurement: Measurement) -> str:
 
 def _place(where: str) -> str:
     """A cell with file:line; of a long path the end, which is what people know it by."""
-    shown = where if len(where) <= LONGEST_PLACE else f"…{where[-LONGEST_PLACE:]}"
+    shown = where if len(where) <= MAX_LOCATION_CHARS else f"…{where[-MAX_LOCATION_CHARS:]}"
     return f'<td class="mono place-of" title="{escape(where)}">{escape(shown)}</td>'
 
 

@@ -20,7 +20,7 @@ FEW = 3
 def report_text(ledger: Ledger, verdict: Verdict, measurement: Measurement) -> str:
     """Everything a tired person needs, on one screen."""
     parts = [*ledger_lines(ledger), "", *wait_lines(measurement), *between_lines(ledger, measurement)]
-    return "\n".join([*parts, *light_lines(measurement), *verdict_lines(verdict)])
+    return "\n".join([*parts, *speed_of_light_lines(measurement), *verdict_lines(verdict)])
 
 
 def ledger_lines(ledger: Ledger) -> list[str]:
@@ -94,7 +94,7 @@ def how_often(row: Row) -> str:
     return f"{number(row.ms / row.runs)} ms every {1 / row.runs:,.0f} steps"
 
 
-def light_lines(measurement: Measurement) -> list[str]:
+def speed_of_light_lines(measurement: Measurement) -> list[str]:
     """What this machine can do at all; nothing where it was not measured."""
     if measurement.light is None:
         return []
@@ -113,7 +113,7 @@ def verdict_lines(verdict: Verdict, width: int = WIDTH) -> list[str]:
             for part in wrapped(f"  {number}. {remedy.line()}", "     ", width)
         ]
     if verdict.others:
-        lines.append(f"Lesser findings: {', '.join(finding.cause for finding in verdict.others)}.")
+        lines.append(f"Lesser bottlenecks: {', '.join(bottleneck.cause for bottleneck in verdict.others)}.")
     return lines
 
 

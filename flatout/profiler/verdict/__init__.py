@@ -9,8 +9,8 @@ Files:
     rules_input   Findings about the input: batches come too late, and why
 """
 
-from flatout.profiler.verdict.diagnosis import judge
+from flatout.profiler.verdict.diagnosis import diagnose
 from flatout.profiler.verdict.predict_step import remedy_of
-from flatout.profiler.verdict.remedy import EndToEndTrial, Finding, Remedy, Trial, Verdict
+from flatout.profiler.verdict.remedy import Bottleneck, EndToEndTrial, Remedy, Trial, Verdict
 
-__all__ = ["EndToEndTrial", "Finding", "Remedy", "Trial", "Verdict", "judge", "remedy_of"]
+__all__ = ["Bottleneck", "EndToEndTrial", "Remedy", "Trial", "Verdict", "diagnose", "remedy_of"]

@@ -23,14 +23,14 @@ import numpy as np
 from flatout.clock import PAUSES, fitting_threads, kind_of
 from flatout.profiler.demands import Demands
 from flatout.profiler.measurement import HotLine, Measurement
-from flatout.profiler.verdict.remedy import EndToEndTrial, Finding, Remedy, Trial
+from flatout.profiler.verdict.remedy import Bottleneck, EndToEndTrial, Remedy, Trial
 
-WAIT_WORTH_A_LOOK = 0.03
+MIN_WAIT_SHARE = 0.03
 """Share of the step; a feed that makes a step wait for less is not the cause of anything."""
 
 
 @dataclass(frozen=True)
-class Numbers:
+class StepNumbers:
     """All times are milliseconds per step."""
 
     m: Measurement
@@ -106,7 +106,7 @@ class Numbers:
         return sum(self.worker_ms.values()) if self.m.num_workers else self.serial_input_ms + self.wait_ms
 
     @property
-    def are_makers_unseen(self) -> bool:
+    def is_input_unobserved(self) -> bool:
         """Whether nobody saw who makes the batches: workers without a table, or a loader that works elsewhere."""
         if self.m.num_workers:
             return not self.worker_ms
@@ -180,10 +180,10 @@ batches of a DataLoader (bench/results/feed_vs_dataloader_*.md, main CPU)."""
 
 
 @dataclass(frozen=True)
-class WhatIf:
+class StepPrediction:
     """Predicts the step of a changed training from the numbers of the present one."""
 
-    n: Numbers
+    n: StepNumbers
 
     @property
     def now(self) -> Demands:
@@ -205,10 +205,10 @@ class WhatIf:
         return min(1.5, max(1.0, self.n.step_ms / modelled)) if modelled > 0 else 1.0
 
     def _step(self, then: Demands) -> float:
-        return max(then.step_ms * self.bias, self.least_ms)
+        return max(then.step_ms * self.bias, self.min_step_ms)
 
     @property
-    def least_ms(self) -> float:
+    def min_step_ms(self) -> float:
         """What no remedy of the input gets below."""
         return max(self.floor_ms, self.network_limit_ms)
 
@@ -273,7 +273,13 @@ class WhatIf:
 
 
 def remedy(
-    n: Numbers, *, what: str, change: str, step_ms: float, uncertainty: float, switch: Mapping[str, Any] | None = None
+    n: StepNumbers,
+    *,
+    what: str,
+    change: str,
+    step_ms: float,
+    uncertainty: float,
+    switch: Mapping[str, Any] | None = None,
 ) -> Remedy:
     """A change that leaves the images of a step as they are."""
     return Remedy(
@@ -292,22 +298,22 @@ def remedy(
 
 def remedy_of(measurement: Measurement, trial: Trial) -> Remedy:
     """What the training would be with the tried part in it, whether that is worth it or not."""
-    n = Numbers(measurement)
+    n = StepNumbers(measurement)
     return remedy_of_trial(n, in_ms(n, trial))
 
 
-def remedy_of_trial(n: Numbers, trial: Trial) -> Remedy:
+def remedy_of_trial(n: StepNumbers, trial: Trial) -> Remedy:
     """The same, of a trial in milliseconds."""
-    now_ms, what_if = stage_ms(n, trial), WhatIf(n)
+    now_ms, prediction = stage_ms(n, trial), StepPrediction(n)
     saved_ms, device_ms = now_ms - trial.then_ms, _device_ms(n, trial)
     if trial.images is not None:
-        step_ms = what_if.with_batch(
+        step_ms = prediction.with_batch(
             trial.images, tried_now_ms=now_ms, tried_then_ms=trial.then_ms, device_ms=device_ms or 0.0
         )
     elif trial.in_workers:
-        step_ms = what_if.with_input(saved_ms)
+        step_ms = prediction.with_input(saved_ms)
     else:
-        step_ms = what_if.with_consumer(saved_ms, device_ms=device_ms)
+        step_ms = prediction.with_consumer(saved_ms, device_ms=device_ms)
     return Remedy(
         what=trial.what,
         change=trial.change,
@@ -320,7 +326,7 @@ def remedy_of_trial(n: Numbers, trial: Trial) -> Remedy:
     )
 
 
-def _device_ms(n: Numbers, trial: Trial) -> float | None:
+def _device_ms(n: StepNumbers, trial: Trial) -> float | None:
     """Time of kernels per step with the remedy; None where there is no device, or no trace of it."""
     busy_ms = n.m.device_busy_ms
     if busy_ms is None:
@@ -330,7 +336,7 @@ def _device_ms(n: Numbers, trial: Trial) -> float | None:
     return max(0.0, busy_ms - stage_ms(n, trial) + trial.then_ms)
 
 
-def in_ms(n: Numbers, trial: Trial) -> Trial:
+def in_ms(n: StepNumbers, trial: Trial) -> Trial:
     """What was tried elsewhere as a share of its stage, in milliseconds of this training."""
     return replace(trial, then_ms=trial.then_ms * stage_ms(n, trial), is_share=False) if trial.is_share else trial
 
@@ -340,16 +346,16 @@ def is_of_loss(trial: Trial) -> bool:
     return set(trial.stage.split("+")) <= {"loss", "assign"}
 
 
-def stage_ms(n: Numbers, trial: Trial) -> float:
+def stage_ms(n: StepNumbers, trial: Trial) -> float:
     """What the tried part takes now."""
     stages = trial.stage.split("+")
     return sum(n.worker_ms.get(stage, 0.0) for stage in stages) if trial.in_workers else n.host_ms(*stages)
 
 
-def finding_of_trial(n: Numbers, trial: Trial) -> Finding:
+def bottleneck_of_trial(n: StepNumbers, trial: Trial) -> Bottleneck:
     """A part that was tried out and may be faster, whatever else is found."""
     now_ms, part = stage_ms(n, trial), _words_for(trial.stage)
-    return Finding(
+    return Bottleneck(
         cause=trial.what,
         sentence=f"With {trial.what}, {part} would take {trial.then_ms:.1f} ms, not {now_ms:.1f}: tried out.",
         evidence=[f"{part} now {now_ms:.1f} ms, {trial.then_ms:.1f} ms when tried alone"],
@@ -363,7 +369,7 @@ def _words_for(stages: str) -> str:
     return stages if stages.count("+") < 3 else "the network's part of the step"
 
 
-def remedy_of_whole(n: Numbers, whole: EndToEndTrial) -> Remedy:
+def remedy_of_end_to_end(n: StepNumbers, whole: EndToEndTrial) -> Remedy:
     """What the training would be with network and input as they were tried."""
     return Remedy(
         what=whole.what,
@@ -377,9 +383,9 @@ def remedy_of_whole(n: Numbers, whole: EndToEndTrial) -> Remedy:
     )
 
 
-def finding_of_whole(n: Numbers, whole: EndToEndTrial, answer: Remedy) -> Finding:
+def bottleneck_of_end_to_end(n: StepNumbers, whole: EndToEndTrial, answer: Remedy) -> Bottleneck:
     """Where nothing else is found."""
-    return Finding(
+    return Bottleneck(
         cause=whole.what,
         sentence=f"Nothing stands out, but with {whole.change} a step would take {answer.step_ms:.1f} ms.",
         evidence=[f"tried by themselves: network {whole.compute_ms:.1f} ms, input {whole.input_ms:.1f} ms"],

@@ -1,4 +1,4 @@
-"""The words of a verdict: findings, remedies with a predicted speed, and trials that make predictions sharper."""
+"""The words of a verdict: bottlenecks, remedies with a predicted speed, and trials that make predictions sharper."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -129,7 +129,7 @@ class Remedy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Bottleneck:
     """One thing that costs time."""
 
     cause: str
@@ -150,8 +150,8 @@ class Verdict:
     sentence: str
     evidence: Sequence[str]
     remedies: Sequence[Remedy]
-    others: Sequence[Finding] = ()
-    """Lesser findings."""
+    others: Sequence[Bottleneck] = ()
+    """Lesser bottlenecks."""
 
     @property
     def best(self) -> Remedy | None:

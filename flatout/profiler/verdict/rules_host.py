@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from flatout.clock import is_pause, label_of
 from flatout.profiler.measurement import HotLine, WaitSite
-from flatout.profiler.verdict.predict_step import Numbers, WhatIf, remedy
-from flatout.profiler.verdict.remedy import Finding
+from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction, remedy
+from flatout.profiler.verdict.remedy import Bottleneck
 
 ASSIGNER = "assigner"
 LOOPED_READS = 8
@@ -22,7 +22,7 @@ BATCHED_LOSS = 0.06
 (11 of 153 ms), 4 % on an H200 (1.5 of 40 ms, bench/results/loss_h200_*.md and model_step_h200_*.md)."""
 
 
-def host_findings(n: Numbers) -> Iterator[Finding]:
+def host_bottlenecks(n: StepNumbers) -> Iterator[Bottleneck]:
     """Every kind of trouble the main thread may have."""
     yield from _heavy_loss(n)
     yield from _python_loop(n)
@@ -31,7 +31,7 @@ def host_findings(n: Numbers) -> Iterator[Finding]:
     yield from _after_steps(n)
 
 
-def _heavy_loss(n: Numbers) -> Iterator[Finding]:
+def _heavy_loss(n: StepNumbers) -> Iterator[Bottleneck]:
     """The loss takes as long as the network: it loops over images on the host, or is simply a lot of work."""
     loss_ms, network_ms = n.kind_ms("loss"), n.network_ms
     if loss_ms < 0.15 * n.step_ms or loss_ms < 0.5 * network_ms:
@@ -46,7 +46,7 @@ def _heavy_loss(n: Numbers) -> Iterator[Finding]:
         evidence.append(f"assignment alone {assign_ms:.0f} ms")
     evidence += _who_works(n)
     evidence += [f"{_times(site)} at {site.where}  {site.text}".rstrip() for site in _worst_sites(n, 3)]
-    yield Finding(
+    yield Bottleneck(
         cause=ASSIGNER,
         sentence=(
             f"The loss takes {n.percent(loss_ms)} of the step, because it assigns targets image by image on the host: "
@@ -59,7 +59,7 @@ def _heavy_loss(n: Numbers) -> Iterator[Finding]:
                 what="assign targets for the whole batch at once",
                 change="flatout's loss does (`flatout yolo train`); meanwhile: loss_ota: 0 in the hyp file",
                 # The small kernels of such a loss go with it: what the device does besides is the network.
-                step_ms=WhatIf(n).with_consumer(
+                step_ms=StepPrediction(n).with_consumer(
                     loss_ms - then_ms, device_ms=min(network_ms, n.m.device_busy_ms or 0.0)
                 ),
                 uncertainty=0.1,
@@ -69,16 +69,16 @@ def _heavy_loss(n: Numbers) -> Iterator[Finding]:
     )
 
 
-def _loops_on_host(n: Numbers, loss_ms: float) -> bool:
+def _loops_on_host(n: StepNumbers, loss_ms: float) -> bool:
     """Whether there is a sign of it: an assignment, numbers read one by one, or a GPU that idles meanwhile."""
     reads = sum(site.per_step for site in n.m.waits)
     return n.host_ms("assign") > 0 or reads >= LOOPED_READS or n.device_idle_ms > 0.5 * loss_ms
 
 
-def _large_loss(n: Numbers, loss_ms: float) -> Finding:
+def _large_loss(n: StepNumbers, loss_ms: float) -> Bottleneck:
     """Nobody knows what a loss that is not ours could take: no promise."""
     lines = [line for line in n.hot_lines(in_worker=False) if line.stage == "loss"][:3]
-    return Finding(
+    return Bottleneck(
         cause="loss",
         sentence=f"The loss takes {n.percent(loss_ms)} of the step.",
         evidence=[
@@ -90,7 +90,7 @@ def _large_loss(n: Numbers, loss_ms: float) -> Finding:
     )
 
 
-def _python_loop(n: Numbers) -> Iterator[Finding]:
+def _python_loop(n: StepNumbers) -> Iterator[Bottleneck]:
     """Lines that read numbers out of tensors one by one, and the time spent around them."""
     for lines in _loops(n):
         loop_ms = sum(line.ms for line in lines)
@@ -98,7 +98,7 @@ def _python_loop(n: Numbers) -> Iterator[Finding]:
             continue
         hottest = max(lines, key=lambda line: line.ms)
         reads = sum(site.per_step for site in n.m.waits if any(_near(site.where, line.where) for line in lines))
-        yield Finding(
+        yield Bottleneck(
             cause="python loop",
             sentence=(
                 f"A Python loop in {hottest.function}() reads numbers out of tensors one at a time: "
@@ -114,7 +114,7 @@ def _python_loop(n: Numbers) -> Iterator[Finding]:
                     n,
                     what="replace the loop by one tensor operation",
                     change=f"{hottest.where}: keep the numbers on the device, sum there, read once per log interval",
-                    step_ms=WhatIf(n).with_consumer(0.97 * loop_ms),
+                    step_ms=StepPrediction(n).with_consumer(0.97 * loop_ms),
                     uncertainty=0.1,
                 )
             ],
@@ -122,11 +122,11 @@ def _python_loop(n: Numbers) -> Iterator[Finding]:
         )
 
 
-def _collector(n: Numbers) -> Iterator[Finding]:
+def _collector(n: StepNumbers) -> Iterator[Bottleneck]:
     gc_ms, times = n.host_ms("gc"), n.host_times("gc")
     if gc_ms < 0.02 * n.step_ms or (times and times < FEWEST_COLLECTIONS):
         return
-    yield Finding(
+    yield Bottleneck(
         cause="garbage collector",
         sentence=f"Python's garbage collector stops the step for {n.percent(gc_ms)} of the time.",
         evidence=[f"{gc_ms:.1f} ms per step on average; a full collection looks at every object the program keeps"],
@@ -135,7 +135,7 @@ def _collector(n: Numbers) -> Iterator[Finding]:
                 n,
                 what="collect between epochs only",
                 change="before the loop gc.collect(); gc.freeze(); gc.disable(); then gc.collect() between epochs only",
-                step_ms=WhatIf(n).with_consumer(gc_ms),
+                step_ms=StepPrediction(n).with_consumer(gc_ms),
                 uncertainty=0.06,
             )
         ],
@@ -143,12 +143,12 @@ def _collector(n: Numbers) -> Iterator[Finding]:
     )
 
 
-def _updates(n: Numbers) -> Iterator[Finding]:
+def _updates(n: StepNumbers) -> Iterator[Bottleneck]:
     update_ms = n.kind_ms("update")
     network_ms = n.network_ms
     if update_ms < 0.2 * n.step_ms or update_ms < 0.5 * network_ms:
         return
-    yield Finding(
+    yield Bottleneck(
         cause="optimizer",
         sentence=f"Updating the weights takes {n.percent(update_ms)} of the step.",
         evidence=[f"optimizer and average {update_ms:.1f} ms, forward and backward {network_ms:.1f} ms"],
@@ -157,7 +157,7 @@ def _updates(n: Numbers) -> Iterator[Finding]:
                 n,
                 what="update all weights in a few kernels",
                 change="optimizer(..., fused=True), few parameter groups, EMA with torch._foreach_lerp_",
-                step_ms=WhatIf(n).with_consumer(0.6 * update_ms),
+                step_ms=StepPrediction(n).with_consumer(0.6 * update_ms),
                 uncertainty=0.2,
             )
         ],
@@ -165,7 +165,7 @@ def _updates(n: Numbers) -> Iterator[Finding]:
     )
 
 
-def _after_steps(n: Numbers) -> Iterator[Finding]:
+def _after_steps(n: StepNumbers) -> Iterator[Bottleneck]:
     """Logging, validation, checkpoints: fine now and then, a trouble when they eat a tenth of the run."""
     lane = n.m.lane("host")
     knobs = {
@@ -177,10 +177,10 @@ def _after_steps(n: Numbers) -> Iterator[Finding]:
         if stage not in knobs or ms < 0.1 * n.step_ms:
             continue
         what, change, share = knobs[stage]
-        what_if = WhatIf(n)
+        prediction = StepPrediction(n)
         # A device works on while the host logs; a pause between steps it sits out.
-        floor_ms = what_if.floor_ms - (share * ms if is_pause(stage) else 0.0)
-        yield Finding(
+        floor_ms = prediction.floor_ms - (share * ms if is_pause(stage) else 0.0)
+        yield Bottleneck(
             cause=label_of(stage),
             sentence=f"{label_of(stage).capitalize()} takes {n.percent(ms)} of the run.",
             evidence=[_how_often(ms, lane.stage_runs.get(stage, 0.0) if lane else 0.0), *_steps_alone(n)],
@@ -189,7 +189,7 @@ def _after_steps(n: Numbers) -> Iterator[Finding]:
                     n,
                     what=what,
                     change=change,
-                    step_ms=what_if.with_less_after(share * ms, floor_ms=floor_ms),
+                    step_ms=prediction.with_less_after(share * ms, floor_ms=floor_ms),
                     uncertainty=0.1,
                 )
             ],
@@ -204,13 +204,13 @@ def _how_often(ms: float, runs: float) -> str:
     return f"{ms:.1f} ms per step on average"
 
 
-def _steps_alone(n: Numbers) -> list[str]:
+def _steps_alone(n: StepNumbers) -> list[str]:
     if not n.between_ms:
         return []
     return [f"without what lies between them, steps take {n.step_ms - n.between_ms:.1f} of {n.step_ms:.1f} ms"]
 
 
-def _loops(n: Numbers) -> list[list[HotLine]]:
+def _loops(n: StepNumbers) -> list[list[HotLine]]:
     """Hot lines of the main thread beside a line that reads many numbers per step, one group per function."""
     lines = n.hot_lines(in_worker=False)
     groups: dict[tuple[str, str], list[HotLine]] = {}
@@ -234,7 +234,7 @@ def _near(where: str, other: str, lines: int = 3) -> bool:
     return file == other_file and abs(int(line) - int(other_line)) <= lines
 
 
-def _worst_sites(n: Numbers, num: int) -> list[WaitSite]:
+def _worst_sites(n: StepNumbers, num: int) -> list[WaitSite]:
     return sorted(n.m.waits, key=lambda site: -site.per_step)[:num]
 
 
@@ -242,7 +242,7 @@ def _times(site: WaitSite) -> str:
     return f"{site.per_step:,.0f} host-device waits per step"
 
 
-def _who_works(n: Numbers) -> list[str]:
+def _who_works(n: StepNumbers) -> list[str]:
     """Who is busy meanwhile: tells a pegged main thread from a starved one."""
     lines = []
     if n.m.main_cpu_ms:
@@ -254,13 +254,13 @@ def _who_works(n: Numbers) -> list[str]:
     return lines
 
 
-IDLE_WORTH_A_LOOK = 0.05
+MIN_IDLE_SHARE = 0.05
 
 CUDA_GRAPH = "replay the step as one CUDA graph"
 """The remedy's name. No flag of ours does this and nothing else, so none is named as its switch."""
 
 
-def device_findings(n: Numbers) -> Iterator[Finding]:
+def device_bottlenecks(n: StepNumbers) -> Iterator[Bottleneck]:
     """Nothing where there is no device."""
     if not n.m.has_device:
         return
@@ -269,11 +269,11 @@ def device_findings(n: Numbers) -> Iterator[Finding]:
     yield from _launches(n)
 
 
-def _blocking_copy(n: Numbers) -> Iterator[Finding]:
+def _blocking_copy(n: StepNumbers) -> Iterator[Bottleneck]:
     copy_ms = n.kind_ms("copy")
     if copy_ms < 0.03 * n.step_ms:
         return
-    yield Finding(
+    yield Bottleneck(
         cause="blocking copy",
         sentence=f"The main thread stands still while batches are copied to the GPU: {n.percent(copy_ms)} of the step.",
         evidence=[f"copy {copy_ms:.1f} ms per step, from memory that is not page-locked or with non_blocking=False"],
@@ -282,7 +282,7 @@ def _blocking_copy(n: Numbers) -> Iterator[Finding]:
                 n,
                 what="copy from pinned memory, beside the step",
                 change="DataLoader(pin_memory=True) and batch.to(device, non_blocking=True)",
-                step_ms=WhatIf(n).with_consumer(0.9 * copy_ms),
+                step_ms=StepPrediction(n).with_consumer(0.9 * copy_ms),
                 uncertainty=0.1,
             )
         ],
@@ -290,16 +290,16 @@ def _blocking_copy(n: Numbers) -> Iterator[Finding]:
     )
 
 
-def _waits(n: Numbers) -> Iterator[Finding]:
+def _waits(n: StepNumbers) -> Iterator[Bottleneck]:
     """A few waits per step: the host cannot run ahead, so the GPU idles while the next kernels are launched."""
     busy_ms, sites = n.m.device_busy_ms, [site for site in n.m.waits if 0.5 <= site.per_step < LOOPED_READS]
-    if busy_ms is None or not sites or n.device_idle_ms < IDLE_WORTH_A_LOOK * n.step_ms:
+    if busy_ms is None or not sites or n.device_idle_ms < MIN_IDLE_SHARE * n.step_ms:
         return
     # Without waits host and device work side by side: the slower one sets the step.
     launching_ms = (n.m.launches or 0.0) * (n.m.launch_us or 5.0) / 1e3
     then_ms = max(n.between_ms + max(busy_ms, launching_ms), n.consumer_ms - n.device_idle_ms)
     num = sum(site.per_step for site in sites)
-    yield Finding(
+    yield Bottleneck(
         cause="logging sync" if all(_logs(site.text) for site in sites) else "host-device waits",
         sentence=(
             f"The host waits for the GPU in every step ({num:.1f} times), "
@@ -312,7 +312,7 @@ def _waits(n: Numbers) -> Iterator[Finding]:
                 n,
                 what="read numbers once per log interval",
                 change=f"{sites[0].where}: keep the tensor (loss.detach()) and read it every 50 steps",
-                step_ms=max(then_ms, WhatIf(n).with_consumer(n.device_idle_ms)),
+                step_ms=max(then_ms, StepPrediction(n).with_consumer(n.device_idle_ms)),
                 uncertainty=0.12,
             )
         ],
@@ -320,7 +320,7 @@ def _waits(n: Numbers) -> Iterator[Finding]:
     )
 
 
-def _launches(n: Numbers) -> Iterator[Finding]:
+def _launches(n: StepNumbers) -> Iterator[Bottleneck]:
     """Kernels so small that launching them takes longer than running them."""
     busy_ms, launches = n.m.device_busy_ms, n.m.launches
     if busy_ms is None or not launches or n.num_waits >= LOOPED_READS:
@@ -328,7 +328,7 @@ def _launches(n: Numbers) -> Iterator[Finding]:
     queueing_ms = _queueing_ms(n)
     if queueing_ms < 1.1 * busy_ms or n.device_idle_ms < 0.1 * n.step_ms or n.wait_ms > 0.3 * n.step_ms:
         return
-    yield Finding(
+    yield Bottleneck(
         cause="kernel launches",
         sentence=(
             f"Launching {launches:,.0f} kernels takes the host longer than the GPU needs to run them: "
@@ -343,7 +343,7 @@ def _launches(n: Numbers) -> Iterator[Finding]:
                 n,
                 what=CUDA_GRAPH,
                 change="torch.cuda.graph or torch.compile(mode='reduce-overhead'); flatout: --fast (graphs and more)",
-                step_ms=WhatIf(n).with_consumer(queueing_ms, device_ms=1.05 * busy_ms),
+                step_ms=StepPrediction(n).with_consumer(queueing_ms, device_ms=1.05 * busy_ms),
                 uncertainty=0.15,
             ),
         ],
@@ -351,7 +351,7 @@ def _launches(n: Numbers) -> Iterator[Finding]:
     )
 
 
-def _queueing_ms(n: Numbers) -> float:
+def _queueing_ms(n: StepNumbers) -> float:
     """What launching takes of the main thread.
 
     In a thread that waits for the device, stages hold those waits; then only what launches cost at least is known.

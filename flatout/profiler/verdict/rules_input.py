@@ -8,8 +8,8 @@ from dataclasses import replace
 from flatout.clock import PAUSES, kind_of, label_of
 from flatout.profiler.demands import KEPT_DECODED
 from flatout.profiler.measurement import HotLine
-from flatout.profiler.verdict.predict_step import WAIT_WORTH_A_LOOK, Numbers, WhatIf, remedy
-from flatout.profiler.verdict.remedy import Finding, Remedy, number
+from flatout.profiler.verdict.predict_step import MIN_WAIT_SHARE, StepNumbers, StepPrediction, remedy
+from flatout.profiler.verdict.remedy import Bottleneck, Remedy, number
 
 DECODING = re.compile(r"decode|imread|image\.open|read_image|load_image|open_image|jpeg|np\.load|tifffile", re.I)
 """What a source line that decodes a picture looks like."""
@@ -21,20 +21,20 @@ WAITING_FOR_DISK = 0.5
 """Share of a worker's work above which it mostly waits for files."""
 
 
-def input_findings(n: Numbers) -> Iterator[Finding]:
-    """At most one finding: the input has one main trouble at a time."""
-    for finding in _late_batches(n):
+def input_bottlenecks(n: StepNumbers) -> Iterator[Bottleneck]:
+    """At most one bottleneck: the input has one main trouble at a time."""
+    for bottleneck in _late_batches(n):
         # A host that waits while the device works off its queue costs no time.
-        felt_ms = finding.cost_ms if n.m.device_busy_ms is None else min(finding.cost_ms, n.device_idle_ms)
-        yield replace(finding, cost_ms=felt_ms)
+        felt_ms = bottleneck.cost_ms if n.m.device_busy_ms is None else min(bottleneck.cost_ms, n.device_idle_ms)
+        yield replace(bottleneck, cost_ms=felt_ms)
 
 
-def _late_batches(n: Numbers) -> Iterator[Finding]:
+def _late_batches(n: StepNumbers) -> Iterator[Bottleneck]:
     lost_ms = n.wait_ms + n.serial_input_ms
-    if lost_ms < WAIT_WORTH_A_LOOK * n.step_ms:
+    if lost_ms < MIN_WAIT_SHARE * n.step_ms:
         return
-    if n.are_makers_unseen:
-        yield _unseen_makers(n, lost_ms)
+    if n.is_input_unobserved:
+        yield _unobserved_input(n, lost_ms)
     elif n.m.num_workers == 0:
         yield _no_workers(n, lost_ms)
     elif n.worker_busy < 0.6:
@@ -47,8 +47,8 @@ def _late_batches(n: Numbers) -> Iterator[Finding]:
         yield _busy_workers(n, lost_ms)
 
 
-def _unseen_makers(n: Numbers, lost_ms: float) -> Finding:
-    return Finding(
+def _unobserved_input(n: StepNumbers, lost_ms: float) -> Bottleneck:
+    return Bottleneck(
         cause="input",
         sentence=f"The step waits for batches ({n.percent(lost_ms)} of it), and who makes them could not be looked at.",
         evidence=[
@@ -61,14 +61,14 @@ def _unseen_makers(n: Numbers, lost_ms: float) -> Finding:
     )
 
 
-def _no_workers(n: Numbers, lost_ms: float) -> Finding:
+def _no_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
     wanted = workers_needed(n)
     stage, decode_ms = dominant_stage(n), decode_time_ms(n)
     remedies = [_more_workers(n, wanted)] if wanted else []
     if decode_ms > 0.1 * lost_ms:
         remedies.append(_keep_decoded(n, decode_ms))
     decodes = decode_ms > 0.5 * lost_ms
-    return Finding(
+    return Bottleneck(
         cause="decode" if decodes else "no workers",
         sentence=(
             f"The main thread makes every batch itself ({n.percent(lost_ms)} of the step)"
@@ -80,7 +80,7 @@ def _no_workers(n: Numbers, lost_ms: float) -> Finding:
     )
 
 
-def _busy_workers(n: Numbers, lost_ms: float) -> Finding:
+def _busy_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
     """The workers cannot keep up: too few of them, or each sample costs too much."""
     wanted, decode_ms = workers_needed(n), decode_time_ms(n)
     remedies = [_more_workers(n, wanted)] if wanted else []
@@ -100,7 +100,7 @@ def _busy_workers(n: Numbers, lost_ms: float) -> Finding:
         cause, why = "too few workers", f"and there {num} of them for {n.m.usable_cores:g} cores"
     else:
         cause, why = "input", f"and most of their time is {label_of(stage)}" if stage else "with every core in use"
-    return Finding(
+    return Bottleneck(
         cause=cause,
         sentence=f"The step waits for batches ({n.percent(lost_ms)} of it): the workers are busy all the time, {why}.",
         evidence=_evidence(n, lost_ms, stage),
@@ -109,9 +109,9 @@ def _busy_workers(n: Numbers, lost_ms: float) -> Finding:
     )
 
 
-def _idle_workers(n: Numbers, lost_ms: float) -> Finding:
+def _idle_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
     now = n.m.num_workers
-    return Finding(
+    return Bottleneck(
         cause="hand-over",
         sentence=(
             f"The step waits for batches ({n.percent(lost_ms)} of it) although the workers are idle "
@@ -124,7 +124,7 @@ def _idle_workers(n: Numbers, lost_ms: float) -> Finding:
                 what="more batches under way",
                 change="prefetch_factor=4 (feed: slots=8); pin_memory=False if the pinning thread is busy",
                 # Half of the wait: nothing measured says how much of it is hand-over and how much is bad luck.
-                step_ms=max(n.step_ms - 0.5 * lost_ms, n.consumer_ms, WhatIf(n).least_ms),
+                step_ms=max(n.step_ms - 0.5 * lost_ms, n.consumer_ms, StepPrediction(n).min_step_ms),
                 uncertainty=0.25,
             ),
             *([_more_workers(n, now + 1)] if now < n.m.usable_cores - 1 else []),
@@ -133,10 +133,10 @@ def _idle_workers(n: Numbers, lost_ms: float) -> Finding:
     )
 
 
-def _too_many_workers(n: Numbers, lost_ms: float) -> Finding:
+def _too_many_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
     fitting = max(1, int(n.m.usable_cores))
     # Past the knee a step takes 15-29 % longer (measured by others, docs/profiler.md): the middle of it.
-    step_ms = max(n.step_ms / 1.2, n.cpu_ms / n.m.usable_cores * 0.9, n.consumer_ms, WhatIf(n).least_ms)
+    step_ms = max(n.step_ms / 1.2, n.cpu_ms / n.m.usable_cores * 0.9, n.consumer_ms, StepPrediction(n).min_step_ms)
     fewer = remedy(
         n,
         what=f"workers {n.m.num_workers} -> {fitting}",
@@ -145,7 +145,7 @@ def _too_many_workers(n: Numbers, lost_ms: float) -> Finding:
         uncertainty=0.15,
         switch={"workers": fitting},
     )
-    return Finding(
+    return Bottleneck(
         cause="too many workers",
         sentence=f"{n.m.num_workers} workers share {n.m.usable_cores:g} cores and get in each other's way.",
         evidence=_evidence(n, lost_ms, dominant_stage(n)),
@@ -154,7 +154,7 @@ def _too_many_workers(n: Numbers, lost_ms: float) -> Finding:
     )
 
 
-def workers_needed(n: Numbers) -> int:
+def workers_needed(n: StepNumbers) -> int:
     """Workers with which the step would wait no more; 0 if more would not help.
 
     At most one per core, or two of workers that mostly wait for files: those need no core meanwhile.
@@ -165,7 +165,7 @@ def workers_needed(n: Numbers) -> int:
     return wanted if wanted > n.m.num_workers else 0
 
 
-def decode_time_ms(n: Numbers) -> float:
+def decode_time_ms(n: StepNumbers) -> float:
     """Time of one core per step spent on decoding: by marks where there are some, else by sampled lines."""
     marked = sum((n.worker_ms or {}).get(stage, 0.0) for stage in DECODE_STAGES) + n.host_ms(*DECODE_STAGES)
     if marked:
@@ -174,7 +174,7 @@ def decode_time_ms(n: Numbers) -> float:
     return sum(line.ms for line in lines if DECODING.search(f"{line.function} {line.text}"))
 
 
-def dominant_stage(n: Numbers) -> str | None:
+def dominant_stage(n: StepNumbers) -> str | None:
     """The input stage that takes most time."""
     host = n.m.lane("host")
     stages = n.worker_ms or (host.stage_ms if host else {})
@@ -182,33 +182,33 @@ def dominant_stage(n: Numbers) -> str | None:
     return max(inputs, key=lambda stage: inputs[stage]) if inputs else None
 
 
-def _more_workers(n: Numbers, workers: int) -> Remedy:
+def _more_workers(n: StepNumbers, workers: int) -> Remedy:
     return remedy(
         n,
         what=f"workers {n.m.num_workers} -> {workers}",
         change=f"--workers {workers} (num_workers={workers})",
-        step_ms=WhatIf(n).with_workers(workers),
+        step_ms=StepPrediction(n).with_workers(workers),
         # How much more a disk or a network gives is not known before it is asked.
         uncertainty=min(0.25, (0.15 if workers > n.m.usable_cores else 0.08) + 0.02 * (workers - n.m.num_workers)),
         switch={"workers": workers},
     )
 
 
-def _keep_decoded(n: Numbers, decode_ms: float) -> Remedy:
+def _keep_decoded(n: StepNumbers, decode_ms: float) -> Remedy:
     return remedy(
         n,
         what="keep pictures decoded",
         change="--cache-images (feed: Store(...))",
-        step_ms=WhatIf(n).with_input((1 - KEPT_DECODED) * decode_ms),
+        step_ms=StepPrediction(n).with_input((1 - KEPT_DECODED) * decode_ms),
         uncertainty=0.12,
         switch={"cache_images": True},
     )
 
 
-def _render_on_device(n: Numbers) -> Remedy:
+def _render_on_device(n: StepNumbers) -> Remedy:
     # Workers keep drawing numbers and boxes; painting moves to the device, where it takes a few per cent of a step.
-    what_if = WhatIf(n)
-    step_ms = max(what_if.with_input(0.9 * n.input_ms), 1.04 * max(n.consumer_ms, what_if.floor_ms))
+    prediction = StepPrediction(n)
+    step_ms = max(prediction.with_input(0.9 * n.input_ms), 1.04 * max(n.consumer_ms, prediction.floor_ms))
     return remedy(
         n,
         what=ON_DEVICE,
@@ -219,7 +219,7 @@ def _render_on_device(n: Numbers) -> Remedy:
     )
 
 
-def _evidence(n: Numbers, lost_ms: float, stage: str | None) -> list[str]:
+def _evidence(n: StepNumbers, lost_ms: float, stage: str | None) -> list[str]:
     lines = [
         f"blocked {lost_ms:.1f} of {n.step_ms:.1f} ms per step; with batches ready it would take {n.consumer_ms:.1f} ms"
     ]
