@@ -20,11 +20,11 @@ from flatout.profiler import (
 
 BAR = 24
 WITHOUT_BAR = 62
-"""Characters of names and numbers."""
+"""Width of a row without its bar, in characters."""
 
 
 def show(profile: Profile, console: Console | None = None) -> None:
-    """Print everything a tired person needs, on one screen."""
+    """Print the whole report on one screen: ledger, waits, time between steps, hardware limits, verdict."""
     console = console or Console()
     console.print(ledger_table(profile.ledger, console.width))
     ledger, measurement = profile.ledger, profile.measurement
@@ -34,7 +34,7 @@ def show(profile: Profile, console: Console | None = None) -> None:
 
 
 def ledger_table(ledger: Ledger, width: int = 120) -> Table:
-    """One row per stage, with a bar as long as its share; in a narrow terminal bars are shorter, or none."""
+    """One row per stage, with a bar for its share; in a narrow terminal bars are shorter, or left out."""
     bar = min(BAR, max(0, width - WITHOUT_BAR))
     table = Table(
         title=(

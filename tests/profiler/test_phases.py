@@ -1,4 +1,4 @@
-"""Kinds of looking take phases, and no timed step lives on what was made while the loop stood still."""
+"""Phases of an observation follow one another, and no timed step uses batches made while the loop was stalled."""
 
 import pytest
 
@@ -13,9 +13,9 @@ def test_without_a_device_nothing_is_traced_and_nothing_settles(phases):
 
 
 @pytest.mark.parametrize("phases", [ALL, SPEED])
-def test_batches_that_a_feed_holds_ready_are_used_up_before_a_step_is_timed(phases):
-    on_its_way = 1
-    assert phases.settled >= choose_slots(batch_size=32, num_workers=8) + on_its_way
+def test_batches_that_a_feed_has_ready_are_used_up_before_a_step_is_timed(phases):
+    in_flight = 1
+    assert phases.settled >= choose_slots(batch_size=32, num_workers=8) + in_flight
 
 
 def test_waits_are_counted_in_steps_of_their_own():

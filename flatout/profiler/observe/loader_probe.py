@@ -1,7 +1,7 @@
-"""What happens inside the workers of a torch DataLoader: time per sample, collation, CPU time and the lines that run.
+"""Timing inside the workers of a torch DataLoader: samples, collation, CPU time and running lines.
 
-A probe stands between the loader and its dataset and collate function. It writes into tables in shared memory, one
-per worker, which the main process reads while they work; nothing is sent with the batches.
+Wrappers around the dataset and the collate function write into tables in shared memory, one per worker, which the main
+process reads while the workers run; nothing is sent with the batches.
 """
 
 import time
@@ -25,17 +25,17 @@ WORKER_DTYPE = np.dtype(
         ("timeline", TIMELINE_DTYPE),
     ]
 )
-"""`cpu_ns`: CPU time of the process and of those that had its place before; `wanted_ns`: its main thread ran, or queued
-for a core."""
+"""`cpu_ns`: CPU time of the worker process and of those it replaced; `wanted_ns`: time in which its main thread ran or
+queued for a core."""
 
 
 class WorkerTables:
-    """One table per worker, in memory that worker processes share however they are started."""
+    """One table per worker, in memory that is shared with worker processes whatever their start method."""
 
     def __init__(self, num_workers: int) -> None:
         import torch
 
-        # A torch tensor is the one thing that every way of starting DataLoader workers can share.
+        # A torch tensor can be shared under every start method of DataLoader workers.
         self._memory = torch.zeros(max(1, num_workers) * WORKER_DTYPE.itemsize, dtype=torch.uint8).share_memory_()
         want(self.rows()["timeline"], True)
 
@@ -48,7 +48,7 @@ class WorkerTables:
 
 
 class WorkerTable:
-    """This process's own part of the tables: opened on first use, shared by dataset and collate function."""
+    """The table of this worker process: opened on first use, shared by the dataset and collate wrappers."""
 
     def __init__(self, tables: WorkerTables) -> None:
         self.tables = tables
@@ -58,7 +58,7 @@ class WorkerTable:
         return {"tables": self.tables, "_totals": None}
 
     def totals(self) -> clock.Totals | None:
-        """Where this worker writes; None in the main process, whose own recorder takes the marks."""
+        """The recorder of this worker; None in the main process, which has its own."""
         from torch.utils.data import get_worker_info
 
         info = get_worker_info()
@@ -70,7 +70,7 @@ class WorkerTable:
             lines = _LineTable(row["lines"])
             Sampler(on_sample=lines.add, label=lambda: _current_stage(self._totals))
             self._cpu = row
-            # Without persistent workers every epoch has new ones, whose own times begin at zero.
+            # Without persistent workers, every epoch starts new processes, whose CPU times begin at zero.
             self._earlier = int(row["cpu_ns"]), int(row["wanted_ns"])
         return self._totals
 
@@ -81,6 +81,7 @@ class WorkerTable:
             self._cpu["wanted_ns"] = wanted_ns + ran_or_queued_ns()
 
     def timed(self, name: str, work: Callable[[], Any]) -> Any:
+        """The result of `work`, run as stage `name`."""
         totals = self.totals()
         if totals is None:
             with clock.stage(name):
@@ -93,7 +94,7 @@ class WorkerTable:
 
 
 def ran_or_queued_ns() -> int:
-    """Time this thread has run or waited for a free core; 0 where the system does not tell."""
+    """Time this thread has run or waited for a free core; 0 if the system does not report it."""
     try:
         ran, queued, _ = Path("/proc/thread-self/schedstat").read_text().split()
     except (OSError, ValueError):
@@ -106,15 +107,15 @@ def _current_stage(totals: clock.Totals | None) -> str | None:
 
 
 class _LineTable:
-    """Samples per line, in a table of fixed size; the last row collects what has no row of its own."""
+    """Samples per line, in a table of fixed size; the last row collects lines that have no row of their own."""
 
     def __init__(self, table: np.ndarray) -> None:
         self._table = table
-        # The table may have been begun by a worker of an earlier epoch.
+        # A worker of an earlier epoch may have filled rows already.
         self._rows = {bytes(where): row for row, where in enumerate(table["where"]) if where}
 
     def add(self, line: Line, stage: str | None) -> None:
-        if stage is None:  # between samples: the worker waits for orders
+        if stage is None:  # the worker is waiting for its next batch indices
             return
         where = str(line).encode()[-200:]
         if where not in self._rows:
@@ -125,7 +126,7 @@ class _LineTable:
 
 
 class _DatasetProxy:
-    """Stands in a dataset's place: what is read of it or set on it (by a worker_init_fn, say) is the dataset's own."""
+    """Proxy of a dataset: attributes are read from and set on the dataset itself (by a worker_init_fn, for example)."""
 
     def __init__(self, dataset: Any, worker_table: WorkerTable) -> None:
         vars(self).update(_dataset=dataset, _worker_table=worker_table)
@@ -146,7 +147,7 @@ class _DatasetProxy:
 
 
 class TimedDataset(_DatasetProxy):
-    """A map-style dataset whose samples are timed."""
+    """Proxy that times the samples of a map-style dataset."""
 
     def __init__(self, dataset: Any, worker_table: WorkerTable) -> None:
         super().__init__(dataset, worker_table)
@@ -161,7 +162,7 @@ class TimedDataset(_DatasetProxy):
 
 
 class TimedStream(_DatasetProxy):
-    """An iterable dataset whose samples are timed."""
+    """Proxy that times the samples of an iterable dataset."""
 
     def __iter__(self) -> Iterator[Any]:
         samples, end = iter(self._dataset), object()
@@ -170,7 +171,7 @@ class TimedStream(_DatasetProxy):
 
 
 class TimedCollate:
-    """A collate function that is timed."""
+    """Wrapper that times a collate function."""
 
     def __init__(self, collate: Callable[[Any], Any], worker_table: WorkerTable) -> None:
         self._collate = collate
@@ -181,7 +182,7 @@ class TimedCollate:
 
 
 def stage_ns(before: np.ndarray, after: np.ndarray) -> tuple[dict[str, int], dict[str, int]]:
-    """Self time and runs per stage of all workers together, between two snapshots."""
+    """Self time and runs per stage between two snapshots, all workers together."""
     self_ns: Counter[str] = Counter()
     runs: Counter[str] = Counter()
     for old, new in zip(before, after, strict=True):
@@ -193,7 +194,7 @@ def stage_ns(before: np.ndarray, after: np.ndarray) -> tuple[dict[str, int], dic
 
 
 def line_samples(after: np.ndarray) -> Counter[tuple[str, str]]:
-    """Samples per (file:line, function) of all workers together."""
+    """Samples per (file:line, function), all workers together."""
     counts: Counter[tuple[str, str]] = Counter()
     for worker in after:
         for row in worker["lines"][worker["lines"]["samples"] > 0]:

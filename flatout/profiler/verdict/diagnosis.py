@@ -1,4 +1,4 @@
-"""From a measurement to a verdict: all bottlenecks, the costliest first, with what each remedy would be worth."""
+"""From a measurement to a verdict: all bottlenecks, the most expensive first, and what each remedy would gain."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,33 +19,33 @@ from flatout.profiler.verdict.rules_host import ASSIGNER, device_bottlenecks, ho
 from flatout.profiler.verdict.rules_input import input_bottlenecks
 
 MIN_GAIN = 1.03
-"""A remedy that promises less than this is not offered."""
+"""Remedies with a smaller predicted gain are not offered."""
 
 LARGE_SHARE = 0.25
-"""Share of the step that is unexplained, or has a cause without a cure: then it is not said to be its network."""
+"""If this fraction of the step is unexplained, or has a cause without a remedy, the network is not called the cause."""
 MAX_UNCERTAINTY = 0.9
 SLOWED_DOWN = 1.5
-"""Forward and backward relative to a trial step on one batch: above this, something else slows them down."""
+"""Forward and backward relative to a whole step on one batch; above this ratio something else slows them down."""
 HOT_SHARE = 0.3
-"""Share of the step above which a line is told even where nothing is wrong with it."""
+"""A line that takes more than this fraction of the step is named even if no rule applies to it."""
 THREADS = "too many threads"
-ADD_MARKS = "mark the parts of your loop with flatout.clock.clock.stage(name) to see more"
+ADD_MARKS = "to see more, mark the parts of your loop with flatout.clock.clock.stage(name)"
 
 
 def diagnose(
     measurement: Measurement, trials: Sequence[Trial] = (), end_to_end: Sequence[EndToEndTrial] = ()
 ) -> Verdict:
-    """Cause, evidence, and remedies by predicted speed; says so when nothing is worth changing.
+    """The verdict on a measurement: cause, evidence, and remedies by predicted speed; or that nothing is worth doing.
 
-    `end_to_end` were tried with network and input changed at once: they answer whatever is found, and are no cause. Nor do
-    they say which bottleneck is: whatever slows a training down, another network with another input may be faster.
+    `end_to_end` trials change network and input at once. They are remedies for whatever is found, but they neither are
+    a cause nor tell which bottleneck is: another network with another input may be faster whatever the bottleneck.
     """
     n = StepNumbers(measurement)
     trials = [in_ms(n, trial) for trial in trials]
     found = [*input_bottlenecks(n), *host_bottlenecks(n), *device_bottlenecks(n)]
     bottlenecks = [_with_trials(bottleneck, n, trials) for bottleneck in found]
-    has_loss = any(bottleneck.cause == ASSIGNER for bottleneck in bottlenecks)
-    bottlenecks += [bottleneck_of_trial(n, trial) for trial in trials if not (has_loss and is_of_loss(trial))]
+    has_assigner = any(bottleneck.cause == ASSIGNER for bottleneck in bottlenecks)
+    bottlenecks += [bottleneck_of_trial(n, trial) for trial in trials if not (has_assigner and is_of_loss(trial))]
     bottlenecks = [
         replace(bottleneck, remedies=[_with_load_uncertainty(remedy, n) for remedy in bottleneck.remedies])
         for bottleneck in bottlenecks
@@ -57,7 +57,7 @@ def diagnose(
         return _without_remedy(n, found)
     first, *others = worth
     offered = (remedy for bottleneck in worth for remedy in bottleneck.remedies if _is_worthwhile(remedy))
-    # Something larger may have answered several bottlenecks; two loops have remedies of one name, each its own line.
+    # An end-to-end remedy may belong to several bottlenecks; remedies of two loops share a name but not their line.
     remedies = {(remedy.what, remedy.change): remedy for remedy in offered}
     return Verdict(
         cause=first.cause,
@@ -69,7 +69,7 @@ def diagnose(
 
 
 def _with_trials(bottleneck: Bottleneck, n: StepNumbers, trials: Sequence[Trial]) -> Bottleneck:
-    """A loss that was tried out replaces the estimate of what a better loss would take."""
+    """The bottleneck with estimates replaced by trials: what a better loss takes may have been measured."""
     if bottleneck.cause != ASSIGNER:
         return bottleneck
     tried = [remedy_of_trial(n, trial) for trial in trials if is_of_loss(trial)]
@@ -79,23 +79,24 @@ def _with_trials(bottleneck: Bottleneck, n: StepNumbers, trials: Sequence[Trial]
 def _with_end_to_end(
     bottlenecks: Sequence[Bottleneck], n: StepNumbers, end_to_end: Sequence[EndToEndTrial]
 ) -> list[Bottleneck]:
-    """Where a remedy that is worth it is part of something larger that was tried out, that takes its place.
+    """Replace worthwhile remedies by the end-to-end trial that includes them.
 
-    What takes no place is one more remedy for the first bottleneck, and a bottleneck by itself if none is worth anything.
+    A trial that replaces none is one more remedy for the first bottleneck, or a bottleneck of its own if no other has a
+    worthwhile remedy.
     """
     found = list(bottlenecks)
     for trial in end_to_end:
-        answer = _with_load_uncertainty(remedy_of_end_to_end(n, trial), n)
-        places = [place for place, bottleneck in enumerate(found) if _covers(trial, bottleneck)]
-        for place in places:
-            kept = [remedy for remedy in found[place].remedies if remedy.what not in trial.covers]
-            found[place] = replace(found[place], remedies=[answer, *kept])
-        if places or not _is_worthwhile(answer):
+        combined = _with_load_uncertainty(remedy_of_end_to_end(n, trial), n)
+        covered = [index for index, bottleneck in enumerate(found) if _covers(trial, bottleneck)]
+        for index in covered:
+            kept = [remedy for remedy in found[index].remedies if remedy.what not in trial.covers]
+            found[index] = replace(found[index], remedies=[combined, *kept])
+        if covered or not _is_worthwhile(combined):
             continue
         if found and _best_gain(found[0]):
-            found[0] = replace(found[0], remedies=[*found[0].remedies, answer])
+            found[0] = replace(found[0], remedies=[*found[0].remedies, combined])
         else:
-            found.append(bottleneck_of_end_to_end(n, trial, answer))
+            found.append(bottleneck_of_end_to_end(n, trial, combined))
     return found
 
 
@@ -104,23 +105,23 @@ def _covers(trial: EndToEndTrial, bottleneck: Bottleneck) -> bool:
 
 
 def _with_load_uncertainty(remedy: Remedy, n: StepNumbers) -> Remedy:
-    """Where other programs take the cores, nobody knows what this one would get of them after a change."""
-    doubt = 0.2 * min(1.0, (n.m.others_cores or 0.0) / n.m.usable_cores)
-    return replace(remedy, uncertainty=min(MAX_UNCERTAINTY, remedy.uncertainty + doubt))
+    """The remedy, less certain the more cores other programs use: the cores left after a change are unknown."""
+    added = 0.2 * min(1.0, (n.m.others_cores or 0.0) / n.m.usable_cores)
+    return replace(remedy, uncertainty=min(MAX_UNCERTAINTY, remedy.uncertainty + added))
 
 
 def _is_worthwhile(remedy: Remedy) -> bool:
-    """It promises enough, and more than a fraction of its own uncertainty."""
+    """Whether the predicted gain is large enough, by itself and compared with its uncertainty."""
     return remedy.gain >= max(MIN_GAIN, 1 + remedy.uncertainty / 3)
 
 
 def _best_gain(bottleneck: Bottleneck) -> float:
-    """How much faster its best remedy makes the training; 0 if none is worth it."""
+    """Gain of its best worthwhile remedy; 0 if there is none."""
     return max((remedy.gain for remedy in bottleneck.remedies if _is_worthwhile(remedy)), default=0.0)
 
 
 def _without_remedy(n: StepNumbers, bottlenecks: Sequence[Bottleneck]) -> Verdict:
-    """Why nothing is worth changing: the step is its network, or has no cure, or nobody knows what it is."""
+    """The verdict if no remedy is worthwhile: a cause without one, unexplained time, threads, or the network itself."""
     unexplained_ms = n.unexplained_ms
     worst = max(bottlenecks, key=lambda bottleneck: bottleneck.cost_ms, default=None)
     if worst is not None and worst.cost_ms > max(LARGE_SHARE * n.step_ms, unexplained_ms):
@@ -134,7 +135,7 @@ def _without_remedy(n: StepNumbers, bottlenecks: Sequence[Bottleneck]) -> Verdic
         lines = [line for line in n.hot_lines(in_worker=False) if line.stage is None][:3]
         return Verdict(
             cause="unexplained",
-            sentence=f"{n.percent(unexplained_ms)} of the step lies outside of every known stage, and no rule fits it.",
+            sentence=f"{n.percent(unexplained_ms)} of the step is outside of all known stages, and no rule applies.",
             evidence=[
                 *(
                     [f"{line.ms:.1f} ms per step at {line.where}  {line.text}".rstrip() for line in lines]
@@ -149,8 +150,9 @@ def _without_remedy(n: StepNumbers, bottlenecks: Sequence[Bottleneck]) -> Verdic
         return Verdict(
             cause=THREADS,
             sentence=(
-                f"Torch computes with {n.m.num_threads} threads, and for {n.threads_that_fit} of them a core is free: "
-                "those that run wait for those that do not, which can take many times as long as it should."
+                f"Torch computes with {n.m.num_threads} threads, but there are free cores for only "
+                f"{n.threads_that_fit} of them. Threads that run wait for those that do not, which can slow a step "
+                "down many times."
             ),
             evidence=[
                 f"forward and backward {n.percent(compute_ms)} of the step",
@@ -162,12 +164,12 @@ def _without_remedy(n: StepNumbers, bottlenecks: Sequence[Bottleneck]) -> Verdic
     return Verdict(
         cause=NOTHING,
         sentence=(
-            f"Nothing is worth changing: no remedy we know promises more than {100 * (MIN_GAIN - 1):.0f} %. "
-            f"{number(1e3 * n.images / n.step_ms)} img/s is what this network takes {_beside(n)}."
+            f"Nothing is worth changing: no known remedy would gain more than {100 * (MIN_GAIN - 1):.0f} %. "
+            f"{number(1e3 * n.images / n.step_ms)} img/s is the speed of this network {_network_speed(n)}."
         ),
         evidence=[
             f"waiting for data {n.percent(n.wait_ms)}, forward and backward {n.percent(compute_ms)} of the step",
-            *([f"between steps {n.percent(n.between_ms)} of the time"] if n.between_ms > 0.1 * n.step_ms else []),
+            *([f"{n.percent(n.between_ms)} of the time is between steps"] if n.between_ms > 0.1 * n.step_ms else []),
             *_hottest_line(n),
             *_limit_lines(n),
             *_load_lines(n),
@@ -176,40 +178,41 @@ def _without_remedy(n: StepNumbers, bottlenecks: Sequence[Bottleneck]) -> Verdic
     )
 
 
-def _beside(n: StepNumbers) -> str:
-    """Here, unless the network alone was seen to be much faster: then something slows it that is no stage of it."""
+def _network_speed(n: StepNumbers) -> str:
+    """End of the sentence about the network's speed: if it was much faster alone, something else slows it down."""
     alone_ms = n.m.limits.compute_ms
     if not alone_ms or n.network_ms < SLOWED_DOWN * alone_ms:
-        return "here"
-    return f"beside all else that runs here; by itself it made {number(1e3 * n.images / alone_ms)}"
+        return "on this machine"
+    return f"next to everything else that runs here; alone it reached {number(1e3 * n.images / alone_ms)} img/s"
 
 
 def _hottest_line(n: StepNumbers) -> list[str]:
-    """Of the main thread: what is slow inside of the network's own code has no rule, but it has a line."""
+    """The hottest line of the main thread: no rule covers slow code inside of the network, but a line names it."""
     return [
         f"hottest line, {line.ms:.1f} ms per step in {label_of(line.stage or 'unexplained')}: {line.where}  {line.text}"
         for line in n.hot_lines(in_worker=False)[:1]
-        # That of a backward pass is the line that asks for it.
+        # In the backward stage the only line is the call of backward().
         if line.ms > HOT_SHARE * n.step_ms and line.stage != "backward"
     ]
 
 
 def _no_remedy_sentence(n: StepNumbers) -> str:
-    """Nothing about what nobody saw."""
-    return "" if n.is_input_unobserved else f" No remedy we know promises more than {100 * (MIN_GAIN - 1):.0f} %."
+    """A sentence that no remedy helps; empty if the input was not observed."""
+    return "" if n.is_input_unobserved else f" No known remedy would gain more than {100 * (MIN_GAIN - 1):.0f} %."
 
 
 def _load_lines(n: StepNumbers) -> list[str]:
+    """Evidence about other processes and about torch's threads."""
     others, fitting = n.m.others_cores or 0.0, n.threads_that_fit
     lines = []
     if others >= 0.2:
         lines.append(
-            f"other processes keep {others:.1f} of {n.m.usable_cores:g} cores busy: all numbers are worse for it"
+            f"other processes keep {others:.1f} of {n.m.usable_cores:g} cores busy, which slows this training down"
         )
     if fitting and n.network_ms > LARGE_SHARE * n.step_ms:
         lines.append(
-            f"torch computes with {n.m.num_threads} threads: with OMP_NUM_THREADS={fitting} in front of the command, "
-            "none of them has to wait for a core"
+            f"torch computes with {n.m.num_threads} threads: with OMP_NUM_THREADS={fitting} in front of the command "
+            "none would have to wait for a core"
         )
     return lines
 
