@@ -13,9 +13,10 @@ Files:
     verdict/     From a measurement to a verdict: the cause, and remedies with predicted speeds
 """
 
+import warnings
 from typing import TYPE_CHECKING
 
-from flatout.lazy import face, renamed
+from flatout.lazy import face
 
 if TYPE_CHECKING:
     from flatout.profiler.demands import KEPT_DECODED, Demands
@@ -42,9 +43,11 @@ if TYPE_CHECKING:
     from flatout.profiler.verdict.rules_host import CUDA_GRAPH
     from flatout.profiler.verdict.rules_input import ON_DEVICE
 
-_listed, __dir__ = face(__name__)
-_renamed = renamed(__name__, judge="diagnose")
+_get, __dir__ = face(__name__)
 
 
 def __getattr__(name: str) -> object:
-    return _renamed(name) if name == "judge" else _listed(name)
+    if name == "judge":
+        warnings.warn("flatout.profiler.judge is now called diagnose", DeprecationWarning, stacklevel=2)
+        name = "diagnose"
+    return _get(name)
