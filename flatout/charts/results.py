@@ -1,6 +1,6 @@
-"""results.png: how losses and scores went over the epochs, from results.txt or results.csv.
+"""results.png: losses and scores over the epochs, from results.txt or results.csv.
 
-Dimension key:  E epochs that have a line
+Dimension key:  E epochs in the file
 """
 
 import csv
@@ -15,11 +15,11 @@ from flatout.errors import DataError
 
 NUM_COLUMNS = 15
 LEAST_LOSS = 1e-12
-"""Smaller ones are drawn as this."""
+"""Smaller losses are plotted as this, on their logarithmic scale."""
 
 
 class Panel(NamedTuple):
-    """What a panel shows."""
+    """A panel of the plot of results.txt."""
 
     title: str
     column: int
@@ -38,25 +38,25 @@ PANELS = (
     Panel("mAP@0.5", 10, False),
     Panel("mAP@0.5:0.95", 11, False),
 )
-"""Two rows of five; `column` is that of results.txt."""
+"""Two rows of five; `column` is the column of results.txt."""
 WIDTH, HEIGHT = 196, 176
 LEFT, TOP = 56, 40
 GAP_W, GAP_H = 56, 66
 
 
 class Curve(NamedTuple):
-    """What became of a loss or a score."""
+    """Values of a loss or a score over the epochs."""
 
     title: str
     value_E: np.ndarray
-    """NaN where it was not measured."""
+    """NaN where not measured."""
     is_loss: bool
 
 
 def plot_results(results_txt: Path, file: Path | None = None, *, marks: Sequence[float] = ()) -> Path:
-    """Draw a results.txt, by default into results.png beside it; DataError if it holds no epoch.
+    """Plot a results.txt, by default to results.png next to it. DataError if it contains no epoch.
 
-    `marks` are epochs at which a line is drawn from top to bottom: where something else begins.
+    `marks` are epochs with a vertical line, such as the beginnings of stages.
     """
     table = read_results(results_txt)
     # YOLOv7 writes 0 for a loss that was not measured.
@@ -70,7 +70,7 @@ def plot_results(results_txt: Path, file: Path | None = None, *, marks: Sequence
 def plot_columns(
     results_csv: Path, names: Sequence[str], file: Path, *, losses: Sequence[str] = ("loss",)
 ) -> Path | None:
-    """Draw the columns of a results.csv that are there; losses as logarithms. None if there is nothing to draw yet."""
+    """Plot the columns `names` of a results.csv that have values, losses as logarithms; None if none has any yet."""
     with results_csv.open(newline="") as opened:
         rows = [row for row in csv.DictReader(opened) if row["epoch"] and not row["epoch"].startswith("#")]
     curves = []
@@ -84,21 +84,21 @@ def plot_columns(
 
 
 def plot_epochs(epoch_E: np.ndarray, curves: Sequence[Curve], file: Path, *, marks: Sequence[float] = ()) -> Path:
-    """A panel for every curve, five in a row."""
+    """Plot a panel for every curve, five in a row."""
     columns, rows = min(5, len(curves)), -(-len(curves) // 5)
     canvas = Canvas(LEFT + columns * WIDTH + (columns - 1) * GAP_W + 24, TOP + rows * HEIGHT + (rows - 1) * GAP_H + 46)
     for number, curve in enumerate(curves):
         left, top = LEFT + number % columns * (WIDTH + GAP_W), TOP + number // columns * (HEIGHT + GAP_H)
-        place = Frame(left, top, left + WIDTH, top + HEIGHT)
-        _plot_panel(canvas, place, curve, epoch_E, marks, last_row=number // columns == rows - 1)
+        frame = Frame(left, top, left + WIDTH, top + HEIGHT)
+        _plot_panel(canvas, frame, curve, epoch_E, marks, last_row=number // columns == rows - 1)
     return write_image(file, canvas.render())
 
 
 def read_results(path: Path) -> np.ndarray:
-    """float64 [E, 15]: the epoch, memory in GB, then the other columns; a line that is not whole is left out."""
+    """The table as float64 [E, 15]: epoch, memory in GB, then the other columns; incomplete lines are left out."""
     rows = [row for line in path.read_text().splitlines() if (row := _numbers(line.split()))]
     if not rows:
-        raise DataError(f"{path}: no line with {NUM_COLUMNS} columns, so there is nothing to draw.")
+        raise DataError(f"{path} has no line with {NUM_COLUMNS} columns, so there is nothing to plot.")
     return np.array(rows)
 
 
@@ -113,7 +113,7 @@ def _numbers(words: Sequence[str]) -> list[float] | None:
 
 def _plot_panel(
     canvas: Canvas,
-    place: Frame,
+    frame: Frame,
     curve: Curve,
     epoch_E: np.ndarray,
     marks: Sequence[float],
@@ -123,7 +123,7 @@ def _plot_panel(
     known = curve.value_E[np.isfinite(curve.value_E)]
     axes = Axes(
         canvas,
-        place,
+        frame,
         x=(float(epoch_E.min()), float(epoch_E.max())),
         y=_limits(known, curve.is_loss),
         title=curve.title,
@@ -131,19 +131,19 @@ def _plot_panel(
         whole_x=True,
     )
     for (x, _), *_ in (axes.to_px(np.array([mark]), np.zeros(1)).tolist() for mark in marks):
-        canvas.line([(x, place.top), (x, place.bottom)], MUTED, 0.9)
+        canvas.line([(x, frame.top), (x, frame.bottom)], MUTED, 0.9)
     colour = WARM if curve.is_loss else ACCENT
     axes.curve(epoch_E, curve.value_E, colour, 1.8)
     if len(epoch_E) <= 40:
         axes.dots(epoch_E, curve.value_E, colour, 2.2)
     axes.close()
     if not len(known):
-        middle = (place.left + place.right) / 2, (place.top + place.bottom) / 2
+        middle = (frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2
         canvas.text("not measured", *middle, px=8, anchor="middle")
 
 
 def _limits(known: np.ndarray, is_loss: bool) -> tuple[float, float]:
-    """Scores from 0, if they are shares; everything else around what it was."""
+    """Limits of the y axis: from 0 for scores of at most 1, else around the values."""
     if not len(known):
         return 0.0, 1.0
     low, high = float(known.min()), float(known.max())
