@@ -144,7 +144,7 @@ def _idle_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
 
 def _too_many_workers(n: StepNumbers, lost_ms: float) -> Bottleneck:
     fitting = max(1, int(n.m.usable_cores))
-    # With too many workers a step takes 15-29 % longer (measured by others, docs/profiler.md); this is the middle.
+    # With too many workers a step takes 15-29 % longer (measured by others); this is the middle.
     step_ms = max(n.step_ms / 1.2, n.cpu_ms / n.m.usable_cores * 0.9, n.consumer_ms, StepPrediction(n).min_step_ms)
     fewer = remedy(
         n,
