@@ -37,11 +37,11 @@ def in_float16_up_to_last_convolutions(model: Model) -> Model:
     body.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in wanted)
     used = {name for node in body.graph.node for name in node.input}
     body.graph.initializer.extend(each for each in model.graph.initializer if each.name in used)
-    whole = in_float16(body)
-    del whole.graph.output[:]
-    whole.graph.output.extend(model.graph.output)
-    _append(whole, tail, list(model.graph.initializer))
-    return whole
+    result = in_float16(body)
+    del result.graph.output[:]
+    result.graph.output.extend(model.graph.output)
+    _append(result, tail, list(model.graph.initializer))
+    return result
 
 
 def _with_initializers(model: Model) -> Model:
@@ -82,7 +82,7 @@ def in_int8(model: Model, examples: Iterable[np.ndarray], *, input_name: str, ke
     first = next(node.name for node in model.graph.node if node.op_type == "Conv")
     with tempfile.TemporaryDirectory() as folder:
         # Through files: the quantizer accepts them in every version.
-        source, out = Path(folder, "whole.onnx"), Path(folder, "int8.onnx")
+        source, out = Path(folder, "float32.onnx"), Path(folder, "int8.onnx")
         onnx.save(model, str(source))
         prepared = Path(folder, "prepared.onnx")
         # Shape inference only: the optimisations would rename nodes.

@@ -84,3 +84,10 @@ def test_the_real_doctor_reports_this_machine(tmp_path: Path):
     assert {finding["section"] for finding in document["findings"]} == {
         "machine", "software", "torch and GPUs", "images", "disk",
     }  # fmt: skip
+
+
+def test_the_old_name_of_diagnose_works_and_warns():
+    from flatout.doctor import cli
+
+    with pytest.warns(DeprecationWarning, match=r"flatout\.doctor\.cli\.judge is now called diagnose"):
+        assert cli.judge is diagnose

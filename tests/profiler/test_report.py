@@ -144,3 +144,10 @@ def test_columns_of_very_slow_steps_do_not_touch():
     slow = measured(7127, {"forward": 1500.0, "backward": 2500.0}, images=1)
     text = report_text(make_ledger(slow), diagnose(slow), slow)
     assert re.search(r"backward +2,500\.00 +35\.1% +2,500,000\.0", text)
+
+
+def test_the_old_name_of_diagnose_works_and_warns():
+    import flatout.profiler
+
+    with pytest.warns(DeprecationWarning, match=r"flatout\.profiler\.judge is now called diagnose"):
+        assert flatout.profiler.judge is diagnose

@@ -79,8 +79,8 @@ def drain() -> None:
 
 
 def _replayed_ms(step: Step, kept: Sequence[Any], budget: Budget) -> float:
-    turn = cycle(kept)
-    return median_ms(lambda: step(next(turn)), budget)
+    batches = cycle(kept)
+    return median_ms(lambda: step(next(batches)), budget)
 
 
 def _input_ms(batches: Callable[[], Iterable[Any]], budget: Budget) -> float:

@@ -240,7 +240,7 @@ class Observation:
         self._trace = StepTrace()
         self._timed: TimedSteps | None = None
         self._is_between_passes = False
-        self.steps_seen = 0
+        self.steps_observed = 0
         self._was_iterated_elsewhere = False
         self._measurement: Measurement | None = None
         self._is_over = False
@@ -275,17 +275,17 @@ class Observation:
         """Enter the next phase if it is due. To be called between two steps, after clock.step_ended."""
         if self._is_over:
             return
-        self.steps_seen += 1
+        self.steps_observed += 1
         if self._timed is not None:
             self._timed.step_ended()
         self._advance_phase()
-        if self.steps_seen == self.steps_before_timing:
+        if self.steps_observed == self.steps_before_timing:
             self._timed = TimedSteps(self.recorder, self.workers, self._device, self._functions)
         if self._num_steps is not None and self._timed is not None and self.recorder.num_steps >= self._num_steps:
             self.finish()
 
     def _advance_phase(self) -> None:
-        seen, phases = self.steps_seen, self._phases
+        seen, phases = self.steps_observed, self._phases
         if phases.is_counted(seen):
             self._waits.num_steps += 1
         if seen == phases.warm_up and phases.counted:
@@ -317,7 +317,7 @@ class Observation:
     @property
     def _num_traced(self) -> int:
         """Complete steps since tracing was due; negative if it is not due yet, or never."""
-        return self.steps_seen - self._phases.counting_ends if self._device and self._phases.traced else -1
+        return self.steps_observed - self._phases.counting_ends if self._device and self._phases.traced else -1
 
     def finish(self) -> None:
         """End the observation and summarize the steps timed so far; may be called twice."""
@@ -358,7 +358,7 @@ class Observation:
     @property
     def too_short(self) -> str:
         """The message for an observation with too few steps."""
-        seen = "1 step was" if self.steps_seen == 1 else f"{self.steps_seen} steps were"
+        seen = "1 step was" if self.steps_observed == 1 else f"{self.steps_observed} steps were"
         return f"Only {seen} observed; a profile needs at least {self.steps_before_timing + MIN_TIMED_STEPS}."
 
     @property

@@ -52,11 +52,11 @@ def diagnose(
     ]
     bottlenecks.sort(key=lambda bottleneck: -_best_gain(bottleneck))
     bottlenecks = _with_end_to_end(bottlenecks, n, end_to_end)
-    worth = [bottleneck for bottleneck in bottlenecks if any(map(_is_worthwhile, bottleneck.remedies))]
-    if not worth:
+    worthwhile = [bottleneck for bottleneck in bottlenecks if any(map(_is_worthwhile, bottleneck.remedies))]
+    if not worthwhile:
         return _without_remedy(n, found)
-    first, *others = worth
-    offered = (remedy for bottleneck in worth for remedy in bottleneck.remedies if _is_worthwhile(remedy))
+    first, *others = worthwhile
+    offered = (remedy for bottleneck in worthwhile for remedy in bottleneck.remedies if _is_worthwhile(remedy))
     # An end-to-end remedy may belong to several bottlenecks; remedies of two loops share a name but not their line.
     remedies = {(remedy.what, remedy.change): remedy for remedy in offered}
     return Verdict(
