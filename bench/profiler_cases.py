@@ -1,6 +1,6 @@
-"""Small trainings on this CPU, each with one thing that can be changed: what bench/profiler_predictions.py predicts.
+"""Small trainings on the CPU for bench/profiler_predictions.py, each with one setting that can be changed.
 
-A training is a loop with the engine's marks over a feed of JPEG files; the network and its loss are yolov7-tiny's.
+A training is a loop with the engine's marks over a feed of JPEG files; network and loss are those of yolov7-tiny.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ CLASSES, BOXES = 80, 16
 
 
 class Photos:
-    """What is decoded: JPEG files of 640 x 480."""
+    """JPEG files of 640 x 480, and how they are decoded."""
 
     parameters = "bench photos, v1"
 
@@ -52,7 +52,7 @@ class Photos:
 
 
 class Training(SampleSource):
-    """Decoded (or kept) photos, blurred and scaled to the network's size."""
+    """Source of samples: photos, decoded or from a store, blurred and scaled to the network's input size."""
 
     def __init__(self, photos: Photos, store: Store | None, size: int, blurs: int) -> None:
         self.fields = {"images": Field((3, size, size))}
@@ -79,7 +79,7 @@ class Training(SampleSource):
 
 @dataclass(frozen=True)
 class Setting:
-    """One training; `replace` a field to change it."""
+    """Settings of one training."""
 
     folder: Path
     size: int = 128
@@ -90,7 +90,7 @@ class Setting:
     channels_last: bool = False
     twin_loss: bool = False
     trains_network: bool = True
-    """False: a step is a sleep of 10 ms, so that only the input counts."""
+    """False: a step only sleeps for 10 ms, so that only the input matters."""
 
     def changed(self, **changes: Any) -> "Setting":
         return replace(self, **changes)
@@ -142,7 +142,7 @@ class Parts:
 
 @contextmanager
 def open_feed(setting: Setting, num_photos: int = 64) -> Iterator[Feed]:
-    """The training's input."""
+    """The feed of a training."""
     with ExitStack() as stack:
         photos = Photos(setting.folder, num_photos)
         store = None
@@ -154,9 +154,9 @@ def open_feed(setting: Setting, num_photos: int = 64) -> Iterator[Feed]:
 
 
 def observe(setting: Setting, num_steps: int) -> Profile:
-    """Run it for a while and look."""
+    """Run a training until `num_steps` steps were timed; returns its profile."""
     observation = EngineObservation(images_per_step=setting.batch_size, num_steps=num_steps)
-    step = Parts(setting).step if setting.trains_network else rest
+    step = Parts(setting).step if setting.trains_network else idle_step
     with open_feed(setting) as feed, observation.observing():
         batches = endless(feed)
         for _ in range(observation.total_steps):
@@ -166,8 +166,8 @@ def observe(setting: Setting, num_steps: int) -> Profile:
     return observation.profile
 
 
-def rest(images: Tensor) -> None:
-    """A network that lets the CPU alone."""
+def idle_step(images: Tensor) -> None:
+    """A step that does not use the CPU."""
     with clock.stage("train.forward"):
         sleep(0.01)
 
@@ -179,13 +179,13 @@ def endless(feed: Feed) -> Iterator[Any]:
         epoch += 1
 
 
-def in_turns(works: Mapping[str, Callable[[], object]], turns: int) -> dict[str, float]:
-    """Milliseconds of each piece of work: medians over turns, so that all see the same disturbances."""
+def time_alternating(works: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median milliseconds of several functions, called alternately, so that all are disturbed alike."""
     durations: dict[str, list[float]] = {name: [] for name in works}
-    for turn in range(turns + 1):
+    for number in range(rounds + 1):
         for name, work in works.items():
             begin_s = perf_counter()
             work()
-            if turn:
+            if number:  # the first round warms up
                 durations[name].append(1e3 * (perf_counter() - begin_s))
     return {name: float(np.median(each)) for name, each in durations.items()}

@@ -1,13 +1,13 @@
-"""What does it cost a training to be observed? Limit: 1 % of the step.
+"""How much does observing slow a training down? Limit: 1 % of the step.
 
-Without a GPU: a step of about 10 ms that holds as many marks as a training step of ours. Two things cost: marks, which
-the main thread makes between matrix products, with caches that hold nothing of Python by then; and samples, which a
-thread of its own takes. The first is the time between two products, observed less unobserved (medians); the second the
-CPU time of a process that does nothing else. Their sum is the answer. Whole steps with and without are shown beside it,
-but a machine that others use changes by more than what is looked for.
+Without a GPU: a step of about 10 ms with as many marks as one of our training steps. Two things cost time: marks, which
+the main thread makes between matrix products, when its caches hold nothing of Python any more; and samples, which a
+separate thread takes. The first is the time between two products, observed minus unobserved (medians); the second is
+the CPU time of a process that does nothing else. Their sum is the answer. Whole steps with and without observation are
+shown as well, but on a shared machine they vary by more than the difference.
 
 With a GPU: yolov7-tiny, 320 px, batch 16, as `train.py --fast` runs it, which is our shortest step; its wall time is
-compared, events on the device included.
+compared, including events on the device.
 Answer: bench/results/profiler_overhead_<machine>_<yyyymm>.md (--write).
 """
 
@@ -32,32 +32,32 @@ LIMIT = 0.01
 STAGES = ("feed.wait", "train.wait", "train.inputs", "train.loss", "train.forward", "train.backward", "train.optimizer")
 HYP = "hyp.scratch.tiny.yaml"
 LOG_EVERY = 50
-"""Steps of a turn on a GPU."""
+"""Steps of an interval on a GPU."""
 SETTLED = 4
-"""Phases before the first that counts: graphs are captured, pictures uploaded."""
+"""Intervals before the first that counts: graphs are captured and images uploaded in them."""
 
 Pairs = list[tuple[float, float]]
-"""Seconds of a step without and with."""
+"""Seconds of a step without and with observation."""
 Answer = tuple[float, list[str], dict[str, Any]]
-"""Share of a step, lines for people, numbers."""
+"""Fraction of a step, lines of the report, numbers."""
 
 
-class Turn(NamedTuple):
-    """Some steps on the CPU, medians per step in seconds."""
+class BlockTimes(NamedTuple):
+    """Times of a block of steps on the CPU: medians per step in seconds."""
 
     whole: float
     between: float
-    """Of that, outside of the matrix products."""
+    """Time outside of the matrix products."""
 
 
-def turn(matrix: torch.Tensor, num_steps: int) -> Turn:
-    """Steps of seven stages, each a product and a little Python."""
+def time_block(matrix: torch.Tensor, num_steps: int) -> BlockTimes:
+    """Time steps of seven stages, each with a matrix product and a little Python."""
     steps = np.array([step(matrix) for _ in range(num_steps)])
-    return Turn(*(float(median) for median in np.median(steps, 0)))
+    return BlockTimes(*(float(median) for median in np.median(steps, 0)))
 
 
 def step(matrix: torch.Tensor) -> tuple[float, float]:
-    """Seconds of one step, and of what is not a product in it."""
+    """Seconds of one step, and of its time outside of matrix products."""
     began = time.perf_counter()
     products = 0.0
     for name in STAGES:
@@ -73,7 +73,7 @@ def step(matrix: torch.Tensor) -> tuple[float, float]:
 
 @contextmanager
 def observing(recorder: StepRecorder) -> Iterator[None]:
-    """As an observation that has come to its timed steps."""
+    """Record and sample, as an observation does in timed steps."""
     with recorder.recording():
         sampler = Sampler(label=lambda: recorder.innermost.name if recorder.innermost else None)
         try:
@@ -83,7 +83,7 @@ def observing(recorder: StepRecorder) -> Iterator[None]:
 
 
 def sampling_share(seconds: float) -> float:
-    """CPU time of sampling a thread that sleeps, per second."""
+    """CPU time per second of sampling a thread that sleeps."""
     with observing(StepRecorder()):
         began, began_cpu = time.perf_counter(), time.process_time()
         time.sleep(seconds)
@@ -93,15 +93,15 @@ def sampling_share(seconds: float) -> float:
 def on_cpu(*, quick: bool) -> Answer:
     rounds, num_steps = (2, 5) if quick else (60, 12)
     matrix = torch.rand(440, 440)
-    plain, seen = [turn(matrix, num_steps)], []
+    plain, observed = [time_block(matrix, num_steps)], []
     for _ in range(rounds):
         with observing(StepRecorder()):
-            seen.append(turn(matrix, num_steps))
-        plain.append(turn(matrix, num_steps))
+            observed.append(time_block(matrix, num_steps))
+        plain.append(time_block(matrix, num_steps))
     step_s = float(np.median([each.whole for each in plain]))
-    marks_s = float(np.median([each.between for each in seen]) - np.median([each.between for each in plain]))
+    marks_s = float(np.median([each.between for each in observed]) - np.median([each.between for each in plain]))
     samples = sampling_share(0.3 if quick else 5.0)
-    sides = {"without": plain, "observed": seen}
+    sides = {"without": plain, "observed": observed}
     lines = [
         f"marks: {1e6 * marks_s:.1f} us of a step of {1e3 * step_s:.2f} ms, {marks_s / step_s:.2%}",
         f"samples: {samples:.2%} of a core",
@@ -112,7 +112,7 @@ def on_cpu(*, quick: bool) -> Answer:
 
 
 class StepsOfLoop(StepRecorder):
-    """Ends a step where the loop's next one begins."""
+    """A recorder that ends a step where the next one begins."""
 
     def opened(self, name: str) -> None:
         if name == STEP_BEGINS:
@@ -120,27 +120,27 @@ class StepsOfLoop(StepRecorder):
         super().opened(name)
 
 
-class Phases:
-    """What the loop tells of its log intervals: every second one is observed."""
+class AlternatingIntervals:
+    """Log callback that observes every second interval and keeps the step time of each."""
 
     def __init__(self) -> None:
         self.step_s: list[float] = []
         self._observation = ExitStack()
         self._recorder: StepRecorder | None = None
 
-    def __call__(self, tick: IntervalStats) -> None:
-        # Both clocks are read once, with a wait for the device, long before turns count.
+    def __call__(self, interval: IntervalStats) -> None:
+        # Made once, with a wait for the device, long before the intervals that count.
         self._recorder = self._recorder or StepsOfLoop(device=DeviceClock())
-        self.step_s.append(tick.step_ms / 1e3)
+        self.step_s.append(interval.step_ms / 1e3)
         self._observation.close()
         if len(self.step_s) % 2:
             self._observation.enter_context(observing(self._recorder))
 
     def pairs(self) -> Pairs:
-        """The turn after the first tick is observed, the one after that is not."""
+        """Neighbouring intervals, unobserved and observed."""
         self._observation.close()
         settled = self.step_s[SETTLED:]
-        return [(settled[turn], settled[turn + 1]) for turn in range(0, len(settled) - 1, 2)]
+        return [(settled[first], settled[first + 1]) for first in range(0, len(settled) - 1, 2)]
 
 
 def on_gpu(*, quick: bool) -> Answer:
@@ -151,7 +151,8 @@ def on_gpu(*, quick: bool) -> Answer:
     from flatout.yolo.find_file import shipped_folder
     from flatout.yolo.hyp import load_hyp
 
-    case, hyp, turns = Case("yolov7-tiny", 320, 16, None, None), load_hyp(shipped_folder("data") / HYP), Phases()
+    case, hyp = Case("yolov7-tiny", 320, 16, None, None), load_hyp(shipped_folder("data") / HYP)
+    intervals = AlternatingIntervals()
     num_steps = LOG_EVERY * (SETTLED + (4 if quick else 40))
     images = draw_set(1000, case.side_px)
     order_N = np.arange(len(images)).repeat(2 + num_steps * case.batch // len(images))
@@ -159,11 +160,11 @@ def on_gpu(*, quick: bool) -> Answer:
     with training_input(
         images, Pictures(images), hyp.augment(), plan, size=case.side_px, device="cuda", config=DeviceInputConfig()
     ) as batches:
-        make_loop(case, hyp, batches, turns, num_steps=num_steps, log_every=LOG_EVERY).run()
-    pairs = turns.pairs()
-    plain, seen = (summarize(side) for side in zip(*pairs, strict=True))
+        make_loop(case, hyp, batches, intervals, num_steps=num_steps, log_every=LOG_EVERY).run()
+    pairs = intervals.pairs()
+    plain, observed = (summarize(side) for side in zip(*pairs, strict=True))
     overhead = float(np.median([after / before - 1 for before, after in pairs]))
-    lines = [f"a step without  {plain.text()}", f"a step observed {seen.text()}, median of {len(pairs)} pairs"]
+    lines = [f"a step without  {plain.text()}", f"a step observed {observed.text()}, median of {len(pairs)} pairs"]
     return overhead, lines, {"pairs_s": pairs}
 
 

@@ -1,11 +1,11 @@
-"""How good are the profiler's predictions? Median error at most 15 %, none above 30 %.
+"""How accurate are the profiler's predictions? Limits: median error 15 %, largest error 30 %.
 
-Each case is observed, a remedy's speed is predicted from that alone (trials of the changed part are allowed, never of
-the whole changed training), then the remedy is applied and measured. On a machine with a GPU the cases are whole
-trainings by `flatout yolo train`, once each (bench/profiler_trainings.py); without one, small loops over a feed of ours
-(bench/profiler_cases.py). Those take turns, before, after, before, ..., and what came after is held against the mean of
-the two before it and behind it: that other programs came or went meanwhile is no error of a prediction. A case's error
-is the median of its turns.
+Each case is observed, the speed with a remedy is predicted from that alone (trials of the changed part are allowed, but
+never of the whole changed training), then the remedy is applied and measured. On a machine with a GPU the cases are
+whole trainings by `flatout yolo train`, once each (bench/profiler_trainings.py); without one, small loops over a
+flatout feed (bench/profiler_cases.py). Those alternate: before, after, before, ..., and each measurement after the
+change is compared with the mean of its two neighbours, so that other programs that start or end meanwhile do not count
+as errors of a prediction. The error of a case is the median of its rounds.
 
 Answer: bench/results/profiler_predictions_<machine>_<yyyymm>.md (rewrite it with --write).
 """
@@ -22,7 +22,7 @@ import torch
 
 from bench import noise
 from bench.measure import arguments, facts_line, report
-from bench.profiler_cases import Parts, Setting, in_turns, observe
+from bench.profiler_cases import Parts, Setting, observe, time_alternating
 from bench.profiler_trainings import QUICK, Size, run_all
 from flatout.profiler.outcome import Profile
 from flatout.profiler.verdict import Trial, remedy_of
@@ -31,7 +31,7 @@ MEDIAN_LIMIT, LIMIT = 0.15, 0.30
 
 
 class Case(NamedTuple):
-    """A training, what is changed in it, and who predicts the changed speed (img/s) from its profile."""
+    """A training, the change, and the function that predicts the changed speed (img/s) from its profile."""
 
     before: Setting
     change: dict[str, Any]
@@ -39,23 +39,23 @@ class Case(NamedTuple):
 
 
 def by_verdict(beginning: str) -> Callable[[Profile, Setting, Setting], float]:
-    """The speed that the verdict promises for the remedy of this name."""
+    """Predicts the speed that the verdict gives for the remedy whose name begins like this."""
 
     def predict(profile: Profile, before: Setting, after: Setting) -> float:
         remedies = {remedy.what: remedy for remedy in profile.verdict.remedies}
         chosen = next((remedy for what, remedy in remedies.items() if what.startswith(beginning)), None)
-        # A remedy that is not offered is predicted to change nothing.
+        # If the remedy is not offered, the prediction is that nothing changes.
         return chosen.images_per_s if chosen else profile.ledger.images_per_s
 
     return predict
 
 
 def by_trial(stage: str) -> Callable[[Profile, Setting, Setting], float]:
-    """The speed that follows from trying the stage alone, both ways in turn."""
+    """Predicts from trials of the stage alone, with and without the change, alternately."""
 
     def predict(profile: Profile, before: Setting, after: Setting) -> float:
         sides = {name: _work(stage, setting) for name, setting in (("now", before), ("then", after))}
-        tried = in_turns(sides, turns=4)
+        tried = time_alternating(sides, rounds=4)
         trial = Trial(
             what="tried",
             change="-",
@@ -86,7 +86,7 @@ def cases(folder: Path) -> dict[str, Case]:
     crowded = setting.changed(twin_loss=True, batch_size=16, size=64)
     return {
         "workers 1 -> 2": Case(fed, {"workers": 2}, by_verdict("workers")),
-        "store off -> on": Case(fed.changed(blurs=1), {"keeps_decoded": True}, by_verdict("keep pictures decoded")),
+        "store off -> on": Case(fed.changed(blurs=1), {"keeps_decoded": True}, by_verdict("cache decoded images")),
         "plain OTA twin -> batched OTA": Case(crowded, {"twin_loss": False}, by_trial("loss")),
         "channels_last": Case(setting, {"channels_last": True}, by_trial("forward+backward")),
         "batch 8 -> 16": Case(
@@ -97,8 +97,10 @@ def cases(folder: Path) -> dict[str, Case]:
 
 def main() -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--trainings", action="store_true", help="whole trainings although there is no GPU")
-    parser.add_argument("--seconds", type=float, default=600.0, help="of trainings; what is not done then is left out")
+    parser.add_argument("--trainings", action="store_true", help="run whole trainings even without a GPU")
+    parser.add_argument(
+        "--seconds", type=float, default=600.0, help="time limit of all trainings; unfinished cases are left out"
+    )
     options = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     if not on_gpu:
@@ -135,8 +137,8 @@ def main() -> int:
 
 
 Rows = Iterator[tuple[str, np.ndarray | None, float, str]]
-"""Case, [P, 3] for P turns (images per second before, predicted, measured; None: not run), seconds it took, and why it
-was not run."""
+"""Case, [P, 3] for P rounds (images per second before, predicted, measured; None: not run), seconds it took, and why
+it was not run."""
 
 
 def _trainings(folder: Path, size: Size, seconds: float) -> Rows:
@@ -145,18 +147,18 @@ def _trainings(folder: Path, size: Size, seconds: float) -> Rows:
 
 
 def _small_loops(folder: Path, *, quick: bool) -> Rows:
-    num_steps, turns = (4, 1) if quick else (10, 3)
+    num_steps, rounds = (4, 1) if quick else (10, 3)
     for name, case in cases(folder).items():
         began_s = time.monotonic()
-        rows_P3 = _turns(case, num_steps, turns)
+        rows_P3 = _rounds(case, num_steps, rounds)
         yield name, rows_P3, time.monotonic() - began_s, ""
 
 
-def _turns(case: Case, num_steps: int, turns: int) -> np.ndarray:
-    """Before, predicted, measured, [P, 3]: images per second."""
+def _rounds(case: Case, num_steps: int, rounds: int) -> np.ndarray:
+    """Images per second before, predicted and measured, [P, 3]."""
     after = case.before.changed(**case.change)
     rows, profile = [], observe(case.before, num_steps)
-    for _ in range(turns):
+    for _ in range(rounds):
         gain = case.predict(profile, case.before, after) / profile.ledger.images_per_s
         measured = observe(after, num_steps).ledger.images_per_s
         again = observe(case.before, num_steps)
@@ -167,7 +169,7 @@ def _turns(case: Case, num_steps: int, turns: int) -> np.ndarray:
 
 
 def _error(rows_P3: np.ndarray) -> float:
-    """Median over the turns, relative to what was measured."""
+    """Median error over the rounds, relative to the measured speed."""
     return float(np.median(rows_P3[:, 1] / rows_P3[:, 2] - 1))
 
 

@@ -1,4 +1,4 @@
-"""Files of the trainings in bench/profiler_trainings.py: JPEG pictures of 320 x 240, labels, and a small network."""
+"""Files for the trainings of bench/profiler_trainings.py: JPEG images of 320 x 240, labels, and a small network."""
 
 import os
 from pathlib import Path
@@ -27,11 +27,11 @@ backbone:
 head:
   - [[4, 6, 7], 1, IDetect, [nc, anchors]]
 """
-"""Eight convolutions: a compiler takes seconds for it, not the minute of yolov7-tiny's 58."""
+"""Eight convolutions: compiling them takes seconds, not the minute that the 58 of yolov7-tiny take."""
 
 
-def write_pictures(folder: Path, num: int) -> Path:
-    """A data set of few distinct pictures under many names; returns its YAML."""
+def write_images(folder: Path, num: int) -> Path:
+    """Write a data set of few distinct images under many names; returns its YAML."""
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (DISTINCT, 15, 20, 3), dtype=np.uint8)
     for split, num_split in (("train", num), ("val", DISTINCT)):
@@ -39,13 +39,13 @@ def write_pictures(folder: Path, num: int) -> Path:
         images.mkdir(parents=True)
         labels.mkdir(parents=True)
         for number in range(num_split):
-            picture, text = images / f"{number}.jpg", labels / f"{number}.txt"
+            image, label = images / f"{number}.jpg", labels / f"{number}.txt"
             if number < DISTINCT:
-                cv2.imwrite(str(picture), cv2.resize(coarse[number], (320, 240)))
-                text.write_text(_boxes(rng))
+                cv2.imwrite(str(image), cv2.resize(coarse[number], (320, 240)))
+                label.write_text(_boxes(rng))
             else:
-                os.link(images / f"{number % DISTINCT}.jpg", picture)
-                os.link(labels / f"{number % DISTINCT}.txt", text)
+                os.link(images / f"{number % DISTINCT}.jpg", image)
+                os.link(labels / f"{number % DISTINCT}.txt", label)
     yaml = folder / "data.yaml"
     places = f"train: {folder / 'images' / 'train'}\nval: {folder / 'images' / 'val'}\n"
     yaml.write_text(f"{places}nc: {CLASSES}\nnames: {[f'c{number}' for number in range(CLASSES)]}\n")

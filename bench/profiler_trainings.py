@@ -1,8 +1,7 @@
-"""Whole trainings, each with one thing that can be changed: what bench/profiler_predictions.py predicts on a GPU.
+"""Whole trainings for bench/profiler_predictions.py on a GPU, each with one setting that can be changed.
 
-Observed and tried out by the same code as `flatout profile yolo` uses. A training that several cases begin or end with
-is looked at once. What came after a change is timed and nothing else; most of the seconds go into starting trainings
-and compiling their kernels.
+They are observed and tried by the code of `flatout profile yolo`. A training that several cases begin or end with is
+observed once. The changed training is only timed; most of the time goes into starting trainings and compiling kernels.
 """
 
 import logging
@@ -21,13 +20,13 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from bench.profiler_cases import in_turns
-from bench.profiler_training_files import BOXES, CLASSES, write_pictures, write_small_network
+from bench.profiler_cases import time_alternating
+from bench.profiler_training_files import BOXES, CLASSES, write_images, write_small_network
 from flatout.profiler.observe.limits import drain
 from flatout.profiler.observe.observation import ALL
 from flatout.profiler.outcome import Profile
 from flatout.profiler.verdict import Trial, remedy_of
-from flatout.profiler.verdict.predict_step import Numbers, WhatIf, remedy_of_whole
+from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction, remedy_of_end_to_end
 from flatout.runs.profiled import RepeatedBatch, Switch
 from flatout.yolo.commands.train import COMMAND
 from flatout.yolo.loss import Anchors, LossConfig, LossParts, ota_loss
@@ -37,30 +36,30 @@ from tests.reference.ota_twin import class_cost_by_definition, twin_assign, twin
 
 Loss = Callable[..., LossParts]
 BEFORE = ALL._replace(counted=0, traced=1)
-"""How a training is looked at: no prediction here asks for its waits."""
+"""Phases before the change; waits are not counted, because no prediction here uses them."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large the trainings are."""
+    """Sizes of the trainings."""
 
     side_px: int = 320
     batch: int = 768
-    """So large that the device is the limit: where the host is, a machine whose speed varies decides."""
+    """So large that the device is the limit: the speed of the host varies too much."""
     small_batch: int = 64
     fed_batch: int = 128
-    """Where few workers are the limit."""
+    """Batch of the trainings with few workers."""
     twin_batch: int = 8
     steps: int = 16
-    """Timed."""
+    """Timed steps."""
     workers: int = 16
     few_workers: int = 2
     more_workers: int = 4
     device: str = "0"
 
     @property
-    def num_pictures(self) -> int:
-        """So many that no epoch ends before the last timed step, a warm-up of six included."""
+    def num_images(self) -> int:
+        """So many that no epoch ends before the last timed step, including a warm-up of six steps."""
         return (BEFORE.timing_begins(on_device=True) + 4 + self.steps + 2) * self.batch
 
 
@@ -71,16 +70,16 @@ QUICK = Size(
 
 
 def training(yaml: Path, size: Size, *flags: str, batch: int, workers: int, cfg: str = "yolov7-tiny") -> YoloTraining:
-    """`flatout profile yolo` with these flags."""
+    """The training that `flatout profile yolo` would run with these flags."""
     common = ["--data", str(yaml), "--cfg", cfg, "--weights", "", "--hyp", "data/hyp.scratch.tiny.yaml"]
-    # A run so short that it begins at once: longer ones first try out cuDNN's kernels.
+    # So few epochs that training begins at once: longer runs first benchmark cuDNN's kernels.
     common += ["--img", str(size.side_px), "--batch", str(batch), "--noautoanchor", "--epochs", "30"]
     common += ["--device", size.device, "--workers", str(workers)]
     return YoloTraining.from_flags(COMMAND, [*common, *flags], num_steps=size.steps)
 
 
-class Seen:
-    """Trainings that were looked at: many cases end where others begin."""
+class ObservedTrainings:
+    """Results of observed trainings: many cases end with the training that others begin with."""
 
     def __init__(self) -> None:
         self._profiles: dict[YoloTraining, Profile] = {}
@@ -102,39 +101,39 @@ class Seen:
 
 @dataclass(frozen=True)
 class Case:
-    """A training, the options that are changed in it, and who predicts the changed speed (img/s) from its profile."""
+    """A training, the options to change, and the function that predicts the changed speed (img/s) from its profile."""
 
     before: YoloTraining
     switch: Mapping[str, Any]
     predict: Callable[["Case", Profile], float]
     loss_before: Loss | None = None
-    """A loss that stands in the place of batched OTA before the change."""
+    """A loss that replaces batched OTA before the change."""
 
-    def run(self, seen: Seen) -> tuple[float, float, float]:
-        """Before, predicted, measured: images per second."""
-        profile = seen.profile(self.before, self.loss_before)
+    def run(self, observed: ObservedTrainings) -> tuple[float, float, float]:
+        """Images per second before, predicted and measured."""
+        profile = observed.profile(self.before, self.loss_before)
         predicted = self.predict(self, profile)
-        return profile.ledger.images_per_s, predicted, seen.speed(self.before.with_switch(self.switch))
+        return profile.ledger.images_per_s, predicted, observed.speed(self.before.with_switch(self.switch))
 
 
 def cases(folder: Path, size: Size) -> dict[str, Case]:
-    """Dearest last. Without channels_last a GPU's network is so slow that no input is the limit; a CPU compiles for
-    minutes what it then trains in seconds."""
-    yaml, small_network = write_pictures(folder, size.num_pictures), write_small_network(folder)
+    """All cases, the slowest last. Without channels_last the network on a GPU is so slow that no input is the limit; on
+    a CPU, compiling takes minutes for a training of seconds."""
+    yaml, small_network = write_images(folder, size.num_images), write_small_network(folder)
     last = partial(training, yaml, size, "--channels-last")
     few, crowd = last(batch=size.fed_batch, workers=size.few_workers), last(batch=size.batch, workers=size.workers)
     fed = partial(last, "--device-augment", workers=size.workers)
     plain = training(yaml, size, "--device-augment", batch=size.batch, workers=size.workers)
     small = fed(batch=size.small_batch, cfg=str(small_network))
-    compiled = {"compile, 8 layers": Case(small, {"compile": "on"}, by_whole)} if size.device != "cpu" else {}
+    compiled = {"compile, 8 layers": Case(small, {"compile": "on"}, by_end_to_end)} if size.device != "cpu" else {}
     return {
         f"workers {size.few_workers} -> {size.more_workers}": Case(
             few, {"workers": size.more_workers}, by_workers(size.more_workers)
         ),
-        "store off -> on": Case(few, {"cache_images": True}, by_verdict("keep pictures decoded")),
-        "GPU augmentation": Case(crowd, {"device_augment": True}, by_whole),
+        "store off -> on": Case(few, {"cache_images": True}, by_verdict("cache decoded images")),
+        "GPU augmentation": Case(crowd, {"device_augment": True}, by_end_to_end),
         f"batch {size.small_batch} -> {size.batch}": Case(
-            fed(batch=size.small_batch), {"batch_size": size.batch}, by_whole
+            fed(batch=size.small_batch), {"batch_size": size.batch}, by_end_to_end
         ),
         "plain OTA twin -> batched OTA": Case(fed(batch=size.twin_batch), {}, by_loss_alone, loss_before=plain_twin),
         "channels_last": Case(plain, {"channels_last": True}, by_one_batch),
@@ -143,7 +142,7 @@ def cases(folder: Path, size: Size) -> dict[str, Case]:
 
 
 def by_verdict(what: str) -> Callable[[Case, Profile], float]:
-    """The speed that the verdict promises for the remedy of this name; one that is not offered changes nothing."""
+    """Predicts the speed that the verdict gives for the remedy of this name; no change if it is not offered."""
 
     def predict(case: Case, profile: Profile) -> float:
         chosen = next((remedy for remedy in profile.verdict.remedies if remedy.what == what), None)
@@ -153,45 +152,47 @@ def by_verdict(what: str) -> Callable[[Case, Profile], float]:
 
 
 def by_workers(workers: int) -> Callable[[Case, Profile], float]:
-    """The model of the verdict, for so many workers as the case has and not for as many as it would advise."""
+    """Predicts by the model of the verdict, for the number of workers of the case instead of the advised one."""
 
     def predict(case: Case, profile: Profile) -> float:
-        numbers = Numbers(profile.measurement)
-        return 1e3 * numbers.images / WhatIf(numbers).with_workers(workers)
+        numbers = StepNumbers(profile.measurement)
+        return 1e3 * numbers.images / StepPrediction(numbers).with_workers(workers)
 
     return predict
 
 
 def by_one_batch(case: Case, profile: Profile) -> float:
-    """From the network's part of the step alone, on one batch, both ways: what `flatout profile` tries."""
+    """Predict from the network's part of the step on one batch, with and without the change, as `flatout profile`."""
     now = case.before.shorter().compute(RepeatedBatch())
     trial = case.before.trial("tried", Switch("-", case.switch), now)
     return remedy_of(profile.measurement, trial).images_per_s
 
 
-def by_whole(case: Case, profile: Profile) -> float:
-    """From network and input, each by itself with the change made: what `flatout profile` does with --fast. Where every
-    core is busy, what the network takes beside the workers does not tell what it takes without them; and where launches
-    are the limit, what it takes for a small batch does not tell what it takes for a large one."""
-    whole = case.before.whole_trial("tried", Switch("-", case.switch))
+def by_end_to_end(case: Case, profile: Profile) -> float:
+    """Predict from network and input, each by itself with the change made, as `flatout profile` does for --fast.
+
+    Where every core is busy, the network's time next to the workers does not tell its time without them; and where
+    launches are the limit, its time for a small batch does not tell that for a large one.
+    """
+    trial = case.before.whole_trial("tried", Switch("-", case.switch))
     print(
-        f"  tried: network {whole.compute_ms:.1f} ms (kernels {whole.device_ms:.1f}), input {whole.input_ms:.1f} ms "
-        f"(kernels {whole.beside_ms:.1f})"
+        f"  tried: network {trial.compute_ms:.1f} ms (kernels {trial.device_ms:.1f}), input {trial.input_ms:.1f} ms "
+        f"(kernels {trial.beside_ms:.1f})"
     )
-    return remedy_of_whole(Numbers(profile.measurement), whole).images_per_s
+    return remedy_of_end_to_end(StepNumbers(profile.measurement), trial).images_per_s
 
 
 def by_loss_alone(case: Case, profile: Profile) -> float:
-    """From the loss and its backward pass alone, both ways, on made-up outputs as large as the network's, and from how
-    much longer the loss takes in the training than there."""
+    """Predict from the loss and its backward pass alone, with and without the change, on random outputs as large as the
+    network's, and from how much longer the loss takes in the training than there."""
     options = case.before.options
     device = torch.device("cpu" if options.device == "cpu" else "cuda")
-    maps, targets, anchors = made_up(options.batch_size, options.img_size[0], device)
+    maps, targets, anchors = random_outputs(options.batch_size, options.img_size[0], device)
     now, then = loss_times((plain_twin, ota_loss), maps, targets, anchors)
-    n = Numbers(profile.measurement)
-    longer = n.host_ms("loss", "assign") / now.forward_ms
-    saved_ms = longer * (now.forward_ms + now.backward_ms - then.forward_ms - then.backward_ms)
-    print(f"  tried: {now} -> {then}, in the training {longer:.2f} times as long")
+    n = StepNumbers(profile.measurement)
+    ratio = n.host_ms("loss", "assign") / now.forward_ms
+    saved_ms = ratio * (now.forward_ms + now.backward_ms - then.forward_ms - then.backward_ms)
+    print(f"  tried: {now} -> {then}, in the training {ratio:.2f} times as long")
     stages = ("loss", "assign", "backward")
     then_ms = max(0.0, n.host_ms(*stages) - saved_ms)
     trial = Trial(what="tried", change="-", stage="+".join(stages), then_ms=then_ms)
@@ -199,21 +200,22 @@ def by_loss_alone(case: Case, profile: Profile) -> float:
 
 
 class LossTimes(NamedTuple):
-    """Of a loss by itself."""
+    """Times of a loss by itself."""
 
     forward_ms: float
     backward_ms: float
 
 
 def loss_times(losses: Sequence[Loss], maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors) -> list[LossTimes]:
-    """In turns: a host whose speed varies by a third within seconds would give a backward pass of no time at all."""
+    """Times of several losses, measured alternately: on a host whose speed varies by a third within seconds, a backward
+    pass could otherwise come out as taking no time."""
     leaves = [one_map.requires_grad_() for one_map in maps]
     works: dict[str, Callable[[], object]] = {}
     for number, loss in enumerate(losses):
         forward = partial(loss, leaves, targets_T6, anchors, LossConfig())
         works[f"forward {number}"] = partial(_drained, forward)
         works[f"both {number}"] = partial(_drained, partial(_forward_and_backward, forward, leaves))
-    ms = in_turns(works, turns=9)
+    ms = time_alternating(works, rounds=9)
     return [
         LossTimes(ms[f"forward {number}"], max(0.0, ms[f"both {number}"] - ms[f"forward {number}"]))
         for number in range(len(losses))
@@ -232,15 +234,15 @@ def _drained(work: Callable[[], object]) -> None:
 def plain_twin(
     maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors, config: LossConfig, balance_L: Tensor | None = None
 ) -> LossParts:
-    """OTA image by image, in the place of `ota_loss`."""
+    """OTA image by image, with the signature of `ota_loss`."""
     plain = [one_map.detach() for one_map in maps]
     lists = twin_assign(plain, targets_T6, *anchors, class_cost=class_cost_by_definition).lists
     total, items = twin_loss(maps, targets_T6, lists, anchors[0], config)
     return LossParts(total, items, items[1:2])
 
 
-def made_up(batch: int, side_px: int, device: torch.device) -> tuple[list[Tensor], Tensor, Anchors]:
-    """Outputs, targets (16 per mosaic, as four pictures of 8 leave about) and anchors of a detection head."""
+def random_outputs(batch: int, side_px: int, device: torch.device) -> tuple[list[Tensor], Tensor, Anchors]:
+    """Outputs, targets (16 per mosaic, about as many as four images with 8 boxes give) and anchors of a head."""
     generator = torch.Generator().manual_seed(0)
     strides = (8.0, 16.0, 32.0)
     maps = [
@@ -254,37 +256,37 @@ def made_up(batch: int, side_px: int, device: torch.device) -> tuple[list[Tensor
     return [each.to(device) for each in maps], targets.to(device), Anchors(anchors_L32.to(device), strides)
 
 
-class Done(NamedTuple):
-    """A case that was run, or not."""
+class CaseResult(NamedTuple):
+    """The result of a case, or why it was left out."""
 
     name: str
     row: tuple[float, float, float] | None
-    """Before, predicted, measured; None: see `why`."""
+    """Images per second before, predicted and measured; None: left out, see `why`."""
     seconds: float
     why: str = ""
-    """Why it is left out."""
+    """Why it was left out."""
 
 
 class OutOfTime(BaseException):
-    """Not an Exception: a training that survives whatever a compiler raises must not survive this."""
+    """The time limit is reached. Not an Exception: a training that tolerates errors of a compiler must not catch it."""
 
 
-def run_all(folder: Path, size: Size, *, seconds: float) -> Iterator[Done]:
-    """Case after case, for so many seconds; stores and label caches go with the folder."""
+def run_all(folder: Path, size: Size, *, seconds: float) -> Iterator[CaseResult]:
+    """Run all cases within `seconds`; stores and label caches are in the folder and removed with it."""
     logging.getLogger("flatout").setLevel(logging.WARNING)
-    began_s, seen = time.monotonic(), Seen()
+    began_s, observed = time.monotonic(), ObservedTrainings()
     with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": str(folder / "cache")}):
         for name, case in cases(folder, size).items():
             case_began_s, row, why = time.monotonic(), None, ""
             try:
                 with _no_longer_than(began_s + seconds - case_began_s):
-                    row = case.run(seen)
+                    row = case.run(observed)
             except OutOfTime:
-                why = f"not done after {seconds:.0f} s"
-            except Exception as error:  # the other cases are worth having
+                why = f"not finished after {seconds:.0f} s"
+            except Exception as error:  # broad: the other cases should still run
                 traceback.print_exc()
                 why = f"{type(error).__name__}: {error}".splitlines()[0][:80]
-            yield Done(name, row, time.monotonic() - case_began_s, why)
+            yield CaseResult(name, row, time.monotonic() - case_began_s, why)
 
 
 @contextmanager

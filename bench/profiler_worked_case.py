@@ -1,7 +1,7 @@
-"""A slow loop made fast by obeying the profiler: what it promised, and what came of it.
+"""How much faster does a slow loop become by following the profiler, and how accurate are its predictions?
 
-A plain PyTorch loop (tests/profiler/slow_loops.py) with planted troubles; after each verdict its best remedy is applied
-by hand, as a reader would. Used by docs/profiler.md.
+A plain PyTorch loop (like those of tests/profiler/slow_loops.py) with two planted bottlenecks; after each verdict the
+best remedy is applied by hand, as a reader would do it. Used by docs/profiler.md.
 
 Answer: bench/results/profiler_worked_case_<machine>_<yyyymm>.md (rewrite it with --write).
 """
@@ -25,11 +25,11 @@ CLASSES = 192
 
 
 class Photos(Dataset[tuple[Tensor, int]]):
-    """JPEG files of 1200 x 900, of which the network sees 96 x 96; decoded each time, or once."""
+    """JPEG images of 1200 x 900, scaled to 96 x 96 for the network; decoded each time, or once."""
 
     def __init__(self, num: int, *, keep_decoded: bool) -> None:
-        noise_picture = np.random.default_rng(0).integers(0, 256, (75, 100, 3), dtype=np.uint8)
-        self.data = cv2.imencode(".jpg", cv2.resize(noise_picture, (1200, 900)))[1]
+        noise_image = np.random.default_rng(0).integers(0, 256, (75, 100, 3), dtype=np.uint8)
+        self.data = cv2.imencode(".jpg", cv2.resize(noise_image, (1200, 900)))[1]
         self.num = num
         self.kept = [self._decode() for _ in range(16)] if keep_decoded else None
 
@@ -45,17 +45,17 @@ class Photos(Dataset[tuple[Tensor, int]]):
 
 
 class Loop(NamedTuple):
-    """What is different from version to version."""
+    """A version of the loop."""
 
     what: str
     keep_decoded: bool = False
     reads_each: bool = True
-    """Counts hits with `.item()`, picture by picture and class by class."""
+    """Counts hits with `.item()`, image by image and class by class."""
 
 
 LOOPS = (
     Loop("as it was"),
-    Loop("pictures kept decoded", keep_decoded=True),
+    Loop("decoded images cached", keep_decoded=True),
     Loop("hits counted in one operation", keep_decoded=True, reads_each=False),
 )
 
@@ -89,20 +89,20 @@ def count_at_once(logits: Tensor, labels: Tensor) -> Tensor:
     return ((logits > 0) & (labels[:, None] > 0)).sum()
 
 
-class Seen(NamedTuple):
-    """One run of one version."""
+class LoopResult(NamedTuple):
+    """Result of one run of one version."""
 
     images_per_s: float
     promised: float
-    """What the best remedy would give; the same speed if there is none."""
+    """Predicted speed with the best remedy; the same speed if there is none."""
     cause: str
     best: str
 
 
-def look(loop: Loop, num_steps: int) -> Seen:
+def observe_loop(loop: Loop, num_steps: int) -> LoopResult:
     profile = run(loop, num_steps)
     best, speed = profile.verdict.best, profile.ledger.images_per_s
-    return Seen(speed, best.images_per_s if best else speed, profile.verdict.cause, best.line() if best else "")
+    return LoopResult(speed, best.images_per_s if best else speed, profile.verdict.cause, best.line() if best else "")
 
 
 def main() -> int:
@@ -110,18 +110,18 @@ def main() -> int:
     torch.set_num_threads(1)
     num_steps, rounds = (12, 1) if options.quick else (40, 5)
     print(facts_line())
-    lines = [noise.listen().line(), f"medians of {rounds} rounds, in which the versions take turns"]
-    seen = [[look(loop, num_steps) for loop in LOOPS] for _ in range(rounds)]
+    lines = [noise.listen().line(), f"medians of {rounds} rounds, in which the versions alternate"]
+    results = [[observe_loop(loop, num_steps) for loop in LOOPS] for _ in range(rounds)]
     numbers: dict[str, Any] = {}
     for number, loop in enumerate(LOOPS):
-        runs = [each[number] for each in seen]
+        runs = [each[number] for each in results]
         speed = float(np.median([each.images_per_s for each in runs]))
         line = f"{loop.what:32}{speed:8.0f} img/s"
         if number:
-            # Neighbours in time: what the version before promised, and what this one gave.
-            errors = [each[number - 1].promised / each[number].images_per_s - 1 for each in seen]
-            promised = float(np.median([each[number - 1].promised for each in seen]))
-            line += f"   promised {promised:.0f}; off by {np.median(errors):+.0%} (median of pairs)"
+            # Neighbours in time: the prediction of the version before, and the speed of this one.
+            errors = [each[number - 1].promised / each[number].images_per_s - 1 for each in results]
+            promised = float(np.median([each[number - 1].promised for each in results]))
+            line += f"   predicted {promised:.0f}; off by {np.median(errors):+.0%} (median of pairs)"
         causes = [each.cause for each in runs]
         middle = sorted(runs)[rounds // 2]
         lines += [line, f"  verdicts: {', '.join(causes)}"] + ([f"  best: {middle.best}"] if middle.best else [])

@@ -1,4 +1,4 @@
-"""A plain PyTorch loop that is slow for one reason; the watch around it says which, and what a remedy is worth.
+"""A plain PyTorch loop that is slow for one reason; the watch around it finds the reason and predicts remedies.
 
 python examples/watch_slow_loop.py
 """
@@ -13,7 +13,7 @@ from flatout.profiler import watch
 
 
 class Photos(Dataset):
-    """Large JPEG pictures, of which the network sees 64 x 64 pixels."""
+    """Large JPEG images that are scaled to 64 x 64 pixels for the network."""
 
     def __init__(self) -> None:
         noise = cv2.resize(np.random.default_rng(0).integers(0, 256, (75, 100, 3), dtype=np.uint8), (1600, 1200))

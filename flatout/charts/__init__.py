@@ -1,14 +1,14 @@
-"""Every plot of every job: batches with their boxes, curves, matrices, statistics. OpenCV and NumPy only.
+"""Plots of all jobs, made with OpenCV and NumPy only: batches with their boxes, curves, matrices, statistics.
 
-arrays, results.txt -> a file that people look at
+    arrays, results.txt, results.csv, evolve.csv -> image files for people
 
 Files:
 
-    boxes       Boxes with their names on a picture
-    canvas      A white sheet to plot on, and pairs of axes on it
-    evaluation  Charts of an evaluation that need no images: four curves and the confusion matrix
-    evolution   evolve.png: the fitness of every generation
-    results     results.png: how losses and scores went over the epochs, from results.txt or results.csv
+    boxes       Boxes with class names on images, and batches of such images
+    canvas      A white canvas to plot on, axes on it, and the colours and letters of all charts
+    evaluation  Charts without images: confusion matrix, curves of an evaluation, label statistics
+    evolution   evolve.png: the fitness of every generation, over time and by hyper-parameter
+    results     results.png: losses and scores over the epochs, from results.txt or results.csv
 """
 
 from typing import TYPE_CHECKING
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
         MUTED,
         PAPER,
         Axes,
-        Place,
-        Sheet,
+        Canvas,
+        Frame,
         colour_of,
         shortened,
         shortened_file,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         plot_label_statistics,
         shade,
     )
-    from flatout.charts.evolution import evolve_png
-    from flatout.charts.results import results_png, table_png
+    from flatout.charts.evolution import plot_evolution
+    from flatout.charts.results import plot_columns, plot_results
 
 __getattr__, __dir__ = face(__name__)

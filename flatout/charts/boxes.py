@@ -1,6 +1,6 @@
-"""Boxes with their names on a picture.
+"""Boxes with class names on images, and batches of such images as one plot.
 
-Dimension key:  n boxes
+Dimension key:  B images   C H W channels (RGB), rows and columns   T targets   n boxes of one image   D detections
 """
 
 import math
@@ -28,7 +28,7 @@ LINE_PX = 2
 
 
 class Tag(NamedTuple):
-    """A name on its colour, in pixels."""
+    """Rectangle of a name on its colour, in pixels."""
 
     left: int
     top: int
@@ -51,10 +51,10 @@ def plot_boxes(
     letters_px: float = 7,
     line_px: int = LINE_PX,
 ) -> None:
-    """Draw boxes in place, large ones first, then their names.
+    """Draw boxes into an image, in place: large boxes first, then their names.
 
-    Names never cover each other: in a crowd the surest (the largest, without scores) are named, and the colours tell
-    the others' classes.
+    Names never overlap: where there is not enough room, the boxes with the highest scores (without scores, the largest)
+    are named, and the others show their class by colour only.
     """
     area_n = (box_xyxy_n4[:, 2:] - box_xyxy_n4[:, :2]).prod(1)
     corners = box_xyxy_n4.round().astype(int).tolist()
@@ -67,20 +67,20 @@ def plot_boxes(
         kind = int(class_n[number])
         name = shortened(name_of(kind, names), MOST_LETTERS)
         text = name if score_n is None else f"{name} {score_n[number]:.2f}"
-        tags = _places(text, corners[number], image_HWC.shape[:2], letters_px)
+        tags = _tag_positions(text, corners[number], image_HWC.shape[:2], letters_px)
         tag = next((tag for tag in tags if not any(map(tag.overlaps, taken))), None)
         if tag is not None:
             taken.append(tag)
-            _draw_tag(image_HWC, tag, text, kind, letters_px)
+            _plot_tag(image_HWC, tag, text, kind, letters_px)
 
 
 def name_of(kind: int, names: Sequence[str]) -> str:
-    """The name of a class, or its number if it has none."""
+    """Name of a class, or its number if it has none."""
     return names[kind] if kind < len(names) else f"class {kind}"
 
 
-def _places(text: str, corners: Sequence[int], size_hw: tuple[int, ...], letters_px: float) -> Iterator[Tag]:
-    """Above a box, inside at its top, below it; moved into the picture."""
+def _tag_positions(text: str, corners: Sequence[int], size_hw: tuple[int, ...], letters_px: float) -> Iterator[Tag]:
+    """Possible positions of a tag, moved into the image: above the box (left), inside it, above it (right), below."""
     left, top, right, bottom = corners
     height, width = size_hw
     margin = _margin(letters_px)
@@ -91,7 +91,7 @@ def _places(text: str, corners: Sequence[int], size_hw: tuple[int, ...], letters
         yield Tag(x, y, x + tag_w, y + tag_h)
 
 
-def _draw_tag(image_HWC: np.ndarray, tag: Tag, text: str, kind: int, letters_px: float) -> None:
+def _plot_tag(image_HWC: np.ndarray, tag: Tag, text: str, kind: int, letters_px: float) -> None:
     colour, margin = colour_of(kind), _margin(letters_px)
     cv2.rectangle(image_HWC, (tag.left, tag.top), (tag.right - 1, tag.bottom - 1), colour, cv2.FILLED)
     left, baseline = tag.left + margin, tag.bottom - 1 - margin
@@ -103,24 +103,22 @@ def _margin(letters_px: float) -> int:
 
 
 def _weight(letters_px: float) -> int:
-    """Width of the strokes of letters."""
+    """Stroke width of letters."""
     return max(1, round(letters_px / 7.5))
 
 
-# A batch as one picture: up to 16 images in a square, with boxes, class names and file names.
-#
-# Dimension key:  B images   C H W channels (RGB), height and width   T targets   n boxes of one image   D detections
+# Batches: up to 16 images in a square, with boxes, class names and file names
 
 MOST_IMAGES = 16
 MOST_PX = 1920
 LEAST_CELL_PX = 240
-"""Smaller inputs are enlarged, so that names can be read."""
+"""Smaller images are enlarged, so that names are readable."""
 GAP_PX = 6
 CAPTION_PX = 20
-SURE = 0.25
-"""Detections with a higher score are shown."""
+MIN_SCORE = 0.25
+"""Only detections with a higher score are shown."""
 MOST_BOXES = 60
-"""Per image, the surest: an untrained network would paint over everything."""
+"""Boxes shown per image, those with the highest scores: those of an untrained network would cover everything."""
 
 
 class Boxes(NamedTuple):
@@ -134,14 +132,14 @@ class Boxes(NamedTuple):
 def plot_batch(
     images_BCHW: np.ndarray, targets_T6: np.ndarray, paths: Sequence[str], names: Sequence[str], file: Path
 ) -> Path:
-    """Images uint8 RGB with their targets (image, class, normalised cx, cy, w, h); `paths` may be empty."""
+    """Plot images (uint8 RGB) with their targets (image, class, normalised cx, cy, w, h); `paths` may be empty."""
     height, width = images_BCHW.shape[2:]
     boxes = []
     for number in range(min(MOST_IMAGES, len(images_BCHW))):
         own = targets_T6[targets_T6[:, 0] == number]
         centre, half = own[:, 2:4] * (width, height), own[:, 4:6] * (width, height) / 2
         boxes.append(Boxes(np.concatenate((centre - half, centre + half), 1), own[:, 1]))
-    return write_image(file, sheet(images_BCHW, boxes, paths, names))
+    return write_image(file, plot_grid(images_BCHW, boxes, paths, names))
 
 
 def plot_detections(
@@ -152,16 +150,18 @@ def plot_detections(
     names: Sequence[str],
     file: Path,
 ) -> Path:
-    """The same with detections (corners in pixels of the input, score, class; which image), the surest only."""
+    """Plot images with detections: rows of corners in pixels of the input, score, class; and the image of each row."""
     boxes = []
     for number in range(min(MOST_IMAGES, len(images_BCHW))):
-        own = row_D6[(image_D == number) & (row_D6[:, 4] > SURE)][:MOST_BOXES]
+        own = row_D6[(image_D == number) & (row_D6[:, 4] > MIN_SCORE)][:MOST_BOXES]
         boxes.append(Boxes(own[:, :4], own[:, 5], own[:, 4]))
-    return write_image(file, sheet(images_BCHW, boxes, paths, names))
+    return write_image(file, plot_grid(images_BCHW, boxes, paths, names))
 
 
-def sheet(images_BCHW: np.ndarray, boxes: Sequence[Boxes], paths: Sequence[str], names: Sequence[str]) -> np.ndarray:
-    """One cell per entry of `boxes`, uint8 [h, w, 3], BGR."""
+def plot_grid(
+    images_BCHW: np.ndarray, boxes: Sequence[Boxes], paths: Sequence[str], names: Sequence[str]
+) -> np.ndarray:
+    """Images in a grid, one cell per entry of `boxes`; uint8 [h, w, 3], BGR."""
     columns = max(1, math.ceil(math.sqrt(len(boxes))))
     rows = max(1, math.ceil(len(boxes) / columns))
     height, width = images_BCHW.shape[2:]

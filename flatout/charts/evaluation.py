@@ -1,8 +1,6 @@
-"""Charts of an evaluation that need no images: four curves and the confusion matrix.
+"""Charts without images: confusion matrix, curves of an evaluation, and statistics of the labels of a data set.
 
-What the labels of a data set are like: how many of each class, where they lie, how large they are.
-
-Dimension key:  T labels   C classes
+Dimension key:  C classes   X points of a curve   T labels
 """
 
 from collections.abc import Sequence
@@ -19,51 +17,49 @@ from flatout.charts.canvas import (
     MUTED,
     PAPER,
     Axes,
+    Canvas,
     Colour,
-    Place,
-    Sheet,
+    Frame,
     colour_of,
     ink_on,
     shortened,
     write_image,
 )
 
-# The confusion matrix as a picture: columns are what is true, rows are what was said.
-#
-# Dimension key:  C classes
+# Confusion matrix: columns are true classes, rows are predicted classes
 
 FEW_NUMBERS = 30
-"""With fewer classes every cell has its number written in it."""
+"""Up to this many classes (background included), every cell shows its number."""
 MOST_NAMES = 99
 DARK: Colour = (122, 54, 8)
 LIGHT: Colour = (255, 251, 247)
 
 
 def plot_confusion(counts: np.ndarray, names: Sequence[str], path: Path) -> Path:
-    """Counts int64 [C + 1, C + 1] as `ConfusionMatrix` has them; drawn as shares of each true class."""
+    """Plot counts (int64 [C + 1, C + 1], as in `ConfusionMatrix`) as fractions of each true class."""
     shares = column_shares(as_shown(counts))
     side = len(shares)
     cell = max(9.0, min(56.0, 760 / side))
     letters = min(8.5, max(4.5, cell * 0.55))
     labels = [shortened(name_of(number, names), 22) for number in range(side - 1)] + ["background"]
-    longest = max(Sheet(1, 1).text_width(text, letters) for text in labels)
+    longest = max(Canvas(1, 1).text_width(text, letters) for text in labels)
     left, top, width = 44 + longest, 44.0, side * cell
-    sheet = Sheet(round(left + width + 84), round(top + width + longest + 46))
-    sheet.text("Confusion matrix", left + width / 2, 24, px=10, anchor="middle", bold=True)
-    _draw_cells(sheet, shares, left, top, cell)
+    canvas = Canvas(round(left + width + 84), round(top + width + longest + 46))
+    canvas.text("Confusion matrix", left + width / 2, 24, px=10, anchor="middle", bold=True)
+    _plot_cells(canvas, shares, left, top, cell)
     if side <= MOST_NAMES:
-        _draw_names(sheet, labels, left, top, cell, letters)
-    sheet.text("True", left + width / 2, top + width + longest + 32, px=9, anchor="middle", bold=True)
-    sheet.rising_text("Predicted", 20, top + width / 2, px=9, bold=True)
-    _draw_scale(sheet, left + width + 24, top, min(300.0, width))
-    return write_image(path, sheet.picture())
+        _plot_names(canvas, labels, left, top, cell, letters)
+    canvas.text("True", left + width / 2, top + width + longest + 32, px=9, anchor="middle", bold=True)
+    canvas.rising_text("Predicted", 20, top + width / 2, px=9, bold=True)
+    _plot_colour_scale(canvas, left + width + 24, top, min(300.0, width))
+    return write_image(path, canvas.render())
 
 
 def as_shown(counts: np.ndarray) -> np.ndarray:
-    """The same counts with one rule for all cells: row = predicted, column = true.
+    """The counts of YOLOv7's confusion matrix with one rule for all cells: row = predicted, column = true.
 
-    YOLOv7 counts what was found at [true, predicted], but what was missed and what was made up the other way round,
-    and draws all of it as if the row were the prediction. Here the picture is right.
+    YOLOv7 counts matched detections at [true, predicted], but missed objects and false positives the other way round,
+    and plots everything as if the row were the prediction. This plot is right.
     """
     shown = counts.copy()
     shown[:-1, :-1] = counts[:-1, :-1].T
@@ -71,67 +67,65 @@ def as_shown(counts: np.ndarray) -> np.ndarray:
 
 
 def column_shares(confusion: np.ndarray) -> np.ndarray:
-    """Each column of a confusion matrix divided by its sum; shares below 0.005 are blank (not a number)."""
+    """Each column of a confusion matrix divided by its sum; values below 0.005 are left blank (NaN)."""
     shares = confusion / (confusion.sum(0, keepdims=True) + 1e-6)
     shares[shares < 0.005] = np.nan
     return np.asarray(shares)
 
 
 def shade(share: float) -> Colour:
-    """From light to dark, by a share of 0 to 1."""
+    """Colour of a value from 0 (light) to 1 (dark)."""
     low, high = np.array(LIGHT, float), np.array(DARK, float)
     blue, green, red = (low + (high - low) * min(1.0, share) ** 0.8).round().astype(int).tolist()
     return blue, green, red
 
 
-def _draw_cells(sheet: Sheet, shares: np.ndarray, left: float, top: float, cell: float) -> None:
+def _plot_cells(canvas: Canvas, shares: np.ndarray, left: float, top: float, cell: float) -> None:
     side = len(shares)
     for row, column in np.argwhere(~np.isnan(shares)).tolist():
         x, y, share = left + column * cell, top + row * cell, float(shares[row, column])
         colour = shade(share)
-        sheet.block(x, y, x + cell, y + cell, colour)
+        canvas.filled_rectangle(x, y, x + cell, y + cell, colour)
         if side <= FEW_NUMBERS:
             px = min(8.5, cell * 0.24)
-            sheet.text(
+            canvas.text(
                 f"{share:.2f}", x + cell / 2, y + cell / 2 + px / 2, px=px, colour=ink_on(colour), anchor="middle"
             )
-    for place in range(1, side):
-        sheet.line([(left + place * cell, top), (left + place * cell, top + side * cell)], FAINT, 0.5)
-        sheet.line([(left, top + place * cell), (left + side * cell, top + place * cell)], FAINT, 0.5)
-    sheet.frame(left, top, left + side * cell, top + side * cell, INK, 0.8)
+    for number in range(1, side):
+        canvas.line([(left + number * cell, top), (left + number * cell, top + side * cell)], FAINT, 0.5)
+        canvas.line([(left, top + number * cell), (left + side * cell, top + number * cell)], FAINT, 0.5)
+    canvas.rectangle(left, top, left + side * cell, top + side * cell, INK, 0.8)
 
 
-def _draw_names(sheet: Sheet, labels: Sequence[str], left: float, top: float, cell: float, px: float) -> None:
+def _plot_names(canvas: Canvas, labels: Sequence[str], left: float, top: float, cell: float, px: float) -> None:
     bottom = top + len(labels) * cell
-    for place, text in enumerate(labels):
-        middle = (place + 0.5) * cell
-        colour = MUTED if place == len(labels) - 1 else INK
-        sheet.text(text, left - 8, top + middle + px / 2, px=px, colour=colour, anchor="right")
-        sheet.rising_text(text, left + middle + px / 2, bottom + 8, px=px, colour=colour, anchor="right")
+    for number, text in enumerate(labels):
+        middle = (number + 0.5) * cell
+        colour = MUTED if number == len(labels) - 1 else INK
+        canvas.text(text, left - 8, top + middle + px / 2, px=px, colour=colour, anchor="right")
+        canvas.rising_text(text, left + middle + px / 2, bottom + 8, px=px, colour=colour, anchor="right")
 
 
-def _draw_scale(sheet: Sheet, left: float, top: float, height: float) -> None:
-    """What the shades mean."""
+def _plot_colour_scale(canvas: Canvas, left: float, top: float, height: float) -> None:
+    """The scale of shades, from 0 to 1."""
     column = np.array([[shade(1 - step / 255)] for step in range(256)], np.uint8)
-    sheet.image(column, left, top, 14, height)
-    sheet.frame(left, top, left + 14, top + height, INK, 0.6)
+    canvas.image(column, left, top, 14, height)
+    canvas.rectangle(left, top, left + 14, top + height, INK, 0.6)
     for share in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
-        sheet.text(f"{share:.1f}", left + 20, top + (1 - share) * height + 4, px=7.5, colour=MUTED)
+        canvas.text(f"{share:.1f}", left + 20, top + (1 - share) * height + 4, px=7.5, colour=MUTED)
 
 
-# PR, F1, P and R curves of an evaluation.
-#
-# Dimension key:  C classes   X points of a curve
+# PR, F1, P and R curves of an evaluation
 
 FEW_CLASSES = 21
-"""With fewer, every class has its colour and its name; with more, all are grey and only the mean is named."""
+"""With fewer classes, each has its colour and name; otherwise all are grey and only the mean is named."""
 MANY: Colour = (200, 196, 192)
-PLOT = Place(left=66, top=44, right=616, bottom=430)
+PLOT = Frame(left=66, top=44, right=616, bottom=430)
 HEIGHT = 484
 
 
 class ClassCurves(NamedTuple):
-    """Curves of the classes that occur, each over X evenly spaced points from 0 to 1."""
+    """Curves of the classes that occur, at X evenly spaced points from 0 to 1."""
 
     classes_C: np.ndarray
     ap50_C: np.ndarray
@@ -139,7 +133,7 @@ class ClassCurves(NamedTuple):
     precision_CX: np.ndarray
     recall_CX: np.ndarray
     f1_CX: np.ndarray
-    """These three over the confidence."""
+    """Precision, recall and F1 are over the confidence threshold."""
 
 
 def plot_curves(found: ClassCurves, names: Sequence[str], folder: Path) -> list[Path]:
@@ -149,24 +143,24 @@ def plot_curves(found: ClassCurves, names: Sequence[str], folder: Path) -> list[
     legend = [colour_of(number) for number in found.classes_C.tolist()]
     mean = f"all classes {found.ap50_C.mean():.3f} mAP@0.5"
     curve_CX = found.precision_at_recall_CX
-    drawn = [_draw("PR", "Recall", "Precision", curve_CX, [*zip(with_ap, legend, strict=True)], mean, folder)]
+    paths = [_plot_curve("PR", "Recall", "Precision", curve_CX, [*zip(with_ap, legend, strict=True)], mean, folder)]
     for title, label, curve_CX in (
         ("F1", "F1", found.f1_CX),
         ("P", "Precision", found.precision_CX),
         ("R", "Recall", found.recall_CX),
     ):
         mean = f"all classes {best(curve_CX)}"
-        drawn.append(_draw(title, "Confidence", label, curve_CX, [*zip(own, legend, strict=True)], mean, folder))
-    return drawn
+        paths.append(_plot_curve(title, "Confidence", label, curve_CX, [*zip(own, legend, strict=True)], mean, folder))
+    return paths
 
 
 def best(curve_CX: np.ndarray) -> str:
-    """The highest value of the mean of all classes, and where it is."""
+    """Highest value of the mean over all classes, and the confidence at which it is reached."""
     mean_X = curve_CX.mean(0)
     return f"{mean_X.max():.2f} at {np.linspace(0, 1, len(mean_X))[mean_X.argmax()]:.3f}"
 
 
-def _draw(
+def _plot_curve(
     title: str,
     x_label: str,
     y_label: str,
@@ -178,30 +172,32 @@ def _draw(
     few = len(classes) < FEW_CLASSES
     legend = [(shortened(label, 30), colour) for label, colour in classes]
     shown = [*(legend if few else [(f"{len(classes)} classes", MANY)]), (mean_label, ACCENT)]
-    sheet = Sheet(_width(shown), HEIGHT)
+    canvas = Canvas(_width(shown), HEIGHT)
     heading = f"{y_label} over {x_label.lower()}"
-    axes = Axes(sheet, PLOT, x=(0, 1), y=(0, 1), title=heading, x_label=x_label, y_label=y_label)
+    axes = Axes(canvas, PLOT, x=(0, 1), y=(0, 1), title=heading, x_label=x_label, y_label=y_label)
     points_X = np.linspace(0, 1, curve_CX.shape[1])
     for curve_X, (_, colour) in zip(curve_CX, legend, strict=True):
         axes.curve(points_X, curve_X, colour if few else MANY, 1.4 if few else 0.8)
     axes.curve(points_X, curve_CX.mean(0), ACCENT, 3.2)
     axes.close()
-    _draw_legend(sheet, shown)
-    return write_image(folder / f"{title}_curve.png", sheet.picture())
+    _plot_legend(canvas, shown)
+    return write_image(folder / f"{title}_curve.png", canvas.render())
 
 
 def _width(shown: Sequence[tuple[str, Colour]]) -> int:
-    ruler = Sheet(1, 1)
+    ruler = Canvas(1, 1)
     return round(PLOT.right + 58 + max(ruler.text_width(text, 8, bold=True) for text, _ in shown))
 
 
-def _draw_legend(sheet: Sheet, shown: Sequence[tuple[str, Colour]]) -> None:
+def _plot_legend(canvas: Canvas, shown: Sequence[tuple[str, Colour]]) -> None:
     left, top, step = PLOT.right + 18, PLOT.top + 10, min(20.0, (PLOT.bottom - PLOT.top) / max(1, len(shown)))
-    for place, (text, colour) in enumerate(shown):
-        y, is_mean = top + place * step, colour == ACCENT
-        sheet.line([(left, y), (left + 18, y)], colour, 3.2 if is_mean else 2)
-        sheet.text(text, left + 26, y + 4, px=8, bold=is_mean, colour=INK if is_mean or colour != MANY else MUTED)
+    for number, (text, colour) in enumerate(shown):
+        y, is_mean = top + number * step, colour == ACCENT
+        canvas.line([(left, y), (left + 18, y)], colour, 3.2 if is_mean else 2)
+        canvas.text(text, left + 26, y + 4, px=8, bold=is_mean, colour=INK if is_mean or colour != MANY else MUTED)
 
+
+# Label statistics
 
 SIDE = 300
 LEFT, TOP, GAP = 66, 44, 92
@@ -211,31 +207,31 @@ MOST_OUTLINES = 400
 
 
 def plot_label_statistics(label_T5: np.ndarray, names: Sequence[str], file: Path) -> Path:
-    """Four panels: labels per class, outlines of boxes laid over each other, where centres are, how large boxes are.
+    """Plot four panels: labels per class, outlines of boxes, positions of centres, and sizes of boxes.
 
-    A label is its class, centre, width and height, as shares of its image.
+    A label is (class, centre x, centre y, width, height), relative to its image.
     """
     class_T = label_T5[:, 0].astype(np.int64)
     count_C = np.bincount(class_T[class_T < len(names)], minlength=len(names))
-    sheet = Sheet(LEFT + 2 * SIDE + GAP + 30, TOP + 2 * SIDE + GAP + 72)
-    (first, second), (third, fourth) = ([_place(column, row) for column in range(2)] for row in range(2))
-    _draw_counts(sheet, first, count_C, names)
-    _draw_outlines(sheet, second, label_T5)
-    _draw_density(sheet, third, label_T5[:, 1:3], "Where boxes are", "centre x", "centre y", y=(1, 0))
-    _draw_density(sheet, fourth, label_T5[:, 3:5], "How large boxes are", "width", "height", y=(0, 1))
-    return write_image(file, sheet.picture())
+    canvas = Canvas(LEFT + 2 * SIDE + GAP + 30, TOP + 2 * SIDE + GAP + 72)
+    (first, second), (third, fourth) = ([_panel_frame(column, row) for column in range(2)] for row in range(2))
+    _plot_counts(canvas, first, count_C, names)
+    _plot_outlines(canvas, second, label_T5)
+    _plot_density(canvas, third, label_T5[:, 1:3], "Positions of boxes", "centre x", "centre y", y=(1, 0))
+    _plot_density(canvas, fourth, label_T5[:, 3:5], "Sizes of boxes", "width", "height", y=(0, 1))
+    return write_image(file, canvas.render())
 
 
-def _place(column: int, row: int) -> Place:
+def _panel_frame(column: int, row: int) -> Frame:
     left, top = LEFT + column * (SIDE + GAP), TOP + row * (SIDE + GAP + 26)
-    return Place(left, top, left + SIDE, top + SIDE)
+    return Frame(left, top, left + SIDE, top + SIDE)
 
 
-def _draw_counts(sheet: Sheet, place: Place, count_C: np.ndarray, names: Sequence[str]) -> None:
+def _plot_counts(canvas: Canvas, frame: Frame, count_C: np.ndarray, names: Sequence[str]) -> None:
     num_classes = len(count_C)
     axes = Axes(
-        sheet,
-        place,
+        canvas,
+        frame,
         x=(0, num_classes),
         y=(0, float(max(1, count_C.max(initial=0))) * 1.08),
         title="Labels per class",
@@ -252,31 +248,31 @@ def _draw_counts(sheet: Sheet, place: Place, count_C: np.ndarray, names: Sequenc
 
 
 def _write_class(axes: Axes, number: int, count: int, name: str, room: float) -> None:
-    """The name below a column, and its number above where there is room."""
+    """Write the class name below a bar, and its count above if there is room."""
     (x, y), *_ = axes.to_px(np.array([number + 0.5]), np.array([float(count)])).tolist()
-    if axes.sheet.text_width(str(count), 7) < room:
-        axes.sheet.text(str(count), x, y - 4, px=7, colour=MUTED, anchor="middle")
-    axes.sheet.rising_text(name, x + 3.5, axes.place.bottom + 7, px=min(7, room * 0.7), colour=INK, anchor="right")
+    if axes.canvas.text_width(str(count), 7) < room:
+        axes.canvas.text(str(count), x, y - 4, px=7, colour=MUTED, anchor="middle")
+    axes.canvas.rising_text(name, x + 3.5, axes.frame.bottom + 7, px=min(7, room * 0.7), colour=INK, anchor="right")
 
 
-def _draw_outlines(sheet: Sheet, place: Place, label_T5: np.ndarray) -> None:
-    """Boxes as if all had the same centre, at most MOST_OUTLINES, spread evenly over the set."""
-    axes = Axes(sheet, place, x=(-0.5, 0.5), y=(-0.5, 0.5), title="Shapes of boxes", x_label="share of the picture")
+def _plot_outlines(canvas: Canvas, frame: Frame, label_T5: np.ndarray) -> None:
+    """Outlines of boxes around a common centre; at most MOST_OUTLINES, taken evenly from the set."""
+    axes = Axes(canvas, frame, x=(-0.5, 0.5), y=(-0.5, 0.5), title="Shapes of boxes", x_label="relative to the image")
     chosen = np.linspace(0, len(label_T5) - 1, min(MOST_OUTLINES, len(label_T5))).round().astype(int)
     for number, _, _, width, height in label_T5[chosen].tolist():
         (left, top), (right, bottom) = axes.to_px(np.array([-width, width]) / 2, np.array([height, -height]) / 2)
-        sheet.frame(left, top, right, bottom, colour_of(int(number)), 0.6)
+        canvas.rectangle(left, top, right, bottom, colour_of(int(number)), 0.6)
     axes.close()
 
 
-def _draw_density(
-    sheet: Sheet, place: Place, xy_T2: np.ndarray, title: str, x_label: str, y_label: str, *, y: tuple[float, float]
+def _plot_density(
+    canvas: Canvas, frame: Frame, xy_T2: np.ndarray, title: str, x_label: str, y_label: str, *, y: tuple[float, float]
 ) -> None:
-    """How many labels fall into each of BINS x BINS cells of 0..1; `y` is bottom and top: a picture's y goes down."""
-    axes = Axes(sheet, place, x=(0, 1), y=y, title=title, x_label=x_label, y_label=y_label)
+    """Number of labels in each of BINS x BINS cells of 0..1; `y` is (bottom, top), as y points down in an image."""
+    axes = Axes(canvas, frame, x=(0, 1), y=y, title=title, x_label=x_label, y_label=y_label)
     counts, _, _ = np.histogram2d(xy_T2[:, 1], xy_T2[:, 0], BINS, ((0, 1), (0, 1)))
-    shares = np.sqrt(counts / max(1.0, counts.max()))  # so that rare places are visible
+    shares = np.sqrt(counts / max(1.0, counts.max()))  # so that cells with few labels are visible
     rows = shares[:: 1 if y[0] > y[1] else -1].tolist()
     colours = np.array([[shade(share) if share else PAPER for share in row] for row in rows], np.uint8)
-    sheet.image(colours, place.left, place.top, SIDE, SIDE)
+    canvas.image(colours, frame.left, frame.top, SIDE, SIDE)
     axes.close()

@@ -1,6 +1,6 @@
-"""results.png: how losses and scores went over the epochs, from results.txt or results.csv.
+"""results.png: losses and scores over the epochs, from results.txt or results.csv.
 
-Dimension key:  E epochs that have a line
+Dimension key:  E epochs in the file
 """
 
 import csv
@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flatout.charts.canvas import ACCENT, MUTED, WARM, Axes, Place, Sheet, write_image
+from flatout.charts.canvas import ACCENT, MUTED, WARM, Axes, Canvas, Frame, write_image
 from flatout.errors import DataError
 
 NUM_COLUMNS = 15
 LEAST_LOSS = 1e-12
-"""Smaller ones are drawn as this."""
+"""Smaller losses are plotted as this, on their logarithmic scale."""
 
 
 class Panel(NamedTuple):
-    """What a panel shows."""
+    """A panel of the plot of results.txt."""
 
     title: str
     column: int
@@ -38,25 +38,25 @@ PANELS = (
     Panel("mAP@0.5", 10, False),
     Panel("mAP@0.5:0.95", 11, False),
 )
-"""Two rows of five; `column` is that of results.txt."""
+"""Two rows of five; `column` is the column of results.txt."""
 WIDTH, HEIGHT = 196, 176
 LEFT, TOP = 56, 40
 GAP_W, GAP_H = 56, 66
 
 
 class Curve(NamedTuple):
-    """What became of a loss or a score."""
+    """Values of a loss or a score over the epochs."""
 
     title: str
     value_E: np.ndarray
-    """NaN where it was not measured."""
+    """NaN where not measured."""
     is_loss: bool
 
 
-def results_png(results_txt: Path, file: Path | None = None, *, marks: Sequence[float] = ()) -> Path:
-    """Draw a results.txt, by default into results.png beside it; DataError if it holds no epoch.
+def plot_results(results_txt: Path, file: Path | None = None, *, marks: Sequence[float] = ()) -> Path:
+    """Plot a results.txt, by default to results.png next to it. DataError if it contains no epoch.
 
-    `marks` are epochs at which a line is drawn from top to bottom: where something else begins.
+    `marks` are epochs with a vertical line, such as the beginnings of stages.
     """
     table = read_results(results_txt)
     # YOLOv7 writes 0 for a loss that was not measured.
@@ -64,11 +64,13 @@ def results_png(results_txt: Path, file: Path | None = None, *, marks: Sequence[
         np.where(panel.is_loss & (table[:, panel.column] == 0), np.nan, table[:, panel.column]) for panel in PANELS
     ]
     curves = [Curve(panel.title, value_E, panel.is_loss) for panel, value_E in zip(PANELS, columns, strict=True)]
-    return draw_epochs(table[:, 0], curves, file or results_txt.with_name("results.png"), marks=marks)
+    return plot_epochs(table[:, 0], curves, file or results_txt.with_name("results.png"), marks=marks)
 
 
-def table_png(results_csv: Path, names: Sequence[str], file: Path, *, losses: Sequence[str] = ("loss",)) -> Path | None:
-    """Draw the columns of a results.csv that are there; losses as logarithms. None if there is nothing to draw yet."""
+def plot_columns(
+    results_csv: Path, names: Sequence[str], file: Path, *, losses: Sequence[str] = ("loss",)
+) -> Path | None:
+    """Plot the columns `names` of a results.csv that have values, losses as logarithms; None if none has any yet."""
     with results_csv.open(newline="") as opened:
         rows = [row for row in csv.DictReader(opened) if row["epoch"] and not row["epoch"].startswith("#")]
     curves = []
@@ -78,25 +80,25 @@ def table_png(results_csv: Path, names: Sequence[str], file: Path, *, losses: Se
             is_loss = name in losses
             shown_E = np.log10(np.maximum(value_E, LEAST_LOSS)) if is_loss else value_E
             curves.append(Curve(f"{name} (log10)" if is_loss else name, shown_E, is_loss))
-    return draw_epochs(np.array([float(row["epoch"]) for row in rows]), curves, file) if curves else None
+    return plot_epochs(np.array([float(row["epoch"]) for row in rows]), curves, file) if curves else None
 
 
-def draw_epochs(epoch_E: np.ndarray, curves: Sequence[Curve], file: Path, *, marks: Sequence[float] = ()) -> Path:
-    """A panel for every curve, five in a row."""
+def plot_epochs(epoch_E: np.ndarray, curves: Sequence[Curve], file: Path, *, marks: Sequence[float] = ()) -> Path:
+    """Plot a panel for every curve, five in a row."""
     columns, rows = min(5, len(curves)), -(-len(curves) // 5)
-    sheet = Sheet(LEFT + columns * WIDTH + (columns - 1) * GAP_W + 24, TOP + rows * HEIGHT + (rows - 1) * GAP_H + 46)
+    canvas = Canvas(LEFT + columns * WIDTH + (columns - 1) * GAP_W + 24, TOP + rows * HEIGHT + (rows - 1) * GAP_H + 46)
     for number, curve in enumerate(curves):
         left, top = LEFT + number % columns * (WIDTH + GAP_W), TOP + number // columns * (HEIGHT + GAP_H)
-        place = Place(left, top, left + WIDTH, top + HEIGHT)
-        _draw_panel(sheet, place, curve, epoch_E, marks, last_row=number // columns == rows - 1)
-    return write_image(file, sheet.picture())
+        frame = Frame(left, top, left + WIDTH, top + HEIGHT)
+        _plot_panel(canvas, frame, curve, epoch_E, marks, last_row=number // columns == rows - 1)
+    return write_image(file, canvas.render())
 
 
 def read_results(path: Path) -> np.ndarray:
-    """float64 [E, 15]: the epoch, memory in GB, then the other columns; a line that is not whole is left out."""
+    """The table as float64 [E, 15]: epoch, memory in GB, then the other columns; incomplete lines are left out."""
     rows = [row for line in path.read_text().splitlines() if (row := _numbers(line.split()))]
     if not rows:
-        raise DataError(f"{path}: no line with {NUM_COLUMNS} columns, so there is nothing to draw.")
+        raise DataError(f"{path} has no line with {NUM_COLUMNS} columns, so there is nothing to plot.")
     return np.array(rows)
 
 
@@ -109,9 +111,9 @@ def _numbers(words: Sequence[str]) -> list[float] | None:
         return None
 
 
-def _draw_panel(
-    sheet: Sheet,
-    place: Place,
+def _plot_panel(
+    canvas: Canvas,
+    frame: Frame,
     curve: Curve,
     epoch_E: np.ndarray,
     marks: Sequence[float],
@@ -120,8 +122,8 @@ def _draw_panel(
 ) -> None:
     known = curve.value_E[np.isfinite(curve.value_E)]
     axes = Axes(
-        sheet,
-        place,
+        canvas,
+        frame,
         x=(float(epoch_E.min()), float(epoch_E.max())),
         y=_limits(known, curve.is_loss),
         title=curve.title,
@@ -129,19 +131,19 @@ def _draw_panel(
         whole_x=True,
     )
     for (x, _), *_ in (axes.to_px(np.array([mark]), np.zeros(1)).tolist() for mark in marks):
-        sheet.line([(x, place.top), (x, place.bottom)], MUTED, 0.9)
+        canvas.line([(x, frame.top), (x, frame.bottom)], MUTED, 0.9)
     colour = WARM if curve.is_loss else ACCENT
     axes.curve(epoch_E, curve.value_E, colour, 1.8)
     if len(epoch_E) <= 40:
         axes.dots(epoch_E, curve.value_E, colour, 2.2)
     axes.close()
     if not len(known):
-        middle = (place.left + place.right) / 2, (place.top + place.bottom) / 2
-        sheet.text("not measured", *middle, px=8, anchor="middle")
+        middle = (frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2
+        canvas.text("not measured", *middle, px=8, anchor="middle")
 
 
 def _limits(known: np.ndarray, is_loss: bool) -> tuple[float, float]:
-    """Scores from 0, if they are shares; everything else around what it was."""
+    """Limits of the y axis: from 0 for scores of at most 1, else around the values."""
     if not len(known):
         return 0.0, 1.0
     low, high = float(known.min()), float(known.max())

@@ -181,9 +181,11 @@ class DefectRecipe(Recipe):
             examples_png(images.float().cpu().numpy(), masks.cpu().numpy()[:, 0], path)
 
     def plot(self, folder: Path) -> None:
-        from flatout.charts import table_png
+        from flatout.charts import plot_columns
 
-        table_png(folder / "results.csv", ("loss", "pixel_AP", "pixel_best_F1", "recall@1FP"), folder / "results.png")
+        plot_columns(
+            folder / "results.csv", ("loss", "pixel_AP", "pixel_best_F1", "recall@1FP"), folder / "results.png"
+        )
 
     def _keep_examples(self, epoch: int, step: int, batch: DeviceBatch) -> None:
         """Some samples of the very first batch, kept on the device until the epoch ends."""

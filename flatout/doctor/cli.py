@@ -1,4 +1,4 @@
-"""flatout doctor: the command line, and the report as text or JSON."""
+"""The command line of `flatout doctor`, and its report as text or JSON."""
 
 import argparse
 import json
@@ -11,13 +11,14 @@ from pathlib import Path
 from flatout.clock import machine
 from flatout.doctor import gpu, host, images
 from flatout.findings import LEVELS, Finding, exit_code
+from flatout.lazy import renamed
 
-# Gather every fact about this machine, then judge them: `judge(examine())` is the whole doctor.
+# Facts and findings: the report is `diagnose(examine())`.
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything the doctor found out; plain data, the `facts` of `--json`."""
+    """All facts about this machine as plain data; the `facts` of `--json`."""
 
     cores: machine.Cores
     memory: machine.Memory
@@ -26,12 +27,12 @@ class Facts:
     software: host.Software
     torch: gpu.TorchFacts
     driver: gpu.DriverFacts
-    images: images.ImageFacts
+    images: images.DecoderFacts
     disk: host.DiskFacts | None
 
 
 def examine(disk_folder: Path | None = None) -> Facts:
-    """Look at the machine, run one kernel per GPU, time JPEG decoding, and the disk of `disk_folder` if given."""
+    """Gather the facts: run one kernel per GPU, time JPEG decoding, and the disk of `disk_folder` if given."""
     return Facts(
         cores=machine.cores(),
         memory=machine.memory(),
@@ -40,42 +41,47 @@ def examine(disk_folder: Path | None = None) -> Facts:
         software=host.software(),
         torch=gpu.torch_facts(),
         driver=gpu.driver_facts(),
-        images=images.image_facts(),
+        images=images.decoder_facts(),
         disk=host.disk_facts(disk_folder) if disk_folder else None,
     )
 
 
-def judge(facts: Facts) -> dict[str, list[Finding]]:
+def diagnose(facts: Facts) -> dict[str, list[Finding]]:
     """Findings by section of the report."""
     return {
         "machine": [
-            host.judge_cores(facts.cores),
-            host.judge_memory(facts.memory),
-            host.judge_shm(facts.shm),
-            host.judge_descriptors(facts.descriptors),
+            host.check_cores(facts.cores),
+            host.check_memory(facts.memory),
+            host.check_shm(facts.shm),
+            host.check_descriptors(facts.descriptors),
         ],
-        "software": host.judge_software(facts.software),
-        "torch and GPUs": gpu.judge(facts.torch, facts.driver),
-        "images": images.judge(facts.images),
-        "disk": [host.judge(facts.disk)],
+        "software": host.check_software(facts.software),
+        "torch and GPUs": gpu.check_torch_and_gpus(facts.torch, facts.driver),
+        "images": images.check_decoders(facts.images),
+        "disk": [host.check_disk(facts.disk)],
     }
 
 
+__getattr__ = renamed(__name__, judge="diagnose")
+
+
+# Command line
+
 DESCRIPTION = """\
-Look at this machine and say what would slow training down or stop it, with one line of advice each:
-cores, memory, shared memory, open files, versions, torch and GPUs (one kernel is run on each), OpenCV
-and JPEG decoding speed, and the disk of a folder if you name one. Takes a few seconds, changes nothing.
+Examine this machine and report what would slow training down or prevent it, with a line of advice on each:
+cores, memory, shared memory, open files, versions, torch and GPUs (one kernel is run on each), OpenCV and
+JPEG decoding speed, and the disk of a folder if you name one. Takes a few seconds and changes nothing.
 """
 EPILOG = """\
-levels:  ok    fine, and why it matters       note  good to know
-         warn  works, but costs you           bad   training will not run as it should
+levels:  ok    fine; the advice says why it matters     note  good to know
+         warn  works, but costs speed or safety         bad   training will not run as it should
 
 examples:
   flatout doctor                     the report
-  flatout doctor --disk data/coco    also time the disk that holds the data (writes 72 MB there, removes it)
+  flatout doctor --disk data/coco    also time the disk that holds the data (writes 72 MB there and removes them)
   flatout doctor --json              facts and findings for a script or a bug report
 
-exit code: 0, or 5 when something is bad
+exit code: 0, or 5 if a finding is bad
 """
 COLOURS = {"ok": "green", "note": "cyan", "warn": "yellow", "bad": "bold red"}
 
@@ -84,7 +90,7 @@ def main(argv: list[str]) -> int:
     """Run the doctor; returns the exit code."""
     args = _parser().parse_args(argv)
     facts = examine(args.disk)
-    sections = judge(facts)
+    sections = diagnose(facts)
     code = exit_code(_all(sections))
     if args.json:
         print(as_json(facts, sections, code))
@@ -104,7 +110,7 @@ def as_json(facts: Facts, sections: dict[str, list[Finding]], code: int) -> str:
 
 
 def as_text(sections: dict[str, list[Finding]]) -> str:
-    """Aligned plain text: level, topic and value on one line, the advice below the value."""
+    """Aligned plain text: level, topic and value on one line, the advice below it."""
     lines = []
     for name, findings in sections.items():
         lines.append(name)
@@ -116,9 +122,9 @@ def as_text(sections: dict[str, list[Finding]]) -> str:
 
 
 def summary(findings: Iterable[Finding]) -> str:
-    """The last line: is this machine ready, and how many findings of each level."""
+    """The last line: whether this machine is ready to train, and the number of findings of each level."""
     counts = Counter(finding.level for finding in findings)
-    verdict = "not ready to train, see `bad` above" if counts["bad"] else "ready to train"
+    verdict = "not ready to train: see `bad` above" if counts["bad"] else "ready to train"
     return f"{verdict} ({', '.join(f'{counts[level]} {level}' for level in LEVELS if counts[level])})"
 
 
@@ -148,5 +154,5 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
-    parser.add_argument("--disk", type=Path, metavar="FOLDER", help="also measure the disk that holds this folder")
+    parser.add_argument("--disk", type=Path, metavar="FOLDER", help="also time the disk that holds this folder")
     return parser

@@ -1,6 +1,6 @@
-"""Which OpenCV and JPEG decoder are here, and how fast does one core decode?
+"""Facts and findings about OpenCV and JPEG decoding.
 
-Files -> pixels is the largest CPU cost of training from files, so the speed is measured, in well under half a second.
+Decoding is the largest CPU cost of training from files, so its speed is measured, in well under half a second.
 """
 
 import re
@@ -18,27 +18,27 @@ OLDEST_OPENCV = (4, 10)
 
 
 @dataclass(frozen=True)
-class ImageFacts:
-    """Versions (None: absent) and decoding speed of one core, megapixels per second (None: not measured)."""
+class DecoderFacts:
+    """Versions (None: absent) and decoding speeds of one core in megapixels per second (None: not measured)."""
 
     opencv: str | None = None
     opencv_error: str | None = None
-    """Why it does not import, although it may be installed."""
+    """Why OpenCV cannot be imported, although it may be installed."""
     opencv_jpeg: str | None = None
-    """The JPEG library OpenCV was built with."""
+    """The JPEG library that OpenCV was built with."""
     opencv_mpx_s: float | None = None
     simplejpeg: str | None = None
     simplejpeg_mpx_s: float | None = None
 
 
-def image_facts() -> ImageFacts:
-    """Import the decoders and time both on one picture."""
+def decoder_facts() -> DecoderFacts:
+    """Import the decoders, and time both on one image."""
     try:
         import cv2
-    except Exception as error:  # a missing system library or a foreign numpy raises anything
-        return ImageFacts(opencv_error=str(error).splitlines()[0][:200], simplejpeg=installed("simplejpeg"))
-    jpeg = draw_jpeg(cv2)
-    return ImageFacts(
+    except Exception as error:  # broad: a missing system library or an incompatible numpy may raise anything
+        return DecoderFacts(opencv_error=str(error).splitlines()[0][:200], simplejpeg=installed("simplejpeg"))
+    jpeg = make_test_jpeg(cv2)
+    return DecoderFacts(
         opencv=cv2.__version__,
         opencv_jpeg=jpeg_library(cv2.getBuildInformation()),
         opencv_mpx_s=megapixels_per_s(lambda: cv2.imdecode(jpeg, cv2.IMREAD_COLOR)),
@@ -47,8 +47,8 @@ def image_facts() -> ImageFacts:
     )
 
 
-def draw_jpeg(cv2: Any) -> Any:
-    """A 640x480 JPEG (quality 90) as dense as a photograph, uint8 [bytes]: smooth shapes with some grain."""
+def make_test_jpeg(cv2: Any) -> Any:
+    """A 640x480 JPEG (quality 90) about as large as a photograph, uint8 [bytes]: smooth shapes with some noise."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -58,7 +58,7 @@ def draw_jpeg(cv2: Any) -> Any:
 
 
 def megapixels_per_s(decode: Callable[[], object]) -> float:
-    """Speed of `decode` on the picture of `draw_jpeg`, over MEASURE_S after one warm-up call."""
+    """Speed of `decode` on the image of `make_test_jpeg`, over MEASURE_S after one warm-up call."""
     decode()
     start, count = time.perf_counter(), 0
     while (elapsed_s := time.perf_counter() - start) < MEASURE_S:
@@ -68,45 +68,45 @@ def megapixels_per_s(decode: Callable[[], object]) -> float:
 
 
 def jpeg_library(build_information: str) -> str | None:
-    """The JPEG library named in OpenCV's build information."""
+    """The JPEG library in OpenCV's build information, or None."""
     found = re.search(r"^\s*JPEG:\s*(.+?)\s*$", build_information, re.MULTILINE)
     return found[1] if found else None
 
 
-def judge(facts: ImageFacts) -> list[Finding]:
-    """One finding on OpenCV, one on JPEG decoding."""
-    return [judge_opencv(facts), judge_jpeg(facts)]
+def check_decoders(facts: DecoderFacts) -> list[Finding]:
+    """Findings about OpenCV and about JPEG decoding."""
+    return [check_opencv(facts), check_jpeg(facts)]
 
 
-def judge_opencv(facts: ImageFacts) -> Finding:
-    """The 4.x family from 4.10 on is what flatout is tested and pinned to (4.14)."""
+def check_opencv(facts: DecoderFacts) -> Finding:
+    """Finding about OpenCV: flatout is tested with 4.x from 4.10 on, and pinned to 4.14."""
     if facts.opencv is None:
-        advice = "reading image files needs it: python -m pip install opencv-python-headless==4.14.*"
+        advice = "needed to read image files: python -m pip install opencv-python-headless==4.14.*"
         return Finding("opencv", f"not usable: {facts.opencv_error}", "warn", advice)
     major, minor = (int(part) for part in facts.opencv.split(".")[:2])
     if (major, minor) < OLDEST_OPENCV:
-        advice = "older than tested: python -m pip install opencv-python-headless==4.14.*"
+        advice = "older than the tested versions: python -m pip install opencv-python-headless==4.14.*"
         return Finding("opencv", facts.opencv, "warn", advice)
     if major >= 5:
-        advice = "works; its warps are slower than 4.14's (1.6x) and differ by one grey level here and there"
+        advice = "works, but warps take 1.6x as long as in 4.14, and some pixels differ by one grey level"
         return Finding("opencv", facts.opencv, "note", advice)
-    return Finding("opencv", facts.opencv, "ok", "the 4.x family (4.14 is the pinned one) has the faster warps")
+    return Finding("opencv", facts.opencv, "ok", "4.x (pinned: 4.14) has faster warps than 5.x")
 
 
-def judge_jpeg(facts: ImageFacts) -> Finding:
-    """How many pictures one core decodes, and whether a faster decoder is missing."""
+def check_jpeg(facts: DecoderFacts) -> Finding:
+    """Finding about JPEG decoding: images per second of one core, and whether a faster decoder is missing."""
     speeds = {"OpenCV": facts.opencv_mpx_s, "simplejpeg": facts.simplejpeg_mpx_s}
     measured = {name: speed for name, speed in speeds.items() if speed is not None}
     if not measured:
-        return Finding("jpeg", "not measured", "warn", "mend OpenCV first (above)")
+        return Finding("jpeg", "not measured", "warn", "fix OpenCV first (see above)")
     best = max(measured.values())
-    ceiling = f"about {best * 1e6 / (WIDTH_PX * HEIGHT_PX):,.0f} pictures of {WIDTH_PX}x{HEIGHT_PX} a second and core"
+    rate = f"about {best * 1e6 / (WIDTH_PX * HEIGHT_PX):,.0f} images of {WIDTH_PX}x{HEIGHT_PX} per second and core"
     value = ", ".join(f"{name} {speed:.0f} Mpx/s" for name, speed in measured.items()) + " on one core"
     if "simplejpeg" not in measured:
-        return Finding("jpeg", value, "note", f"{ceiling}; a faster one: python -m pip install simplejpeg")
+        return Finding("jpeg", value, "note", f"{rate}; for a faster decoder: python -m pip install simplejpeg")
     if "turbo" not in (facts.opencv_jpeg or ""):
-        return Finding("jpeg", value, "note", f"{ceiling}; OpenCV's own decoder is {facts.opencv_jpeg}, not turbo")
-    return Finding("jpeg", value, "ok", ceiling)
+        return Finding("jpeg", value, "note", f"{rate}; OpenCV decodes with {facts.opencv_jpeg}, not libjpeg-turbo")
+    return Finding("jpeg", value, "ok", rate)
 
 
 def _simplejpeg_speed(jpeg: bytes) -> float | None:

@@ -1,7 +1,7 @@
-"""Import torch, look at its GPUs, run one kernel on each, print what happened as JSON.
+"""Program that imports torch, runs a kernel on each GPU, and prints the results as JSON.
 
-A program of its own, started by `flatout.doctor.gpu`: a broken build may crash or hang instead of raising, and the
-doctor has to survive that. It imports nothing of flatout.
+`flatout.doctor.gpu` runs it in a child process: a broken build may crash or hang instead of raising, and the doctor
+must survive that. It imports nothing of flatout.
 """
 
 import json
@@ -13,7 +13,7 @@ def probe() -> dict[str, Any]:
     """The fields of `flatout.doctor.gpu.TorchFacts`."""
     try:
         import torch
-    except Exception as error:  # a broken install raises anything
+    except Exception as error:  # broad: a broken installation may raise anything
         return {"error": _first_line(error)}
     facts: dict[str, Any] = {
         "version": torch.__version__,
@@ -22,9 +22,9 @@ def probe() -> dict[str, Any]:
         "archs": torch.cuda.get_arch_list(),
     }
     try:
-        # Says why there is no device, where is_available() only says that there is none.
+        # Raises the reason why there is no device; is_available() would only return False.
         torch.cuda.init()
-    except Exception as error:  # the reason is the finding, whatever its type
+    except Exception as error:  # broad: the reason is reported, whatever its type
         return facts | {"cuda_error": _first_line(error)}
     return facts | {"gpus": [_try_gpu(torch, index) for index in range(torch.cuda.device_count())]}
 
@@ -39,7 +39,7 @@ def _try_gpu(torch: Any, index: int) -> dict[str, Any]:
     }
     try:
         total = torch.arange(1000, device=f"cuda:{index}").square().sum().item()
-    except Exception as error:  # the reason is the finding, whatever its type
+    except Exception as error:  # broad: the reason is reported, whatever its type
         return gpu | {"kernel_error": _first_line(error)}
     return gpu if total == 332_833_500 else gpu | {"kernel_error": f"a sum of squares came out as {total}"}
 

@@ -1,13 +1,14 @@
-"""Networks as files for other programs, whatever the job: the part of an export that knows no boxes and no defects.
+"""Export of networks to ONNX, independent of the job.
 
     module --traced--> ONNX model in memory --simplified, facts, shapes--> --Session--> compared by the job --> file
 
-Everything happens in memory. A file appears under its name when it is whole and the job has compared it, or not at all.
+Everything happens in memory. A file appears under its name when it is complete and the job has compared it with the
+network, or not at all.
 
 Files:
 
-    onnx_model  A torch module as an ONNX model in memory, and what is done to it before it becomes a file
-    precision   Smaller ONNX models: half precision, or convolutions of 8 bits. They are as good as a measurement says
+    onnx_model  A torch module as an ONNX model: tracing, editing, saving, and running it in ONNX Runtime
+    precision   Smaller ONNX models: half precision, or convolutions with 8 bits
 """
 
 from typing import TYPE_CHECKING

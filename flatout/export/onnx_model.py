@@ -1,10 +1,10 @@
-"""A torch module as an ONNX model in memory, and what is done to it before it becomes a file.
+"""A torch module as an ONNX model: tracing, editing, saving, and running it in ONNX Runtime.
 
-torch has two exporters. The one by torch.export is its default since 2.9: it needs one package more (onnxscript),
-writes opset 18 and converts back from there, and describes a node of somebody else's (a TensorRT plugin) in onnxscript
-only. The older one, by tracing, needs the package onnx alone, writes the asked-for opset directly and takes the
-description of a foreign node from the function itself. It is deprecated but there in every torch from 2.6 to 2.13, and
-its result is compared with the network anyway; so it is the one used here, and this file is the only one that knows.
+torch has two exporters. The one based on torch.export is its default since 2.9: it needs an additional package
+(onnxscript), writes opset 18 and converts back from there, and can describe custom nodes (such as TensorRT plugins) in
+onnxscript only. The older one, based on tracing, needs only the package onnx, writes the requested opset directly and
+takes the description of a custom node from the function itself. It is deprecated but exists in every torch from 2.6 to
+2.13, and its result is compared with the network anyway; so it is used here, and only this file depends on it.
 """
 
 import tempfile
@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from flatout.errors import ConfigError
 from flatout.safefiles import replacing
 
-# The packages that an export needs and a training does not: imported when they are needed, or asked for by name.
+# Optional packages, which an export needs and a training does not: imported when they are used
 
 
 def need(name: str) -> Any:
-    """An optional package or one of its modules; ConfigError says how to get it."""
+    """Import an optional package or one of its modules. ConfigError with the install command if it is missing."""
     try:
         return import_module(name)
     except ImportError:
@@ -35,16 +35,17 @@ def need(name: str) -> Any:
 
 
 def refuse_missing(*names: str) -> None:
-    """ConfigError now rather than after a minute of work; nothing is imported."""
+    """ConfigError if one of these packages is missing; imports nothing. For a check before a long export."""
     for name in names:
         if not is_there(name):
             raise ConfigError(_missing(name))
 
 
 def is_there(name: str) -> bool:
+    """Whether a package can be found; imports nothing."""
     try:
         return find_spec(name) is not None
-    except ValueError:  # a module without a spec, or none at all in its place
+    except ValueError:  # sys.modules has a module without a spec, or None, under this name
         return False
 
 
@@ -52,19 +53,21 @@ def _missing(name: str) -> str:
     return f"Exporting needs the package {name.partition('.')[0]}: pip install onnx onnxruntime onnxslim"
 
 
+# Model
+
 Model: TypeAlias = Any
-"""onnx.ModelProto."""
+"""An onnx.ModelProto."""
 Axes = Mapping[str, Mapping[int, str]]
-"""Of inputs and outputs: number of an axis -> its name, where its length is not fixed."""
+"""Input or output -> {axis number: name} of its axes of variable length."""
 
 
 @contextmanager
 def quiet_tracing() -> Iterator[None]:
-    """Without torch's warnings that tracing is deprecated, that constants are constants, and that not all of them are
-    computed: all known, and the result is compared with the network."""
+    """Suppress torch's warnings that tracing is deprecated, that values become constants, and that not all constants
+    are folded: they are expected, and the result is compared with the network."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning)
-        # The same words as a FutureWarning, which Python shows: torch 2.15.
+        # torch 2.15 gives the same text as a FutureWarning, which Python shows by default.
         warnings.filterwarnings("ignore", message=r"`torch\.jit\.\w+` is (deprecated|not supported)")
         warnings.filterwarnings("ignore", message=".*might cause the trace to be incorrect")
         warnings.filterwarnings("ignore", message="Constant folding")
@@ -81,7 +84,8 @@ def traced(
     free_axes: Axes,
     opset: int,
 ) -> Model:
-    """The model that computes what the module computes; the module is in evaluation mode, on the CPU."""
+    """The ONNX model of a module, which must be in evaluation mode and on the CPU. ConfigError if the opset is too
+    old."""
     onnx = need("onnx")
     with tempfile.TemporaryDirectory() as folder, quiet_tracing():
         path = str(Path(folder, "traced.onnx"))
@@ -102,17 +106,17 @@ def traced(
 
 
 def simplified(model: Model) -> Model:
-    """The same with constants computed and needless nodes gone."""
+    """The model with constants folded and redundant nodes removed."""
     return need("onnxslim").slim(model)
 
 
 def state_facts(model: Model, facts: Mapping[str, str]) -> None:
-    """Write what a user must know into the model's metadata."""
+    """Set the metadata of a model, in place."""
     need("onnx").helper.set_model_props(model, dict(facts))
 
 
 def state_shapes(model: Model, shapes: Mapping[str, Sequence[int | str]]) -> None:
-    """Say the shapes of outputs as people would: numbers, and names of free axes."""
+    """Set the declared shapes of outputs, in place: numbers, and names of variable axes."""
     onnx = need("onnx")
     for output in model.graph.output:
         if output.name in shapes:
@@ -121,7 +125,7 @@ def state_shapes(model: Model, shapes: Mapping[str, Sequence[int | str]]) -> Non
 
 
 def without_outputs(model: Model, names: Iterable[str]) -> Model:
-    """A copy that does not give some outputs; every node stays."""
+    """A copy without some outputs; all nodes stay."""
     copied = type(model)()
     copied.CopyFrom(model)
     dropped = set(names)
@@ -132,31 +136,31 @@ def without_outputs(model: Model, names: Iterable[str]) -> Model:
 
 
 def opset_of(model: Model) -> int:
-    """Version of the standard operators."""
+    """Opset version of the standard operators."""
     return next(int(each.version) for each in model.opset_import if each.domain in ("", "ai.onnx"))
 
 
 def check(model: Model) -> None:
-    """onnx's own checks; nodes of other domains are left to whoever runs them."""
+    """Run the checker of onnx, which skips nodes of custom domains."""
     need("onnx").checker.check_model(model)
 
 
 def save(model: Model, path: Path) -> int:
-    """The file, whole or not at all; returns its bytes. ResourceError if there is no room."""
+    """Write the file, completely or not at all; returns its size in bytes. ResourceError if the disk is full."""
     content = model.SerializeToString()
     with replacing(path, needed_bytes=len(content)) as sink:
         sink.write(content)
     return len(content)
 
 
-# An ONNX model run by ONNX Runtime on the CPU.
+# Inference
 
 
 class Session:
-    """A loaded model: arrays in, arrays out by name."""
+    """A model loaded by ONNX Runtime on the CPU: arrays in, arrays out by name."""
 
     def __init__(self, model: Any, *, threads: int = 0) -> None:
-        """`model` is an onnx.ModelProto or the path of a file; 0 threads leaves the number to ONNX Runtime."""
+        """`model` is an onnx.ModelProto or the path of a file; with 0 threads, ONNX Runtime chooses their number."""
         onnxruntime = need("onnxruntime")
         settings = onnxruntime.SessionOptions()
         settings.intra_op_num_threads = threads

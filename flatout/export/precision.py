@@ -1,4 +1,4 @@
-"""Smaller ONNX models: half precision, or convolutions of 8 bits. They are as good as a measurement says."""
+"""Smaller ONNX models: half precision, or convolutions with 8 bits. Their accuracy must be measured by the job."""
 
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
@@ -15,21 +15,21 @@ Precision = Literal["float32", "float16", "int8"]
 def in_float16(model: Model) -> Model:
     """A copy with weights and activations in float16; inputs and outputs stay float32."""
     made = need("onnxruntime.transformers.float16").convert_float_to_float16(_copy(model), keep_io_types=True)
-    _sort(made)
+    _sort_topologically(made)
     return made
 
 
 def in_float16_up_to_last_convolutions(model: Model) -> Model:
-    """As `in_float16`, but what is computed from the last convolutions' outputs is computed in float32.
+    """As `in_float16`, but everything after the last convolutions is computed in float32.
 
-    The converter can leave nodes out, too, but rounds what goes from one of them to the next.
+    The converter can exclude nodes as well, but it rounds the values that pass between them.
     """
     onnx = need("onnx")
     model = _with_initializers(model)
-    end = {node.output[0] for node in _end_of(model) if node.op_type != "Conv"}
+    end = {node.output[0] for node in _final_nodes(model) if node.op_type != "Conv"}
     tail = [node for node in model.graph.node if node.output[0] in end]
     body = _copy(model)
-    # The converter infers the types between nodes itself; those behind its part must not be touched.
+    # The converter infers the types between nodes itself; those of the nodes after its part must not change.
     del body.graph.node[:], body.graph.output[:], body.graph.initializer[:], body.graph.value_info[:]
     body.graph.node.extend(node for node in model.graph.node if node.output[0] not in end)
     made = {name for node in body.graph.node for name in node.output}
@@ -37,15 +37,15 @@ def in_float16_up_to_last_convolutions(model: Model) -> Model:
     body.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in wanted)
     used = {name for node in body.graph.node for name in node.input}
     body.graph.initializer.extend(each for each in model.graph.initializer if each.name in used)
-    whole = in_float16(body)
-    del whole.graph.output[:]
-    whole.graph.output.extend(model.graph.output)
-    _append(whole, tail, list(model.graph.initializer))
-    return whole
+    result = in_float16(body)
+    del result.graph.output[:]
+    result.graph.output.extend(model.graph.output)
+    _append(result, tail, list(model.graph.initializer))
+    return result
 
 
 def _with_initializers(model: Model) -> Model:
-    """A copy whose constants are no nodes: a node belongs to one part of a graph, a constant may serve both."""
+    """A copy with constants as initializers: a node belongs to one part of a graph, an initializer may serve both."""
     copied = _copy(model)
     constants = [node for node in copied.graph.node if node.op_type == "Constant" and node.attribute[0].name == "value"]
     for node in constants:
@@ -56,7 +56,7 @@ def _with_initializers(model: Model) -> Model:
 
 
 def _append(model: Model, tail: list[Any], initializers: list[Any]) -> None:
-    """Put nodes behind a model, with constants of their own: those of the same name in it have another type by now."""
+    """Append nodes to a model, with constants of their own: those of the same name in it have another type by now."""
     constants = {each.name: each for each in initializers}
     added: set[str] = set()
     for node in tail:
@@ -73,26 +73,26 @@ def _append(model: Model, tail: list[Any], initializers: list[Any]) -> None:
 
 
 def in_int8(model: Model, examples: Iterable[np.ndarray], *, input_name: str, kept: Collection[str] = ()) -> Model:
-    """A copy whose convolutions have 8 bits, with the ranges of values that the examples (whole inputs) showed.
+    """A copy whose convolutions are quantized to 8 bits, with value ranges calibrated on the examples (whole inputs).
 
-    The first convolution and the nodes `kept` stay as they are: their errors would go straight into everything, or
-    straight into the answer.
+    The first convolution and the nodes `kept` are not quantized: their errors would affect everything that follows, or
+    the result directly.
     """
     onnx, quantization = need("onnx"), need("onnxruntime.quantization")
     first = next(node.name for node in model.graph.node if node.op_type == "Conv")
     with tempfile.TemporaryDirectory() as folder:
-        # By way of files: that is what the quantizer takes in every version.
-        source, out = Path(folder, "whole.onnx"), Path(folder, "int8.onnx")
+        # Through files: the quantizer accepts them in every version.
+        source, out = Path(folder, "float32.onnx"), Path(folder, "int8.onnx")
         onnx.save(model, str(source))
         prepared = Path(folder, "prepared.onnx")
-        # Shapes only: its optimisations rename nodes.
+        # Shape inference only: the optimisations would rename nodes.
         need("onnxruntime.quantization.shape_inference").quant_pre_process(
             str(source), str(prepared), skip_optimization=True, skip_symbolic_shape=True
         )
         quantization.quantize_static(
             str(prepared),
             str(out),
-            _Examples({input_name: example} for example in examples),
+            _CalibrationReader({input_name: example} for example in examples),
             quant_format=quantization.QuantFormat.QDQ,
             op_types_to_quantize=["Conv"],
             nodes_to_exclude=[first, *kept],
@@ -102,53 +102,53 @@ def in_int8(model: Model, examples: Iterable[np.ndarray], *, input_name: str, ke
 
 
 def last_convolutions(model: Model) -> list[str]:
-    """Names of the convolutions that nothing but other kinds of nodes follows."""
-    return [node.name for node in _end_of(model) if node.op_type == "Conv"]
+    """Names of the convolutions nearest to the outputs."""
+    return [node.name for node in _final_nodes(model) if node.op_type == "Conv"]
 
 
-def _end_of(model: Model) -> Iterator[Any]:
+def _final_nodes(model: Model) -> Iterator[Any]:
     """Nodes from the outputs back to the nearest convolutions, those included."""
-    maker = {name: node for node in model.graph.node for name in node.output}
-    waiting = [output.name for output in model.graph.output]
-    met: set[str] = set()
-    while waiting:
-        name = waiting.pop()
-        if name in met or name not in maker:
+    producer = {name: node for node in model.graph.node for name in node.output}
+    pending = [output.name for output in model.graph.output]
+    visited: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in visited or name not in producer:
             continue
-        node = maker[name]
-        met.update(node.output)
+        node = producer[name]
+        visited.update(node.output)
         yield node
         if node.op_type != "Conv":
-            waiting.extend(node.input)
+            pending.extend(node.input)
 
 
-def _sort(model: Model) -> None:
-    """Every node behind those it reads from, as the standard wants it; the converter puts its casts at the end."""
+def _sort_topologically(model: Model) -> None:
+    """Put every node after those it reads from, as the standard requires; the converter appends its casts."""
     nodes = [_copy(node) for node in model.graph.node]
-    maker = {name: position for position, node in enumerate(nodes) for name in node.output}
+    producer = {name: position for position, node in enumerate(nodes) for name in node.output}
     done: dict[int, None] = {}
     for start in range(len(nodes)):
-        waiting = [start]
-        while waiting:
-            position = waiting[-1]
-            needed = {maker[name] for name in nodes[position].input if name in maker} - done.keys()
+        pending = [start]
+        while pending:
+            position = pending[-1]
+            needed = {producer[name] for name in nodes[position].input if name in producer} - done.keys()
             if needed:
-                waiting.extend(needed)
+                pending.extend(needed)
             else:
                 done[position] = None
-                waiting.pop()
+                pending.pop()
     del model.graph.node[:]
     model.graph.node.extend(nodes[position] for position in done)
 
 
 def _copy(message: Any) -> Any:
-    """Of a model or a node."""
+    """A copy of a model or a node."""
     (copied := type(message)()).CopyFrom(message)
     return copied
 
 
-class _Examples:
-    """Inputs one at a time, as ONNX Runtime asks for them."""
+class _CalibrationReader:
+    """Calibration inputs one at a time, as ONNX Runtime's quantizer reads them."""
 
     def __init__(self, inputs: Iterator[dict[str, np.ndarray]]) -> None:
         self._inputs = inputs

@@ -1,11 +1,11 @@
-"""`flatout profile JOB ...`: where does a training's time go, what would remedies be worth, does the best one hold?
+"""`flatout profile JOB ...`: where the time of a training goes, why, and how fast each remedy would make it.
 
-The training is the one that `flatout JOB train` with the same flags would begin; it runs for a few dozen steps in a
-folder of its own, which is removed again.
+It runs the training that `flatout JOB train` with the same flags would start, for a few dozen steps, in a temporary
+folder. With --apply it also switches the best remedy on and measures again.
 
 Files:
 
-    apply  Switch the best remedy on, measure again, keep or revert, and say how good the prediction was
+    apply  Switch the best remedy on, measure again, and compare with the prediction
     table  Ledger and verdict in colour, for a terminal
 """
 
@@ -21,7 +21,7 @@ from flatout.errors import ConfigError, Interrupted
 from flatout.runs import TrainCommand
 
 FEWEST_STEPS = 3
-"""As an observation needs (flatout.profiler.observe.observation.AT_LEAST); said here without loading it."""
+"""Equal to flatout.profiler.observe.observation.MIN_TIMED_STEPS; repeated here so that --help does not load it."""
 
 EPILOG = """examples:
   flatout profile yolo --data demo-data/demo.yaml --cfg cfg/training/yolov7-tiny.yaml --img 320 --batch 16
@@ -29,8 +29,9 @@ EPILOG = """examples:
   flatout profile defect --training_dataset_path R/train/good --num_workers 1
   flatout profile spike --config data/spike/spike_mini.yaml --set DATALOADER.TOTAL_WORKERS=1
 
-Every other flag is one of `flatout JOB train`. Written: profile.json, profile.html (open it in a browser) and
-trace.json (https://ui.perfetto.dev opens it). Exit code: 0, 2 wrong arguments, otherwise that of the training."""
+All other flags are those of `flatout JOB train`. Files written to --out: profile.html (open it in a browser),
+profile.json (the numbers) and trace.json (open it at https://ui.perfetto.dev). Exit code: 0; 2 for wrong arguments;
+otherwise that of the training."""
 
 
 def main(argv: list[str]) -> int:
@@ -39,74 +40,75 @@ def main(argv: list[str]) -> int:
     args, rest = parser.parse_known_args(argv)
     if args.steps < FEWEST_STEPS:
         raise ConfigError(
-            f"flatout profile: --steps {args.steps} is too few to conclude anything from. Use --steps {FEWEST_STEPS} "
-            "or more."
+            f"flatout profile: --steps {args.steps} is too few for a conclusion. Use --steps {FEWEST_STEPS} or more."
         )
     if args.job not in JOBS:
-        raise ConfigError(f"flatout profile: unknown job {args.job!r}; known: {', '.join(JOBS)}.")
+        raise ConfigError(f"flatout profile: unknown job {args.job!r}. Use one of: {', '.join(JOBS)}.")
     _refuse_unwritable(args.out)
     try:
         return _profile(args, rest)
     except Interrupted as error:
         raise Interrupted(
-            "flatout profile: ended before it was done. Nothing is kept of the training that was looked at."
+            "flatout profile: interrupted before the profile was complete. Nothing of the training is kept."
         ) from error
 
 
 def _profile(args: argparse.Namespace, flags: list[str]) -> int:
-    # Now, because help and mistakes are answered without torch.
+    # Imported here: help and wrong arguments must not have to load torch.
     from flatout.profile_command.apply import apply_best
     from flatout.profile_command.table import show
 
-    tell = _Teller()
+    progress = _Progress()
     command: TrainCommand = import_module(JOBS[args.job]).COMMAND
     module, _, name = (command.profile or "flatout.runs.profiled:ProfiledTraining").partition(":")
     training = getattr(import_module(module), name).from_flags(command, flags, num_steps=args.steps)
-    tell(f"Looking at {args.steps} steps of the training as it is ...")
+    progress(f"Timing {args.steps} steps of the training as it is ...")
     profile = training.observe()
     if not args.quick:
-        tell("Limits: network, copy and input, each by itself ...")
+        progress("Measuring limits: network, copy and input, each by itself ...")
         profile.limits, profile.light = training.limits(), training.speed_of_light()
-        profile.trials += training.trials(profile.limits, tell)
-        profile.wholes += training.wholes(tell)
+        profile.trials += training.trials(profile.limits, progress)
+        profile.end_to_end_trials += training.wholes(progress)
     show(profile)
     page = profile.save(args.out)
     print(f"\nThe same as a page: {page}")
     if args.apply:
-        tell("The best remedy that a flag switches on ...")
+        progress("Applying the best remedy that is a flag, and measuring again ...")
         print(apply_best(training, profile).text())
     return 0
 
 
 def _refuse_unwritable(folder: Path) -> None:
-    """Now: after minutes of looking it would be too late. Nothing is made yet, for the training may be refused."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise ConfigError(f"flatout profile: --out {folder}: {there} is not a folder that can be written to.")
+    """ConfigError if `folder` cannot be written to: before minutes of measuring, and without creating it yet."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"flatout profile: --out {folder} cannot be written: {existing} is no writable folder. Choose another one."
+        )
 
 
-class _Teller:
-    """A look takes a while: says what is going on and how long it took, without mixing that into the answer."""
+class _Progress:
+    """Prints what is being done, with the seconds since the start, to stderr: the result goes to stdout."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
 
-    def __call__(self, what: str) -> None:
-        print(f"{time.monotonic() - self._began_s:4.0f} s  {what}", file=sys.stderr, flush=True)
+    def __call__(self, activity: str) -> None:
+        print(f"{time.monotonic() - self._began_s:4.0f} s  {activity}", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flatout profile",
-        usage="flatout profile JOB [--steps N] [--apply] [--quick] [--out FOLDER] [FLAG OF THE JOB'S TRAINING ...]",
+        usage="flatout profile JOB [--steps N] [--apply] [--quick] [--out FOLDER] [FLAGS OF flatout JOB train ...]",
         description=__doc__.partition("\n\nFiles:")[0],
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("job", help=f"what is trained: {', '.join(JOBS)}")
+    parser.add_argument("job", help=f"the training to profile: {', '.join(JOBS)}")
     parser.add_argument("--steps", type=int, default=20, help="steps to time, 3 or more (default: %(default)s)")
     parser.add_argument("--apply", action="store_true", help="switch the best remedy on, measure again, keep or revert")
-    parser.add_argument("--quick", action="store_true", help="leave out the short runs that tell limits and trials")
+    parser.add_argument("--quick", action="store_true", help="skip the short runs that measure limits and try flags")
     parser.add_argument("--out", type=Path, default=Path("profile"), help="folder to write to (default: %(default)s)")
     return parser

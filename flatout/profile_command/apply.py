@@ -1,4 +1,4 @@
-"""Switch the best remedy on, measure again, keep or revert, and say how good the prediction was."""
+"""Switch the best remedy on, measure again, and compare with the prediction."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from typing import Any, Protocol, Self
 
 from flatout.profiler import Profile, Remedy, number
 
-WORTH_KEEPING = 1.02
+MIN_KEPT_GAIN = 1.02
 
 
 class Training(Protocol):
-    """A training that can be looked at, and changed."""
+    """A training whose options can be changed and whose speed can be measured."""
 
     def with_switch(self, switch: Mapping[str, Any]) -> Self: ...
 
@@ -19,27 +19,28 @@ class Training(Protocol):
 
 @dataclass(frozen=True)
 class Applied:
-    """What came of it; `remedy` None: there was nothing that could be switched on."""
+    """The result of applying a remedy; `remedy` is None if no remedy can be switched on by a flag."""
 
     remedy: Remedy | None
     now: float
+    """Images per second before."""
     then: float
-    """Images per second before and after."""
+    """Images per second with the remedy."""
 
     @property
     def is_kept(self) -> bool:
-        return self.remedy is not None and self.then > WORTH_KEEPING * self.now
+        return self.remedy is not None and self.then > MIN_KEPT_GAIN * self.now
 
     @property
     def prediction_error(self) -> float:
-        """Of the predicted speed, relative to the measured one."""
+        """Error of the predicted speed, relative to the measured one."""
         assert self.remedy is not None
         return self.remedy.images_per_s / self.then - 1
 
     def text(self) -> str:
         if self.remedy is None:
-            return "Nothing to apply: no remedy that a flag switches on promises more than 3 %."
-        outcome = "kept" if self.is_kept else "reverted: it is not worth it here"
+            return "Nothing to apply: no remedy that is a flag would gain more than 3 %."
+        outcome = "kept" if self.is_kept else "reverted: it does not pay off here"
         return (
             f"Applied {self.remedy.what}: predicted {number(self.remedy.images_per_s)} img/s, "
             f"measured {number(self.then)} (before: {number(self.now)}); "
@@ -49,7 +50,7 @@ class Applied:
 
 
 def apply_best(training: Training, profile: Profile) -> Applied:
-    """The best remedy that flags of the training can switch on, measured."""
+    """Switch on the best remedy that is a flag of the training, and measure the speed."""
     now = profile.ledger.images_per_s
     remedy = next((remedy for remedy in profile.verdict.remedies if remedy.switch), None)
     if remedy is None:

@@ -7,34 +7,34 @@ from rich.text import Text
 
 from flatout.clock import kind_of, place_label
 from flatout.profiler import (
-    KINDS,
+    KIND_COLOURS,
     Ledger,
     Profile,
     between_lines,
-    light_lines,
     runs_of,
     shown_rows,
+    speed_of_light_lines,
     verdict_lines,
     wait_lines,
 )
 
 BAR = 24
 WITHOUT_BAR = 62
-"""Characters of names and numbers."""
+"""Width of a row without its bar, in characters."""
 
 
 def show(profile: Profile, console: Console | None = None) -> None:
-    """Print everything a tired person needs, on one screen."""
+    """Print the whole report on one screen: ledger, waits, time between steps, hardware limits, verdict."""
     console = console or Console()
     console.print(ledger_table(profile.ledger, console.width))
     ledger, measurement = profile.ledger, profile.measurement
-    notes = (*wait_lines(measurement), *between_lines(ledger, measurement), *light_lines(measurement))
+    notes = (*wait_lines(measurement), *between_lines(ledger, measurement), *speed_of_light_lines(measurement))
     for line in (*notes, *verdict_lines(profile.verdict, console.width)):
         console.print(escape(line), highlight=False, soft_wrap=True)
 
 
 def ledger_table(ledger: Ledger, width: int = 120) -> Table:
-    """One row per stage, with a bar as long as its share; in a narrow terminal bars are shorter, or none."""
+    """One row per stage, with a bar for its share; in a narrow terminal bars are shorter, or left out."""
     bar = min(BAR, max(0, width - WITHOUT_BAR))
     table = Table(
         title=(
@@ -58,6 +58,6 @@ def ledger_table(ledger: Ledger, width: int = 120) -> Table:
                 f"{row.share:.1%}",
                 f"{row.us_per_image:,.1f}",
                 runs_of(row),
-                Text("█" * round(bar * max(0.0, row.share)), style=KINDS[kind_of(row.stage)]),
+                Text("█" * round(bar * max(0.0, row.share)), style=KIND_COLOURS[kind_of(row.stage)]),
             )
     return table

@@ -1,17 +1,19 @@
-"""The profiler: it reads the clock that every part of flatout stamps; ledger, verdict, predicted speeds.
+"""The profiler: where the time of a training step goes, why, and how fast each remedy would make the training.
 
-`flatout.profiler.watch` and what it returns are public. Each name is imported when it is first used.
+It reads the clock that every part of flatout marks its stages on. `flatout.profiler.watch` and what it returns are
+public. Each name is imported when it is first used.
 
 Files:
 
-    demands      How long is a step, given what it asks of each resource?
-    measurement  What was measured, as plain numbers: the only thing the ledger and the verdict look at
-    outcome      What an observation comes to: numbers, ledger, verdict, and the ways to show them
-    observe/     Looking at a training while it runs
-    report/      A measurement and its verdict for a person
-    verdict/     Why is a training as slow as it is
+    demands      Step time as a function of what a step needs of each resource
+    measurement  The numbers of a measurement, and the ledger that is computed from them
+    outcome      The result of an observation: measurement, ledger and verdict, and the files they are saved in
+    observe/     Observing a training while it runs
+    report/      Ledger and verdict as plain text and as an HTML page
+    verdict/     From a measurement to a verdict: the cause, and remedies with predicted speeds
 """
 
+import warnings
 from typing import TYPE_CHECKING
 
 from flatout.lazy import face
@@ -27,11 +29,25 @@ if TYPE_CHECKING:
     from flatout.profiler.observe.summary import machine_facts
     from flatout.profiler.observe.watch import watch
     from flatout.profiler.outcome import Profile, load_measurement
-    from flatout.profiler.report.page import KINDS
-    from flatout.profiler.report.text import between_lines, light_lines, runs_of, shown_rows, verdict_lines, wait_lines
-    from flatout.profiler.verdict import EndToEndTrial, Remedy, Trial, Verdict, judge
+    from flatout.profiler.report.page import KIND_COLOURS
+    from flatout.profiler.report.text import (
+        between_lines,
+        runs_of,
+        shown_rows,
+        speed_of_light_lines,
+        verdict_lines,
+        wait_lines,
+    )
+    from flatout.profiler.verdict import EndToEndTrial, Remedy, Trial, Verdict, diagnose
     from flatout.profiler.verdict.remedy import number, respelled
     from flatout.profiler.verdict.rules_host import CUDA_GRAPH
     from flatout.profiler.verdict.rules_input import ON_DEVICE
 
-__getattr__, __dir__ = face(__name__)
+_get, __dir__ = face(__name__)
+
+
+def __getattr__(name: str) -> object:
+    if name == "judge":
+        warnings.warn("flatout.profiler.judge is now called diagnose", DeprecationWarning, stacklevel=2)
+        name = "diagnose"
+    return _get(name)

@@ -1,7 +1,7 @@
-"""How long is a step, given what it asks of each resource?
+"""Step time as a function of what a step needs of each resource.
 
-A step needs time of the main thread (the consumer), of the workers side by side, and of all cores together; the
-scarcest of them sets its length.
+A step needs time of the main thread (the consumer), of the workers in parallel, and of all cores together; the
+scarcest of the three sets its length.
 
     step = max(consumer, input / workers, cpu / cores)        with workers
     step = consumer + input                                   without
@@ -10,18 +10,22 @@ scarcest of them sets its length.
 from dataclasses import dataclass
 
 KEPT_DECODED = 0.06
-"""Reading a decoded picture from a store costs about this share of decoding it (bench/results/store_*.md)."""
+"""Reading a decoded image from a store takes about this fraction of decoding it (bench/results/store_*.md)."""
 
 
 @dataclass(frozen=True)
 class Demands:
-    """What one step asks of each resource, in milliseconds."""
+    """What one step needs of each resource, in milliseconds."""
 
     consumer_ms: float
+    """Time of the main thread when batches are always ready."""
+
     input_ms: float
-    """Of one worker, if it made the whole batch."""
+    """Time of a single worker to make the whole batch."""
 
     cpu_ms: float
+    """CPU time of the main process and the workers together."""
+
     workers: int
     cores: float
 

@@ -1,14 +1,13 @@
-"""What was measured, as plain numbers: the only thing the ledger and the verdict look at.
+"""The numbers of a measurement, and the ledger that is computed from them.
 
-Taken by a recorder, a watch or a benchmark; kept in profile.json, so that a verdict can be given again later, and on
-another machine, from the same numbers.
+A `Measurement` holds plain numbers and is all that the ledger and the verdict depend on. A recorder, a watch or a
+benchmark takes it; profile.json keeps it, so that a verdict can be computed again later, and on another machine.
 
-Dimension key:  S steps   K stages of a lane
+`make_ledger` (pure) turns it into one table per step that adds up to the wall clock. Every lane (main thread, device,
+workers) accounts for the whole step: time that no stage covers has a row of its own, `unexplained` on the host, `idle`
+on a device or a worker.
 
-One table per step that sums to the wall clock.
-
-Pure: a measurement in, rows out. Every lane (main thread, device, workers) accounts for the whole step: what no
-stage covers has a row of its own, `unexplained` on the host, `idle` on a device or a worker.
+Dimension key:  S steps
 """
 
 import math
@@ -23,30 +22,32 @@ from flatout.profiler.observe.speed_of_light import SpeedOfLight
 UNEXPLAINED = "unexplained"
 IDLE = "idle"
 WAIT = "feed.wait"
-"""The main thread is blocked until the next batch is complete."""
+"""Stage in which the main thread is blocked until the next batch is complete."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lane:
-    """What one place spent its time on, per step on average. Stages do not overlap."""
+    """Average time per step of the stages that run in one place. Stages do not overlap."""
 
     place: str
     """Where it runs: "host" (the main thread), "device", "copy" (the device's copy engine) or "workers"."""
 
     stage_ms: Mapping[str, float]
-    """Self time per step; of all workers together where the place is "workers"."""
+    """Stage -> self time per step, in milliseconds; summed over all workers where the place is "workers"."""
 
     stage_runs: Mapping[str, float] = field(default_factory=dict)
+    """Stage -> runs per step."""
+
     width: int = 1
-    """How many work side by side: workers, else 1. A lane has width x wall time to account for."""
+    """Number of workers, else 1. A lane has width x wall time to account for."""
 
     rest: str = UNEXPLAINED
-    """What the time outside of all stages is called: a device or a worker without work is idle."""
+    """Name of the time outside of all stages; on a device or a worker it is idle time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaitSite:
-    """A place where the host waits for the device (or, without one, reads a number out of a tensor)."""
+    """A code line at which the host waits for the device (without a device: reads a number out of a tensor)."""
 
     where: str
     """file:line."""
@@ -58,23 +59,23 @@ class WaitSite:
 
 @dataclass(frozen=True, kw_only=True)
 class WaitBetween:
-    """A place where the host waits between steps: no step gets faster without it."""
+    """A code line at which the host waits between steps; removing the wait makes no step faster."""
 
     where: str
     """file:line."""
 
     stage: str
-    """What ran then: "validate"."""
+    """The stage that ran at the time, such as "validate"."""
 
     times: int
-    """In all steps in which waits were counted."""
+    """Number of waits while waits were counted, all steps together."""
 
     text: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HotLine:
-    """A line of code, and the time per step that samples found it running."""
+    """A code line, and the time per step for which the sampler found it running."""
 
     where: str
     ms: float
@@ -86,10 +87,10 @@ class HotLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Milliseconds per step if only one thing counted, from short runs that leave the others out."""
+    """Milliseconds per step if only one part counted, from short runs without the other parts."""
 
     compute_ms: float | None = None
-    """Training on one batch that already lies on the device."""
+    """Training on one batch that is already on the device."""
 
     device_ms: float | None = None
     """Kernel time of such a step; None: no device."""
@@ -98,37 +99,37 @@ class Limits:
     """Training on real batches that are kept in host memory: compute and copy."""
 
     input_ms: float | None = None
-    """Taking batches from the feed and doing nothing with them."""
+    """Taking batches from the feed without using them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Steps of one training, and the machine they ran on."""
+    """Timed steps of one training, and the machine they ran on."""
 
     wall_ms: Sequence[float]
-    """[S], one number per step."""
+    """[S], wall time of each step."""
 
     images: float
-    """Per step."""
+    """Images per step."""
 
     lanes: Sequence[Lane]
     main_cpu_ms: float = 0.0
-    """CPU time of the main process per step, all its threads."""
+    """CPU time of the main process per step, all of its threads."""
 
     worker_cpu_ms: float | None = None
-    """CPU time of all workers per step; None: not known."""
+    """CPU time of all workers per step; None: unknown."""
 
     worker_blocked_ms: float | None = None
-    """Time per step that all workers were at work without running or queueing for a core: they waited for a disk, a
-    network or a lock. None: not known."""
+    """Time per step that all workers spent in a stage without running or queueing for a core, that is, waiting for a
+    disk, a network or a lock. None: unknown."""
 
     num_workers: int = 0
     usable_cores: float = 1.0
     others_cores: float | None = None
-    """Cores that other processes kept busy meanwhile; None: not known."""
+    """Cores that other processes kept busy meanwhile; None: unknown."""
 
     num_threads: int | None = None
-    """Threads that torch computes with on the CPU; None: not known."""
+    """Threads that torch computes with on the CPU; None: unknown."""
 
     has_device: bool = False
     device_busy_ms: float | None = None
@@ -138,16 +139,16 @@ class Measurement:
     """Kernels launched per step; None: not traced."""
 
     launch_us: float | None = None
-    """What one launch costs the host on this machine."""
+    """Host time of one kernel launch on this machine."""
 
     waits: Sequence[WaitSite] = ()
-    """Inside of steps."""
+    """Waits inside steps."""
 
     waits_between: Sequence[WaitBetween] = ()
     lines: Sequence[HotLine] = ()
     limits: Limits = Limits()
     light: SpeedOfLight | None = None
-    """None: not measured."""
+    """Hardware limits of the machine; None: not measured."""
 
     machine: Mapping[str, str] = field(default_factory=dict)
     title: str = ""
@@ -155,12 +156,12 @@ class Measurement:
     def __post_init__(self) -> None:
         times_ms = [*self.wall_ms, *(ms for lane in self.lanes for ms in lane.stage_ms.values())]
         if not (len(self.wall_ms) and min(self.wall_ms) > 0 and self.images > 0 and self.usable_cores > 0):
-            raise ValueError("a measurement has steps that took time, images in them, and cores they ran on")
+            raise ValueError("a measurement needs at least one step, and step times, images and cores above 0")
         if not all(map(math.isfinite, times_ms)):
-            raise ValueError("a measurement has finite times only")
+            raise ValueError("a measurement needs finite times")
 
     def lane(self, place: str) -> Lane | None:
-        """The lane of that place, None if it was not measured."""
+        """The lane of that place, or None if it was not measured."""
         return next((lane for lane in self.lanes if lane.place == place), None)
 
 
@@ -171,16 +172,16 @@ class Row:
     place: str
     stage: str
     ms: float
-    """Wall time; for workers the average of one worker, so that a lane's rows sum to the step."""
+    """Wall time; of workers the average of one, so that the rows of a lane add up to the step."""
 
     share: float
-    """Of the step's wall time."""
+    """Fraction of the step's wall time."""
 
     us_per_image: float
-    """Time of one core, so that a worker stage's cost does not depend on the number of workers."""
+    """Time of one core, so that the cost of a worker stage does not depend on the number of workers."""
 
     runs: float
-    """How often per step; 0: not counted."""
+    """Runs per step; 0: not counted."""
 
     @property
     def label(self) -> str:
@@ -189,7 +190,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Where an average step went."""
+    """Where the time of an average step went, as rows per place."""
 
     step_ms: float
     p10_ms: float
@@ -204,7 +205,7 @@ class Ledger:
 
     @property
     def spread(self) -> float:
-        """Half of the range from p10 to p90, relative to the step."""
+        """Half of the range from p10 to p90, relative to the mean step."""
         return (self.p90_ms - self.p10_ms) / 2 / self.step_ms
 
     def lane(self, place: str) -> list[Row]:
@@ -216,14 +217,14 @@ class Ledger:
         return list(dict.fromkeys(row.place for row in self.rows))
 
     def ms(self, place: str, stage: str) -> float:
-        """Time of one stage, 0 where it did not appear."""
+        """Time of one stage per step; 0 if it did not run."""
         return sum(row.ms for row in self.rows if row.place == place and row.stage == stage)
 
 
 def make_ledger(measurement: Measurement) -> Ledger:
-    """Rows in order of time per lane, what no stage covers last."""
+    """Ledger of a measurement: rows of each lane by descending time, uncovered time last."""
     walls_S = np.asarray(measurement.wall_ms, np.float64)
-    # The mean, not the median: only means add up, and a rare long step is part of the time a run takes.
+    # Mean, not median: only means add up, and rare long steps are part of the time that a run takes.
     step_ms = float(walls_S.mean())
     rows = [row for lane in measurement.lanes for row in _rows_of(lane, step_ms, measurement.images)]
     p10_ms, p90_ms = np.quantile(walls_S, (0.1, 0.9))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.clock import machine
-from flatout.doctor import DriverFacts, TorchFacts, TorchGpu, driver_facts, has_code_for, judge
+from flatout.doctor import DriverFacts, TorchFacts, TorchGpu, check_torch_and_gpus, driver_facts, has_code_for
 from flatout.engine import MovingAverage
 from flatout.errors import ResourceError, one_line
 from flatout.findings import Finding
@@ -142,7 +142,7 @@ def check_gpus(device: str) -> None:
 def judge_gpus(facts: TorchFacts, driver: DriverFacts) -> None:
     """Refuse or warn, in a line each; silent on a machine without GPUs, and on one where all is well."""
     is_usable = bool(facts.gpus) and all(gpu.kernel_error is None for gpu in facts.gpus)
-    for finding in judge(facts, driver):
+    for finding in check_torch_and_gpus(facts, driver):
         if finding.level == "bad" and not is_usable:
             raise ResourceError(
                 f"{_told(finding)}. To mend it: {finding.advice}. To train on the CPU all the same: --device cpu"

@@ -288,7 +288,7 @@ class ProfiledTraining:
     def observe(self, turns: Phases = ALL, seams: Seams | None = None) -> Profile:
         """Train for a while and look; `seams` change what flows."""
         observation = EngineObservation(
-            images_per_step=self.images_per_step, num_steps=self.num_steps, turns=turns, title=self.title
+            images_per_step=self.images_per_step, num_steps=self.num_steps, phases=turns, title=self.title
         )
 
         def hear(num_images: int) -> None:

@@ -303,9 +303,9 @@ class SpikeRecipe(Recipe):
         return _scores(found)
 
     def plot(self, folder: Path) -> None:
-        from flatout.charts import table_png
+        from flatout.charts import plot_columns
 
-        table_png(folder / "results.csv", ("loss", "lr", "psnr", "ssim"), folder / "results.png")
+        plot_columns(folder / "results.csv", ("loss", "lr", "psnr", "ssim"), folder / "results.png")
 
     # What is saved
 

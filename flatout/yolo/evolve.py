@@ -360,9 +360,9 @@ class _Search:
 
     def _draw(self) -> None:
         try:
-            from flatout.charts import evolve_png
+            from flatout.charts import plot_evolution
 
-            evolve_png(self._folder / "evolve.csv", KEYS, self._folder / "evolve.png")
+            plot_evolution(self._folder / "evolve.csv", KEYS, self._folder / "evolve.png")
         except (ImportError, OSError, ValueError) as error:
             logger.warning("No picture of the search was drawn: %s.", error)
 

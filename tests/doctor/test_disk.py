@@ -1,4 +1,4 @@
-"""Disk speed: measured, judged, and nothing left behind whatever happens."""
+"""Disk speed is measured and checked, and no file is left behind whatever happens."""
 
 import os
 from pathlib import Path
@@ -26,16 +26,16 @@ def test_an_error_in_the_middle_leaves_no_file_behind(tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_measured_is_one_sentence(tmp_path: Path):
+def test_a_folder_that_cannot_be_measured_is_one_finding(tmp_path: Path):
     (tmp_path / "file").touch()
     for folder, reason in [("missing", "No such file or directory"), ("file", "Not a directory")]:
-        finding = host.judge(host.disk_facts(tmp_path / folder))
+        finding = host.check_disk(host.disk_facts(tmp_path / folder))
         assert finding.level == "warn"
         assert finding.value == f"{tmp_path / folder} cannot be measured: {reason}"
 
 
-def test_slow_disks_are_named():
-    assert host.judge(host.DiskFacts("data", 100, 120, 3000)).level == "warn"
-    assert host.judge(host.DiskFacts("data", 100, 900, 90)).level == "warn"
-    assert host.judge(host.DiskFacts("data", 100, 900, 3000)).level == "ok"
-    assert "--disk FOLDER" in host.judge(None).advice
+def test_slow_disks_are_a_warning():
+    assert host.check_disk(host.DiskFacts("data", 100, 120, 3000)).level == "warn"
+    assert host.check_disk(host.DiskFacts("data", 100, 900, 90)).level == "warn"
+    assert host.check_disk(host.DiskFacts("data", 100, 900, 3000)).level == "ok"
+    assert "--disk FOLDER" in host.check_disk(None).advice

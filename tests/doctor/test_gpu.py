@@ -1,4 +1,4 @@
-"""Torch, driver and GPUs: from faked facts to the exact cause and the one command that mends it."""
+"""Torch, driver and GPUs: from fake facts to the exact cause and the command that fixes it."""
 
 import json
 from dataclasses import replace
@@ -25,100 +25,102 @@ def torch_facts(**changes: Any) -> TorchFacts:
 
 
 def driver_facts(**changes: Any) -> DriverFacts:
-    """A driver new enough for everything, serving one H200, with changes."""
+    """A driver new enough for everything, with one H200, with changes."""
     return replace(DriverFacts("580.95.05", (H200,), pci_gpus=1), **changes)
 
 
-def the_bad_one(findings: list[Finding]) -> Finding:
+def only_bad(findings: list[Finding]) -> Finding:
     (bad,) = [finding for finding in findings if finding.level == "bad"]
     return bad
 
 
-def test_a_healthy_gpu_box_is_all_ok():
-    findings = gpu.judge(torch_facts(), driver_facts())
+def test_a_healthy_gpu_machine_is_all_ok():
+    findings = gpu.check_torch_and_gpus(torch_facts(), driver_facts())
     assert [finding.level for finding in findings] == ["ok", "ok", "ok"]
     assert "NVIDIA H200, 140.0 GiB, sm_90" in findings[-1].value
 
 
-def test_torch_without_cuda_on_a_gpu_box():
+def test_torch_without_cuda_on_a_machine_with_a_gpu():
     torch = TorchFacts(version="2.13.0+cpu", cuda_error="AssertionError: Torch not compiled with CUDA enabled")
-    bad = the_bad_one(gpu.judge(torch, driver_facts()))
+    bad = only_bad(gpu.check_torch_and_gpus(torch, driver_facts()))
     assert bad.value == "NVIDIA H200: unused, this torch is built for the CPU only"
     assert bad.advice == 'python -m pip uninstall -y torch && python -m pip install "torch>=2.11"'
 
 
 def test_torch_without_cuda_gets_a_build_that_the_driver_can_run():
-    bad = the_bad_one(gpu.judge(TorchFacts(version="2.13.0+cpu"), driver_facts(version="570.86.10")))
+    bad = only_bad(gpu.check_torch_and_gpus(TorchFacts(version="2.13.0+cpu"), driver_facts(version="570.86.10")))
     assert bad.advice.endswith('python -m pip install "torch==2.10.*"')
 
 
 def test_torch_without_cuda_is_noticed_without_nvml_too():
-    bad = the_bad_one(gpu.judge(TorchFacts(version="2.13.0+cpu"), driver_facts(gpus=())))
+    bad = only_bad(gpu.check_torch_and_gpus(TorchFacts(version="2.13.0+cpu"), driver_facts(gpus=())))
     assert bad.value == "1 NVIDIA GPU(s): unused, this torch is built for the CPU only"
     assert bad.advice.endswith('"torch>=2.11"')
 
 
 def test_a_driver_too_old_for_cuda_13():
     torch = torch_facts(gpus=(), cuda_error="RuntimeError: The NVIDIA driver on your system is too old")
-    bad = the_bad_one(gpu.judge(torch, driver_facts(version="550.54.15")))
+    bad = only_bad(gpu.check_torch_and_gpus(torch, driver_facts(version="550.54.15")))
     assert bad.topic == "driver"
     assert bad.value == "550.54.15 is too old: CUDA 13.0 needs 580 or newer"
     assert bad.advice == 'python -m pip uninstall -y torch && python -m pip install "torch==2.10.*"'
 
 
 def test_a_driver_too_old_for_any_torch_must_be_updated():
-    bad = the_bad_one(gpu.judge(torch_facts(gpus=()), driver_facts(version="470.256.02")))
+    bad = only_bad(gpu.check_torch_and_gpus(torch_facts(gpus=()), driver_facts(version="470.256.02")))
     assert bad.advice == "update the NVIDIA driver to 580 or newer, then restart"
 
 
 def test_an_old_driver_that_runs_kernels_anyway_is_fine():
-    # Forward-compatibility packages let data-centre GPUs run newer CUDA than their driver.
-    findings = gpu.judge(torch_facts(), driver_facts(version="535.183.01"))
+    # With forward-compatibility packages, data-centre GPUs run newer CUDA versions than their driver supports.
+    findings = gpu.check_torch_and_gpus(torch_facts(), driver_facts(version="535.183.01"))
     assert exit_code(findings) == 0
 
 
 def test_a_gpu_too_new_for_the_build():
     blackwell = TorchGpu("NVIDIA GeForce RTX 5090", 32 * GIB, (12, 0), kernel_error=NO_KERNEL)
     torch = torch_facts(version="2.10.0", cuda="12.4", archs=CUDA124, gpus=(blackwell,))
-    bad = the_bad_one(gpu.judge(torch, driver_facts(gpus=(DriverGpu(blackwell.name, (12, 0)),))))
+    bad = only_bad(gpu.check_torch_and_gpus(torch, driver_facts(gpus=(DriverGpu(blackwell.name, (12, 0)),))))
     assert "RTX 5090, 32.0 GiB, sm_120: this torch has no kernels for it, only for sm_50" in bad.value
     assert bad.advice.endswith('"torch>=2.11"')
 
 
 def test_a_gpu_too_old_for_the_build():
     pascal = TorchGpu("Tesla P100", 16 * GIB, (6, 0), kernel_error=NO_KERNEL)
-    bad = the_bad_one(gpu.judge(torch_facts(gpus=(pascal,)), driver_facts()))
+    bad = only_bad(gpu.check_torch_and_gpus(torch_facts(gpus=(pascal,)), driver_facts()))
     assert "sm_60: this torch has no kernels for it" in bad.value
     assert bad.advice.endswith('"torch==2.7.*"')
 
 
 def test_a_kernel_that_fails_for_another_reason_is_quoted():
     full = TorchGpu("NVIDIA H200", 140 * GIB, (9, 0), kernel_error="OutOfMemoryError: CUDA out of memory")
-    bad = the_bad_one(gpu.judge(torch_facts(gpus=(full,)), driver_facts()))
-    assert "a kernel failed: OutOfMemoryError" in bad.value
+    bad = only_bad(gpu.check_torch_and_gpus(torch_facts(gpus=(full,)), driver_facts()))
+    assert "a test kernel failed: OutOfMemoryError" in bad.value
     assert "nvidia-smi" in bad.advice
 
 
-def test_gpus_hidden_by_the_environment_are_a_warning_not_a_fault():
+def test_gpus_hidden_by_the_environment_are_a_warning_not_an_error():
     hidden = driver_facts(visible="")
-    findings = gpu.judge(torch_facts(gpus=(), cuda_error="RuntimeError: No CUDA GPUs are available"), hidden)
+    findings = gpu.check_torch_and_gpus(
+        torch_facts(gpus=(), cuda_error="RuntimeError: No CUDA GPUs are available"), hidden
+    )
     assert findings[-1].level == "warn"
     assert findings[-1].advice == "to use them: unset CUDA_VISIBLE_DEVICES"
 
 
-def test_a_driver_in_trouble_is_named():
-    bad = the_bad_one(gpu.judge(torch_facts(gpus=()), DriverFacts(error="Driver/library version mismatch")))
+def test_the_error_of_a_driver_is_quoted():
+    bad = only_bad(gpu.check_torch_and_gpus(torch_facts(gpus=()), DriverFacts(error="Driver/library version mismatch")))
     assert "Driver/library version mismatch" in bad.value
 
 
 def test_a_gpu_on_the_bus_without_a_driver_is_a_warning():
-    findings = gpu.judge(TorchFacts(version="2.13.0+cpu"), DriverFacts(pci_gpus=2))
+    findings = gpu.check_torch_and_gpus(TorchFacts(version="2.13.0+cpu"), DriverFacts(pci_gpus=2))
     assert [finding.level for finding in findings] == ["ok", "warn"]
     assert "--gpus all" in findings[1].advice
 
 
-def test_a_cpu_box_is_a_note():
-    findings = gpu.judge(TorchFacts(version="2.13.0+cpu"), DriverFacts())
+def test_a_machine_without_gpus_is_a_note():
+    findings = gpu.check_torch_and_gpus(TorchFacts(version="2.13.0+cpu"), DriverFacts())
     assert [finding.level for finding in findings] == ["ok", "note"]
 
 
@@ -126,14 +128,14 @@ def test_a_cpu_box_is_a_note():
     ("torch", "level", "words"),
     [
         (TorchFacts(error="ModuleNotFoundError: No module named 'torch'"), "bad", "python -m pip install torch"),
-        (TorchFacts(version="2.13.0+cu130", error="died of SIGSEGV"), "bad", '"torch==2.13.0"'),
+        (TorchFacts(version="2.13.0+cu130", error="crashed with SIGSEGV"), "bad", '"torch==2.13.0"'),
         (TorchFacts(version="2.4.1"), "bad", "needs 2.6"),
         (TorchFacts(version="2.9.1"), "warn", "CVE-2026-24747"),
-        (TorchFacts(version="2.10.0a0+git1"), "ok", "imports"),
+        (TorchFacts(version="2.10.0a0+git1"), "ok", "can be imported"),
     ],
 )
 def test_torch_missing_broken_old_or_fine(torch: TorchFacts, level: str, words: str):
-    finding = gpu.judge_torch(torch)
+    finding = gpu.check_torch(torch)
     assert finding.level == level
     assert words in finding.advice
 
@@ -157,24 +159,26 @@ def test_which_builds_run_on_which_gpus(capability: tuple[int, int], archs: tupl
     assert gpu.has_code_for(capability, archs) is runs
 
 
-def test_a_probe_that_dies_is_a_fact_and_no_crash():
-    assert gpu.read_probe(-11, "", "2.13.0").error == "died of SIGSEGV"
-    assert gpu.read_probe(1, "", "2.13.0").error == "died of exit code 1"
+def test_a_probe_that_crashes_is_a_fact_and_no_crash_of_the_doctor():
+    assert gpu.read_probe(-11, "", "2.13.0").error == "crashed with SIGSEGV"
+    assert gpu.read_probe(1, "", "2.13.0").error == "crashed with exit code 1"
 
 
-def test_a_torch_that_does_not_import_is_a_fact_and_no_crash(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_torch_that_cannot_be_imported_is_a_fact_and_no_crash_of_the_doctor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert gpu.torch_facts().error == "OSError: libcudart.so.13: cannot open shared object file"
 
 
-def test_a_probe_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_probe_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     (tmp_path / "hang.py").write_text("import time; time.sleep(60)")
     monkeypatch.setattr(gpu, "PROBE", tmp_path / "hang.py")
-    assert gpu.torch_facts(timeout_s=0.2).error == "no answer within 0 s"
+    assert gpu.torch_facts(timeout_s=0.2).error == "no response within 0 s"
 
 
-def test_probe_output_is_read_even_after_chatter():
+def test_the_last_line_of_the_probe_is_read_whatever_comes_before():
     fields = {"version": "2.13.0", "cuda": "13.0", "archs": ["sm_90"]}
     gpus = [{"name": "H200", "memory": 5, "capability": [9, 0], "kernel_error": None}]
     facts = gpu.read_probe(0, "a library says hello\n" + json.dumps(fields | {"gpus": gpus}) + "\n", None)

@@ -1,4 +1,4 @@
-"""Apply-and-verify keeps what helps, reverts what does not, and says how good the prediction was."""
+"""`--apply` keeps a remedy that helps, reverts one that does not, and reports the error of the prediction."""
 
 import io
 from types import SimpleNamespace
@@ -9,16 +9,16 @@ from rich.console import Console
 from flatout.profile_command.apply import apply_best
 from flatout.profile_command.table import ledger_table
 from flatout.profiler.measurement import make_ledger
-from flatout.profiler.verdict import judge
+from flatout.profiler.verdict import diagnose
 from tests.profiler.situations import SITUATIONS, measured, network
 
 
 def profile_of(measurement):
-    return SimpleNamespace(ledger=make_ledger(measurement), verdict=judge(measurement))
+    return SimpleNamespace(ledger=make_ledger(measurement), verdict=diagnose(measurement))
 
 
 class Training:
-    """A training that takes `then` with any switch on."""
+    """A training with the measurement `then` under any switch."""
 
     def __init__(self, then):
         self.then = then
@@ -51,7 +51,7 @@ def test_a_remedy_that_does_not_help_is_reverted():
 
 
 @pytest.mark.parametrize("name", ["a healthy step", "a Python loop with .item()"])
-def test_what_no_flag_can_switch_is_left_to_people(name):
+def test_a_remedy_without_a_flag_is_not_applied(name):
     training = Training(STARVED)
     applied = apply_best(training, profile_of(SITUATIONS[name].measurement))
     assert training.switched is None
@@ -63,6 +63,6 @@ def test_no_number_of_the_table_is_cut_however_narrow_the_terminal(width):
     ledger = make_ledger(SITUATIONS["RTX 5090: the assigner"].measurement)
     console = Console(width=width, file=io.StringIO())
     console.print(ledger_table(ledger, width))
-    told = console.file.getvalue()
-    assert "…" not in told
-    assert all(f"{row.us_per_image:,.1f}" in told and f"{row.ms:,.2f}" in told for row in ledger.rows)
+    output = console.file.getvalue()
+    assert "…" not in output
+    assert all(f"{row.us_per_image:,.1f}" in output and f"{row.ms:,.2f}" in output for row in ledger.rows)

@@ -1,4 +1,4 @@
-"""`flatout profile defect` and `flatout profile spike` look at their trainings as `profile yolo` does at its own."""
+"""`flatout profile defect` and `flatout profile spike` work as `flatout profile yolo` does."""
 
 import json
 
@@ -43,16 +43,16 @@ def test_a_training_is_profiled_and_nothing_else_is_left(job, tmp_path, monkeypa
     work.mkdir()
     monkeypatch.chdir(work)
     assert main(["profile", job, "--steps", "4", *FLAGS[job](tmp_path)]) == 0
-    told = capsys.readouterr().out
-    assert "Verdict:" in told and "unexplained" in told and "limits: compute" in told
-    assert "what this machine can do at all" in told and "Mpx/s" in told
+    output = capsys.readouterr().out
+    assert "Verdict:" in output and "unexplained" in output and "limits: compute" in output
+    assert "hardware limits of this machine" in output and "Mpx/s" in output
     assert sorted(path.name for path in work.iterdir()) == ["profile"]
     content = json.loads((work / "profile" / "profile.json").read_text())
     limits = content["measurement"]["limits"]
     assert min(limits["compute_ms"], limits["transfer_ms"], limits["input_ms"]) > 0
     stages = {stage for lane in content["measurement"]["lanes"] for stage in lane["stage_ms"]}
     assert {"feed.wait", "forward", "loss", "backward", "optimizer"} <= stages
-    assert "What this machine can do at all" in (work / "profile" / "profile.html").read_text()
+    assert "Hardware limits of this machine" in (work / "profile" / "profile.html").read_text()
     lanes = [entry["args"]["name"] for entry in trace_of(work) if entry["ph"] == "M"]
     assert "worker 0" in lanes
 
@@ -65,30 +65,30 @@ def remedy(**switch):
     return Remedy(what="x", change="", step_ms=1.0, uncertainty=0.1, now_ms=2.0, images=1.0, switch=switch)
 
 
-def test_remedies_are_told_in_the_flags_of_the_defect_job(tmp_path):
+def test_remedies_name_the_flags_of_the_defect_job(tmp_path):
     training = DefectTraining.from_flags(DEFECT, ["--training_dataset_path", "R"], num_steps=3)
-    told = training.in_own_words(remedy(workers=2))
-    assert told.change == "--num_workers 2"
-    assert training.with_switch(told.switch).options.num_workers == 2
+    reworded = training.in_own_words(remedy(workers=2))
+    assert reworded.change == "--num_workers 2"
+    assert training.with_switch(reworded.switch).options.num_workers == 2
     assert training.in_own_words(remedy(cache_images=True)).switch == {}, "images are kept already"
     uncached = DefectTraining.from_flags(DEFECT, ["--training_dataset_path", "R", "--cache_size", "0"], num_steps=3)
     kept = uncached.in_own_words(remedy(cache_images=True))
     assert uncached.with_switch(kept.switch).options.cache_size is None
 
 
-def test_remedies_are_told_in_the_keys_of_the_spike_job(tmp_path):
+def test_remedies_name_the_keys_of_the_spike_job(tmp_path):
     flags = spike_flags(tmp_path)
     training = SpikeTraining.from_flags(SPIKE, [*flags, "--set", "DATA.USE_RAM_CACHE=false"], num_steps=3)
-    told = training.in_own_words(remedy(cache_images=True))
-    assert told.change == "--set DATA.USE_RAM_CACHE=true"
-    assert training.with_switch(told.switch).config.DATA.USE_RAM_CACHE
+    reworded = training.in_own_words(remedy(cache_images=True))
+    assert reworded.change == "--set DATA.USE_RAM_CACHE=true"
+    assert training.with_switch(reworded.switch).config.DATA.USE_RAM_CACHE
     workers = training.in_own_words(remedy(workers=3))
     assert training.with_switch(workers.switch).config.loader.TRAIN_WORKERS == 3
     assert training.in_own_words(remedy(whatever=1)).switch == {}
 
 
 class Ended:
-    """A training that is asked to end while it is looked at."""
+    """A training that is interrupted while it is observed."""
 
     @classmethod
     def from_flags(cls, command, flags, *, num_steps):
@@ -101,8 +101,8 @@ class Ended:
 COMMAND = TrainCommand("ended", RunOptions, "nowhere:Nothing", profile=f"{__name__}:Ended")
 
 
-def test_a_look_that_is_ended_does_not_say_that_something_was_saved(tmp_path, monkeypatch, capsys):
+def test_an_interrupted_profile_does_not_say_that_something_was_saved(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(JOBS, "ended", __name__)
     assert main(["profile", "ended", "--out", str(tmp_path / "out")]) == Interrupted.exit_code
-    told = capsys.readouterr().err
-    assert "ended before it was done" in told and "saved at" not in told
+    output = capsys.readouterr().err
+    assert "interrupted before the profile was complete" in output and "saved at" not in output

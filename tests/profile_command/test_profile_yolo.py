@@ -1,4 +1,4 @@
-"""`flatout profile yolo` trains for a moment, shows where the time went, and leaves only its report."""
+"""`flatout profile yolo` trains for a few steps, shows where the time went, and leaves only its report."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,7 @@ import torch
 
 from flatout.__main__ import main
 from flatout.profile_command import FEWEST_STEPS
-from flatout.profiler.observe.observation import AT_LEAST
+from flatout.profiler.observe.observation import MIN_TIMED_STEPS
 from flatout.runs.profiled import Switch
 from flatout.yolo.commands.train import COMMAND
 from flatout.yolo.profile import YoloTraining
@@ -25,13 +25,13 @@ def training_of(*flags, num_steps=3):
 
 @pytest.fixture
 def data(tmp_path):
-    """Eight pictures with one box each."""
+    """Eight images with one box each."""
     for split in ("train", "val"):
         for part in ("images", "labels"):
             (tmp_path / part / split).mkdir(parents=True)
         for number in range(8 if split == "train" else 2):
-            picture = np.random.default_rng(number).integers(0, 256, (48, 64, 3), dtype=np.uint8)
-            cv2.imwrite(str(tmp_path / "images" / split / f"{number}.png"), picture)
+            image = np.random.default_rng(number).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+            cv2.imwrite(str(tmp_path / "images" / split / f"{number}.png"), image)
             (tmp_path / "labels" / split / f"{number}.txt").write_text("0 0.5 0.5 0.4 0.4\n")
     path = tmp_path / "set.yaml"
     path.write_text(f"train: {tmp_path}/images/train\nval: {tmp_path}/images/val\nnc: 1\nnames: [thing]\n")
@@ -46,10 +46,10 @@ def test_a_training_is_profiled_and_nothing_else_is_left(data, tmp_path, monkeyp
     flags = ["--data", str(data), "--cfg", str(ROOT / "cfg/training/yolov7-tiny.yaml"), "--weights", ""]
     flags += ["--hyp", str(ROOT / "data/hyp.scratch.tiny.yaml"), "--img", "32", "--batch", "2", "--device", "cpu"]
     assert main(["profile", "yolo", "--steps", "3", *flags, "--workers", "auto", "--noautoanchor"]) == 0
-    told = capsys.readouterr().out
-    assert "limits: compute" in told
+    output = capsys.readouterr().out
+    assert "limits: compute" in output
     assert content_of_limits(work)
-    assert "Verdict:" in told and "unexplained" in told and "loader workers" in told
+    assert "Verdict:" in output and "unexplained" in output and "loader workers" in output
     assert sorted(path.name for path in work.iterdir()) == ["profile"]
     assert sorted(path.name for path in (work / "profile").iterdir()) == ["profile.html", "profile.json", "trace.json"]
     content = json.loads((work / "profile" / "profile.json").read_text())
@@ -63,7 +63,7 @@ def content_of_limits(work):
 
 
 @pytest.mark.slow
-def test_network_and_input_of_a_flag_that_changes_both_are_tried_by_themselves(data, tmp_path, monkeypatch, one_thread):
+def test_network_and_input_of_a_flag_that_changes_both_are_tried_separately(data, tmp_path, monkeypatch, one_thread):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     flags = ["--data", str(data), "--cfg", "yolov7-tiny", "--weights", "", "--img", "32", "--batch", "2"]
     training = training_of(*flags, "--device", "cpu", "--workers", "1", "--noautoanchor")
@@ -71,9 +71,7 @@ def test_network_and_input_of_a_flag_that_changes_both_are_tried_by_themselves(d
     tried = training.whole_trial("both", both)
     assert min(tried.compute_ms, tried.input_ms) > 0 and tried.device_ms == tried.beside_ms == 0
     assert (tried.change, tried.covers, dict(tried.switch)) == ("--both", both.covers, both.options)
-    assert list((tmp_path / "cache" / "flatout" / "stores").glob("*")), (
-        "the changed input was not the one that was tried"
-    )
+    assert list((tmp_path / "cache" / "flatout" / "stores").glob("*")), "the input was tried without the change"
 
 
 def test_an_unknown_job_is_refused(capsys):
@@ -90,29 +88,29 @@ def test_an_unknown_job_is_refused(capsys):
         ("cpu", ("--channels-last",), set()),
     ],
 )
-def test_what_is_switched_on_is_not_tried_out_again(device, flags, tried, monkeypatch):
+def test_a_flag_that_is_on_already_is_not_tried(device, flags, tried, monkeypatch):
     monkeypatch.setattr("flatout.yolo.profile.choose_devices", lambda text: [torch.device(device)])
     training = training_of(*flags)
     switches = [*training.network_switches().values(), *training.whole_switches().values()]
     assert {switch.change for switch in switches} == tried
 
 
-def test_too_few_steps_are_refused_with_the_least_that_is_enough(capsys):
-    assert FEWEST_STEPS == AT_LEAST
+def test_too_few_steps_are_refused_with_the_minimum(capsys):
+    assert FEWEST_STEPS == MIN_TIMED_STEPS
     assert main(["profile", "yolo", "--steps", "2"]) == 2
     assert "--steps 3 or more" in capsys.readouterr().err
 
 
-def test_a_report_that_could_not_be_written_is_refused_before_anything_is_measured(tmp_path, capsys):
+def test_an_unwritable_output_folder_is_refused_before_anything_is_measured(tmp_path, capsys):
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         assert main(["profile", "yolo", "--out", str(out)]) == 2
-        assert "not a folder that can be written to" in capsys.readouterr().err
+        assert "is no writable folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 class Trainings:
-    """Stands in for trainings: notes what they would have been."""
+    """Fake of the training function that records its options."""
 
     def __init__(self):
         self.options = []
@@ -121,7 +119,7 @@ class Trainings:
         self.options.append(options)
 
 
-def test_what_is_looked_at_leaves_nothing_in_a_mirror(tmp_path, monkeypatch):
+def test_a_profiled_training_leaves_nothing_in_a_mirror(tmp_path, monkeypatch):
     ran = Trainings()
     monkeypatch.setattr("flatout.yolo.train.train", ran)
     training_of("--mirror", f"file://{tmp_path}/copies", "--resume").observe()
@@ -130,23 +128,23 @@ def test_what_is_looked_at_leaves_nothing_in_a_mirror(tmp_path, monkeypatch):
     assert Path(options.project).name.startswith("flatout-profile-") and not Path(options.project).exists()
 
 
-def test_a_training_to_look_at_validates_nothing_and_saves_nothing(tmp_path):
+def test_a_profiled_training_validates_nothing_and_saves_nothing(tmp_path):
     brief = training_of("--epochs", "7", "--patience", "3").brief(tmp_path, 40)
     assert (brief.nosave, brief.notest, brief.no_preflight, brief.patience) == (True, True, True, 0)
     assert (brief.project, brief.stop_after, brief.log_every, brief.epochs) == (str(tmp_path), 40, 40, 40)
 
 
-@pytest.mark.parametrize("is_looked_at", [True, False])
-def test_a_training_to_look_at_draws_no_pictures(data, tmp_path, monkeypatch, one_thread, is_looked_at):
-    drawn = []
-    monkeypatch.setattr("flatout.yolo.train.recipe.draw_labels", lambda *about: drawn.append("labels"))
-    monkeypatch.setattr("flatout.charts.boxes.plot_batch", lambda *about: drawn.append("batch"))
+@pytest.mark.parametrize("is_profiled", [True, False])
+def test_a_profiled_training_makes_no_plots(data, tmp_path, monkeypatch, one_thread, is_profiled):
+    plotted = []
+    monkeypatch.setattr("flatout.yolo.train.recipe.draw_labels", lambda *about: plotted.append("labels"))
+    monkeypatch.setattr("flatout.charts.boxes.plot_batch", lambda *about: plotted.append("batch"))
     flags = ["--data", str(data), "--cfg", "yolov7-tiny", "--weights", "", "--img", "32", "--batch", "2", "--notest"]
     flags += ["--device", "cpu", "--workers", "0", "--noautoanchor", "--nosave", "--epochs", "2"]
     training = training_of(*flags, "--project", str(tmp_path / "runs"))
-    if is_looked_at:
+    if is_profiled:
         training.observe()
-        assert drawn == []
+        assert plotted == []
     else:
         training.command.train(replace(training.options, stop_after=5, log_to=("none",)))
-        assert drawn == ["labels"] + 4 * ["batch"]
+        assert plotted == ["labels"] + 4 * ["batch"]

@@ -1,4 +1,4 @@
-"""A fixture of the tests that watch loops."""
+"""A fixture for the tests that watch loops."""
 
 import pytest
 
@@ -7,5 +7,5 @@ from flatout.clock.machine import OtherLoad
 
 @pytest.fixture
 def alone(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's own threads would compete with the workers of tiny loops; tests beside this one do not count."""
+    """One thread for torch, whose threads would compete with the workers of tiny loops; other load counts as none."""
     monkeypatch.setattr(OtherLoad, "cores", lambda self, own_cpu_s: 0.0)

@@ -1,6 +1,6 @@
 """Situations a training can be in, as measurements: recorded ones and constructed ones.
 
-Each names the cause a good engineer would give, and where it is known the gain that its remedy really brought.
+Each names the cause that a good engineer would name, and where it is known the gain that its remedy really gave.
 """
 
 from dataclasses import replace
@@ -15,7 +15,7 @@ NONE: dict[str, float] = {}
 
 
 class Situation(NamedTuple):
-    """What was measured, what is the cause, and what the first remedy was worth (None: nobody measured it)."""
+    """A measurement, its cause, and the gain of the first remedy (None: not measured)."""
 
     measurement: Measurement
     cause: str
@@ -23,7 +23,7 @@ class Situation(NamedTuple):
     trials: tuple[Trial, ...] = ()
     change: str = ""
     """Part of the first remedy's change."""
-    wholes: tuple[EndToEndTrial, ...] = ()
+    end_to_end: tuple[EndToEndTrial, ...] = ()
 
 
 def measured(step_ms, host, *, images=64, workers=NONE, num_workers=0, cores=16, main_cpu=1.0, **more):
@@ -66,8 +66,8 @@ DECODE_LINE = HotLine(
     where="data.py:8", ms=420, text="image = cv2.imread(path)", function="__getitem__", in_worker=True
 )
 
-# The training that started this project: RTX 5090, yolov7-tiny, 320 px, batch 384, as its owner measured it (how many
-# workers and cores there were was not written down: 48 and 64 are assumed). Replacing the loss by the plain one gave
+# The training that started this project: RTX 5090, yolov7-tiny, 320 px, batch 384, as its owner measured it (the
+# numbers of workers and cores were not recorded: 48 and 64 are assumed). Replacing the loss with the plain one gave
 # 171 ms: 6.9 times as fast.
 RTX_5090 = on_gpu(
     1174,
@@ -79,13 +79,13 @@ RTX_5090 = on_gpu(
     cores=64,
     main_cpu=1.26,
 )
-# Nobody counted its waits; a profile of it would have shown them like this.
+# Its waits were not counted; a profile would have shown them like this.
 RTX_5090_WITH_WAITS = replace(RTX_5090, waits=(WaitSite(where="loss.py:100", per_step=9_000, text="k = ks[g].item()"),))
 PLAIN_LOSS = Trial(what="loss without a loop over images", change="loss_ota: 0", stage="loss", then_ms=11)
 
 # `flatout demo` on an H200: 45 epochs of 8 steps, each followed by a validation. Its waits were counted in two steps,
-# one of them the first epoch's last: 165 waits, at lines that no step comes to. What the main thread waits for the
-# device at an epoch's end (39 ms) had no mark yet.
+# one of them the last of the first epoch: 165 waits, at lines that no step reaches. The wait of the main thread for the
+# device at the end of an epoch (39 ms) had no mark yet.
 DEMO_WAITS = tuple(
     WaitBetween(where=where, stage=stage, times=times, text=text)
     for where, stage, times, text in (
@@ -113,10 +113,10 @@ H200_DEMO = replace(
     lanes=[replace(H200_DEMO.lanes[0], stage_runs={"validate": 1 / 8, "checkpoint": 1 / 349}), *H200_DEMO.lanes[1:]],
 )
 
-# `flatout profile yolo --apply` on an H200: yolov7-tiny, 320 px, batch 32, two workers. With --fast it gave
-# 3,469 img/s, 4.77 times as much; taken for a graph around the same kernels it was predicted at 1,503. What the parts
-# of --fast take by themselves was not measured then: the network's part is what came of it, the others are made up.
-# Its two workers are busy 92 % of the time: without launches, a step would wait for them 40 ms long.
+# `flatout profile yolo --apply` on an H200: yolov7-tiny, 320 px, batch 32, two workers. With --fast it made
+# 3,469 img/s, 4.77 times as much; treated as a graph around the same kernels, --fast was predicted to give 1,503. The
+# parts of --fast were not measured by themselves then: the network's part is the measured result, the others are made
+# up. The two workers are busy 92 % of the time: without launches, a step would wait 40 ms for them.
 H200_BATCH_32 = on_gpu(
     44.0,
     {"backward": 17.17, "feed.wait": 11.68, "forward": 10.51, "assign": 1.06, "optimizer": 1.04, "loss": 0.55},
@@ -139,9 +139,9 @@ ALL_OF_FAST = EndToEndTrial(
     switch={"fast": True},
 )
 
-# The same flags in a later run (2026-11-16), the pictures made up: 4,439 img/s with --fast. Stages, launches and limits
-# are recorded; the main thread's share of a core is made up, and the network's part of --fast is what was predicted of
-# the whole.
+# The same flags in a later run (2026-11-16), on generated images: 4,439 img/s with --fast. Stages, launches and limits
+# are recorded; the CPU share of the main thread is made up, and the network's part of --fast is the prediction for all
+# of it.
 H200_DECODES = on_gpu(
     45.8,
     {"forward": 13.98, "backward": 13.81, "feed.wait": 12.25, "optimizer": 1.49, "assign": 0.72, "loss": 0.54},
@@ -159,7 +159,7 @@ SITUATIONS = {
     "RTX 5090: the assigner": Situation(RTX_5090, "assigner", 6.9),
     "RTX 5090: with its waits counted": Situation(RTX_5090_WITH_WAITS, "assigner", 6.9),
     "RTX 5090: a batched loss tried out": Situation(RTX_5090, "assigner", 6.9, (PLAIN_LOSS,)),
-    # Recorded on one H200 with the original code; the plain loss beside it gives the gain (shared figures).
+    # Recorded on one H200 with the original code; the gain is that of the plain loss there (shared figures).
     "H200: tiny 320 batch 384": Situation(
         on_gpu(3191, {"forward": 45, "loss": 3046, "backward": 97, "optimizer": 3}, 180, images=384, num_workers=16),
         "assigner",
@@ -205,7 +205,7 @@ SITUATIONS = {
         300 / 197,
         change="--workers 2",
     ),
-    "workers decode all day": Situation(
+    "workers that mostly decode": Situation(
         input_bound(400, 2, {"decode": 600, "warp": 190}, lines=(DECODE_LINE,)), "decode", change="--workers"
     ),
     "decode found by its line": Situation(
@@ -305,8 +305,8 @@ SITUATIONS = {
         25 / 8.4,
         change="graphs",
     ),
-    # bench/results/model_step_h200_202611.md: 34.8 ms eager, 5.1 ms as a graph (its kernels); how the 34.8 ms part into
-    # stages was not written down, and the launches, quick as they are one by one, would only explain 5 ms of them.
+    # bench/results/model_step_h200_202611.md: 34.8 ms eager, 5.1 ms as a graph (its kernels). How the 34.8 ms divide
+    # into stages was not recorded, and the launches, as fast as they are one by one, would explain only 5 ms of them.
     "H200: tiny 320 batch 16, launched one by one": Situation(
         on_gpu(34.8, {"forward": 12, "loss": 2, "backward": 17.8, "optimizer": 3}, 4.9, images=16, launches=1200),
         "kernel launches",
@@ -314,42 +314,42 @@ SITUATIONS = {
         change="graphs",
     ),
     "H200: batch 32, --fast tried out part by part": Situation(
-        H200_BATCH_32, "too few workers", 3469 / 727, change="--fast", wholes=(ALL_OF_FAST,)
+        H200_BATCH_32, "too few workers", 3469 / 727, change="--fast", end_to_end=(ALL_OF_FAST,)
     ),
     "H200: batch 32, launches and decoding, --fast tried out part by part": Situation(
-        H200_DECODES, "decode", 4439 / 698, change="--fast", wholes=(replace(ALL_OF_FAST, compute_ms=7.1),)
+        H200_DECODES, "decode", 4439 / 698, change="--fast", end_to_end=(replace(ALL_OF_FAST, compute_ms=7.1),)
     ),
     "H200: batch 32, launches, and workers that keep up": Situation(
         replace(H200_DECODES, num_workers=8, limits=Limits(compute_ms=23.9, transfer_ms=24.3, input_ms=11.4)),
         "kernel launches",
         change="--fast",
-        wholes=(replace(ALL_OF_FAST, compute_ms=7.1),),
+        end_to_end=(replace(ALL_OF_FAST, compute_ms=7.1),),
     ),
     "launches and augmentation, --fast is the answer to both": Situation(
         replace(H200_DECODES, usable_cores=2, limits=Limits()),
         "decode",
         change="--fast",
-        wholes=(replace(ALL_OF_FAST, covers=(CUDA_GRAPH, ON_DEVICE)),),
+        end_to_end=(replace(ALL_OF_FAST, covers=(CUDA_GRAPH, ON_DEVICE)),),
     ),
     "input too slow, --fast tried out part by part": Situation(
         input_bound(400, 16, {"mosaic": 3000, "warp": 2500, "decode": 500}),
         "input",
-        # 64 pictures whose numbers alone take 50 ms to draw: more than the network and its share of augmentation.
+        # 64 images whose parameters alone take 50 ms to draw: more than the network and its augmentation.
         400 / 50,
         change="--fast",
-        wholes=(replace(ALL_OF_FAST, compute_ms=38, device_ms=37, beside_ms=2, input_ms=50),),
+        end_to_end=(replace(ALL_OF_FAST, compute_ms=38, device_ms=37, beside_ms=2, input_ms=50),),
     ),
     "a healthy step that --fast makes faster": Situation(
         on_gpu(100, network(), 97, num_workers=8, workers={"read": 400}),
         "everything that --fast switches on",
         100 / 42,
         change="--fast",
-        wholes=(replace(ALL_OF_FAST, compute_ms=41, device_ms=40, beside_ms=2),),
+        end_to_end=(replace(ALL_OF_FAST, compute_ms=41, device_ms=40, beside_ms=2),),
     ),
     "a healthy step that --fast does not make faster": Situation(
         on_gpu(100, network(), 97, num_workers=8, workers={"read": 400}),
         "nothing",
-        wholes=(replace(ALL_OF_FAST, compute_ms=99, device_ms=97),),
+        end_to_end=(replace(ALL_OF_FAST, compute_ms=99, device_ms=97),),
     ),
     "channels_last tried out": Situation(
         on_gpu(100, network(), 97),
@@ -364,7 +364,7 @@ SITUATIONS = {
         None,
         (Trial(what="compile", change="--compile on", stage="forward+backward", then_ms=95),),
     ),
-    "nobody knows": Situation(
+    "unexplained time": Situation(
         measured(
             200,
             {"forward": 40, "backward": 55},

@@ -10,7 +10,7 @@ from flatout.profiler import watch
 
 
 class Photos(Dataset):
-    """JPEG pictures much larger than what the network sees."""
+    """JPEG images much larger than the network's input."""
 
     def __init__(self, num: int) -> None:
         noise = np.random.default_rng(0).integers(0, 256, (75, 100, 3), dtype=np.uint8)
@@ -50,7 +50,7 @@ def small_network() -> nn.Module:
 
 
 def train(loader, after_step=lambda logits: None, device="cpu", copy=lambda tensor: tensor):
-    """The loop of every tutorial, watched."""
+    """The loop of every tutorial, inside watch()."""
     model = small_network().to(device)
     optimizer, loss_fn = torch.optim.SGD(model.parameters(), 0.01), nn.CrossEntropyLoss()
     with watch(loader, model, optimizer, loss_fn=loss_fn) as watched:
@@ -69,22 +69,22 @@ def slow_decode():
 
 
 def too_few_workers():
-    # Long enough on a quick machine too: lines are sampled every 40 ms.
+    # Long enough on a fast machine too: lines are sampled every 40 ms.
     return train(DataLoader(Warped(480), batch_size=8, num_workers=1))
 
 
 def item_loop():
-    def look_at_each(logits):
+    def read_each(logits):
         total = 0.0
         for _ in range(300):
             for value in logits.flatten():
                 total += value.item()
 
-    return train(DataLoader(ready_samples(320), batch_size=8), look_at_each)
+    return train(DataLoader(ready_samples(320), batch_size=8), read_each)
 
 
 def gc_pauses():
-    """Keeps every result as Python objects: the collector looks at more and more of them."""
+    """Keeps every result as Python objects: the collector has more and more of them to visit."""
     history = []
 
     def keep(logits):
@@ -94,7 +94,7 @@ def gc_pauses():
 
 
 def healthy():
-    """A network that is the whole step."""
+    """A loop in which the network takes nearly the whole step."""
     samples = TensorDataset(torch.rand(48, 3, 128, 128), torch.arange(48) % 2)
     model = nn.Sequential(nn.Conv2d(3, 32, 5), nn.Conv2d(32, 32, 5), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     optimizer, loss_fn = torch.optim.SGD(model.parameters(), 0.01), nn.CrossEntropyLoss()

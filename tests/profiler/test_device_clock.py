@@ -86,7 +86,7 @@ def test_what_runs_beside_the_step_is_kept_apart(device):
                     pass
                 device.stream = "compute"
             clock.step_ended(8)
-    steps, beside = marks.read(), marks.read(beside=True)
+    steps, beside = marks.read(), marks.read(other_streams=True)
     # begin wait, begin and end of the copy, end wait: a copy on another stream takes nothing off the wait.
     assert (steps.names, steps.self_ms.tolist()) == (("train.wait",), [[3], [3]])
     assert (beside.names, beside.self_ms.tolist()) == (("transfer",), [[1], [1]])

@@ -1,4 +1,4 @@
-"""A loop with the engine's marks and a feed of ours is observed without being told apart, workers included."""
+"""A loop with the engine's marks and a flatout feed is observed, workers included."""
 
 import time
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_the_ledger_holds_the_loop_and_what_makes_the_batches(workers):
     observation = EngineObservation(images_per_step=8, num_steps=6)
     plan = Plan(num_samples=64, batch_size=8)
     with Feed(Numbers(), plan, FeedConfig(workers=workers)) as feed, observation.observing():
-        # Steps that a worker keeps up with: one that never idles would have no time left over at the window's edges.
+        # Steps that a worker keeps up with: one that never idles would have no idle time at the edges of the window.
         train(feed, observation.total_steps, backward_s=0.03 if workers else 0.003)
     ledger, measurement = observation.profile.ledger, observation.profile.measurement
     assert ledger.num_steps == 6 and ledger.images == 8
@@ -69,7 +69,7 @@ def test_the_ledger_holds_the_loop_and_what_makes_the_batches(workers):
     assert observation.profile.text()
 
 
-def test_looking_ends_by_itself_and_the_loop_goes_on():
+def test_an_observation_ends_by_itself_and_the_loop_continues():
     observation = EngineObservation(images_per_step=8, num_steps=4)
     with Feed(Numbers(), Plan(num_samples=64, batch_size=8), FeedConfig(workers=0)) as feed, observation.observing():
         train(feed, observation.total_steps + 5)
@@ -79,18 +79,18 @@ def test_looking_ends_by_itself_and_the_loop_goes_on():
     assert totals.read() == {}
 
 
-def test_a_whole_training_is_seen_although_its_feed_is_closed_first():
+def test_a_whole_training_is_observed_although_its_feed_is_closed_first():
     observation = EngineObservation(images_per_step=8, num_steps=None)
     plan = Plan(num_samples=64, batch_size=8)
     with observation.observing(), Feed(Numbers(), plan, FeedConfig(workers=1)) as feed:
         train(feed, 16)
     ledger = observation.profile.ledger
-    assert ledger.num_steps == 16 - 1 - 4  # the last step's end was not seen; four warm up and are counted
+    assert ledger.num_steps == 16 - 1 - 4  # the end of the last step is not marked; four steps warm up or count waits
     assert observation.profile.measurement.num_workers == 1
     assert ledger.ms("workers", "decode") > 1
 
 
-def test_a_short_last_batch_is_no_step_like_the_others():
+def test_a_step_with_a_short_last_batch_is_left_out():
     """Every sixth step has 3 images and takes 50 ms; the others have 8 and take 5."""
     observation = EngineObservation(images_per_step=8, num_steps=6)
     with observation.observing():
@@ -108,12 +108,12 @@ def test_a_training_that_ends_too_early_is_refused():
     observation = EngineObservation(images_per_step=8, num_steps=4)
     with Feed(Numbers(), Plan(num_samples=64, batch_size=8), FeedConfig(workers=0)) as feed, observation.observing():
         train(feed, 3)
-    with pytest.raises(ConfigError, match="Only 2 steps were seen"):
+    with pytest.raises(ConfigError, match="Only 2 steps were observed"):
         observation.profile.text()
-    assert observation.report(Path()).startswith("Nothing was profiled: Only 2 steps were seen: at least ")
+    assert observation.report(Path()).startswith("No profile: Only 2 steps were observed; a profile needs at least ")
 
 
-def test_a_feed_is_known_for_as_long_as_it_is_open():
+def test_a_feed_is_registered_for_as_long_as_it_is_open():
     before = len(worker_registry.at_work())
     with Feed(Numbers(), Plan(num_samples=64, batch_size=8), FeedConfig(workers=1)) as feed:
         next(iter(feed))

@@ -1,4 +1,4 @@
-"""The three short runs find the part that sets the speed."""
+"""The three short runs find which part limits the speed."""
 
 import time
 
@@ -13,17 +13,17 @@ pytestmark = pytest.mark.timing
 
 
 class Batches:
-    """Batches that take a while to make."""
+    """Batches that take `make_s` each, in memory that is reused."""
 
     def __init__(self, make_s: float) -> None:
         self.make_s = make_s
-        self.borrowed = np.zeros(3)
+        self.reused = np.zeros(3)
 
     def __call__(self):
         for number in range(6):
             time.sleep(self.make_s)
-            self.borrowed[:] = number
-            yield self.borrowed
+            self.reused[:] = number
+            yield self.reused
 
 
 def test_each_limit_leaves_the_other_parts_out():
@@ -31,7 +31,7 @@ def test_each_limit_leaves_the_other_parts_out():
 
     def step(batch):
         seen.append(float(batch[0]))
-        time.sleep(0.006 if batch is ready else 0.010)  # the last 4 ms are the copy
+        time.sleep(0.006 if batch is ready else 0.010)  # 4 ms for the copy
 
     ready = np.full(3, -1.0)
     limits = find_limits(
@@ -41,7 +41,7 @@ def test_each_limit_leaves_the_other_parts_out():
     assert limits.transfer_ms == pytest.approx(10, rel=0.5)
     assert limits.input_ms == pytest.approx(20, rel=0.5)
     assert limits.compute_ms < limits.transfer_ms < limits.input_ms
-    # A borrowed batch was copied before it was overwritten.
+    # Batches were copied before they were overwritten.
     assert set(seen) == {-1.0, 0.0, 1.0, 2.0, 3.0}
 
 

@@ -1,4 +1,4 @@
-"""Loops that are not the tutorial's: several networks, wrappers, batches of any shape, workers that are not seen."""
+"""Unusual loops: several networks, wrappers, batches of any shape, workers that cannot be observed."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from flatout.errors import ConfigError
 from flatout.profiler import watch
-from flatout.profiler.observe.watch import SamplesOf
+from flatout.profiler.observe.watch import SampleCounter
 from flatout.profiler.verdict import Remedy
 from tests.profiler import slow_loops
 
@@ -31,7 +31,7 @@ def sgd(model):
 
 
 class Numbers(Dataset):
-    """Samples that carry a number which may be changed from outside."""
+    """Samples with a number that can be changed from outside."""
 
     mark = 0
 
@@ -42,7 +42,7 @@ class Numbers(Dataset):
         return torch.rand(3, 32, 32), self.mark
 
 
-def test_what_a_loop_sets_on_its_dataset_arrives_there():
+def test_attributes_that_a_loop_sets_on_its_dataset_are_set_there():
     loader, model, seen = DataLoader(Numbers(), batch_size=8), slow_loops.small_network(), []
     with watch(loader, model, sgd(model)):
         for _, marks in loader:
@@ -62,7 +62,7 @@ class Range(IterableDataset):
 
 
 def share_of_worker(worker):
-    """As PyTorch's own manual has it."""
+    """As in the documentation of PyTorch."""
     info = get_worker_info()
     info.dataset.begin, info.dataset.end = 32 * worker, 32 * worker + 32
 
@@ -72,14 +72,14 @@ def test_more_workers_of_a_stream_come_with_a_caution():
         what="workers 0 -> 2", change="x", step_ms=1, uncertainty=0, now_ms=2, images=1, switch={"workers": 2}
     )
     other = replace(more, switch={"cache_images": True})
-    for loader, is_told in ((DataLoader(Range(), batch_size=4), True), (ready_loader(), False)):
+    for loader, has_caution in ((DataLoader(Range(), batch_size=4), True), (ready_loader(), False)):
         with watch(loader, None, None) as watched:
             pass
-        assert ("get_worker_info()" in watched.reword(more).change) == is_told
+        assert ("get_worker_info()" in watched.reword(more).change) == has_caution
         assert watched.reword(other) == other
 
 
-def test_a_stream_that_is_shared_out_by_a_worker_init_fn_stays_so():
+def test_a_stream_that_a_worker_init_fn_splits_stays_split():
     loader, model = DataLoader(Range(), batch_size=4, num_workers=2, worker_init_fn=share_of_worker), nn.Flatten()
     with watch(loader, model, None):
         seen = sorted(int(number) for images, _ in loader for number in images[:, 0, 0, 0])
@@ -109,22 +109,22 @@ IMAGES = torch.zeros(8, 3, 4, 4)
     ids=["pair", "pairs", "detection", "names first", "user dict", "dataclass", "text first", "opaque"],
 )
 def test_samples_of_a_batch_are_counted_whatever_it_looks_like(batch):
-    assert SamplesOf(8)(batch) == 8
+    assert SampleCounter(8)(batch) == 8
     if type(batch) is not object:
-        assert SamplesOf()(batch) == 8, "also where the loader does not say how many there should be"
+        assert SampleCounter()(batch) == 8, "also without a batch size of the loader"
 
 
-def test_a_last_batch_is_counted_where_the_others_were():
-    count = SamplesOf(8)
+def test_the_last_batch_is_counted_by_the_same_field_as_the_others():
+    count = SampleCounter(8)
     assert count((tuple(IMAGES), tuple(range(8)))) == 8
     assert count((tuple(IMAGES[:5]), tuple(range(5)))) == 5
     loader = ready_loader(44, batch=8, collate_fn=lambda samples: tuple(zip(*samples, strict=True)))
-    count = SamplesOf.loader(loader)
+    count = SampleCounter.of_loader(loader)
     assert [count(batch) for batch in loader] == [8, 8, 8, 8, 8, 4]
 
 
 class Wrapper:
-    """As training frameworks have them: no torch optimizer, but used like one."""
+    """As in training frameworks: not a torch optimizer, but used like one."""
 
     def __init__(self, optimizer):
         self.optimizer = optimizer
@@ -133,7 +133,7 @@ class Wrapper:
         self.optimizer.step()
 
 
-def test_several_networks_optimizers_and_wrappers_are_told_from_the_rest():
+def test_several_networks_optimizers_and_wrappers_are_marked():
     first, second, loader = slow_loops.small_network(), nn.Linear(2, 2), ready_loader()
     wrapper, other = Wrapper(sgd(first)), sgd(second)
     with watch(loader, {"a": first, "b": second}, [wrapper, other]) as watched:
@@ -152,25 +152,25 @@ def test_several_networks_optimizers_and_wrappers_are_told_from_the_rest():
 @pytest.mark.parametrize(("model", "optimizer"), [(lambda images: images, None), (None, object())])
 def test_what_cannot_be_watched_is_refused_with_advice(model, optimizer):
     watching = watch(ready_loader(), model, optimizer)
-    with pytest.raises(ConfigError, match=r"cannot be watched as (a model|an optimizer): give the"):
+    with pytest.raises(ConfigError, match=r"cannot be watched as (a model|an optimizer)\. Pass the"):
         watching.__enter__()
 
 
 def test_a_watch_in_a_watch_is_refused():
     loader, model = ready_loader(), slow_loops.small_network()
-    with watch(loader, model, sgd(model)), pytest.raises(ConfigError, match="watched already"):
+    with watch(loader, model, sgd(model)), pytest.raises(ConfigError, match="already being watched"):
         watch(loader, model, None).__enter__()
     assert type(loader) is DataLoader
 
 
-def test_a_loop_in_another_thread_is_told_apart_from_a_short_one():
+def test_a_loop_in_another_thread_has_its_own_message():
     loader, model, taken = ready_loader(), slow_loops.small_network(), []
     with watch(loader, model, sgd(model)) as watched:
         thread = threading.Thread(target=lambda: taken.extend(loader))
         thread.start()
         thread.join()
     assert len(taken) == 12
-    with pytest.raises(ConfigError, match="by another thread"):
+    with pytest.raises(ConfigError, match="in another thread"):
         watched.text()
 
 
@@ -183,17 +183,17 @@ class Sleepy(Dataset):
         return torch.rand(3, 32, 32), index % 2
 
 
-def test_workers_that_ran_before_are_not_taken_for_none():
+def test_workers_that_were_started_before_do_not_count_as_no_workers():
     loader = DataLoader(Sleepy(), batch_size=8, num_workers=1, persistent_workers=True)
     next(iter(loader))
     watched = slow_loops.train(loader)
     assert watched.measurement.num_workers == 1
     assert (watched.verdict.cause, list(watched.verdict.remedies)) == ("input", [])
-    assert "could not be looked at" in watched.verdict.sentence
+    assert "could not be observed" in watched.verdict.sentence
 
 
 def test_an_optimizer_that_reads_its_own_numbers_is_no_python_loop():
-    """Adam reads the step of every weight; the backward pass in the line above is not to blame for it."""
+    """Adam reads a step counter per weight; the backward pass in the line above is not blamed for it."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 256), *(nn.Linear(256, 256) for _ in range(8)))
     optimizer, loader = torch.optim.Adam(model.parameters(), foreach=False), ready_loader()
     with watch(loader, model, optimizer, loss_fn=LOSS) as watched:
@@ -206,7 +206,7 @@ def test_an_optimizer_that_reads_its_own_numbers_is_no_python_loop():
 
 
 class Busy(Dataset):
-    """Arithmetic in Python, and then a line that lets go of Python's lock."""
+    """Arithmetic in Python, and then a line that releases the GIL."""
 
     def __len__(self):
         return 32
@@ -217,7 +217,7 @@ class Busy(Dataset):
 
 
 def test_workers_of_several_epochs_are_counted_as_one():
-    """Every epoch has new ones: their CPU time begins at zero, and what they see first is not what was seen first."""
+    """Every epoch has new processes: their CPU time begins at zero, and they may sample other lines first."""
     loader, model = DataLoader(Busy(), batch_size=8, num_workers=1), slow_loops.small_network()
     optimizer = sgd(model)
     with watch(loader, model, optimizer, loss_fn=LOSS) as watched:
@@ -227,7 +227,7 @@ def test_workers_of_several_epochs_are_counted_as_one():
                 optimizer.step()
     m = watched.measurement
     busy_ms = sum(m.lane("workers").stage_ms.values())
-    assert m.worker_blocked_ms < 0.3 * busy_ms, "they computed all the time"
+    assert m.worker_blocked_ms < 0.3 * busy_ms, "they never waited"
     assert m.worker_cpu_ms > 0.3 * busy_ms
     hottest = max((line for line in m.lines if line.in_worker), key=lambda line: line.ms)
     assert hottest.text.startswith("total = sum(")

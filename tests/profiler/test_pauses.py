@@ -1,4 +1,4 @@
-"""What happens between steps is timed under its own name, and never taken for something that every step does."""
+"""Work between steps is timed under its own name, and never counted as part of a step."""
 
 import contextlib
 import time
@@ -24,7 +24,7 @@ from flatout.profiler.observe.summary import NoWorkers
 from flatout.profiler.observe.waits import WaitCounter
 from flatout.profiler.outcome import load_measurement, save_report
 from flatout.profiler.report.page import timeline_svg
-from flatout.profiler.verdict import judge
+from flatout.profiler.verdict import diagnose
 from tests.profiler import slow_loops
 from tests.profiler.situations import SITUATIONS
 from tests.profiler.test_engine_steps import Numbers
@@ -60,7 +60,7 @@ def train(num_epochs, *, steps_per_epoch=4, feed=None, log_every=None):
                     read_numbers(100)
 
 
-def looked_at(num_epochs=6, **how):
+def observed(num_epochs=6, **how):
     observation = EngineObservation(images_per_step=8, num_steps=None)
     with observation.observing():
         train(num_epochs, **how)
@@ -68,8 +68,8 @@ def looked_at(num_epochs=6, **how):
 
 
 def test_waits_between_steps_are_counted_apart():
-    """The second of the two counted steps is an epoch's last."""
-    measurement = looked_at().measurement
+    """The second of the two counted steps is the last of an epoch."""
+    measurement = observed().measurement
     assert sum(site.per_step for site in measurement.waits) == 1
     apart = {site.stage: site.times for site in measurement.waits_between}
     assert apart == {"validate": 100, "pictures": 20, "between": 2}
@@ -77,21 +77,21 @@ def test_waits_between_steps_are_counted_apart():
 
 @pytest.mark.parametrize(("log_every", "per_step"), [(1, 4), (4, 1)])
 def test_a_log_counts_as_part_of_a_step_if_it_comes_with_every_one(log_every, per_step):
-    measurement = looked_at(steps_per_epoch=8, log_every=log_every).measurement
+    measurement = observed(steps_per_epoch=8, log_every=log_every).measurement
     assert sum(site.per_step for site in measurement.waits) == per_step
 
 
-def test_a_verdict_about_steps_does_not_speak_of_what_lies_between():
-    profile = looked_at(11)
+def test_a_verdict_separates_steps_from_what_happens_between_them():
+    profile = observed(11)
     assert profile.verdict.cause == "validation", profile.text()
     assert "every 4 steps" in profile.text() and "100  validation:" in profile.text()
 
 
-def test_waiting_for_the_pictures_of_a_validation_is_validation():
-    ledger = looked_at().ledger
+def test_waiting_for_the_images_of_a_validation_is_validation():
+    ledger = observed().ledger
     assert ledger.ms("host", "decode") == 0
     assert ledger.ms("host", "feed.wait") < 1
-    # Once per four steps, 10 ms and more; the last epoch's was not seen.
+    # Once per four steps, 10 ms and more; that of the last epoch is not observed.
     assert ledger.ms("host", "validate") > 0.8 * 10 / 4
     assert ledger.lane("host")[-1].share < 0.1
 
@@ -122,7 +122,7 @@ def test_no_time_is_lost_or_charged_twice_however_pauses_nest():
 
 
 def test_a_pass_over_another_loader_is_no_part_of_a_watched_step():
-    """Validation of a foreign loop, between the third and the fourth step: where waits are counted."""
+    """Validation in a loop of the user, between the third and the fourth step: where waits are counted."""
     loader, model = DataLoader(slow_loops.ready_samples(24), batch_size=8), slow_loops.small_network()
     optimizer, loss_fn = torch.optim.SGD(model.parameters(), 0.01), torch.nn.CrossEntropyLoss()
     with watch(loader, model, optimizer, loss_fn=loss_fn) as watched:
@@ -163,7 +163,7 @@ def test_samples_after_the_last_step_count_for_nothing():
 
 
 class Traces:
-    """Stands in for torch's tracing: notes what was traced."""
+    """Fake of torch's tracing that records what was traced."""
 
     def __init__(self, monkeypatch):
         self.running, self.stopped = 0, []
@@ -188,23 +188,23 @@ class FakeClock:
 
 
 def traced(monkeypatch, *, pause_after, in_step):
-    """Steps of an observation that believes in a GPU, with a pause after one of them."""
-    traces, looking = Traces(monkeypatch), Observation(NoWorkers())
-    looking._device = looking.recorder.device = FakeClock()
-    with looking.recorder.recording():
+    """Steps of an observation with a fake GPU, with a pause after one of them."""
+    traces, observation = Traces(monkeypatch), Observation(NoWorkers())
+    observation._device = observation.recorder.device = FakeClock()
+    with observation.recorder.recording():
         for step in range(1, ALL.tracing_ends(on_device=True) + 1):
             if step == pause_after and in_step:
                 with clock.stage("train.between"), clock.stage("train.validate"):
                     assert traces.running == 0
             clock.step_ended(8)
-            looking.after_step()
+            observation.after_step()
             if step == pause_after and not in_step:
-                looking.pass_ends()
+                observation.pass_ends()
                 assert traces.running == 0
-                looking.pass_begins()
-        if looking._timed is not None:
-            looking._timed.close()
-    return traces.stopped, looking._trace.work
+                observation.pass_begins()
+        if observation._timed is not None:
+            observation._timed.close()
+    return traces.stopped, observation._trace.work
 
 
 @pytest.mark.parametrize("in_step", [True, False])
@@ -214,7 +214,7 @@ def test_a_trace_ends_where_a_pause_begins(monkeypatch, after, in_step):
     assert stopped == [after] and work.busy_ms == after
 
 
-def test_a_trace_that_a_pause_cuts_off_before_its_first_step_begins_again(monkeypatch):
+def test_a_trace_that_a_pause_ends_before_its_first_step_is_started_again(monkeypatch):
     stopped, work = traced(monkeypatch, pause_after=ALL.counting_ends, in_step=False)
     assert stopped == [1, ALL.traced] and work.busy_ms == ALL.traced
 
@@ -223,35 +223,35 @@ def test_the_timeline_shows_steps_and_no_pause():
     ms = 1_000_000
     steps = [Event("forward", at * 10 * ms, (at * 10 + 9) * ms, 0) for at in range(10)]
     pause = Event("train.validate", 80 * ms, 99 * ms, 0)
-    drawn = timeline_svg({"host": [*steps[:8], pause, Event("forward", 100 * ms, 109 * ms, 0)]}, 30 * ms)
-    assert drawn.count("<title>forward") == 3 and "validation" not in drawn
+    svg = timeline_svg({"host": [*steps[:8], pause, Event("forward", 100 * ms, 109 * ms, 0)]}, 30 * ms)
+    assert svg.count("<title>forward") == 3 and "validation" not in svg
 
 
 def test_the_same_waits_inside_of_steps_are_blamed():
-    """What was once said of the demo on an H200 is right for a training that waits like this in its steps."""
+    """The wrong verdict once given on the demo on an H200 is right for a training that waits like this in its steps."""
     apart = SITUATIONS["H200: the demo, epochs of 8 steps"].measurement
     sites = [WaitSite(where=site.where, per_step=site.times / 2, text=site.text) for site in apart.waits_between]
-    causes = [judge(replace(apart, waits=sites)).cause, judge(apart).cause]
+    causes = [diagnose(replace(apart, waits=sites)).cause, diagnose(apart).cause]
     assert causes == ["validation", "validation"]
     idle = replace(apart, waits=sites, device_busy_ms=4.0)
-    assert judge(idle).cause == "host-device waits"
-    assert judge(replace(apart, device_busy_ms=4.0)).cause != "host-device waits"
+    assert diagnose(idle).cause == "host-device waits"
+    assert diagnose(replace(apart, device_busy_ms=4.0)).cause != "host-device waits"
 
 
 def test_waits_between_steps_are_kept_and_shown(tmp_path):
     measurement = SITUATIONS["H200: the demo, epochs of 8 steps"].measurement
-    html = save_report(tmp_path, measurement, judge(measurement)).read_text()
+    html = save_report(tmp_path, measurement, diagnose(measurement)).read_text()
     assert load_measurement(tmp_path / "profile.json").waits_between == list(measurement.waits_between)
     assert "Between steps" in html and "nms/suppress.py:112" in html
 
 
 def test_a_profile_of_an_earlier_version_is_read(tmp_path):
     measurement = SITUATIONS["validation after every few steps"].measurement
-    path = save_report(tmp_path, measurement, judge(measurement)).with_name("profile.json")
+    path = save_report(tmp_path, measurement, diagnose(measurement)).with_name("profile.json")
     path.write_text(path.read_text().replace('"waits_between"', '"unknown"'))
-    assert judge(load_measurement(path)) == judge(measurement)
+    assert diagnose(load_measurement(path)) == diagnose(measurement)
 
 
-def test_a_counter_without_steps_divides_by_none():
+def test_a_counter_without_steps_does_not_divide_by_zero():
     assert (WaitCounter().sites(), WaitCounter().between()) == ([], [])
     assert WaitBetween(where="x.py:1", stage="validate", times=3).text == ""

@@ -1,4 +1,4 @@
-"""A recorder tells steps apart, charges nothing twice, and leaves out what lies between epochs."""
+"""A recorder separates steps, charges nothing twice, and leaves out the time between epochs."""
 
 import gc
 import time
@@ -9,8 +9,15 @@ import pytest
 import torch
 
 from flatout.clock import clock
-from flatout.profiler.observe.device_times import DeviceTrace, TraceEvent, _entries, covered, self_times, sum_up
-from flatout.profiler.observe.recorder import StepRecorder, uneven
+from flatout.profiler.observe.device_times import (
+    DeviceTrace,
+    TraceEvent,
+    _trace_events,
+    self_times,
+    summarize,
+    union_length,
+)
+from flatout.profiler.observe.recorder import StepRecorder, jittered
 
 
 def run_steps(recorder, num_steps):
@@ -22,7 +29,7 @@ def run_steps(recorder, num_steps):
         clock.step_ended(4)
 
 
-def test_self_times_add_up_to_what_is_covered():
+def test_self_times_add_up_to_the_time_that_marks_cover():
     recorder = StepRecorder()
     with recorder.recording():
         run_steps(recorder, 3)
@@ -50,7 +57,7 @@ def test_time_between_epochs_belongs_to_no_step():
     assert steps.self_ns[:, steps.names.index("validate")].sum() == 0
 
 
-def test_a_collection_is_taken_off_the_stage_it_interrupts():
+def test_a_collection_is_subtracted_from_the_stage_it_interrupts():
     recorder = StepRecorder()
     with recorder.recording():
         with clock.stage("work"):
@@ -63,7 +70,7 @@ def test_a_collection_is_taken_off_the_stage_it_interrupts():
 
 
 class Collecting:
-    """Marks on a device that need so many objects that the collector runs at each of them."""
+    """Marks on a device that run the garbage collector each time."""
 
     def opened(self, name):
         gc.collect()
@@ -74,7 +81,7 @@ class Collecting:
         pass
 
 
-def test_a_collection_between_two_marks_is_taken_off_neither():
+def test_a_collection_between_two_marks_is_subtracted_from_neither():
     recorder = StepRecorder(device=Collecting())
     with recorder.recording():
         run_steps(recorder, 2)
@@ -84,7 +91,7 @@ def test_a_collection_between_two_marks_is_taken_off_neither():
     assert steps.self_ns[:, steps.names.index("outer")].max() < 1e6
 
 
-def test_a_collection_right_after_a_mark_has_read_its_time_is_taken_off_whoever_it_interrupts(monkeypatch):
+def test_a_collection_right_after_a_mark_has_read_its_time_is_subtracted_from_the_interrupted_stage(monkeypatch):
     """Python may run the collector wherever a call returns."""
     read_ns = time.perf_counter_ns
 
@@ -129,7 +136,7 @@ def test_self_ns_of_a_shared_table():
     assert clock.read_self_ns(totals.table) == {"read": 30, "decode": 70}
 
 
-def test_device_times_do_not_count_the_stages_inside_twice():
+def test_device_times_do_not_count_nested_stages_twice():
     marks = [("assign", 1.0, 3.0, 1), ("loss", 0.0, 4.0, 0), ("backward", 4.0, 9.0, 0), ("loss", 9.0, 10.0, 0)]
     assert self_times(marks) == {"assign": 2.0, "loss": 3.0, "backward": 5.0}
     assert sum(self_times(marks).values()) == 10.0
@@ -155,18 +162,18 @@ def test_device_times_of_random_nesting_sum_to_the_outermost():
 
 
 def test_a_trace_is_read_as_torch_recorded_it(monkeypatch):
-    """Without a device there is nothing to see in it, but this torch has what is asked of it."""
+    """Without a device the trace is empty of kernels, but it shows that this torch has the functions we use."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     trace = DeviceTrace()
     trace.start()
     torch.ones(3).sum()
     assert trace.stop(1) == (0.0, 0.0, 0.0, 0.0)
-    names = {event.name for event in _entries(trace._profile.profiler.kineto_results.events())}
+    names = {event.name for event in _trace_events(trace._profile.profiler.kineto_results.events())}
     assert "aten::sum" in names
 
 
-def test_kernels_side_by_side_are_busy_once():
-    assert covered([(0, 4), (2, 5), (7, 8), (7.5, 7.6)]) == 6
+def test_kernels_that_run_in_parallel_count_once():
+    assert union_length([(0, 4), (2, 5), (7, 8), (7.5, 7.6)]) == 6
     events = [
         TraceEvent("cudaLaunchKernel", 0, 5, False),
         TraceEvent("cudaLaunchKernel", 6, 9, False),
@@ -174,12 +181,12 @@ def test_kernels_side_by_side_are_busy_once():
         TraceEvent("relu", 2000, 4000, True),
         TraceEvent("Memcpy HtoD (Pageable -> Device)", 5000, 6000, True),
     ]
-    work = sum_up(events, num_steps=2)
+    work = summarize(events, num_steps=2)
     assert (work.busy_ms, work.copy_ms, work.launches, work.pageable_copies) == (2.0, 0.5, 1.0, 0.5)
 
 
 @pytest.mark.parametrize("period_s", [0.01, 0.02, 0.04, 0.08])
-def test_samples_do_not_keep_time_with_the_steps_they_look_at(period_s):
-    at_s = np.cumsum(list(islice(uneven(0.04), 200)))
+def test_samples_do_not_lock_in_with_periodic_steps(period_s):
+    at_s = np.cumsum(list(islice(jittered(0.04), 200)))
     assert at_s[-1] == pytest.approx(8, rel=0.1)
     assert 0.3 < np.mean(at_s % period_s < period_s / 2) < 0.7

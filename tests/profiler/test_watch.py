@@ -1,4 +1,4 @@
-"""A watch around a plain loop names the planted cause, changes nothing, and takes everything off again."""
+"""A watch around a plain loop names the planted cause, changes nothing, and removes everything again."""
 
 import os
 import re
@@ -43,7 +43,7 @@ def test_the_planted_cause_is_named_with_its_line(loop, cause, line):
     assert watched.verdict.best.gain > 1.03
 
 
-def test_a_step_that_is_its_network_is_left_alone():
+def test_a_step_that_is_all_network_needs_no_remedy():
     watched = slow_loops.healthy()
     assert watched.verdict.cause == "nothing", watched.text()
     assert watched.verdict.remedies == []
@@ -62,7 +62,7 @@ def test_the_ledger_sums_to_the_wall_clock(num_workers):
     assert {"feed.wait", "forward", "loss", "backward", "optimizer", "fetch", "collate"} <= stages
 
 
-def test_everything_is_as_before_afterwards():
+def test_everything_is_restored_afterwards():
     loader = DataLoader(slow_loops.ready_samples(96), batch_size=8)
     kind, dataset, collate, backward = type(loader), loader.dataset, loader.collate_fn, torch.Tensor.backward
     slow_loops.train(loader)
@@ -72,7 +72,7 @@ def test_everything_is_as_before_afterwards():
     assert not any(module._forward_hooks for module in slow_loops.small_network().modules())
 
 
-def test_an_error_in_the_loop_passes_and_nothing_stays_behind():
+def test_an_error_in_the_loop_propagates_and_everything_is_restored():
     loader = DataLoader(slow_loops.ready_samples(96), batch_size=8)
     kind, model = type(loader), slow_loops.small_network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -113,14 +113,14 @@ def test_training_is_the_same_with_and_without_a_watch():
 
 def test_too_few_steps_are_refused_with_a_number():
     watched = slow_loops.train(DataLoader(slow_loops.ready_samples(24), batch_size=8))
-    with pytest.raises(ConfigError, match=r"Only 3 steps were seen: at least 7 are needed"):
+    with pytest.raises(ConfigError, match=r"Only 3 steps were observed; a profile needs at least 7\."):
         watched.text()
 
 
 def test_a_generator_is_refused_with_advice():
     model = slow_loops.small_network()
     watching = watch((_ for _ in range(3)), model, torch.optim.SGD(model.parameters(), 0.1))
-    with pytest.raises(ConfigError, match="give the loader object itself"):
+    with pytest.raises(ConfigError, match="Pass the loader object itself"):
         watching.__enter__()
 
 
@@ -130,12 +130,12 @@ class Stream(IterableDataset):
             yield torch.rand(3, 32, 32), number % 2
 
 
-def test_an_iterable_dataset_is_looked_into():
+def test_an_iterable_dataset_is_timed():
     ledger = slow_loops.train(DataLoader(Stream(), batch_size=8)).ledger
     assert ledger.ms("host", "fetch") > 0
 
 
-def test_a_loss_that_is_a_plain_function_is_told_from_the_rest():
+def test_a_loss_that_is_a_plain_function_has_a_stage_of_its_own():
     def slow_loss(logits, labels):
         total = logits.sum() * 0
         for _ in range(150):
@@ -155,7 +155,7 @@ def test_a_loss_that_is_a_plain_function_is_told_from_the_rest():
 def test_the_example_is_short_and_names_its_cause():
     example = ROOT / "examples" / "watch_slow_loop.py"
     assert len(example.read_text().splitlines()) < 40
-    # Torch's threads would wait for each other where tests beside this one keep cores busy.
+    # Torch's threads would wait for each other while other tests keep cores busy.
     alone = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, example], env=alone, capture_output=True, text=True, cwd=ROOT, timeout=110, check=True

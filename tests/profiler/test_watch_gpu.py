@@ -1,4 +1,4 @@
-"""On a GPU: blocking copies and waits are named with their lines, and device times come back right."""
+"""On a GPU: blocking copies and waits are named with their lines, and device times are right."""
 
 import gc
 
@@ -21,7 +21,7 @@ pytestmark = [
 
 
 class Large(torch.utils.data.Dataset):
-    """Samples so large that their copy to the GPU counts: 12 MB each, made once."""
+    """Samples so large that their copy to the GPU takes time, made once."""
 
     def __init__(self, num: int, side: int) -> None:
         self.sample = torch.rand(3, side, side)
@@ -35,7 +35,7 @@ class Large(torch.utils.data.Dataset):
 
 
 def many_small_layers(width: int = 64, depth: int = 40) -> nn.Module:
-    """Time on the device about as long as launching takes, so that a wait per step hurts."""
+    """A network whose kernels take about as long as launching them, so that a wait per step costs time."""
     layers = [
         nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.SiLU()) for _ in range(depth)
     ]
@@ -43,7 +43,7 @@ def many_small_layers(width: int = 64, depth: int = 40) -> nn.Module:
 
 
 def train(loader, model, copy, after_step=lambda loss: None):
-    # What earlier tests left behind must not be collected by a forked worker: there it cannot let go of the GPU.
+    # Objects of earlier tests must not be collected in a forked worker: they could not release the GPU there.
     gc.collect()
     model = model.cuda()
     optimizer, loss_fn = torch.optim.SGD(model.parameters(), 0.01), nn.CrossEntropyLoss()
@@ -130,7 +130,7 @@ def test_device_events_measure_the_device_not_the_host():
     assert steps.names == ("forward",)
     assert (steps.self_ms[:, 0] <= steps.wall_ms * 1.01).all()
     host_ms = recorder.steps().self_ns[1:, 0].mean() / 1e6
-    assert steps.self_ms.mean() > host_ms  # the host only queues
+    assert steps.self_ms.mean() > host_ms  # the host only queues work
     assert len(steps.timeline) == 5
 
 

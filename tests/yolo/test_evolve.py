@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 import pytest
 
-from flatout.charts.evolution import evolve_png
+from flatout.charts.evolution import plot_evolution
 from flatout.errors import ConfigError, DivergedError, Interrupted
 from flatout.runs.folder import RunRequest, choose_run
 from flatout.yolo import evolve as module
@@ -113,7 +113,7 @@ class Trainer:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The picture takes longer than all the rest here."""
-    monkeypatch.setattr("flatout.charts.evolve_png", lambda table, parameters, file: file)
+    monkeypatch.setattr("flatout.charts.plot_evolution", lambda table, parameters, file: file)
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_an_interrupted_search_ends_as_an_undisturbed_one(search: TrainOptions, 
 def test_what_a_search_leaves(search: TrainOptions, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "train", Trainer())
     folder = evolve(replace(search, evolve=8)).folder
-    drawn = cv2.imread(str(evolve_png(folder / "evolve.csv", KEYS)))
+    drawn = cv2.imread(str(plot_evolution(folder / "evolve.csv", KEYS)))
     assert drawn is not None and (drawn < 200).any(axis=2).mean() > 0.01, "an empty sheet"
     rows = list(csv.DictReader((folder / "evolve.csv").open()))
     assert list(rows[0]) == ["generation", "fitness", *YOLOV7_RESULTS, *KEYS] and len(rows) == 8

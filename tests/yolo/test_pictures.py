@@ -12,8 +12,8 @@ from flatout.charts.canvas import (
     ACCENT,
     PIXELS,
     Axes,
-    Place,
-    Sheet,
+    Canvas,
+    Frame,
     colour_of,
     ink_on,
     plain,
@@ -23,7 +23,7 @@ from flatout.charts.canvas import (
     write_image,
 )
 from flatout.charts.evaluation import plot_label_statistics
-from flatout.charts.results import PANELS, read_results, results_png
+from flatout.charts.results import PANELS, plot_results, read_results
 from flatout.errors import DataError
 from flatout.yolo.data.image_set import Labels
 from flatout.yolo.metrics import YOLOV7_RESULTS
@@ -55,7 +55,7 @@ def test_a_box_is_drawn_around_its_object():
 
 def test_names_in_a_crowd_do_not_cover_each_other(monkeypatch):
     tags: list[Tag] = []
-    monkeypatch.setattr("flatout.charts.boxes._draw_tag", lambda image, tag, *more: tags.append(tag))
+    monkeypatch.setattr("flatout.charts.boxes._plot_tag", lambda image, tag, *more: tags.append(tag))
     rng = np.random.default_rng(0)
     low = rng.uniform(0, 180, (60, 2))
     box = np.concatenate((low, low + rng.uniform(3, 60, (60, 2))), 1)
@@ -132,10 +132,10 @@ def test_epochs_are_whole_numbers():
 
 
 def test_a_curve_goes_through_its_points_and_leaves_gaps():
-    sheet = Sheet(200, 100)
-    axes = Axes(sheet, Place(20, 10, 180, 90), x=(0, 4), y=(0, 1))
+    sheet = Canvas(200, 100)
+    axes = Axes(sheet, Frame(20, 10, 180, 90), x=(0, 4), y=(0, 1))
     axes.curve(np.arange(5.0), np.array([0.5, 0.5, np.nan, 0.5, 0.5]), ACCENT, 3)
-    picture = sheet.picture()
+    picture = sheet.render()
     columns = where(picture, ACCENT)[:, 1] / PIXELS
     assert columns.min() == pytest.approx(20, abs=2)
     assert columns.max() == pytest.approx(180, abs=2)
@@ -160,14 +160,14 @@ def test_results_are_read_as_they_were_written(tmp_path):
     assert [panel.column for panel in PANELS] == [2, 3, 4, 8, 9, 12, 13, 14, 10, 11]
     path.write_text("\n")
     with pytest.raises(DataError, match="no line with 15 columns"):
-        results_png(path)
+        plot_results(path)
 
 
 def test_losses_of_zero_are_hidden(tmp_path):
     pictures = []
     for val_loss in (0.0, 0.04):
         (tmp_path / "results.txt").write_text(results(5, val_loss=val_loss))
-        pictures.append(read(results_png(tmp_path / "results.txt")))
+        pictures.append(read(plot_results(tmp_path / "results.txt")))
     orange = [len(where(picture, (40, 112, 224))) for picture in pictures]
     assert 0 < orange[0] < 0.7 * orange[1], "three of six losses are gone"
     assert pictures[0].shape == pictures[1].shape
@@ -176,7 +176,7 @@ def test_losses_of_zero_are_hidden(tmp_path):
 @pytest.mark.parametrize("num_epochs", [1, 2])
 def test_the_first_epochs_can_be_drawn(tmp_path, num_epochs):
     (tmp_path / "results.txt").write_text(results(num_epochs))
-    assert results_png(tmp_path / "results.txt", tmp_path / "y.png").stat().st_size > 5000
+    assert plot_results(tmp_path / "results.txt", tmp_path / "y.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize(("num_classes", "num_labels"), [(1, 0), (3, 50), (80, 400)])

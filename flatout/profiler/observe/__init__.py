@@ -1,16 +1,16 @@
-"""Looking at a training while it runs: recorders, probes and samplers, from steps and workers to plain numbers.
+"""Observing a training while it runs: recorders, probes and samplers turn steps and workers into plain numbers.
 
 Files:
 
-    device_times    What the GPU did and how long it took: events on its stream, and a trace of a few steps
-    engine_steps    Observe a training by flatout's own engine
-    hooks           Stages for a training loop that has no marks
-    limits          Which part sets the speed? Three short runs, each of which leaves something out
-    loader_probe    What happens inside the workers of a torch DataLoader
-    observation     Look at a training loop for some steps
-    recorder        What each training step spent where: a clock recorder that tells steps apart and keeps a timeline
-    speed_of_light  How fast can this machine go at all? Copies, launches and decoding, measured in a second or two
-    summary         From what recorders, samplers and probes hold to the lanes and lines of a measurement
-    waits           Where does the host wait for the device? Count per code line, over a few steps that are not timed
+    device_times    GPU times of training steps: from events on its streams, and from a trace of a few steps
+    engine_steps    Observing a training that flatout's own engine runs
+    hooks           Stage marks for a training loop that has none
+    limits          Limits of a training, from three short runs that each leave something out
+    loader_probe    Timing inside the workers of a torch DataLoader
+    observation     Observing some steps of a training loop, one phase after the other
+    recorder        Stage times per training step, and a sampler of the running code line
+    speed_of_light  Hardware limits of this machine: copies, launches and decoding
+    summary         Lanes and hot lines of a measurement, from what recorders, samplers and workers collected
+    waits           Host-device waits, counted per code line over a few steps
     watch           Watch any PyTorch training loop
 """

@@ -1,12 +1,14 @@
-"""What the GPU did and how long it took: events on its stream, and a trace of a few steps.
+"""GPU times of training steps: from events on its streams, and from a trace of a few steps.
 
-    host   |forward|loss|backward|...          the host only queues
+    host   |forward|loss|backward|...          the host only queues work
     stream    |   forward    | loss |      backward      | ...
 
-A mark records one event when a stage begins and one when it ends; nothing waits for the device until
-`read()`, after the measured steps. A stage's device time includes gaps in which the stream had nothing
-queued: that it was idle is seen in the trace, not here. Marks on other streams (copies and
-augmentation that run beside the step) are kept apart.
+A mark records one event when a stage begins and one when it ends; nothing waits for the device until `read()`, after
+the measured steps. The device time of a stage includes gaps in which the stream had nothing queued: only the trace
+shows idle time. Marks on other streams (copies and augmentation that run concurrently with the step) are read
+separately.
+
+Dimension key:  S steps   K stages
 """
 
 from collections import defaultdict
@@ -22,16 +24,16 @@ class DeviceSteps(NamedTuple):
     """Device time of S steps in K stages."""
 
     names: tuple[str, ...]
-    self_ms: np.ndarray  # [S, K], without the stages inside
-    wall_ms: np.ndarray  # [S], from one step's end to the next on the stream
-    timeline: list[Event]  # on the host's clock
+    self_ms: np.ndarray  # [S, K], without nested stages
+    wall_ms: np.ndarray  # [S], from the end of one step to the end of the next on the stream
+    timeline: list[Event]  # in time of the host's clock
 
 
 class DeviceClock:
-    """Marks on the current CUDA stream of one thread."""
+    """Stage marks of one thread as CUDA events, on its current stream and on others."""
 
     def __init__(self, base_host_ns: int | None = None) -> None:
-        """Host-device wait: both clocks are read at a moment when the device is idle."""
+        """Read both clocks while the device is idle (host-device wait)."""
         import time
 
         import torch
@@ -55,8 +57,8 @@ class DeviceClock:
         assert opened_name == name
         end = self._now()
         if begin is not None and end is not None:
-            beside = self._torch.cuda.current_stream() != self._stream
-            self._marks.append((name, begin, end, len(self._open), beside))
+            is_other_stream = self._torch.cuda.current_stream() != self._stream
+            self._marks.append((name, begin, end, len(self._open), is_other_stream))
 
     def step_ended(self) -> None:
         self._step_ends.append(self._now())
@@ -66,18 +68,21 @@ class DeviceClock:
     def num_steps(self) -> int:
         return len(self._step_marks)
 
-    def read(self, skip: int = 0, *, beside: bool = False) -> DeviceSteps:
-        """Host-device wait: everything recorded so far, as milliseconds per step and stage.
+    def read(self, skip: int = 0, *, other_streams: bool = False) -> DeviceSteps:
+        """Milliseconds per step and stage of everything recorded so far, without the first `skip` steps (host-device
+        wait).
 
-        Of the stream on which the clock was made, or of all others together (`beside`).
+        Covers the stream that was current when the clock was made, or all others together (`other_streams`).
         """
         self._torch.cuda.synchronize()
         bounds = [0, *self._step_marks]
-        ended = self._marks[: bounds[-1]]  # what comes after the last step's end belongs to no step
+        ended = self._marks[: bounds[-1]]  # marks after the end of the last step belong to no step
         charged = owners([(name, depth) for name, _, _, depth, _ in ended])
         marks = [
-            (name, self._base.elapsed_time(begin), self._base.elapsed_time(end), depth) if apart == beside else None
-            for name, (_, begin, end, depth, apart) in zip(charged, ended, strict=True)
+            (name, self._base.elapsed_time(begin), self._base.elapsed_time(end), depth)
+            if is_other_stream == other_streams
+            else None
+            for name, (_, begin, end, depth, is_other_stream) in zip(charged, ended, strict=True)
         ]
         ends_ms = np.array([self._base.elapsed_time(end) for end in self._step_ends])
         per_step = [
@@ -98,7 +103,7 @@ class DeviceClock:
         )
 
     def _now(self) -> Any:
-        # While a CUDA graph is captured nothing runs, and an event would become part of the graph.
+        # During the capture of a CUDA graph nothing runs, and an event would become part of the graph.
         if self._torch.cuda.is_current_stream_capturing():
             return None
         event = self._torch.cuda.Event(enable_timing=True)
@@ -107,7 +112,7 @@ class DeviceClock:
 
 
 def self_times(marks: list[tuple[str, float, float, int]]) -> dict[str, float]:
-    """Time per stage without the stages inside it; marks are (name, begin, end, depth), in order of their ends."""
+    """Time per stage without nested stages; marks are (name, begin, end, depth), in the order of their ends."""
     total: dict[str, float] = defaultdict(float)
     inside: dict[int, float] = defaultdict(float)  # depth -> time of stages that ended there since the last outer end
     for name, begin, end, depth in marks:
@@ -116,19 +121,19 @@ def self_times(marks: list[tuple[str, float, float, int]]) -> dict[str, float]:
     return dict(total)
 
 
-# What did the GPU do in a few steps? Busy time, launches and copies, from torch's own trace.
+# Trace: busy time, launches and copies of a few steps, from torch's profiler
 #
-# Tracing slows launching down, so these steps are not timed; what kernels take is right all the same.
+# Tracing slows launches down, so these steps are not timed; the times of kernels are right all the same.
 
 _LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")
-"""How the names of launching calls begin."""
+"""Prefixes of the calls that launch work."""
 
 
 class DeviceWork(NamedTuple):
-    """Per traced step."""
+    """Work of the GPU per traced step."""
 
     busy_ms: float
-    """At least one kernel or copy ran."""
+    """Time in which at least one kernel or copy ran."""
 
     copy_ms: float
     """Copies between host and device."""
@@ -139,7 +144,7 @@ class DeviceWork(NamedTuple):
 
 
 class TraceEvent(NamedTuple):
-    """One entry of a trace, in microseconds."""
+    """One event of a trace, in microseconds."""
 
     name: str
     begin_us: float
@@ -148,48 +153,48 @@ class TraceEvent(NamedTuple):
 
 
 class DeviceTrace:
-    """A trace that is started and stopped between steps."""
+    """A trace of the GPU, started and stopped between steps."""
 
     def __init__(self) -> None:
         import torch
 
         activity = torch.profiler.ProfilerActivity
-        # With one cycle there is nothing to gather; but without `acc_events` torch warns that it gathers nothing.
+        # With one cycle there is nothing to accumulate, but without `acc_events` torch warns that it does not.
         self._profile = torch.profiler.profile(activities=[activity.CPU, activity.CUDA], acc_events=True)
 
     def start(self) -> None:
-        """Host-device wait: kernels of the steps before must not be counted."""
+        """Begin tracing (host-device wait: kernels of earlier steps must not be counted)."""
         import torch
 
         torch.cuda.synchronize()
         self._profile.__enter__()
 
     def stop(self, num_steps: int) -> DeviceWork:
-        """Host-device wait: the trace ends when everything queued has run."""
+        """End tracing when everything queued has run (host-device wait); returns work per step."""
         import torch
 
         torch.cuda.synchronize()
         self._profile.__exit__(None, None, None)
-        # As they were recorded: torch takes seconds to make its own tree of tens of thousands of them.
-        return sum_up(_entries(self._profile.profiler.kineto_results.events()), num_steps)  # type: ignore[union-attr]
+        # Raw events: torch takes seconds to build its own tree of tens of thousands of them.
+        return summarize(_trace_events(self._profile.profiler.kineto_results.events()), num_steps)  # type: ignore[union-attr]
 
 
-def sum_up(events: Sequence[TraceEvent], num_steps: int) -> DeviceWork:
-    """Pure: entries of a trace -> numbers per step."""
+def summarize(events: Sequence[TraceEvent], num_steps: int) -> DeviceWork:
+    """Numbers per step from the events of a trace (pure)."""
     on_device = [event for event in events if event.on_device]
     copies = [event for event in on_device if event.name.startswith("Memcpy")]
     host_copies = [event for event in copies if "HtoD" in event.name or "DtoH" in event.name]
     launches = sum(event.name.startswith(_LAUNCHES) for event in events if not event.on_device)
     return DeviceWork(
-        busy_ms=covered((event.begin_us, event.end_us) for event in on_device) / 1e3 / num_steps,
+        busy_ms=union_length((event.begin_us, event.end_us) for event in on_device) / 1e3 / num_steps,
         copy_ms=sum(event.end_us - event.begin_us for event in host_copies) / 1e3 / num_steps,
         launches=launches / num_steps,
         pageable_copies=sum("Pageable" in event.name for event in copies) / num_steps,
     )
 
 
-def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the union of some spans: kernels that run side by side are busy once."""
+def union_length(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of spans: time in which several kernels run counts once."""
     total, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, reached))
@@ -197,7 +202,7 @@ def covered(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def _entries(events: Iterable[Any]) -> list[TraceEvent]:
+def _trace_events(events: Iterable[Any]) -> list[TraceEvent]:
     return [
         TraceEvent(
             event.name(),
@@ -206,20 +211,21 @@ def _entries(events: Iterable[Any]) -> list[TraceEvent]:
             "CUDA" in str(event.device_type()),
         )
         for event in events
-        # Ranges that somebody named (an optimizer's step) are drawn on the device too, but nothing runs for them.
+        # Named ranges (such as an optimizer's step) appear on the device too, but nothing runs for them.
         if not event.is_user_annotation()
     ]
 
 
-# A trace of whole steps: it ends where a pause between steps begins, and begins anew if nothing was traced by then.
+# A trace covers complete steps only: it ends where a pause between steps begins, and is started again if it had not
+# covered a step by then.
 
 
 class StepTrace:
-    """The trace that runs, if any, and what the last one told."""
+    """The current trace, if any, and the result of the last one."""
 
     def __init__(self) -> None:
         self.work: DeviceWork | None = None
-        """Per step; None: nothing was traced."""
+        """Work per step; None: nothing was traced."""
         self._trace: DeviceTrace | None = None
 
     @property
@@ -227,13 +233,13 @@ class StepTrace:
         return self._trace is not None
 
     def start(self) -> None:
-        """Host-device wait."""
+        """Begin a trace (host-device wait)."""
         trace = DeviceTrace()
         trace.start()
-        self._trace = trace  # only now: one that did not start cannot be stopped
+        self._trace = trace  # only now: a trace that failed to start cannot be stopped
 
     def stop(self, num_steps: int) -> None:
-        """Host-device wait, if there is a trace. One of no step at all is thrown away."""
+        """End the current trace, if any (host-device wait). A trace of no step is discarded."""
         if self._trace is not None:
             work = self._trace.stop(max(1, num_steps))
             self.work = work if num_steps else None

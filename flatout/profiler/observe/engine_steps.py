@@ -1,4 +1,4 @@
-"""Observe a training by flatout's own engine: its marks say where steps begin, so nothing has to be told apart."""
+"""Observing a training that flatout's own engine runs: the engine's marks tell where steps begin."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,11 +14,11 @@ STEP_BEGINS = "train.wait"
 """The first stage of every step, and of nothing else."""
 
 WARM_UP_ON_DEVICE = 6
-"""The engine captures the fourth step as a graph; before, kernels are chosen and compiled."""
+"""The engine captures the fourth step as a CUDA graph; before that, kernels are chosen and compiled."""
 
 
 class _EngineRecorder(StepRecorder):
-    """Ends a step where the next one begins."""
+    """A recorder that ends a step where the next one begins."""
 
     observation: "EngineObservation"
 
@@ -29,23 +29,22 @@ class _EngineRecorder(StepRecorder):
 
 
 class EngineObservation(Observation):
-    """A look at `num_steps` steps (None: all) of the loop that runs in this thread while `observing()`."""
+    """Observation of `num_steps` steps (None: all) of the engine's loop in this thread while `observing()`."""
 
     def __init__(
         self,
         *,
         images_per_step: int,
         num_steps: int | None,
-        turns: Phases = ALL,
+        phases: Phases = ALL,
         title: str = "",
         own_flags: Mapping[str, str] | None = None,
     ) -> None:
-        """`own_flags`: patterns of what the verdict advises -> how the job that is looked at spells it; see
-        `respelled`."""
+        """`own_flags`: patterns in the advice of a verdict -> the flags of the observed job; see `respelled`."""
         self._images, self._most_images = images_per_step, 0
         self._has_begun = False
         self._own_flags = own_flags or {}
-        super().__init__(FeedWorkers(), num_steps=num_steps, turns=turns, title=title)
+        super().__init__(FeedWorkers(), num_steps=num_steps, phases=phases, title=title)
 
     def _make_recorder(self) -> StepRecorder:
         recorder = _EngineRecorder()
@@ -54,18 +53,18 @@ class EngineObservation(Observation):
 
     @property
     def total_steps(self) -> int:
-        """Steps after which the observation is over: one more than it needs, to see the last one's end."""
+        """Steps after which the observation is over: one more than are measured, to see the end of the last one."""
         import torch
 
         assert self._num_steps is not None
         on_device = torch.cuda.is_available()
-        turns = _on_device(self._turns) if on_device else self._turns
-        return turns.timing_begins(on_device=on_device) + self._num_steps + 1
+        phases = _on_device(self._phases) if on_device else self._phases
+        return phases.timing_begins(on_device=on_device) + self._num_steps + 1
 
     def attach_device(self) -> None:
         super().attach_device()
         if self._device is not None:
-            self._turns = _on_device(self._turns)
+            self._phases = _on_device(self._phases)
 
     @property
     def profile(self) -> Profile:
@@ -74,25 +73,25 @@ class EngineObservation(Observation):
         return profile
 
     def report(self, folder: Path) -> str:
-        """Ledger and verdict for a terminal, or why there are none; the page goes to `folder`."""
+        """Ledger and verdict for a terminal, or why there are none; profile.html and the other files go to `folder`."""
         if not self.is_complete:
-            return f"Nothing was profiled: {self.too_short}"
+            return f"No profile: {self.too_short}"
         page = self.profile.save(folder)
-        return f"\nWhere a step goes (as a page: {page}):\n{self.profile.text()}"
+        return f"\nWhere the time of a step goes (as a page: {page}):\n{self.profile.text()}"
 
     def batch_taken(self, num_images: int) -> None:
-        """The step that runs has so many images; without this it has `images_per_step`."""
+        """Set the number of images of the current step; by default it is `images_per_step`."""
         self._images = num_images
         if self._is_short:
-            self.pass_ends()  # it is like no other step: not to be traced, nor counted
+            self.pass_ends()  # unlike the other steps, so neither traced nor counted
 
     @property
     def _is_short(self) -> bool:
-        """Whether the step that runs has fewer images than others, at the end of an epoch."""
+        """Whether the current step has fewer images than earlier ones, as the last step of an epoch may."""
         return self._images < self._most_images
 
     def step_begins(self) -> None:
-        """The loop asks for a batch."""
+        """The loop requests a batch: the previous step, if there was one, has ended."""
         if self._has_begun and self._is_short:
             clock.step_ended(0)
             self.pass_begins()
@@ -107,5 +106,5 @@ class EngineObservation(Observation):
         clock.step_ended(0)
 
 
-def _on_device(turns: Phases) -> Phases:
-    return turns._replace(warm_up=max(turns.warm_up, WARM_UP_ON_DEVICE))
+def _on_device(phases: Phases) -> Phases:
+    return phases._replace(warm_up=max(phases.warm_up, WARM_UP_ON_DEVICE))

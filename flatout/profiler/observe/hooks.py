@@ -1,6 +1,6 @@
-"""Stages for a training loop that has no marks: put around model, loss, backward, optimizer and copies from outside.
+"""Stage marks for a training loop that has none: hooks around model, loss, backward, optimizer and copies.
 
-Everything is taken off again when the block ends; the loop itself is not touched.
+All hooks are removed when the block ends; the loop itself is not changed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,9 +14,9 @@ from flatout.errors import ConfigError
 
 @contextmanager
 def stages_around(model: Any, optimizer: Any, loss_fn: Any) -> Iterator[None]:
-    """Mark forward, loss (if it is a module), backward, optimizer and copies to a GPU.
+    """Mark forward, loss (if it is a module), backward, optimizer and copies to a GPU inside the block.
 
-    Several models or optimizers (of a GAN, say) come as a list or a dict; None: there is nothing to mark.
+    Several models or optimizers (of a GAN, for example) are given as a list or a dict; None: nothing to mark.
     """
     with ExitStack() as stack:
         for each in _each(model):
@@ -31,7 +31,7 @@ def stages_around(model: Any, optimizer: Any, loss_fn: Any) -> Iterator[None]:
 
 
 def _each(given: Any) -> Iterable[Any]:
-    """One of a kind, or all of a list or a dict of them; none of None."""
+    """A single object as a sequence of one, the items of a list or a dict, nothing for None."""
     if isinstance(given, Mapping):
         return given.values()
     if isinstance(given, list | tuple):
@@ -43,18 +43,18 @@ def _module(model: Any) -> Any:
     if hasattr(model, "register_forward_pre_hook"):
         return model
     raise ConfigError(
-        f"A {type(model).__name__} cannot be watched as a model: give the nn.Module that your loop calls (the compiled "
-        "or wrapped one, if there is one), a list or dict of several, or None."
+        f"A {type(model).__name__} cannot be watched as a model. Pass the nn.Module that your loop calls (the compiled "
+        "or wrapped one, if there is one), a list or dict of modules, or None."
     )
 
 
 def code_of(loss_fn: Any) -> CodeType | None:
-    """The code of a loss that is a plain function: it cannot be marked from outside, but it can be seen running."""
+    """The code of a loss that is a plain function: it cannot be hooked, but samples can find it running."""
     return getattr(loss_fn, "__code__", None) or getattr(getattr(loss_fn, "__func__", None), "__code__", None)
 
 
-class _Bracket:
-    """A stage whose begin and end are two separate calls. Calls that come in pairs may nest."""
+class _OpenStages:
+    """A stage that is opened and closed by two separate calls. Pairs of calls may nest."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -72,7 +72,7 @@ class _Bracket:
 
 @contextmanager
 def replaced(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """A class, module or object with other functions inside the block; afterwards it inherits again what it did."""
+    """Replace functions of a class, module or object inside the block; inherited ones are inherited again after it."""
     own = {name: vars(owner)[name] for name in methods if name in vars(owner)}
     for name, method in methods.items():
         setattr(owner, name, method)
@@ -88,10 +88,10 @@ def replaced(owner: Any, methods: Mapping[str, Callable[..., Any]]) -> Iterator[
 
 @contextmanager
 def _module_stage(module: Any, name: str) -> Iterator[None]:
-    bracket = _Bracket(name)
+    bracket = _OpenStages(name)
     handles = [
         module.register_forward_pre_hook(bracket.begin),
-        # Also when forward raises, or the mark would stay open.
+        # Called also when forward raises, or the mark would stay open.
         module.register_forward_hook(bracket.end, always_call=True),
     ]
     try:
@@ -103,10 +103,10 @@ def _module_stage(module: Any, name: str) -> Iterator[None]:
 
 @contextmanager
 def _optimizer_stage(optimizer: Any) -> Iterator[None]:
-    bracket = _Bracket("optimizer")
+    bracket = _OpenStages("optimizer")
     try:
         handles = [optimizer.register_step_pre_hook(bracket.begin), optimizer.register_step_post_hook(bracket.end)]
-    except AttributeError:  # a wrapper: no hooks, or inherited ones that it never made
+    except AttributeError:  # a wrapper: it has no hooks, or inherits them without having initialized them
         handles = []
     with ExitStack() as stack:
         for handle in handles:
@@ -118,12 +118,12 @@ def _optimizer_stage(optimizer: Any) -> Iterator[None]:
 
 @contextmanager
 def _step_stage(optimizer: Any) -> Iterator[None]:
-    """Around the `step` of an object that is no optimizer of torch, but works like one."""
+    """Mark the `step` method of an object that is not a torch optimizer, but is used like one."""
     step = getattr(optimizer, "step", None)
     if not callable(step):
         raise ConfigError(
-            f"A {type(optimizer).__name__} cannot be watched as an optimizer: give the object whose step() your loop "
-            "calls, a list or dict of several, or None."
+            f"A {type(optimizer).__name__} cannot be watched as an optimizer. Pass the object whose step() your loop "
+            "calls, a list or dict of them, or None."
         )
 
     def marked(*args: Any, **kwargs: Any) -> Any:
@@ -136,7 +136,7 @@ def _step_stage(optimizer: Any) -> Iterator[None]:
 
 @contextmanager
 def _backward_stage() -> Iterator[None]:
-    """Around autograd's own functions, which `Tensor.backward` calls as well."""
+    """Mark autograd's own functions, which `Tensor.backward` calls as well."""
     import torch
 
     def marked(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -152,7 +152,7 @@ def _backward_stage() -> Iterator[None]:
 
 @contextmanager
 def _copy_stage() -> Iterator[None]:
-    """Copies of host tensors to a GPU; nothing where there is none."""
+    """Mark copies of host tensors to a GPU; does nothing without one."""
     import torch
 
     if not torch.cuda.is_available():

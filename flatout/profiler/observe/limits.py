@@ -1,10 +1,10 @@
-"""Which part sets the speed? Three short runs, each of which leaves something out.
+"""Limits of a training, from three short runs that each leave something out: which part sets the speed?
 
-    compute    the step again and again on one batch that already lies where it is used
-    transfer   the step on real batches that are kept in host memory, in turn
-    input      batches taken from the feed, with nothing done to them
+    compute    the step again and again on one batch that is already where it is used
+    transfer   the step on a few real batches that are kept in host memory, in turn
+    input      batches taken from the feed, without using them
 
-No advice is worth reading before these three numbers (and the real run's) are known.
+Measure these three, and the real run, before you follow any advice.
 """
 
 import time
@@ -17,18 +17,18 @@ import numpy as np
 from flatout.profiler.measurement import Limits
 
 Step = Callable[[Any], object]
-"""A training step on one batch, from wherever the loop finds it."""
+"""A training step on one batch, including the copy to the device if the batch is not there yet."""
 
 
 class Budget(NamedTuple):
-    """How long to look: at most so many steps or seconds per run, after a warm-up."""
+    """Length of each run: a number of steps after a warm-up, or fewer if the seconds are used up."""
 
     steps: int = 20
     warm_up: int = 2
     seconds: float = 10.0
 
 
-USUAL = Budget()
+DEFAULT_BUDGET = Budget()
 
 
 def find_limits(
@@ -37,13 +37,13 @@ def find_limits(
     *,
     keep: Callable[[Any], Any] = lambda batch: batch,
     to_device: Callable[[Any], Any] = lambda batch: batch,
-    budget: Budget = USUAL,
+    budget: Budget = DEFAULT_BUDGET,
     kept_batches: int = 4,
 ) -> Limits:
-    """Milliseconds per step of the three runs.
+    """Measure the three limits, in milliseconds per step.
 
-    `batches()` begins a pass over the real feed. `keep` copies a batch that is only borrowed; `to_device` puts it
-    where `step` needs no further copy.
+    `batches()` begins a pass over the real feed. `keep` copies a batch whose memory the feed will reuse; `to_device`
+    moves it to where `step` needs no further copy.
     """
     kept = [keep(batch) for batch in islice(batches(), kept_batches)]
     ready = to_device(kept[0])
@@ -55,7 +55,7 @@ def find_limits(
 
 
 def median_ms(work: Callable[[], object], budget: Budget) -> float:
-    """Median time of a call; everything queued on a device is part of it."""
+    """Median time of a call, until everything it queued on a device is done."""
     for _ in range(budget.warm_up):
         work()
     drain()
@@ -71,7 +71,7 @@ def median_ms(work: Callable[[], object], budget: Budget) -> float:
 
 
 def drain() -> None:
-    """Host-device wait, outside of any step: a measurement must not end before the work does."""
+    """Wait until the GPU, if any, has run everything queued: a measurement must not end before the work does."""
     import torch
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -79,12 +79,13 @@ def drain() -> None:
 
 
 def _replayed_ms(step: Step, kept: Sequence[Any], budget: Budget) -> float:
-    turn = cycle(kept)
-    return median_ms(lambda: step(next(turn)), budget)
+    batches = cycle(kept)
+    return median_ms(lambda: step(next(batches)), budget)
 
 
 def _input_ms(batches: Callable[[], Iterable[Any]], budget: Budget) -> float:
-    """Mean, not median: batches come in bursts, and only their rate counts. The first ones were made ahead of time."""
+    """Mean time per batch (batches come in bursts, so a median would mislead), without the first, which were made
+    ahead of time."""
     passes = _endless(batches)
     for _ in range(budget.warm_up + 1):
         next(passes)

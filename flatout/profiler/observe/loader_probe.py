@@ -1,7 +1,7 @@
-"""What happens inside the workers of a torch DataLoader: time per sample, collation, CPU time and the lines that run.
+"""Timing inside the workers of a torch DataLoader: samples, collation, CPU time and running lines.
 
-A probe stands between the loader and its dataset and collate function. It writes into tables in shared memory, one
-per worker, which the main process reads while they work; nothing is sent with the batches.
+Wrappers around the dataset and the collate function write into tables in shared memory, one per worker, which the main
+process reads while the workers run; nothing is sent with the batches.
 """
 
 import time
@@ -25,17 +25,17 @@ WORKER_DTYPE = np.dtype(
         ("timeline", TIMELINE_DTYPE),
     ]
 )
-"""`cpu_ns`: CPU time of the process and of those that had its place before; `wanted_ns`: its main thread ran, or queued
-for a core."""
+"""`cpu_ns`: CPU time of the worker process and of those it replaced; `wanted_ns`: time in which its main thread ran or
+queued for a core."""
 
 
-class Tables:
-    """One table per worker, in memory that worker processes share however they are started."""
+class WorkerTables:
+    """One table per worker, in memory that is shared with worker processes whatever their start method."""
 
     def __init__(self, num_workers: int) -> None:
         import torch
 
-        # A torch tensor is the one thing that every way of starting DataLoader workers can share.
+        # A torch tensor can be shared under every start method of DataLoader workers.
         self._memory = torch.zeros(max(1, num_workers) * WORKER_DTYPE.itemsize, dtype=torch.uint8).share_memory_()
         want(self.rows()["timeline"], True)
 
@@ -47,10 +47,10 @@ class Tables:
         return self.rows().copy()
 
 
-class Desk:
-    """This process's own part of the tables: opened on first use, shared by dataset and collate function."""
+class WorkerTable:
+    """The table of this worker process: opened on first use, shared by the dataset and collate wrappers."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: WorkerTables) -> None:
         self.tables = tables
         self._totals: clock.Totals | None = None
 
@@ -58,7 +58,7 @@ class Desk:
         return {"tables": self.tables, "_totals": None}
 
     def totals(self) -> clock.Totals | None:
-        """Where this worker writes; None in the main process, whose own recorder takes the marks."""
+        """The recorder of this worker; None in the main process, which has its own."""
         from torch.utils.data import get_worker_info
 
         info = get_worker_info()
@@ -67,20 +67,21 @@ class Desk:
         if self._totals is None:
             row = self.tables.rows()[info.id]
             self._totals = TracedTotals(row["stages"], self.tables.rows()["timeline"][info.id : info.id + 1])
-            lines = _Lines(row["lines"])
-            Sampler(on_sample=lines.add, label=lambda: _working(self._totals))
+            lines = _LineTable(row["lines"])
+            Sampler(on_sample=lines.add, label=lambda: _current_stage(self._totals))
             self._cpu = row
-            # Without persistent workers every epoch has new ones, whose own times begin at zero.
+            # Without persistent workers, every epoch starts new processes, whose CPU times begin at zero.
             self._earlier = int(row["cpu_ns"]), int(row["wanted_ns"])
         return self._totals
 
-    def note_cpu(self) -> None:
+    def update_cpu_times(self) -> None:
         if self._totals is not None:
             cpu_ns, wanted_ns = self._earlier
             self._cpu["cpu_ns"] = cpu_ns + time.process_time_ns()
             self._cpu["wanted_ns"] = wanted_ns + ran_or_queued_ns()
 
     def timed(self, name: str, work: Callable[[], Any]) -> Any:
+        """The result of `work`, run as stage `name`."""
         totals = self.totals()
         if totals is None:
             with clock.stage(name):
@@ -88,12 +89,12 @@ class Desk:
         with clock.recording(totals), clock.stage(name):
             result = work()
         if name == "collate":  # once per batch is enough
-            self.note_cpu()
+            self.update_cpu_times()
         return result
 
 
 def ran_or_queued_ns() -> int:
-    """Time this thread has run or waited for a free core; 0 where the system does not tell."""
+    """Time this thread has run or waited for a free core; 0 if the system does not report it."""
     try:
         ran, queued, _ = Path("/proc/thread-self/schedstat").read_text().split()
     except (OSError, ValueError):
@@ -101,20 +102,20 @@ def ran_or_queued_ns() -> int:
     return int(ran) + int(queued)
 
 
-def _working(totals: clock.Totals | None) -> str | None:
+def _current_stage(totals: clock.Totals | None) -> str | None:
     return None if totals is None or totals.innermost is None else totals.innermost.name
 
 
-class _Lines:
-    """Samples per line, in a table of fixed size; the last row collects what has no row of its own."""
+class _LineTable:
+    """Samples per line, in a table of fixed size; the last row collects lines that have no row of their own."""
 
     def __init__(self, table: np.ndarray) -> None:
         self._table = table
-        # The table may have been begun by a worker of an earlier epoch.
+        # A worker of an earlier epoch may have filled rows already.
         self._rows = {bytes(where): row for row, where in enumerate(table["where"]) if where}
 
     def add(self, line: Line, stage: str | None) -> None:
-        if stage is None:  # between samples: the worker waits for orders
+        if stage is None:  # the worker is waiting for its next batch indices
             return
         where = str(line).encode()[-200:]
         if where not in self._rows:
@@ -124,17 +125,17 @@ class _Lines:
         self._table[self._rows[where]]["samples"] += 1
 
 
-class _StandIn:
-    """Stands in a dataset's place: what is read of it or set on it (by a worker_init_fn, say) is the dataset's own."""
+class _DatasetProxy:
+    """Proxy of a dataset: attributes are read from and set on the dataset itself (by a worker_init_fn, for example)."""
 
-    def __init__(self, dataset: Any, desk: Desk) -> None:
-        vars(self).update(_dataset=dataset, _desk=desk)
+    def __init__(self, dataset: Any, worker_table: WorkerTable) -> None:
+        vars(self).update(_dataset=dataset, _worker_table=worker_table)
 
     def __len__(self) -> int:
         return len(self._dataset)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_dataset", "_desk"):
+        if name.startswith("__") or name in ("_dataset", "_worker_table"):
             raise AttributeError(name)
         return getattr(self._dataset, name)
 
@@ -145,43 +146,43 @@ class _StandIn:
         delattr(self._dataset, name)
 
 
-class TimedDataset(_StandIn):
-    """A map-style dataset whose samples are timed."""
+class TimedDataset(_DatasetProxy):
+    """Proxy that times the samples of a map-style dataset."""
 
-    def __init__(self, dataset: Any, desk: Desk) -> None:
-        super().__init__(dataset, desk)
+    def __init__(self, dataset: Any, worker_table: WorkerTable) -> None:
+        super().__init__(dataset, worker_table)
         if hasattr(dataset, "__getitems__"):
             vars(self)["__getitems__"] = self._get_items
 
     def __getitem__(self, index: Any) -> Any:
-        return self._desk.timed("fetch", lambda: self._dataset[index])
+        return self._worker_table.timed("fetch", lambda: self._dataset[index])
 
     def _get_items(self, indices: Any) -> Any:
-        return self._desk.timed("fetch", lambda: self._dataset.__getitems__(indices))
+        return self._worker_table.timed("fetch", lambda: self._dataset.__getitems__(indices))
 
 
-class TimedStream(_StandIn):
-    """An iterable dataset whose samples are timed."""
+class TimedStream(_DatasetProxy):
+    """Proxy that times the samples of an iterable dataset."""
 
     def __iter__(self) -> Iterator[Any]:
         samples, end = iter(self._dataset), object()
-        while (sample := self._desk.timed("fetch", lambda: next(samples, end))) is not end:
+        while (sample := self._worker_table.timed("fetch", lambda: next(samples, end))) is not end:
             yield sample
 
 
 class TimedCollate:
-    """A collate function that is timed."""
+    """Wrapper that times a collate function."""
 
-    def __init__(self, collate: Callable[[Any], Any], desk: Desk) -> None:
+    def __init__(self, collate: Callable[[Any], Any], worker_table: WorkerTable) -> None:
         self._collate = collate
-        self._desk = desk
+        self._worker_table = worker_table
 
     def __call__(self, samples: Any) -> Any:
-        return self._desk.timed("collate", lambda: self._collate(samples))
+        return self._worker_table.timed("collate", lambda: self._collate(samples))
 
 
 def stage_ns(before: np.ndarray, after: np.ndarray) -> tuple[dict[str, int], dict[str, int]]:
-    """Self time and runs per stage of all workers together, between two snapshots."""
+    """Self time and runs per stage between two snapshots, all workers together."""
     self_ns: Counter[str] = Counter()
     runs: Counter[str] = Counter()
     for old, new in zip(before, after, strict=True):
@@ -193,7 +194,7 @@ def stage_ns(before: np.ndarray, after: np.ndarray) -> tuple[dict[str, int], dic
 
 
 def line_samples(after: np.ndarray) -> Counter[tuple[str, str]]:
-    """Samples per (file:line, function) of all workers together."""
+    """Samples per (file:line, function), all workers together."""
     counts: Counter[tuple[str, str]] = Counter()
     for worker in after:
         for row in worker["lines"][worker["lines"]["samples"] > 0]:

@@ -1,12 +1,10 @@
-"""Look at a training loop for some steps: warm up, count waits, on a GPU trace, then time (`Phases` has the order).
+"""Observing some steps of a training loop, one phase after the other (see `Phases`), and the measurement of it.
 
-Pauses between steps (a validation, say) are neither traced nor counted as part of a step, only timed, each under its
-own name. Whoever drives the loop says when a step has ended: a watched loader, or an engine whose marks are known.
+The driver of the loop reports where steps end: a watched loader, or an engine whose marks are known. Pauses between
+steps (a validation, for example) are timed, each under its own name, but neither traced nor counted as part of a step.
 
-Steps that are timed: what is collected meanwhile, and the measurement it comes to.
-
-Stages by the recorder's marks, the running line by samples, workers by their tables, the device by its events. What
-that may cost a step is asked by bench/profiler_overhead.py.
+In timed steps the recorder's marks give stages, samples give the running line, tables give the work of the workers, and
+events give the times of the device. bench/profiler_overhead.py measures what that costs a step.
 """
 
 import time
@@ -23,35 +21,81 @@ from flatout.profiler.observe.device_times import DeviceClock, DeviceSteps, Devi
 from flatout.profiler.observe.recorder import Line, Sampler, StepRecorder
 from flatout.profiler.observe.speed_of_light import launch_us
 from flatout.profiler.observe.summary import (
-    WorkersSeen,
-    WorkerWatch,
+    WorkerObserver,
+    WorkerStats,
     device_lane,
     host_lane,
     hot_lines,
+    limited_to_step,
     machine_facts,
-    no_longer_than,
-    run_ahead,
+    with_run_ahead,
     with_serial_input,
 )
 from flatout.profiler.observe.waits import WaitCounter
 
+# Phases
+#
+#     |warm up|count waits|trace (GPU)|settle (GPU)|  time  |
+#
+# Each kind of observation disturbs the others, so they follow one another, and only undisturbed steps are timed.
+# Compiling kernels and reading a trace stall the loop; meanwhile the workers complete every batch they have room for,
+# and the steps that use those up never wait. They are not timed either.
+
+
+class Phases(NamedTuple):
+    """Number of steps of each phase before timing begins, in this order."""
+
+    warm_up: int = 2
+    counted: int = 2
+    """Steps in which waits are counted."""
+    traced: int = 2
+    """Steps in which kernels are traced; only with a GPU."""
+    settled: int = 5
+    """Steps on a GPU that use up the batches made ahead: our feed has four slots, and one more batch in flight."""
+
+    @property
+    def counting_ends(self) -> int:
+        """Number of steps after which counting of waits ends and tracing begins."""
+        return self.warm_up + self.counted
+
+    def tracing_ends(self, *, on_device: bool) -> int:
+        return self.counting_ends + (self.traced if on_device else 0)
+
+    def timing_begins(self, *, on_device: bool) -> int:
+        """Number of steps before the first timed one."""
+        return self.tracing_ends(on_device=on_device) + (self.settled if on_device else 0)
+
+    def is_counted(self, step: int) -> bool:
+        """Whether waits are counted in this step; steps are numbered from 1."""
+        return self.warm_up < step <= self.counting_ends
+
+
+ALL = Phases()
+KERNELS = Phases(counted=0, traced=1, settled=1)
+"""For steps on a batch that is ready: no feed can get ahead, and the waits are known."""
+SPEED = Phases(counted=0, traced=0)
+"""For the speed alone."""
+
+
+# Timed steps
+
 
 class TimedSteps:
-    """From the moment it is made; the recorder forgets what came before."""
+    """Collects what happens in timed steps, from its creation on; the recorder is restarted."""
 
     def __init__(
         self,
         recorder: StepRecorder,
-        workers: WorkerWatch,
+        workers: WorkerObserver,
         device: DeviceClock | None,
         functions: Mapping[CodeType, str],
     ) -> None:
-        """`functions`: code -> stage, for what cannot be marked."""
+        """`functions`: code -> stage, for functions that cannot be marked."""
         self._recorder, self._workers, self._device, self._functions = recorder, workers, device, functions
         self.num_steps = 0
-        # Kept step by step: what runs after the last step is nobody's.
+        # Samples are kept when their step ends: those taken after the last step belong to no step.
         self._samples: Counter[tuple[Line, str | None]] = Counter()
-        self._fresh: list[tuple[Line, str | None]] = []  # of the step that runs
+        self._step_samples: list[tuple[Line, str | None]] = []  # of the current step
         self._device_timelines: dict[str, list[Event]] = {}
         self._worker_timelines: dict[str, list[Event]] = {}
         self._sampler = Sampler(label=self._stage_now, functions=functions, on_sample=self._keep_sample)
@@ -62,20 +106,20 @@ class TimedSteps:
 
     def step_ended(self) -> None:
         self.num_steps += 1
-        fresh, self._fresh = self._fresh, []
-        self._samples.update(fresh)
-        self._workers.look(self.num_steps)
+        samples, self._step_samples = self._step_samples, []
+        self._samples.update(samples)
+        self._workers.poll(self.num_steps)
 
-    def forget_samples(self) -> None:
-        """What was sampled since the last step ended belongs to none."""
-        self._fresh = []
+    def discard_samples(self) -> None:
+        """Drop the samples taken since the last step ended: they belong to no step."""
+        self._step_samples = []
 
     def close(self) -> None:
-        """No more samples are taken; may be called twice."""
+        """Stop sampling; may be called twice."""
         self._sampler.close()
 
     def timeline(self) -> dict[str, list[Event]]:
-        """Place -> events of the last steps, once they are summed up."""
+        """Place -> events of the last steps; call after `summarize`."""
         lanes = {"host": self._recorder.timeline}
         lanes |= {place: events for place, events in self._device_timelines.items() if events}
         # Workers may be ahead of the loop: what they did after its end belongs to no step.
@@ -85,45 +129,45 @@ class TimedSteps:
         return lanes
 
     def _keep_sample(self, line: Line, stage: str | None) -> None:
-        self._fresh.append((line, stage))
+        self._step_samples.append((line, stage))
 
     def _stage_now(self) -> str | None:
         innermost = self._recorder.innermost
         return stage_apart(innermost) or (None if innermost is None else innermost.name)
 
-    def sum_up(self, work: DeviceWork | None, waits: WaitCounter, title: str) -> Measurement:
-        """Host-device wait. `work` and `waits` were seen before, in steps of their own."""
+    def summarize(self, work: DeviceWork | None, waits: WaitCounter, title: str) -> Measurement:
+        """The measurement (host-device wait). `work` and `waits` come from the phases before."""
         steps = self._recorder.steps()
-        seen = self._workers.end(self.num_steps)
+        workers = self._workers.end(self.num_steps)
         self._worker_timelines = self._workers.timelines()
         host = host_lane(steps, self._samples, set(self._functions.values()))
-        if seen is not None and seen.num_workers == 0:
-            host, seen = with_serial_input(host, seen.lane), None
+        if workers is not None and workers.num_workers == 0:
+            host, workers = with_serial_input(host, workers.lane), None
         walls_ms = steps.wall_ns / 1e6
-        device, beside = self._read_device(), self._read_device(beside=True)
+        device, other_streams = self._read_device(), self._read_device(other_streams=True)
         if device is not None and len(device.wall_ms) == len(walls_ms):
-            host = run_ahead(host, host_ms=float(walls_ms.mean()), device_ms=float(device.wall_ms.mean()))
-            # A host that never waits only queues: the device says how long steps really take.
+            host = with_run_ahead(host, host_ms=float(walls_ms.mean()), device_ms=float(device.wall_ms.mean()))
+            # A host that never waits only queues work: then the device tells how long steps really take.
             walls_ms = device.wall_ms if device.wall_ms.mean() > walls_ms.mean() else walls_ms
         lanes: list[Lane] = [host]
         lines = hot_lines(self._samples, float(steps.wall_ns.mean()) / 1e6)
-        if seen is not None:
-            lanes.append(no_longer_than(float(walls_ms.mean()), seen.lane))
-            lines += seen.lines
+        if workers is not None:
+            lanes.append(limited_to_step(float(walls_ms.mean()), workers.lane))
+            lines += workers.lines
         if device is not None:
             lanes.append(device_lane(device))
-        if beside is not None and beside.names:
-            lanes.append(device_lane(beside, "copy"))
+        if other_streams is not None and other_streams.names:
+            lanes.append(device_lane(other_streams, "copy"))
         return Measurement(
             wall_ms=walls_ms.tolist(),
             images=float(steps.images.mean()),
             lanes=lanes,
             main_cpu_ms=float(steps.cpu_ns.mean()) / 1e6,
-            worker_cpu_ms=seen.cpu_ms if seen else None,
-            worker_blocked_ms=seen.blocked_ms if seen else None,
-            num_workers=seen.num_workers if seen else self._workers.num_unseen,
+            worker_cpu_ms=workers.cpu_ms if workers else None,
+            worker_blocked_ms=workers.blocked_ms if workers else None,
+            num_workers=workers.num_workers if workers else self._workers.num_unobserved,
             usable_cores=float(machine.cores().usable),
-            others_cores=self._others.cores(self._own_cpu_s(seen)),
+            others_cores=self._others.cores(self._own_cpu_s(workers)),
             num_threads=_num_threads(),
             has_device=self._device is not None,
             device_busy_ms=work.busy_ms if work else None,
@@ -137,17 +181,18 @@ class TimedSteps:
             title=title,
         )
 
-    def _own_cpu_s(self, seen: WorkersSeen | None) -> float:
-        """Since timing began: also what ran after the last step, and workers of a validation."""
-        workers_ms = seen.cpu_ms + seen.apart_cpu_ms if seen else 0.0
+    def _own_cpu_s(self, workers: WorkerStats | None) -> float:
+        """CPU time of this training since timing began, including the time after the last step and the workers of a
+        validation."""
+        workers_ms = workers.cpu_ms + workers.apart_cpu_ms if workers else 0.0
         return time.process_time() - self._cpu_began_s + workers_ms * self.num_steps / 1e3
 
-    def _read_device(self, *, beside: bool = False) -> DeviceSteps | None:
-        """Host-device wait: the timed steps on the device's own clock, of the step's stream or of those beside it."""
+    def _read_device(self, *, other_streams: bool = False) -> DeviceSteps | None:
+        """The timed steps by the device's own events, on the stream of the step or on all others (host-device wait)."""
         if self._device is None:
             return None
-        device = self._device.read(skip=self._untimed_on_device, beside=beside)
-        self._device_timelines["copy" if beside else "device"] = device.timeline
+        device = self._device.read(skip=self._untimed_on_device, other_streams=other_streams)
+        self._device_timelines["copy" if other_streams else "device"] = device.timeline
         real = self._recorder.is_step()
         if len(real) != len(device.wall_ms):  # more steps than the recorder keeps
             return device
@@ -160,81 +205,43 @@ def _num_threads() -> int:
     return torch.get_num_threads()
 
 
-# In which order a loop is looked at, and for how many steps each.
-#
-#     |warm up|count waits|trace (GPU)|settle (GPU)|  time  |
-#
-# Each kind of looking disturbs the others, so they take turns, and only undisturbed steps are timed. Compiling kernels
-# and reading a trace make the loop stand still; meanwhile workers complete every batch they have room for, and the
-# steps that use those up wait for nothing. They are not timed either.
+# Observation
 
-
-class Phases(NamedTuple):
-    """Steps of each kind, in this order, before timing begins."""
-
-    warm_up: int = 2
-    counted: int = 2
-    """In which waits are counted."""
-    traced: int = 2
-    """In which kernels are traced; they need a GPU."""
-    settled: int = 5
-    """On a GPU, until what was made ahead is used up: a feed of ours has four slots, and one batch more on its way."""
-
-    @property
-    def counting_ends(self) -> int:
-        """Steps after which no more waits are counted, and tracing begins."""
-        return self.warm_up + self.counted
-
-    def tracing_ends(self, *, on_device: bool) -> int:
-        return self.counting_ends + (self.traced if on_device else 0)
-
-    def timing_begins(self, *, on_device: bool) -> int:
-        """Steps before the first that is timed."""
-        return self.tracing_ends(on_device=on_device) + (self.settled if on_device else 0)
-
-    def is_counted(self, step: int) -> bool:
-        """Steps are numbered from 1."""
-        return self.warm_up < step <= self.counting_ends
-
-
-ALL = Phases()
-KERNELS = Phases(counted=0, traced=1, settled=1)
-"""On a batch that lies ready: no feed can get ahead, and its waits are known."""
-SPEED = Phases(counted=0, traced=0)
-"""How fast it is, and nothing else."""
-
-
-AT_LEAST = 3
-"""Timed steps below which nothing is concluded."""
+MIN_TIMED_STEPS = 3
+"""With fewer timed steps nothing is concluded."""
 
 
 class Observation:
-    """One look at a loop of this thread. Complete once `num_steps` were timed, or the block has ended."""
+    """An observation of the training loop that runs in this thread.
+
+    Complete once `num_steps` steps were timed, or the block of `observing` has ended.
+    """
 
     def __init__(
         self,
-        workers: WorkerWatch,
+        workers: WorkerObserver,
         *,
         num_steps: int | None = None,
-        turns: Phases = ALL,
+        phases: Phases = ALL,
         functions: Mapping[CodeType, str] | None = None,
         title: str = "",
         on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """`num_steps` None: to the end of the block. `functions`: code -> stage, for what cannot be marked."""
+        """`num_steps` None: time steps to the end of the block. `functions`: code -> stage, for functions that cannot
+        be marked."""
         self._device: DeviceClock | None = None
         self.recorder = self._make_recorder()
         self.recorder.on_pause = self._pause_in_step
         self.workers = workers
-        self._num_steps, self._turns, self._on_end = num_steps, turns, on_end
+        self._num_steps, self._phases, self._on_end = num_steps, phases, on_end
         self._functions, self._title = functions or {}, title
         self._waits = WaitCounter(self._stage_apart)
         self._counting = ExitStack()
         self._trace = StepTrace()
         self._timed: TimedSteps | None = None
         self._is_between_passes = False
-        self.steps_seen = 0
-        self._is_elsewhere = False
+        self.steps_observed = 0
+        self._was_iterated_elsewhere = False
         self._measurement: Measurement | None = None
         self._is_over = False
 
@@ -243,77 +250,77 @@ class Observation:
 
     @property
     def steps_before_timing(self) -> int:
-        return self._turns.timing_begins(on_device=self._device is not None)
+        return self._phases.timing_begins(on_device=self._device is not None)
 
     def attach_device(self) -> None:
-        """Host-device wait: mark stages on the GPU too, if there is one and a step is about to use it."""
+        """Mark stages on the GPU as well, if there is one that CUDA has been initialized for (host-device wait)."""
         if self._device is None:
             self._device = self.recorder.device = _device_clock()
 
     @contextmanager
     def observing(self) -> Iterator["Observation"]:
-        """Look at the loop inside the block."""
+        """Observe the loop inside the block."""
         with ExitStack() as stack:
             stack.enter_context(self.recorder.recording())
             stack.callback(self.finish)
             yield self
 
-    def is_here(self) -> bool:
-        """Whether this thread is the one that is looked at; it is noted if another one asks."""
+    def observes_this_thread(self) -> bool:
+        """Whether the calling thread is the observed one; a call from another thread is remembered."""
         is_here = clock.recorder() is self.recorder
-        self._is_elsewhere |= not (is_here or self._is_over)
+        self._was_iterated_elsewhere |= not (is_here or self._is_over)
         return is_here
 
     def after_step(self) -> None:
-        """To be called between two steps, after clock.step_ended: one kind of looking ends, the next begins."""
+        """Enter the next phase if it is due. To be called between two steps, after clock.step_ended."""
         if self._is_over:
             return
-        self.steps_seen += 1
+        self.steps_observed += 1
         if self._timed is not None:
             self._timed.step_ended()
-        self._take_turns()
-        if self.steps_seen == self.steps_before_timing:
+        self._advance_phase()
+        if self.steps_observed == self.steps_before_timing:
             self._timed = TimedSteps(self.recorder, self.workers, self._device, self._functions)
         if self._num_steps is not None and self._timed is not None and self.recorder.num_steps >= self._num_steps:
             self.finish()
 
-    def _take_turns(self) -> None:
-        seen, turns = self.steps_seen, self._turns
-        if turns.is_counted(seen):
+    def _advance_phase(self) -> None:
+        seen, phases = self.steps_observed, self._phases
+        if phases.is_counted(seen):
             self._waits.num_steps += 1
-        if seen == turns.warm_up and turns.counted:
+        if seen == phases.warm_up and phases.counted:
             self._counting.enter_context(self._waits.counting())
-        if seen == turns.counting_ends:
+        if seen == phases.counting_ends:
             self._counting.close()
-            if self._device and turns.traced:
+            if self._device and phases.traced:
                 self._trace.start()
-        if seen == turns.tracing_ends(on_device=self._device is not None):
-            self._trace.stop(turns.traced)
+        if seen == phases.tracing_ends(on_device=self._device is not None):
+            self._trace.stop(phases.traced)
 
     def pass_begins(self) -> None:
         """To be called before the first step of a pass over the data, where steps end with their pass."""
         self._is_between_passes = False
         if self._timed is not None:
-            self._timed.forget_samples()
+            self._timed.discard_samples()
         if self._num_traced == 0 and not self._trace.is_running:
             self._trace.start()
 
     def pass_ends(self) -> None:
-        """What follows, up to the next pass, belongs to no step."""
+        """To be called after the last step of a pass: what follows, up to the next pass, belongs to no step."""
         self._is_between_passes = True
         self._trace.stop(self._num_traced)
 
     def _pause_in_step(self) -> None:
-        """A step is done, and before it ends something else begins that every step does not do."""
+        """End a trace: the work of the step is done, and before the step ends a pause begins."""
         self._trace.stop(self._num_traced + 1)
 
     @property
     def _num_traced(self) -> int:
-        """Whole steps since a trace was due; negative: it is not yet, or never."""
-        return self.steps_seen - self._turns.counting_ends if self._device and self._turns.traced else -1
+        """Complete steps since tracing was due; negative if it is not due yet, or never."""
+        return self.steps_observed - self._phases.counting_ends if self._device and self._phases.traced else -1
 
     def finish(self) -> None:
-        """End the looking; may be called twice. What was timed so far is summed up."""
+        """End the observation and summarize the steps timed so far; may be called twice."""
         if self._is_over:
             return
         self._is_over = True
@@ -321,27 +328,28 @@ class Observation:
         self._trace.stop(0)
         if self._timed is not None:
             self._timed.close()
-            if self.recorder.num_steps >= AT_LEAST:
-                self._measurement = self._timed.sum_up(self._trace.work, self._waits, self._title)
+            if self.recorder.num_steps >= MIN_TIMED_STEPS:
+                self._measurement = self._timed.summarize(self._trace.work, self._waits, self._title)
         clock.stop(self.recorder)
         self._on_end()
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody looks any more."""
+        """Whether the observation has ended."""
         return self._is_over
 
     @property
     def is_complete(self) -> bool:
-        """Whether enough steps were timed to say anything."""
+        """Whether enough steps were timed for a measurement."""
         return self._measurement is not None
 
     @property
     def measurement(self) -> Measurement:
-        if self._measurement is None and self._is_elsewhere:
+        """The result. ConfigError if the loop ran in another thread, or too few steps were timed."""
+        if self._measurement is None and self._was_iterated_elsewhere:
             raise ConfigError(
-                "The loader was iterated by another thread than the one that began the watch: begin it in the thread "
-                "of your loop, and give it the object that the loop itself iterates."
+                "The loader was iterated in another thread than the one that entered watch(). Call watch() in the "
+                "thread of the training loop, with the object that the loop itself iterates."
             )
         if self._measurement is None:
             raise ConfigError(self.too_short)
@@ -349,10 +357,9 @@ class Observation:
 
     @property
     def too_short(self) -> str:
-        """What to say of a look that came to nothing."""
-        seen = f"{self.steps_seen} step{'' if self.steps_seen == 1 else 's'}"
-        was = "was" if self.steps_seen == 1 else "were"
-        return f"Only {seen} {was} seen: at least {self.steps_before_timing + AT_LEAST} are needed."
+        """The message for an observation with too few steps."""
+        seen = "1 step was" if self.steps_observed == 1 else f"{self.steps_observed} steps were"
+        return f"Only {seen} observed; a profile needs at least {self.steps_before_timing + MIN_TIMED_STEPS}."
 
     @property
     def timeline(self) -> dict[str, list[Event]]:

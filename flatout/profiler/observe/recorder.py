@@ -1,4 +1,4 @@
-"""What each training step spent where: a clock recorder that tells steps apart and keeps a timeline.
+"""Stage times per training step, and a sampler of the running code line.
 
     recorder = StepRecorder()
     with recorder.recording():
@@ -6,19 +6,19 @@
             ...                                # marks: clock.stage("forward"), ...
             clock.step_ended(len(batch))
 
-Begin and end of every stage are kept for the last steps only, so that a recorder may stay installed for
-a whole run. Pauses of Python's garbage collector appear as the stage "gc", taken off the stage they
-interrupt.
+Begin and end of every stage are kept for the last steps only, so that a recorder may stay installed for a whole run.
+Garbage collections appear as the stage "gc", subtracted from the stage they interrupt.
 
-A mark only notes its times; everything else waits until somebody asks. After a millisecond of matrix
-products nothing of Python is left in a core's caches, and a line that runs there costs several times
-what it costs in a loop (bench/profiler_overhead.py).
+A mark only stores its times; everything else is computed when it is read. After a millisecond of matrix products
+nothing of Python is left in a core's caches, and a line that runs there costs several times what it costs in a loop
+(bench/profiler_overhead.py).
 
-Which line of code is running? A thread that looks at another one every few dozen milliseconds.
+The sampler is a thread that looks at the running line of another one every few dozen milliseconds. It covers code
+without marks. A sample is charged to the innermost frame that is not part of Python, torch or another installed
+package, so it names a line that the user can change. C code that holds the GIL is sampled when it releases it, at the
+line that called it.
 
-It sees what marks cannot: code that nobody marked. A sample is charged to the innermost frame that is
-not part of Python, torch or another installed package, so it names a line its reader can change. C code
-that holds Python's lock is seen when it lets go, at the line that called it.
+Dimension key:  S steps   K stages
 """
 
 import gc
@@ -41,14 +41,14 @@ from flatout.clock import PAUSING, Event, clock, owners
 
 GC = "gc"
 CHARGED_AT_ONCE = 4096
-"""Marks that may wait to be charged to the table."""
+"""Marks that are collected before they are charged to the table."""
 
 Note = tuple[str, int, int, int, int]
-"""A mark that has ended: name, begin, end, time of the stages inside, depth."""
+"""A mark that has ended: name, begin, end, time of nested stages, depth."""
 
 
 class Steps(NamedTuple):
-    """What S steps spent in K stages on one thread."""
+    """Times of S steps in K stages on one thread."""
 
     begin_ns: np.ndarray  # [S] int64
     end_ns: np.ndarray  # [S] int64
@@ -56,7 +56,7 @@ class Steps(NamedTuple):
     cpu_ns: np.ndarray  # [S] int64: CPU time of the whole process, all threads
     names: tuple[str, ...]  # [K]
     runs: np.ndarray  # [S, K] int64
-    self_ns: np.ndarray  # [S, K] int64, without the stages inside; of a pause with all of them but other pauses
+    self_ns: np.ndarray  # [S, K] int64, without nested stages; a pause includes all but nested pauses
 
     @property
     def wall_ns(self) -> np.ndarray:
@@ -65,7 +65,7 @@ class Steps(NamedTuple):
 
 
 class DeviceMarks(Protocol):
-    """Marks on a device's own timeline; see device_times.py."""
+    """Recorder of marks on a device's own timeline; see device_times.py."""
 
     def opened(self, name: str) -> None: ...
     def closed(self, name: str) -> None: ...
@@ -73,10 +73,10 @@ class DeviceMarks(Protocol):
 
 
 class StepRecorder(clock.Totals):
-    """Takes one thread's marks, and where each step ends."""
+    """Records the stages of one thread, step by step, and a timeline of the last steps."""
 
     on_pause: Callable[[], None] = staticmethod(lambda: None)
-    """Called when a pause begins that lies in no other."""
+    """Called when an outermost pause begins."""
 
     def __init__(
         self,
@@ -86,24 +86,24 @@ class StepRecorder(clock.Totals):
         timeline_events: int = 4096,
         capacity: int = 64,
     ) -> None:
-        """Of more than `max_steps` steps the last are kept."""
+        """The last `max_steps` steps are kept, and the last `timeline_events` stages."""
         super().__init__(capacity=capacity)
         self.device = device
         self._timeline_events = timeline_events
         self._depth = 0
         self._open_pauses = 0
-        self._noted: list[Note] = []  # of the step that runs
+        self._noted: list[Note] = []  # of the current step
         self._uncharged: list[Note] = []
         self._collecting: Any = None
         self._notes: deque[list[Note]] = deque(maxlen=max_steps)  # of each step
-        # A boundary is the end of one step and the begin of the next: one more of them than of steps.
+        # Each boundary ends one step and begins the next: one more of them than of steps.
         self._cpu_ns: deque[int] = deque(maxlen=max_steps + 1)
         self._ends_ns: deque[int] = deque(maxlen=max_steps + 1)
         self._images: deque[int] = deque(maxlen=max_steps)
         self.restart()
 
     def restart(self) -> None:
-        """Forget all steps; the next one begins now."""
+        """Discard all steps; the next one begins now."""
         self.charge()
         for kept in (self._notes, self._images, self._cpu_ns, self._ends_ns):
             kept.clear()
@@ -112,7 +112,7 @@ class StepRecorder(clock.Totals):
 
     @contextmanager
     def recording(self) -> Iterator["StepRecorder"]:
-        """Install for this thread inside the block; the first step begins here."""
+        """Record this thread inside the block; the first step begins here."""
         gc.callbacks.append(self._on_collection)
         try:
             with clock.recording(self):
@@ -128,7 +128,7 @@ class StepRecorder(clock.Totals):
             self._open_pauses += 1
             if self._open_pauses == 1:
                 self.on_pause()
-        if self.device is not None and name != GC:  # a pause of the host is nothing on the device
+        if self.device is not None and name != GC:  # a collection concerns the host alone
             self.device.opened(name)
 
     def closed(self, name: str, begin_ns: int, end_ns: int, inside_ns: int) -> None:
@@ -140,8 +140,8 @@ class StepRecorder(clock.Totals):
             self.device.closed(name)
 
     def step_ended(self, num_images: int) -> None:
-        """`num_images` 0: the time since the last step's end belongs to no step (it lies between epochs, say)."""
-        # First: a collection that comes at one of the calls below is the next step's.
+        """End a step. `num_images` 0: the time since the last step belongs to no step (as between epochs)."""
+        # First: a garbage collection during one of the calls below belongs to the next step.
         notes, self._noted = self._noted, []
         self._ends_ns.append(time.perf_counter_ns())
         self._cpu_ns.append(time.process_time_ns())
@@ -171,7 +171,7 @@ class StepRecorder(clock.Totals):
         return sum(images > 0 for images in self._images)
 
     def is_step(self) -> np.ndarray:
-        """Of each interval that is kept, bool [S + those between steps]: whether it is a step."""
+        """Whether each interval that is kept is a step or lies between steps, bool [intervals]."""
         return np.array(self._images) > 0
 
     def steps(self) -> Steps:
@@ -197,7 +197,7 @@ class StepRecorder(clock.Totals):
         )
 
     def _on_collection(self, phase: str, info: dict[str, int]) -> None:
-        # Collections of other threads stop this one too, but they are charged to nobody's stage.
+        # Collections in other threads stop this one too, but they are charged to no stage.
         if clock._thread.recorder is not self:
             return
         if phase == "start":
@@ -208,21 +208,21 @@ class StepRecorder(clock.Totals):
             self._collecting = None
 
 
-_FOREIGN = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-_HERE = str(Path(__file__).parents[1])
+# Sampler
 
+_INSTALLED_CODE = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_PROFILER_CODE = str(Path(__file__).parents[1])
 
-EVERY_S = 0.04
-"""A sample takes 0.1 to 0.17 ms of a core (the wake-up, mostly): every 40 ms that is at most 0.4 per cent."""
+SAMPLE_INTERVAL_S = 0.04
+"""A sample takes 0.1 to 0.17 ms of a core (mostly for the wake-up): every 40 ms that is at most 0.4 per cent."""
 
-
-SEEN_WITHIN_S = 0.0005
-"""How long a thread that runs Python may keep a sample waiting. By default it is 5 ms: until then most code has called
-something that lets go of Python's lock, and that line would be seen in the place of those that took the time."""
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread that runs Python may delay a sample. With the default of 5 ms, most code has called something that
+releases the GIL by then, and that line would be sampled instead of those that took the time."""
 
 
 class Line(NamedTuple):
-    """A place in somebody's code."""
+    """A code line and the function it is in."""
 
     file: str
     line: int
@@ -233,19 +233,19 @@ class Line(NamedTuple):
 
 
 class Sampler:
-    """Samples one thread, by default the one that makes it. `close()` may be called twice."""
+    """Samples the running line of one thread, by default the one that creates it. `close()` may be called twice."""
 
     def __init__(
         self,
         *,
-        interval_s: float = EVERY_S,
+        interval_s: float = SAMPLE_INTERVAL_S,
         thread_id: int | None = None,
         label: Callable[[], str | None] = lambda: None,
         functions: Mapping[CodeType, str] | None = None,
         on_sample: Callable[[Line, str | None], None] | None = None,
     ) -> None:
-        """`label` says what the thread is at (its stage); if it does not know, `functions` may: code that was called
-        -> label. `on_sample` replaces counting.
+        """`label` gives the current stage of the thread; where it gives None, `functions` (code -> label) is searched
+        for a function on the stack. `on_sample` replaces counting.
         """
         self._interval_s = interval_s
         self._thread_id = threading.get_ident() if thread_id is None else thread_id
@@ -253,17 +253,17 @@ class Sampler:
         self._functions = functions or {}
         self.counts: Counter[tuple[Line, str | None]] = Counter()
         self._on_sample = on_sample or self._count
-        # Held until it is closed. Waiting for a lock wakes up at half of what waiting for an Event costs.
-        self._going_on = threading.Lock()
-        self._going_on.acquire()
+        # Held until the sampler is closed. Waking up from a lock costs half of waking up from an Event.
+        self._open_lock = threading.Lock()
+        self._open_lock.acquire()
         self._switch_s = sys.getswitchinterval()
-        sys.setswitchinterval(min(self._switch_s, SEEN_WITHIN_S))
+        sys.setswitchinterval(min(self._switch_s, SWITCH_INTERVAL_S))
         self._thread = threading.Thread(target=self._run, name="flatout-sampler", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        if self._thread.is_alive() and self._going_on.locked():
-            self._going_on.release()
+        if self._thread.is_alive() and self._open_lock.locked():
+            self._open_lock.release()
             sys.setswitchinterval(self._switch_s)
         self._thread.join()
 
@@ -272,15 +272,15 @@ class Sampler:
         return sum(self.counts.values())
 
     def restart(self) -> None:
-        """Forget what was seen."""
+        """Discard all samples."""
         self.counts.clear()
 
     def _run(self) -> None:
-        waits_s = uneven(self._interval_s)
-        while not self._going_on.acquire(timeout=next(waits_s)):
+        waits_s = jittered(self._interval_s)
+        while not self._open_lock.acquire(timeout=next(waits_s)):
             frame = sys._current_frames().get(self._thread_id)
             if frame is not None:
-                self._on_sample(own_line(frame), self._label() or self._function(frame))
+                self._on_sample(user_line(frame), self._label() or self._function(frame))
 
     def _function(self, frame: FrameType | None) -> str | None:
         while self._functions and frame is not None:
@@ -293,35 +293,35 @@ class Sampler:
         self.counts[line, label] += 1
 
 
-def uneven(interval_s: float) -> Iterator[float]:
-    """Waits of `interval_s` on average: even ones would find steps of the same length at the same line each time."""
+def jittered(interval_s: float) -> Iterator[float]:
+    """Intervals of `interval_s` on average; even ones would sample steps of that length at the same line each time."""
     numbers = random.Random(0)
     while True:
         yield interval_s * numbers.uniform(0.5, 1.5)
 
 
-def own_line(frame: FrameType | None) -> Line:
-    """The innermost line that belongs to no installed package; if there is none, the innermost of all."""
+def user_line(frame: FrameType | None) -> Line:
+    """The innermost line outside of installed packages; if there is none, the innermost of all."""
     first = frame
     while frame is not None:
-        if not is_foreign(frame.f_code.co_filename):
+        if not is_library_code(frame.f_code.co_filename):
             return _line(frame)
         frame = frame.f_back
     assert first is not None
     return _line(first)
 
 
-def is_foreign(file: str) -> bool:
-    """Whether code belongs to Python, an installed package or this profiler: nothing its reader would change."""
-    return file.startswith((*_FOREIGN, _HERE, "<frozen"))
+def is_library_code(file: str) -> bool:
+    """Whether a file belongs to Python, an installed package or this profiler, that is, not to the user's code."""
+    return file.startswith((*_INSTALLED_CODE, _PROFILER_CODE, "<frozen"))
 
 
 def _line(frame: FrameType) -> Line:
     return Line(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
 
 
-def short_place(where: str) -> str:
-    """file:line relative to the working folder, if it lies inside it."""
+def relative_location(where: str) -> str:
+    """file:line relative to the working folder, if the file is inside it."""
     file, _, line = where.rpartition(":")
     try:
         return f"{Path(file).relative_to(Path.cwd())}:{line}"

@@ -1,6 +1,6 @@
-"""How fast can this machine go at all? Copies, launches and decoding, measured in a second or two.
+"""Hardware limits ("speed of light") of this machine: copies, launches and decoding, measured in a second or two.
 
-A stage that is near one of these cannot be made faster by code, only by doing less.
+A stage that is near one of these limits cannot be made faster by better code, only by doing less.
 """
 
 import time
@@ -16,9 +16,11 @@ LAUNCHES = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedOfLight:
-    """Rates of this machine; None: there is no such part, or it was not asked for."""
+    """Rates of this machine; None: it has no such part, or the rate was not measured."""
 
     host_copy_gb_s: float
+    """One core, large blocks."""
+
     decode_mpx_s: float | None = None
     """One core."""
 
@@ -31,23 +33,24 @@ class SpeedOfLight:
     launch_us: float | None = None
 
     def rows(self) -> list[tuple[str, float, str]]:
-        """(what, how much, unit) of everything that was measured."""
+        """(name, value, unit) of everything that was measured."""
         rows = [
-            ("host memory, one core copies", self.host_copy_gb_s, "GB/s"),
-            ("decoding, one core", self.decode_mpx_s, "Mpx/s"),
-            ("host to device, pinned", self.to_device_gb_s, "GB/s"),
+            ("host memory copy, one core", self.host_copy_gb_s, "GB/s"),
+            ("image decoding, one core", self.decode_mpx_s, "Mpx/s"),
+            ("host to device, pinned memory", self.to_device_gb_s, "GB/s"),
             ("device memory", self.device_copy_gb_s, "GB/s"),
             ("one kernel launch", self.launch_us, "us"),
         ]
         return [(name, value, unit) for name, value, unit in rows if value is not None]
 
     def lines(self) -> list[str]:
-        """For a person."""
+        """The rows as aligned text."""
         return [f"{name:<32}{value:10,.1f} {unit}" for name, value, unit in self.rows()]
 
 
 def measure_machine(decode: Callable[[Any], np.ndarray] | None = None, samples: Sequence[Any] = ()) -> SpeedOfLight:
-    """`decode` turns one of `samples` (file contents, say) into a picture [H, W, ...]."""
+    """Measure this machine. `decode` turns one of `samples` (contents of a file, for example) into an image
+    [H, W, ...]."""
     return SpeedOfLight(
         host_copy_gb_s=host_copy_gb_s(),
         decode_mpx_s=decode_mpx_s(decode, samples) if decode is not None and samples else None,
@@ -67,8 +70,8 @@ def decode_mpx_s(decode: Callable[[Any], np.ndarray], samples: Sequence[Any], se
     decode(samples[0])
     begin_s, pixels, number = time.perf_counter(), 0, 0
     while time.perf_counter() - begin_s < seconds:
-        picture = decode(samples[number % len(samples)])
-        pixels += picture.shape[0] * picture.shape[1]
+        image = decode(samples[number % len(samples)])
+        pixels += image.shape[0] * image.shape[1]
         number += 1
     return pixels / 1e6 / (time.perf_counter() - begin_s)
 
@@ -79,16 +82,16 @@ def _device_rates() -> dict[str, float]:
     if not torch.cuda.is_available():
         return {}
     pinned = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
-    there, other = (torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
+    source, target = (torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
     return {
-        "to_device_gb_s": COPY_BYTES / 1e9 / _device_s(lambda: there.copy_(pinned, non_blocking=True)),
-        "device_copy_gb_s": 2 * COPY_BYTES / 1e9 / _device_s(lambda: other.copy_(there)),
+        "to_device_gb_s": COPY_BYTES / 1e9 / _device_s(lambda: source.copy_(pinned, non_blocking=True)),
+        "device_copy_gb_s": 2 * COPY_BYTES / 1e9 / _device_s(lambda: target.copy_(source)),
         "launch_us": launch_us(),
     }
 
 
 def launch_us() -> float:
-    """Host-device wait: what one kernel launch costs the host, from many tiny ones in a row."""
+    """Host time of one kernel launch, from many tiny kernels in a row (host-device wait)."""
     import torch
 
     small = torch.zeros(1, device="cuda")
@@ -111,7 +114,7 @@ def _device_s(work: Callable[[], object]) -> float:
 
 
 def _best_s(work: Callable[[], object], repeats: int = 5) -> float:
-    """The least of some times: what the machine can do when nobody disturbs it."""
+    """Shortest of several times: the machine when nothing else disturbs it."""
     work()
     times = []
     for _ in range(repeats):

@@ -1,8 +1,8 @@
-"""Where does the host wait for the device? Count per code line, over a few steps that are not timed.
+"""Host-device waits, counted per code line over a few steps that are not timed.
 
-On a GPU, torch itself tells of every wait (`torch.cuda.set_sync_debug_mode`). Without one nothing waits, but the
-same lines are visible: numbers read out of tensors one at a time (`.item()`, `float(t)`, `if t:`), which would each
-be a wait on a GPU, and cost microseconds of Python anywhere.
+On a GPU, torch itself reports every wait (`torch.cuda.set_sync_debug_mode`). Without one nothing waits, but the same
+lines can be found: numbers read out of tensors one at a time (`.item()`, `float(t)`, `if t:`), each of which would be a
+wait on a GPU, and costs microseconds of Python anywhere.
 """
 
 import os
@@ -19,59 +19,59 @@ from typing import Any, TextIO
 from flatout.clock import LOG
 from flatout.profiler.measurement import WaitBetween, WaitSite
 from flatout.profiler.observe.hooks import replaced
-from flatout.profiler.observe.recorder import is_foreign, own_line, short_place
+from flatout.profiler.observe.recorder import is_library_code, relative_location, user_line
 
 _READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")
 _OPTIMIZERS = str(Path("torch", "optim")) + os.sep
 _WAIT_WARNING = "called a synchronizing CUDA operation"
 _PROTOTYPE = "Synchronization debug mode is a prototype feature"
-"""What torch says of its own way of telling; nobody who trains needs to know."""
+"""torch's warning about this mode; not shown to users."""
 
 
 class WaitCounter:
-    """Waits per code line since it was made, those between steps apart."""
+    """Counts waits per code line; those between steps are counted separately."""
 
     def __init__(self, stage_apart: Callable[[], str | None] = lambda: None) -> None:
-        """`stage_apart` says what runs that is no part of an ordinary step, None inside of one."""
+        """`stage_apart` gives the current stage if it is not part of an ordinary step, None inside a step."""
         self.num_steps = 0
         self._stage_apart = stage_apart
         self._counts: Counter[tuple[str, str | None]] = Counter()
         self._steps_logged: set[int] = set()
 
     def sites(self) -> list[WaitSite]:
-        """Inside of steps, per step: most frequent first."""
+        """Waits per step inside steps, most frequent first."""
         counts: Counter[str] = Counter()
         for (where, stage), count in self._counts.items():
             if self._is_in_step(stage):
                 counts[where] += count
         steps = max(1, self.num_steps)
         return [
-            WaitSite(where=short_place(where), per_step=count / steps, text=source_text(where))
+            WaitSite(where=relative_location(where), per_step=count / steps, text=source_text(where))
             for where, count in counts.most_common()
         ]
 
     def between(self) -> list[WaitBetween]:
-        """Between steps: most frequent first."""
+        """Waits between steps, most frequent first."""
         return [
-            WaitBetween(where=short_place(where), stage=stage, times=count, text=source_text(where))
+            WaitBetween(where=relative_location(where), stage=stage, times=count, text=source_text(where))
             for (where, stage), count in self._counts.most_common()
             if stage is not None and not self._is_in_step(stage)
         ]
 
     def note(self, where: str) -> None:
-        """The host waits at file:line."""
+        """Count one wait at file:line."""
         stage = self._stage_apart()
         self._counts[where, stage] += 1
         if stage == LOG:
             self._steps_logged.add(self.num_steps)
 
     def _is_in_step(self, stage: str | None) -> bool:
-        """A log that waits in every step is what that step does."""
+        """Whether a stage is part of a step; logging is, if it waits in every step."""
         return stage is None or (stage == LOG and len(self._steps_logged) >= max(1, self.num_steps))
 
     @contextmanager
     def counting(self) -> Iterator["WaitCounter"]:
-        """Count inside the block; slows every wait down, so that steps inside it are not to be timed."""
+        """Count waits inside the block. This slows every wait down, so steps inside it must not be timed."""
         import torch
 
         how = _cuda_waits if torch.cuda.is_available() and torch.cuda.is_initialized() else _scalar_reads
@@ -92,7 +92,7 @@ def _cuda_waits(note: Callable[[str], None]) -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         if _WAIT_WARNING in str(message):
-            note(str(own_line(sys._getframe(1))))
+            note(str(user_line(sys._getframe(1))))
         elif _PROTOTYPE not in str(message):
             previous_show(message, category, filename, lineno, file, line)
 
@@ -117,16 +117,16 @@ def _scalar_reads(note: Callable[[str], None]) -> Iterator[None]:
 
 def _noted(original: Callable[..., Any], note: Callable[[str], None]) -> Callable[..., Any]:
     def read(self: Any) -> Any:
-        if not _is_optimizers(sys._getframe(1)):
-            note(str(own_line(sys._getframe(1))))
+        if not _is_in_optimizer(sys._getframe(1)):
+            note(str(user_line(sys._getframe(1))))
         return original(self)
 
     return read
 
 
-def _is_optimizers(frame: FrameType | None) -> bool:
-    """Whether an optimizer of torch reads: Adam's steps, one number per weight, lie in host memory on every machine."""
-    while frame is not None and is_foreign(frame.f_code.co_filename):
+def _is_in_optimizer(frame: FrameType | None) -> bool:
+    """Whether a torch optimizer does the reading: Adam's step counters, one per weight, are always in host memory."""
+    while frame is not None and is_library_code(frame.f_code.co_filename):
         if _OPTIMIZERS in frame.f_code.co_filename:
             return True
         frame = frame.f_back

@@ -1,12 +1,12 @@
-"""Watch any PyTorch training loop: where its time goes, what is to blame, what each remedy would be worth.
+"""Watch any PyTorch training loop: where its time goes, why, and how fast each remedy would make it.
 
     with flatout.profiler.watch(loader, model, optimizer, loss_fn=loss_fn) as watched:
         for images, labels in loader:
             ...                                     # any plain loop, unchanged
     print(watched.text())
 
-The first steps warm up and are forgotten; in the next few the host's waits are counted, and on a GPU two are traced;
-all others are timed.
+The first steps warm up and are not measured; in the next few the host's waits are counted, and on a GPU two are traced;
+the others are timed.
 """
 
 import logging
@@ -20,195 +20,36 @@ from flatout.clock import clock
 from flatout.errors import ConfigError
 from flatout.profiler.measurement import WAIT
 from flatout.profiler.observe.hooks import code_of, stages_around
-from flatout.profiler.observe.loader_probe import Desk, Tables, TimedCollate, TimedDataset, TimedStream
+from flatout.profiler.observe.loader_probe import TimedCollate, TimedDataset, TimedStream, WorkerTable, WorkerTables
 from flatout.profiler.observe.observation import Observation
 from flatout.profiler.observe.recorder import StepRecorder
-from flatout.profiler.observe.summary import FeedWorkers, NoWorkers, ProbedWorkers, WorkerWatch
+from flatout.profiler.observe.summary import FeedWorkers, NoWorkers, ProbedWorkers, WorkerObserver
 from flatout.profiler.outcome import Profile
 from flatout.profiler.verdict import Remedy, Trial
 
 logger = logging.getLogger(__name__)
-
-# A loader that tells when a batch is asked for and when it arrives, and looks into its workers.
-#
-# For the time of a block the loader gets a class of its own with another `__iter__`, so that `for batch in loader` in
-# code that knows nothing of it is seen; a torch DataLoader also gets a probe around its dataset and collate function.
-
-
-class Looking(Protocol):
-    """Who looks at the loop; see observation.py."""
-
-    def is_here(self) -> bool:
-        """Whether it looks at this thread."""
-
-    def pass_begins(self) -> None: ...
-    def after_step(self) -> None:
-        """After each step, before the next batch is fetched."""
-
-    def pass_ends(self) -> None: ...
-
-
-class Turnstile:
-    """Between the loop and its loader: a step begins when a batch is asked for, and ends when the next one is."""
-
-    def __init__(self, looking: Looking, samples_of: Callable[[Any], int]) -> None:
-        self._looking, self._samples_of = looking, samples_of
-
-    def through(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches, with marks around the wait for each."""
-        if not self._looking.is_here():  # another thread's marks go nowhere: its batches pass as they are
-            yield from batches
-            return
-        clock.step_ended(0)  # what lies between two passes belongs to no step
-        self._looking.pass_begins()
-        try:
-            while True:
-                with clock.stage(WAIT):
-                    try:
-                        batch = next(batches)
-                    except StopIteration:
-                        break
-                yield batch
-                clock.step_ended(self._samples_of(batch))
-                self._looking.after_step()
-            clock.step_ended(0)
-        finally:  # also when the loop breaks off
-            self._looking.pass_ends()
-
-
-@contextmanager
-def watching(loader: Any, turnstile: Turnstile) -> Iterator[Tables | None]:
-    """Send every pass over `loader` through the turnstile; tables of its workers where they can be looked into."""
-    kind = type(loader)
-    body = {"__iter__": lambda self: turnstile.through(kind.__iter__(self)), "__module__": kind.__module__}
-    try:
-        loader.__class__ = type(kind.__name__, (kind,), body)
-    except TypeError as error:
-        raise ConfigError(
-            f"A {kind.__name__} cannot be watched: give the loader object itself (a torch DataLoader, a flatout Loader "
-            "or Feed, or any object of a Python class with __iter__), not a list, a generator or an iterator."
-        ) from error
-    try:
-        with _probed(loader) as tables:
-            yield tables
-    finally:
-        loader.__class__ = kind
-
-
-@contextmanager
-def _probed(loader: Any) -> Iterator[Tables | None]:
-    from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
-    from torch.utils.data.dataloader import _DatasetKind
-
-    # Workers that already run (persistent ones of an earlier pass) have the dataset without a probe; and a DataLoader
-    # sets the random numbers of a data pipe that it knows to be one.
-    cannot = not isinstance(loader, DataLoader) or getattr(loader, "_iterator", None) is not None
-    if cannot or isinstance(loader.dataset, IterDataPipe | MapDataPipe):
-        yield None
-        return
-    dataset, collate = loader.dataset, loader.collate_fn
-    tables = Tables(loader.num_workers)
-    desk = Desk(tables)
-    timed = TimedDataset if loader._dataset_kind == _DatasetKind.Map else TimedStream
-    # DataLoader forbids this to keep its sampler and dataset in step; ours has the same length and samples.
-    object.__setattr__(loader, "dataset", timed(dataset, desk))
-    loader.collate_fn = TimedCollate(collate, desk)
-    try:
-        yield tables
-    finally:
-        object.__setattr__(loader, "dataset", dataset)
-        loader.collate_fn = collate
-
-
-# How many samples are in a batch? Loaders give tensors, pairs, dicts, tuples of pictures of any size, and more.
-
-Path = tuple[Any, ...]
-"""The way into a batch: keys and positions."""
-
-FIELDS = 16
-"""Of a batch, that are looked at."""
-DIMS_OF_SAMPLE = 3
-"""A tensor with more of them (images of NCHW, say) is a whole batch."""
-
-
-class SamplesOf:
-    """Counts the samples of a loader's batches, every one in the same place: a last batch may be shorter."""
-
-    def __init__(self, expected: int | None = None) -> None:
-        """`expected`: in a full batch, where the loader says so."""
-        self._expected = expected
-        self._path: Path | None = None
-
-    @classmethod
-    def loader(cls, loader: Any) -> "SamplesOf":
-        """By what the loader says of its batches."""
-        sizes = (getattr(source, "batch_size", None) for source in (loader, getattr(loader, "batch_sampler", None)))
-        return cls(next((size for size in sizes if isinstance(size, int) and size > 0), None))
-
-    def __call__(self, batch: Any) -> int:
-        """At least 1."""
-        lengths = dict(_lengths(batch))
-        if self._path is None:
-            self._path = next((path for path, length in lengths.items() if length == self._expected), None)
-        if self._path in lengths:
-            return max(1, lengths[self._path])
-        first = next(iter(lengths.values()), 0)
-        # Nothing in it is as long as a batch of this loader: it is a short one, or nothing in it tells.
-        return max(1, first) if self._expected is None or 0 < first < self._expected else self._expected
-
-
-def _lengths(part: Any, path: Path = ()) -> Iterator[tuple[Path, int]]:
-    """Where a batch has a length that may be its number of samples, the most likely first."""
-    if hasattr(part, "shape"):
-        if len(part.shape):
-            yield path, int(part.shape[0])
-    elif isinstance(part, Mapping):
-        for key in islice(part, FIELDS):
-            yield from _lengths(part[key], (*path, key))
-    elif isinstance(part, list | tuple):
-        yield from _lengths_of_list(part, path)
-    elif not isinstance(part, str | bytes):
-        yield from _lengths_of_object(part, path)
-
-
-def _lengths_of_list(part: Any, path: Path) -> Iterator[tuple[Path, int]]:
-    """Fields of a batch, as in (images, labels), or samples side by side."""
-    are_samples = bool(path) and not any(len(getattr(item, "shape", ())) > DIMS_OF_SAMPLE for item in part[:1])
-    if are_samples:
-        yield path, len(part)
-    for place, item in enumerate(part[:FIELDS]):
-        yield from _lengths(item, (*path, place))
-    if not are_samples:
-        yield path, len(part)
-
-
-def _lengths_of_object(part: Any, path: Path) -> Iterator[tuple[Path, int]]:
-    if hasattr(part, "__len__"):
-        yield path, len(part)
-    elif hasattr(part, "__dict__") and len(path) < DIMS_OF_SAMPLE:  # a dataclass, say; no deeper than batches are
-        yield from _lengths(dict(vars(part)), path)
 
 
 @contextmanager
 def watch(
     loader: Any, model: Any, optimizer: Any, *, loss_fn: Any = None, title: str = "", trials: Sequence[Trial] = ()
 ) -> Iterator[Profile]:
-    """Watch the loop inside the block. `loss_fn`: a module or function, to tell the loss from the rest.
+    """Watch the training loop inside the block. `loss_fn`: a module or function, shown as a stage of its own.
 
-    Several models or optimizers are given as a list or a dict; None: there is none to look at. What it gives is
-    complete when the block has ended.
+    Several models or optimizers are given as a list or a dict; None: there is none to watch. The profile is complete
+    when the block has ended.
     """
     if isinstance(clock.recorder(), StepRecorder):
-        raise ConfigError("This thread is being watched already: end that watch before another one begins.")
+        raise ConfigError("This thread is already being watched. End that watch() before another one begins.")
     code = code_of(loss_fn)
     observation = Observation(NoWorkers(), functions={code: "loss"} if code else {}, title=title)
-    turnstile = Turnstile(observation, SamplesOf.loader(loader))
+    boundary = StepBoundary(observation, SampleCounter.of_loader(loader))
     profile = Profile(observation, trials)
     if _is_stream(loader):
         profile.reword = _for_stream
     with ExitStack() as stack:
         stack.enter_context(stages_around(model, optimizer, loss_fn))
-        tables = stack.enter_context(watching(loader, turnstile))
+        tables = stack.enter_context(watching(loader, boundary))
         observation.workers = _workers_of(loader, tables)
         observation.attach_device()
         stack.enter_context(observation.observing())
@@ -222,20 +63,185 @@ def _is_stream(loader: Any) -> bool:
 
 
 def _for_stream(remedy: Remedy) -> Remedy:
-    """Each worker of a DataLoader iterates the whole of a stream that does not ask which of them it is in."""
+    """The remedy with a caution: each worker of a DataLoader iterates all of a stream that does not split itself."""
     if "workers" not in remedy.switch:
         return remedy
-    caution = "; an IterableDataset has to share its samples out by get_worker_info(), else each worker gives them all"
+    caution = "; an IterableDataset must split its samples by get_worker_info(), or every worker yields all of them"
     return replace(remedy, change=remedy.change + caution)
 
 
-def _workers_of(loader: Any, tables: Any) -> WorkerWatch:
-    said = getattr(loader, "num_workers", 0)
-    num_workers = said if isinstance(said, int) else 0
+def _workers_of(loader: Any, tables: Any) -> WorkerObserver:
+    declared = getattr(loader, "num_workers", 0)
+    num_workers = declared if isinstance(declared, int) else 0
     if tables is not None:
         return ProbedWorkers(tables, num_workers)
     if any(kind.__module__.startswith("flatout.") for kind in type(loader).__mro__):
         return FeedWorkers()
     if num_workers:
-        logger.warning("The workers ran before the watch began, or are a data pipe's: what they do inside is not seen.")
+        logger.warning(
+            "The work of the %d loader workers is not shown: they were started before watch() began, or the loader is "
+            "not a plain torch DataLoader. Begin watch() before the first pass over the loader.",
+            num_workers,
+        )
     return NoWorkers(num_workers)
+
+
+# Observing the loader
+#
+# Inside the block the loader gets a subclass of its class with another `__iter__`, so that every `for batch in loader`
+# is observed, in whatever code; a torch DataLoader also gets wrappers around its dataset and collate function.
+
+
+class LoopObserver(Protocol):
+    """Observer of a training loop; see `Observation` in observation.py."""
+
+    def observes_this_thread(self) -> bool:
+        """Whether the calling thread is the observed one."""
+
+    def pass_begins(self) -> None: ...
+    def after_step(self) -> None:
+        """After each step, before the next batch is fetched."""
+
+    def pass_ends(self) -> None: ...
+
+
+class StepBoundary:
+    """Marks steps between a loop and its loader: a step begins with the request of a batch and ends with the next."""
+
+    def __init__(self, observer: LoopObserver, samples_of: Callable[[Any], int]) -> None:
+        self._observer, self._samples_of = observer, samples_of
+
+    def wrap(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches, with marks around the wait for each."""
+        if not self._observer.observes_this_thread():  # marks of another thread would not be recorded
+            yield from batches
+            return
+        clock.step_ended(0)  # the time between two passes belongs to no step
+        self._observer.pass_begins()
+        try:
+            while True:
+                with clock.stage(WAIT):
+                    try:
+                        batch = next(batches)
+                    except StopIteration:
+                        break
+                yield batch
+                clock.step_ended(self._samples_of(batch))
+                self._observer.after_step()
+            clock.step_ended(0)
+        finally:  # also when the loop is left early
+            self._observer.pass_ends()
+
+
+@contextmanager
+def watching(loader: Any, boundary: StepBoundary) -> Iterator[WorkerTables | None]:
+    """Mark the steps of every pass over `loader` inside the block; gives the tables of its workers, if they can be
+    observed."""
+    kind = type(loader)
+    body = {"__iter__": lambda self: boundary.wrap(kind.__iter__(self)), "__module__": kind.__module__}
+    try:
+        loader.__class__ = type(kind.__name__, (kind,), body)
+    except TypeError as error:
+        raise ConfigError(
+            f"A {kind.__name__} cannot be watched. Pass the loader object itself (a torch DataLoader, a flatout Loader "
+            "or Feed, or any object of a Python class with __iter__), not a list, a generator or an iterator."
+        ) from error
+    try:
+        with _probed(loader) as tables:
+            yield tables
+    finally:
+        loader.__class__ = kind
+
+
+@contextmanager
+def _probed(loader: Any) -> Iterator[WorkerTables | None]:
+    from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
+    from torch.utils.data.dataloader import _DatasetKind
+
+    # Workers that already run (persistent ones of an earlier pass) have the dataset without a wrapper; and a DataLoader
+    # seeds the random numbers of a data pipe only if it recognizes it as one.
+    is_unsupported = not isinstance(loader, DataLoader) or getattr(loader, "_iterator", None) is not None
+    if is_unsupported or isinstance(loader.dataset, IterDataPipe | MapDataPipe):
+        yield None
+        return
+    dataset, collate = loader.dataset, loader.collate_fn
+    tables = WorkerTables(loader.num_workers)
+    worker_table = WorkerTable(tables)
+    timed = TimedDataset if loader._dataset_kind == _DatasetKind.Map else TimedStream
+    # DataLoader forbids this to keep its sampler and dataset consistent; ours has the same length and samples.
+    object.__setattr__(loader, "dataset", timed(dataset, worker_table))
+    loader.collate_fn = TimedCollate(collate, worker_table)
+    try:
+        yield tables
+    finally:
+        object.__setattr__(loader, "dataset", dataset)
+        loader.collate_fn = collate
+
+
+# Samples per batch: loaders give tensors, pairs, dicts, tuples of images of any size, and more.
+
+Path = tuple[Any, ...]
+"""Keys and positions that lead to a part of a batch."""
+
+FIELDS = 16
+"""Fields of a batch that are searched."""
+DIMS_OF_SAMPLE = 3
+"""A tensor with more dimensions (images in NCHW, for example) is a whole batch."""
+
+
+class SampleCounter:
+    """Counts the samples of a loader's batches, by the same field of each: the last batch may be shorter."""
+
+    def __init__(self, expected: int | None = None) -> None:
+        """`expected`: samples in a full batch, if the loader has a batch size."""
+        self._expected = expected
+        self._path: Path | None = None
+
+    @classmethod
+    def of_loader(cls, loader: Any) -> "SampleCounter":
+        """A counter that knows the batch size of the loader or of its batch sampler."""
+        sizes = (getattr(source, "batch_size", None) for source in (loader, getattr(loader, "batch_sampler", None)))
+        return cls(next((size for size in sizes if isinstance(size, int) and size > 0), None))
+
+    def __call__(self, batch: Any) -> int:
+        """Number of samples in a batch, at least 1."""
+        lengths = dict(_lengths(batch))
+        if self._path is None:
+            self._path = next((path for path, length in lengths.items() if length == self._expected), None)
+        if self._path in lengths:
+            return max(1, lengths[self._path])
+        first = next(iter(lengths.values()), 0)
+        # No field is as long as a full batch: either the batch is a short one, or no field gives its length.
+        return max(1, first) if self._expected is None or 0 < first < self._expected else self._expected
+
+
+def _lengths(part: Any, path: Path = ()) -> Iterator[tuple[Path, int]]:
+    """Lengths in a batch that may be its number of samples, with their paths, the most likely first."""
+    if hasattr(part, "shape"):
+        if len(part.shape):
+            yield path, int(part.shape[0])
+    elif isinstance(part, Mapping):
+        for key in islice(part, FIELDS):
+            yield from _lengths(part[key], (*path, key))
+    elif isinstance(part, list | tuple):
+        yield from _lengths_of_list(part, path)
+    elif not isinstance(part, str | bytes):
+        yield from _lengths_of_object(part, path)
+
+
+def _lengths_of_list(part: Any, path: Path) -> Iterator[tuple[Path, int]]:
+    """Lengths of a list, which holds either the fields of a batch, as in (images, labels), or its samples."""
+    are_samples = bool(path) and not any(len(getattr(item, "shape", ())) > DIMS_OF_SAMPLE for item in part[:1])
+    if are_samples:
+        yield path, len(part)
+    for place, item in enumerate(part[:FIELDS]):
+        yield from _lengths(item, (*path, place))
+    if not are_samples:
+        yield path, len(part)
+
+
+def _lengths_of_object(part: Any, path: Path) -> Iterator[tuple[Path, int]]:
+    if hasattr(part, "__len__"):
+        yield path, len(part)
+    elif hasattr(part, "__dict__") and len(path) < DIMS_OF_SAMPLE:  # such as a dataclass; no deeper than batches are
+        yield from _lengths(dict(vars(part)), path)

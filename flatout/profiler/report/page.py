@@ -1,4 +1,4 @@
-"""The profile as one page that needs nothing else: no script, no font, no network."""
+"""The profile as a self-contained HTML page: no script, no font, no network."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -6,13 +6,13 @@ from pathlib import Path
 
 from flatout.clock import STAGES, Event, canonical, is_pause, kind_of, label_of, place_label
 from flatout.profiler.measurement import HotLine, Ledger, Measurement, Row
-from flatout.profiler.report.text import how_often, pauses_of, runs_of, shown_rows
+from flatout.profiler.report.text import how_often, pauses_of, runs_of, shown_rows, wait_kind
 from flatout.profiler.verdict import Remedy, Verdict
 from flatout.profiler.verdict.remedy import number
 
-# One colour per kind of work, the same in bars, timeline and legend; readable on light and dark grounds.
+# One colour per kind of work, the same in bars, timeline and legend; readable on light and dark backgrounds.
 
-KINDS = {
+KIND_COLOURS = {
     "wait": "#e5484d",
     "copy": "#f76b15",
     "input": "#f5a524",
@@ -25,39 +25,39 @@ KINDS = {
     "idle": "#d9d9e0",
 }
 SHADES = (1.0, 0.78, 0.62, 0.5)
-"""Stages of one kind in one bar are told apart by their strength."""
+"""Opacities that distinguish stages of the same kind."""
 _ORDER = {stage: number for number, stage in enumerate(STAGES)}
 
 
 def colors_of(stages: Iterable[str]) -> dict[str, tuple[str, float]]:
-    """Stage -> colour and opacity; the same for forward, say, whichever of the other stages take more time than it."""
+    """Stage -> colour and opacity. A stage has the same ones however long the others take."""
     used: dict[str, int] = {}
     chosen = {}
-    for stage in sorted(stages, key=_color_place):
+    for stage in sorted(stages, key=_stage_order):
         kind = kind_of(stage)
-        turn = used.get(kind, 0)
-        used[kind] = turn + 1
-        chosen[stage] = KINDS[kind], SHADES[min(turn, len(SHADES) - 1)]
+        earlier = used.get(kind, 0)
+        used[kind] = earlier + 1
+        chosen[stage] = KIND_COLOURS[kind], SHADES[min(earlier, len(SHADES) - 1)]
     return chosen
 
 
-def _color_place(stage: str) -> tuple[int, str]:
+def _stage_order(stage: str) -> tuple[int, str]:
     name = canonical(stage)
     return _ORDER.get(name, len(_ORDER)), name
 
 
-# The last steps as a picture: what each place did when. One SVG, no script.
+# Timeline: what each place did in the last steps, as one SVG
 
 WIDTH, ROW, LEFT, LETTER = 1010, 24, 150, 7
 MAX_EVENTS = 1500
 
 
 def timeline_svg(timeline: Mapping[str, Sequence[Event]], span_ns: int) -> str:
-    """The last `span_ns` of steps that main thread and device both have something to show of; empty without events.
+    """Timeline of the last `span_ns` of steps for which both main thread and device have events; empty without events.
 
-    Where a pause cuts it short, steps before the pause are shown.
+    If a pause falls into that span, steps before the pause are shown.
     """
-    # A main thread that runs ahead has ended its last steps before the device has begun them.
+    # A main thread that runs ahead has finished its last steps before the device begins them.
     ends = {place: max(event.end_ns for event in lane) for place, lane in timeline.items() if lane}
     if not ends:
         return ""
@@ -82,7 +82,7 @@ def timeline_svg(timeline: Mapping[str, Sequence[Event]], span_ns: int) -> str:
 
 
 def _before_pauses(host: Sequence[Event], end_ns: int, span_ns: int) -> int:
-    """The last moment that `span_ns` without a pause lie before; `end_ns` itself if there is no such moment."""
+    """The last time before which `span_ns` are free of pauses; `end_ns` itself if there is none."""
     latest = end_ns
     for pause in sorted((event for event in host if is_pause(event.name)), key=lambda event: -event.end_ns):
         if pause.end_ns > latest - span_ns and pause.begin_ns < latest:
@@ -107,14 +107,14 @@ def _boxes(events: Sequence[Event], begin_ns: int, span_ns: int, y: float, first
             f'height="{ROW - 4}" rx="2" fill="{color}" fill-opacity="{opacity}"/>'
         )
         if width > 8 * len(label):
-            tone = "dark" if kind_of(event.name) == "idle" else "name"  # white letters are lost on pale grey
+            tone = "dark" if kind_of(event.name) == "idle" else "name"  # white is unreadable on pale grey
             boxes.append(f'<text class="{tone}" x="{left + 5:.1f}" y="{top + 14:.1f}">{label}</text>')
         boxes.append("</g>")
     return boxes
 
 
 def _grid(span_ns: int, height: float) -> str:
-    """A line and a number every 'round' number of milliseconds."""
+    """Grid lines with labels at round numbers of milliseconds."""
     span_ms = span_ns / 1e6
     step_ms = next(step for step in _round_steps() if span_ms / step <= 10)
     lines = []
@@ -122,7 +122,7 @@ def _grid(span_ns: int, height: float) -> str:
         x = LEFT + (WIDTH - LEFT) * line * step_ms / span_ms
         lines.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="14" y2="{height:.0f}"/>')
         label = f"{line * step_ms:g} ms"
-        if x + 3 + LETTER * len(label) < WIDTH:  # a number that does not fit any more says nothing
+        if x + 3 + LETTER * len(label) < WIDTH:  # omit labels that would be cut off
             lines.append(f'<text x="{x + 3:.1f}" y="11">{label}</text>')
     return "".join(lines)
 
@@ -131,16 +131,18 @@ def _round_steps() -> list[float]:
     return [digit * 10.0**power for power in range(-3, 8) for digit in (1, 2, 5)]
 
 
+# Page
+
 STEPS_SHOWN = 3
-"""Of average length."""
-WORTH_A_FIGURE = 0.05
-"""Share of the time that lies between steps, above which the head says so."""
-LONGEST_PLACE = 44
-"""Characters of file:line."""
+"""Length of the timeline, in average steps."""
+MIN_BETWEEN_SHARE = 0.05
+"""Fraction of the time between steps above which the head of the page shows it."""
+MAX_LOCATION_CHARS = 44
+"""Longest file:line that is shown in full."""
 
 
 def page(ledger: Ledger, verdict: Verdict, measurement: Measurement, timeline: Mapping[str, Sequence[Event]]) -> str:
-    """A whole HTML document: verdict, what remedies are worth, ledger, timeline, waits and lines."""
+    """The complete HTML document: verdict, remedies, limits, ledger, timeline, waits and hot lines."""
     title = measurement.title or "Profile of a training"
     parts = [
         _head(title, ledger, measurement),
@@ -170,8 +172,10 @@ def _head(title: str, ledger: Ledger, measurement: Measurement) -> str:
         (f"{ledger.images:g}", f"images per step, {ledger.num_steps} steps timed"),
     ]
     between_ms = sum(row.ms for row in pauses_of(ledger))
-    if between_ms > WORTH_A_FIGURE * ledger.step_ms:
-        figures.insert(2, (f"{number(ledger.step_ms - between_ms)} ms", "of them in the step, the rest between steps"))
+    if between_ms > MIN_BETWEEN_SHARE * ledger.step_ms:
+        figures.insert(
+            2, (f"{number(ledger.step_ms - between_ms)} ms", "of that inside the step, the rest between steps")
+        )
     blocks = "".join(f"<div><b>{value}</b><span>{label}</span></div>" for value, label in figures)
     return f'<h1>{escape(title)}</h1><div class="numbers">{blocks}</div>'
 
@@ -190,12 +194,13 @@ def _remedies(verdict: Verdict) -> str:
         return ""
     most = max(remedy.images_per_s / (1 - remedy.uncertainty) for remedy in verdict.remedies)
     rows = "".join(_remedy(remedy, most) for remedy in verdict.remedies)
-    return f"<section><h2>If you do this: images per second, now and then</h2>{rows}</section>"
+    return f"<section><h2>Remedies: images per second now and predicted</h2>{rows}</section>"
 
 
 def _remedy(remedy: Remedy, most: float) -> str:
     low, high = (remedy.images_per_s / (1 + sign * remedy.uncertainty) for sign in (1, -1))
-    now, then, begin, end = (100 * min(1.0, value / most) for value in _speeds(remedy, low, high))
+    speeds = (remedy.now_images_per_s, remedy.images_per_s, low, high)
+    now, then, begin, end = (100 * min(1.0, value / most) for value in speeds)
     return (
         f'<div class="remedy"><div><b>{escape(remedy.what)}</b><br><span class="gain">{remedy.gain:.2f}x</span> '
         f'<span class="soft small">{number(low)} to {number(high)} img/s expected</span></div>'
@@ -203,21 +208,17 @@ def _remedy(remedy: Remedy, most: float) -> str:
         f'<em style="left:calc({now:.1f}% + 8px)">{number(remedy.now_images_per_s)} now</em></div>'
         f'<div class="track"><i class="then" style="width:{then:.1f}%"></i>'
         f'<i class="range" style="left:{begin:.1f}%;width:{end - begin:.1f}%"></i>'
-        f'<em style="left:calc({end:.1f}% + 8px)">{number(remedy.images_per_s)} then</em></div>'
+        f'<em style="left:calc({end:.1f}% + 8px)">{number(remedy.images_per_s)} predicted</em></div>'
         f"<code>{escape(remedy.change)}</code></div></div>"
     )
-
-
-def _speeds(remedy: Remedy, low: float, high: float) -> tuple[float, float, float, float]:
-    return remedy.now_images_per_s, remedy.images_per_s, low, high
 
 
 def _limits(ledger: Ledger, measurement: Measurement) -> str:
     limits = measurement.limits
     rows = [
-        ("the network alone, on a batch that is already there", limits.compute_ms),
+        ("network alone, on one batch that is ready", limits.compute_ms),
         ("network and copy, on batches kept in host memory", limits.transfer_ms),
-        ("the input alone, nothing done with it", limits.input_ms),
+        ("input alone, without using the batches", limits.input_ms),
     ]
     cells = "".join(
         f"<tr><td>{name}</td><td>{number(ms)} ms</td><td>{number(1e3 * ledger.images / ms)} img/s</td></tr>"
@@ -228,7 +229,7 @@ def _limits(ledger: Ledger, measurement: Measurement) -> str:
         return ""
     speed = number(ledger.images_per_s)
     real = f"<tr><td>the training as it is</td><td>{number(ledger.step_ms)} ms</td><td>{speed} img/s</td></tr>"
-    return f"<section><h2>Limits: what each part could do by itself</h2><table>{cells}{real}</table></section>"
+    return f"<section><h2>Limits: the speed of each part by itself</h2><table>{cells}{real}</table></section>"
 
 
 def _light(measurement: Measurement) -> str:
@@ -237,13 +238,13 @@ def _light(measurement: Measurement) -> str:
     rows = "".join(
         f"<tr><td>{name}</td><td>{value:,.1f} {unit}</td></tr>" for name, value, unit in measurement.light.rows()
     )
-    return f"<section><h2>What this machine can do at all</h2><table>{rows}</table></section>"
+    return f"<section><h2>Hardware limits of this machine</h2><table>{rows}</table></section>"
 
 
 def _ledger(ledger: Ledger) -> str:
     lanes = "".join(_lane(place, shown_rows(ledger.lane(place))) for place in ledger.places)
     return (
-        "<section><h2>Where a step goes: every place adds up to "
+        "<section><h2>Where the time of a step goes: every place adds up to "
         f"{number(ledger.step_ms)} ms of wall time</h2>{lanes}</section>"
     )
 
@@ -269,7 +270,7 @@ def _lane(place: str, rows: Sequence[Row]) -> str:
 
 
 def _class_of(row: Row) -> str:
-    """White letters are lost on the pale grey of idling."""
+    """Idle time has dark letters: white ones are unreadable on its pale grey."""
     return ' class="idle"' if kind_of(row.stage) == "idle" else ""
 
 
@@ -281,27 +282,26 @@ def _rgba(color: str, opacity: float) -> str:
 def _timeline(timeline: Mapping[str, Sequence[Event]], ledger: Ledger) -> str:
     step_ms = ledger.step_ms - sum(row.ms for row in pauses_of(ledger))
     svg = timeline_svg(timeline, int(STEPS_SHOWN * step_ms * 1e6))
-    # No number of steps: where their lengths differ, it is another one.
-    return f"<section><h2>The last {number(STEPS_SHOWN * step_ms)} ms of steps</h2>{svg}</section>" if svg else ""
+    # In milliseconds: if the lengths of steps differ, it shows another number of them.
+    span_ms = number(STEPS_SHOWN * step_ms)
+    return f"<section><h2>Timeline of the last {span_ms} ms of steps</h2>{svg}</section>" if svg else ""
 
 
 def _waits(measurement: Measurement) -> str:
     if not measurement.waits:
         return ""
     rows = "".join(
-        f'<tr>{_place(site.where)}<td class="left mono code">{escape(site.text)}</td><td>{site.per_step:,.1f}</td></tr>'
+        f'<tr>{_location_cell(site.where)}<td class="left mono code">{escape(site.text)}</td>'
+        f"<td>{site.per_step:,.1f}</td></tr>"
         for site in list(measurement.waits)[:12]
     )
     head = '<tr><th>line</th><th class="left">code</th><th>times</th></tr>'
-    return f"<section><h2>{_kind_of_waits(measurement)}, per step</h2><table>{head}{rows}</table></section>"
-
-
-def _kind_of_waits(measurement: Measurement) -> str:
-    return "Host-device waits" if measurement.has_device else "Numbers read out of tensors one at a time"
+    kind = wait_kind(measurement).capitalize()
+    return f"<section><h2>{kind}, per step</h2><table>{head}{rows}</table></section>"
 
 
 def _between(ledger: Ledger, measurement: Measurement) -> str:
-    """What happens between steps, and where the host waits there."""
+    """Cost of what happens between steps, and where the host waits there."""
     pauses = pauses_of(ledger)
     if not pauses and not measurement.waits_between:
         return ""
@@ -312,7 +312,7 @@ def _between(ledger: Ledger, measurement: Measurement) -> str:
     head = "<tr><th></th><th>each time</th><th>ms per step</th><th>share</th></tr>"
     left_ms = ledger.step_ms - sum(row.ms for row in pauses)
     return (
-        f"<section><h2>Between steps; the steps by themselves take {number(left_ms)} ms</h2>"
+        f"<section><h2>Between steps (the steps themselves take {number(left_ms)} ms)</h2>"
         f"{f'<table>{head}{rows}</table>' if rows else ''}{_waits_between(measurement)}</section>"
     )
 
@@ -321,12 +321,13 @@ def _waits_between(measurement: Measurement) -> str:
     if not measurement.waits_between:
         return ""
     rows = "".join(
-        f'<tr>{_place(site.where)}<td class="left mono code">{escape(site.text)}</td>'
+        f'<tr>{_location_cell(site.where)}<td class="left mono code">{escape(site.text)}</td>'
         f"<td>{escape(label_of(site.stage))}</td><td>{site.times:,}</td></tr>"
         for site in list(measurement.waits_between)[:5]
     )
     head = '<tr><th>line</th><th class="left">code</th><th>in</th><th>times</th></tr>'
-    what = f"{_kind_of_waits(measurement)}, while those of steps were counted: no step waits for these."
+    kind = wait_kind(measurement).capitalize()
+    what = f"{kind}, between the steps in which they were counted. Removing them makes no step faster."
     return f'<p class="soft small">{what}</p><table>{head}{rows}</table>'
 
 
@@ -335,17 +336,17 @@ def _lines(measurement: Measurement) -> str:
     if not lines:
         return ""
     rows = "".join(
-        f'<tr>{_place(line.where)}<td class="left mono code">{escape(line.text)}</td>'
+        f'<tr>{_location_cell(line.where)}<td class="left mono code">{escape(line.text)}</td>'
         f"<td>{_where_it_runs(line)}</td><td>{line.ms:,.1f}</td></tr>"
         for line in lines
     )
     head = '<tr><th>line</th><th class="left">code</th><th>in</th><th>ms per step</th></tr>'
-    return f"<section><h2>Hottest lines, sampled</h2><table>{head}{rows}</table></section>"
+    return f"<section><h2>Hottest lines, by sampling</h2><table>{head}{rows}</table></section>"
 
 
-def _place(where: str) -> str:
-    """A cell with file:line; of a long path the end, which is what people know it by."""
-    shown = where if len(where) <= LONGEST_PLACE else f"…{where[-LONGEST_PLACE:]}"
+def _location_cell(where: str) -> str:
+    """A cell with file:line; a long path is cut at the front."""
+    shown = where if len(where) <= MAX_LOCATION_CHARS else f"…{where[-MAX_LOCATION_CHARS:]}"
     return f'<td class="mono place-of" title="{escape(where)}">{escape(shown)}</td>'
 
 

@@ -12,19 +12,19 @@ WIDTH = 110
 LABEL = 40
 """Characters of a stage's name."""
 SMALL = 0.005
-"""Rows below this share of the step are summed up in one."""
+"""Rows below this fraction of the step are combined into one."""
 FEW = 3
-"""Rows that are always shown."""
+"""Up to this many stages are always shown one by one."""
 
 
 def report_text(ledger: Ledger, verdict: Verdict, measurement: Measurement) -> str:
-    """Everything a tired person needs, on one screen."""
+    """The whole report on one screen: ledger, waits, time between steps, hardware limits, verdict."""
     parts = [*ledger_lines(ledger), "", *wait_lines(measurement), *between_lines(ledger, measurement)]
-    return "\n".join([*parts, *light_lines(measurement), *verdict_lines(verdict)])
+    return "\n".join([*parts, *speed_of_light_lines(measurement), *verdict_lines(verdict)])
 
 
 def ledger_lines(ledger: Ledger) -> list[str]:
-    """One aligned table; every place adds up to the step."""
+    """The ledger as an aligned table; the rows of every place add up to the step."""
     head = (
         f"{ledger.num_steps} steps of {ledger.images:g} images: {ledger.step_ms:.1f} ms per step "
         f"(p10 {ledger.p10_ms:.1f}, p90 {ledger.p90_ms:.1f}), {ledger.images_per_s:,.1f} img/s"
@@ -37,7 +37,7 @@ def ledger_lines(ledger: Ledger) -> list[str]:
 
 
 def shown_rows(rows: Sequence[Row]) -> list[Row]:
-    """Rows of one place; of many, small ones are put together. The last (what no stage covers) always stays."""
+    """Rows of one place; if there are many, small ones are combined. The last (uncovered time) always stays."""
     *stages, rest = rows
     if len(stages) <= FEW:
         return list(rows)
@@ -50,31 +50,35 @@ def shown_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def wait_lines(measurement: Measurement) -> list[str]:
-    """Host-device waits with their code lines, launches; nothing where nothing was found."""
+    """Host-device waits with their code lines, and kernel launches; empty if there are none."""
     waits = list(measurement.waits)
-    kind = "host-device waits" if measurement.has_device else "numbers read out of tensors"
     lines = []
     if waits:
-        lines.append(f"{kind}, inside of a step: {sum(site.per_step for site in waits):,.1f}")
+        lines.append(f"{wait_kind(measurement)}, per step: {sum(site.per_step for site in waits):,.1f}")
         lines += [f"  {site.per_step:>9,.1f}  {site.where}  {site.text}"[:WIDTH] for site in waits[:5]]
     if measurement.launches is not None:
-        lines.append(f"kernel launches: {measurement.launches:,.0f} per step")
+        lines.append(f"kernel launches, per step: {measurement.launches:,.0f}")
     return [*lines, ""] if lines else []
 
 
+def wait_kind(measurement: Measurement) -> str:
+    """What counts as a wait: without a device nothing waits, but reads of single values show the same code lines."""
+    return "host-device waits" if measurement.has_device else "values read out of tensors one at a time"
+
+
 def between_lines(ledger: Ledger, measurement: Measurement) -> list[str]:
-    """What happens between steps: what it costs, and where the host waits there. Nothing where nothing happens."""
+    """Cost of what happens between steps, and where the host waits there; empty if nothing happens."""
     lines = []
     if pauses := pauses_of(ledger):
         ms = sum(row.ms for row in pauses)
         lines.append(
             f"between steps: {ms:.1f} of {ledger.step_ms:.1f} ms per step ({ms / ledger.step_ms:.0%}); "
-            f"steps by themselves take {ledger.step_ms - ms:.1f} ms"
+            f"the steps themselves take {ledger.step_ms - ms:.1f} ms"
         )
         lines += [f"  {row.label}: {how_often(row)}" for row in pauses if row.share >= SMALL]
     if waits := list(measurement.waits_between):
-        kind = "host-device waits" if measurement.has_device else "numbers read out of tensors"
-        lines.append(f"{kind} there, while those of steps were counted: {sum(site.times for site in waits):,}")
+        total = sum(site.times for site in waits)
+        lines.append(f"{wait_kind(measurement)}, between the steps in which they were counted: {total:,}")
         lines += [
             f"  {site.times:>9,}  {label_of(site.stage)}: {site.where}  {site.text}"[:WIDTH].rstrip()
             for site in waits[:3]
@@ -83,42 +87,42 @@ def between_lines(ledger: Ledger, measurement: Measurement) -> list[str]:
 
 
 def pauses_of(ledger: Ledger) -> list[Row]:
-    """Rows of the main thread that are no part of any step."""
+    """Rows of the main thread that belong to no step."""
     return [row for row in ledger.lane("host") if row.stage in PAUSES]
 
 
 def how_often(row: Row) -> str:
-    """'40 ms every 8 steps'."""
+    """Cost and frequency of a row: '40.0 ms every 8 steps'."""
     if not 0 < row.runs < 0.9:
         return f"{row.ms:.1f} ms per step"
     return f"{number(row.ms / row.runs)} ms every {1 / row.runs:,.0f} steps"
 
 
-def light_lines(measurement: Measurement) -> list[str]:
-    """What this machine can do at all; nothing where it was not measured."""
+def speed_of_light_lines(measurement: Measurement) -> list[str]:
+    """Hardware limits of this machine; empty if they were not measured."""
     if measurement.light is None:
         return []
-    return ["what this machine can do at all", *(f"  {line}" for line in measurement.light.lines()), ""]
+    return ["hardware limits of this machine", *(f"  {line}" for line in measurement.light.lines()), ""]
 
 
 def verdict_lines(verdict: Verdict, width: int = WIDTH) -> list[str]:
-    """Cause, evidence, and what each remedy would be worth."""
+    """Cause, evidence, and remedies with their predicted speeds."""
     lines = wrapped(f"Verdict: {verdict.cause}. {verdict.sentence}", width=width)
     lines += [part for text in verdict.evidence for part in wrapped(f"  - {text}", "    ", width)]
     if verdict.remedies:
-        lines.append("If you do this:")
+        lines.append("Remedies:")
         lines += [
             part
             for number, remedy in enumerate(verdict.remedies, start=1)
             for part in wrapped(f"  {number}. {remedy.line()}", "     ", width)
         ]
     if verdict.others:
-        lines.append(f"Lesser findings: {', '.join(finding.cause for finding in verdict.others)}.")
+        lines.append(f"Also found: {', '.join(bottleneck.cause for bottleneck in verdict.others)}.")
     return lines
 
 
 def runs_of(row: Row) -> str:
-    """How often per step: '2.0', '0.13'; empty where nobody counted."""
+    """Runs per step: '2.0', '0.13'; empty if not counted."""
     if not row.runs:
         return ""
     return f"{row.runs:,.1f}" if row.runs >= 0.95 else f"{row.runs:.2g}"

@@ -1,16 +1,16 @@
-"""Why is a training as slow as it is, and what would each remedy be worth? Pure functions of a measurement.
+"""From a measurement to a verdict: the cause of slow training, and remedies with predicted speeds (pure functions).
 
 Files:
 
-    diagnosis     From a measurement to a verdict
-    predict_step  How long would a step take if one thing were different?
-    remedy        The words of a verdict
-    rules_host    Findings about the main thread
-    rules_input   Findings about the input: batches come too late, and why
+    diagnosis     From a measurement to a verdict: all bottlenecks, and what each remedy would gain
+    predict_step  The step time of a changed training, predicted from the numbers of the present one
+    remedy        The parts of a verdict: bottlenecks, remedies with a predicted speed, and trials
+    rules_host    Bottlenecks of the main thread, and between host and GPU
+    rules_input   Bottlenecks of the input: batches come too late, and why
 """
 
-from flatout.profiler.verdict.diagnosis import judge
+from flatout.profiler.verdict.diagnosis import diagnose
 from flatout.profiler.verdict.predict_step import remedy_of
-from flatout.profiler.verdict.remedy import EndToEndTrial, Finding, Remedy, Trial, Verdict
+from flatout.profiler.verdict.remedy import Bottleneck, EndToEndTrial, Remedy, Trial, Verdict
 
-__all__ = ["EndToEndTrial", "Finding", "Remedy", "Trial", "Verdict", "judge", "remedy_of"]
+__all__ = ["Bottleneck", "EndToEndTrial", "Remedy", "Trial", "Verdict", "diagnose", "remedy_of"]

@@ -1,4 +1,4 @@
-"""From a measurement to a verdict: all findings, the costliest first, with what each remedy would be worth."""
+"""From a measurement to a verdict: all bottlenecks, the most expensive first, and what each remedy would gain."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,207 +6,218 @@ from dataclasses import replace
 from flatout.clock import label_of
 from flatout.profiler.measurement import Measurement
 from flatout.profiler.verdict.predict_step import (
-    Numbers,
-    finding_of_trial,
-    finding_of_whole,
+    StepNumbers,
+    bottleneck_of_end_to_end,
+    bottleneck_of_trial,
     in_ms,
     is_of_loss,
+    remedy_of_end_to_end,
     remedy_of_trial,
-    remedy_of_whole,
 )
-from flatout.profiler.verdict.remedy import NOTHING, EndToEndTrial, Finding, Remedy, Trial, Verdict, number
-from flatout.profiler.verdict.rules_host import ASSIGNER, device_findings, host_findings
-from flatout.profiler.verdict.rules_input import input_findings
+from flatout.profiler.verdict.remedy import NOTHING, Bottleneck, EndToEndTrial, Remedy, Trial, Verdict, number
+from flatout.profiler.verdict.rules_host import ASSIGNER, device_bottlenecks, host_bottlenecks
+from flatout.profiler.verdict.rules_input import input_bottlenecks
 
-WORTH_IT = 1.03
-"""A remedy that promises less than this is not offered."""
+MIN_GAIN = 1.03
+"""Remedies with a smaller predicted gain are not offered."""
 
-TOO_MUCH = 0.25
-"""Share of the step that is unexplained, or has a cause without a cure: then it is not said to be its network."""
-MOST_UNSURE = 0.9
-ALONE = 1.5
-"""Forward and backward relative to a whole step on one batch: above this, something else slows them down."""
-HOT = 0.3
-"""Share of the step above which a line is told even where nothing is wrong with it."""
+LARGE_SHARE = 0.25
+"""If this fraction of the step is unexplained, or has a cause without a remedy, the network is not called the cause."""
+MAX_UNCERTAINTY = 0.9
+SLOWED_DOWN = 1.5
+"""Forward and backward relative to a whole step on one batch; above this ratio something else slows them down."""
+HOT_SHARE = 0.3
+"""A line that takes more than this fraction of the step is named even if no rule applies to it."""
 THREADS = "too many threads"
-MARK_IT = "mark the parts of your loop with flatout.clock.clock.stage(name) to see more"
+ADD_MARKS = "to see more, mark the parts of your loop with flatout.clock.clock.stage(name)"
 
 
-def judge(measurement: Measurement, trials: Sequence[Trial] = (), wholes: Sequence[EndToEndTrial] = ()) -> Verdict:
-    """Cause, evidence, and remedies by predicted speed; says so when nothing is worth changing.
+def diagnose(
+    measurement: Measurement, trials: Sequence[Trial] = (), end_to_end: Sequence[EndToEndTrial] = ()
+) -> Verdict:
+    """The verdict on a measurement: cause, evidence, and remedies by predicted speed; or that nothing is worth doing.
 
-    `wholes` were tried with network and input changed at once: they answer whatever is found, and are no cause. Nor do
-    they say which finding is: whatever slows a training down, another network with another input may be faster.
+    `end_to_end` trials change network and input at once. They are remedies for whatever is found, but they neither are
+    a cause nor tell which bottleneck is: another network with another input may be faster whatever the bottleneck.
     """
-    n = Numbers(measurement)
+    n = StepNumbers(measurement)
     trials = [in_ms(n, trial) for trial in trials]
-    found = [*input_findings(n), *host_findings(n), *device_findings(n)]
-    findings = [_with_trials(finding, n, trials) for finding in found]
-    has_loss = any(finding.cause == ASSIGNER for finding in findings)
-    findings += [finding_of_trial(n, trial) for trial in trials if not (has_loss and is_of_loss(trial))]
-    findings = [
-        replace(finding, remedies=[_less_sure(remedy, n) for remedy in finding.remedies]) for finding in findings
+    found = [*input_bottlenecks(n), *host_bottlenecks(n), *device_bottlenecks(n)]
+    bottlenecks = [_with_trials(bottleneck, n, trials) for bottleneck in found]
+    has_assigner = any(bottleneck.cause == ASSIGNER for bottleneck in bottlenecks)
+    bottlenecks += [bottleneck_of_trial(n, trial) for trial in trials if not (has_assigner and is_of_loss(trial))]
+    bottlenecks = [
+        replace(bottleneck, remedies=[_with_load_uncertainty(remedy, n) for remedy in bottleneck.remedies])
+        for bottleneck in bottlenecks
     ]
-    findings.sort(key=lambda finding: -_saving(finding))
-    findings = _with_wholes(findings, n, wholes)
-    worth = [finding for finding in findings if any(map(_is_worth, finding.remedies))]
-    if not worth:
-        return _nothing(n, found)
-    first, *others = worth
-    offered = (remedy for finding in worth for remedy in finding.remedies if _is_worth(remedy))
-    # Something larger may have answered several findings; two loops have remedies of one name, each its own line.
+    bottlenecks.sort(key=lambda bottleneck: -_best_gain(bottleneck))
+    bottlenecks = _with_end_to_end(bottlenecks, n, end_to_end)
+    worthwhile = [bottleneck for bottleneck in bottlenecks if any(map(_is_worthwhile, bottleneck.remedies))]
+    if not worthwhile:
+        return _without_remedy(n, found)
+    first, *others = worthwhile
+    offered = (remedy for bottleneck in worthwhile for remedy in bottleneck.remedies if _is_worthwhile(remedy))
+    # An end-to-end remedy may belong to several bottlenecks; remedies of two loops share a name but not their line.
     remedies = {(remedy.what, remedy.change): remedy for remedy in offered}
     return Verdict(
         cause=first.cause,
         sentence=first.sentence,
-        evidence=[*first.evidence, *_limits_line(n), *_others_line(n)],
+        evidence=[*first.evidence, *_limit_lines(n), *_load_lines(n)],
         remedies=sorted(remedies.values(), key=lambda remedy: -remedy.images_per_s),
         others=others,
     )
 
 
-def _with_trials(finding: Finding, n: Numbers, trials: Sequence[Trial]) -> Finding:
-    """A loss that was tried out replaces the estimate of what a better loss would take."""
-    if finding.cause != ASSIGNER:
-        return finding
+def _with_trials(bottleneck: Bottleneck, n: StepNumbers, trials: Sequence[Trial]) -> Bottleneck:
+    """The bottleneck with estimates replaced by trials: what a better loss takes may have been measured."""
+    if bottleneck.cause != ASSIGNER:
+        return bottleneck
     tried = [remedy_of_trial(n, trial) for trial in trials if is_of_loss(trial)]
-    return Finding(**{**vars(finding), "remedies": tried}) if tried else finding
+    return Bottleneck(**{**vars(bottleneck), "remedies": tried}) if tried else bottleneck
 
 
-def _with_wholes(findings: Sequence[Finding], n: Numbers, wholes: Sequence[EndToEndTrial]) -> list[Finding]:
-    """Where a remedy that is worth it is part of something larger that was tried out, that takes its place.
+def _with_end_to_end(
+    bottlenecks: Sequence[Bottleneck], n: StepNumbers, end_to_end: Sequence[EndToEndTrial]
+) -> list[Bottleneck]:
+    """Replace worthwhile remedies by the end-to-end trial that includes them.
 
-    What takes no place is one more remedy for the first finding, and a finding by itself if none is worth anything.
+    A trial that replaces none is one more remedy for the first bottleneck, or a bottleneck of its own if no other has a
+    worthwhile remedy.
     """
-    found = list(findings)
-    for whole in wholes:
-        answer = _less_sure(remedy_of_whole(n, whole), n)
-        places = [place for place, finding in enumerate(found) if _covers(whole, finding)]
-        for place in places:
-            kept = [remedy for remedy in found[place].remedies if remedy.what not in whole.covers]
-            found[place] = replace(found[place], remedies=[answer, *kept])
-        if places or not _is_worth(answer):
+    found = list(bottlenecks)
+    for trial in end_to_end:
+        combined = _with_load_uncertainty(remedy_of_end_to_end(n, trial), n)
+        covered = [index for index, bottleneck in enumerate(found) if _covers(trial, bottleneck)]
+        for index in covered:
+            kept = [remedy for remedy in found[index].remedies if remedy.what not in trial.covers]
+            found[index] = replace(found[index], remedies=[combined, *kept])
+        if covered or not _is_worthwhile(combined):
             continue
-        if found and _saving(found[0]):
-            found[0] = replace(found[0], remedies=[*found[0].remedies, answer])
+        if found and _best_gain(found[0]):
+            found[0] = replace(found[0], remedies=[*found[0].remedies, combined])
         else:
-            found.append(finding_of_whole(n, whole, answer))
+            found.append(bottleneck_of_end_to_end(n, trial, combined))
     return found
 
 
-def _covers(whole: EndToEndTrial, finding: Finding) -> bool:
-    return any(remedy.what in whole.covers and _is_worth(remedy) for remedy in finding.remedies)
+def _covers(trial: EndToEndTrial, bottleneck: Bottleneck) -> bool:
+    return any(remedy.what in trial.covers and _is_worthwhile(remedy) for remedy in bottleneck.remedies)
 
 
-def _less_sure(remedy: Remedy, n: Numbers) -> Remedy:
-    """Where other programs take the cores, nobody knows what this one would get of them after a change."""
-    doubt = 0.2 * min(1.0, (n.m.others_cores or 0.0) / n.m.usable_cores)
-    return replace(remedy, uncertainty=min(MOST_UNSURE, remedy.uncertainty + doubt))
+def _with_load_uncertainty(remedy: Remedy, n: StepNumbers) -> Remedy:
+    """The remedy, less certain the more cores other programs use: the cores left after a change are unknown."""
+    added = 0.2 * min(1.0, (n.m.others_cores or 0.0) / n.m.usable_cores)
+    return replace(remedy, uncertainty=min(MAX_UNCERTAINTY, remedy.uncertainty + added))
 
 
-def _is_worth(remedy: Remedy) -> bool:
-    """It promises enough, and more than a fraction of its own uncertainty."""
-    return remedy.gain >= max(WORTH_IT, 1 + remedy.uncertainty / 3)
+def _is_worthwhile(remedy: Remedy) -> bool:
+    """Whether the predicted gain is large enough, by itself and compared with its uncertainty."""
+    return remedy.gain >= max(MIN_GAIN, 1 + remedy.uncertainty / 3)
 
 
-def _saving(finding: Finding) -> float:
-    """How much faster its best remedy makes the training; 0 if none is worth it."""
-    return max((remedy.gain for remedy in finding.remedies if _is_worth(remedy)), default=0.0)
+def _best_gain(bottleneck: Bottleneck) -> float:
+    """Gain of its best worthwhile remedy; 0 if there is none."""
+    return max((remedy.gain for remedy in bottleneck.remedies if _is_worthwhile(remedy)), default=0.0)
 
 
-def _nothing(n: Numbers, findings: Sequence[Finding]) -> Verdict:
-    """Why nothing is worth changing: the step is its network, or has no cure, or nobody knows what it is."""
+def _without_remedy(n: StepNumbers, bottlenecks: Sequence[Bottleneck]) -> Verdict:
+    """The verdict if no remedy is worthwhile: a cause without one, unexplained time, threads, or the network itself."""
     unexplained_ms = n.unexplained_ms
-    worst = max(findings, key=lambda finding: finding.cost_ms, default=None)
-    if worst is not None and worst.cost_ms > max(TOO_MUCH * n.step_ms, unexplained_ms):
+    worst = max(bottlenecks, key=lambda bottleneck: bottleneck.cost_ms, default=None)
+    if worst is not None and worst.cost_ms > max(LARGE_SHARE * n.step_ms, unexplained_ms):
         return Verdict(
             cause=worst.cause,
-            sentence=f"{worst.sentence}{_no_cure(n)}",
-            evidence=[*worst.evidence, *_limits_line(n), *_others_line(n)],
+            sentence=f"{worst.sentence}{_no_remedy_sentence(n)}",
+            evidence=[*worst.evidence, *_limit_lines(n), *_load_lines(n)],
             remedies=[],
         )
-    if unexplained_ms > TOO_MUCH * n.step_ms:
+    if unexplained_ms > LARGE_SHARE * n.step_ms:
         lines = [line for line in n.hot_lines(in_worker=False) if line.stage is None][:3]
         return Verdict(
             cause="unexplained",
-            sentence=f"{n.percent(unexplained_ms)} of the step lies outside of every known stage, and no rule fits it.",
+            sentence=f"{n.percent(unexplained_ms)} of the step is outside of all known stages, and no rule applies.",
             evidence=[
-                *([f"{line.ms:.1f} ms per step at {line.where}  {line.text}".rstrip() for line in lines] or [MARK_IT]),
-                *_limits_line(n),
+                *(
+                    [f"{line.ms:.1f} ms per step at {line.where}  {line.text}".rstrip() for line in lines]
+                    or [ADD_MARKS]
+                ),
+                *_limit_lines(n),
             ],
             remedies=[],
         )
     compute_ms = n.network_ms
-    if n.threads_that_fit and compute_ms > TOO_MUCH * n.step_ms:
+    if n.threads_that_fit and compute_ms > LARGE_SHARE * n.step_ms:
         return Verdict(
             cause=THREADS,
             sentence=(
-                f"Torch computes with {n.m.num_threads} threads, and for {n.threads_that_fit} of them a core is free: "
-                "those that run wait for those that do not, which can take many times as long as it should."
+                f"Torch computes with {n.m.num_threads} threads, but there are free cores for only "
+                f"{n.threads_that_fit} of them. Threads that run wait for those that do not, which can slow a step "
+                "down many times."
             ),
             evidence=[
                 f"forward and backward {n.percent(compute_ms)} of the step",
-                *_limits_line(n),
-                *_others_line(n),
+                *_limit_lines(n),
+                *_load_lines(n),
             ],
             remedies=[],
         )
     return Verdict(
         cause=NOTHING,
         sentence=(
-            f"Nothing is worth changing: no remedy we know promises more than {100 * (WORTH_IT - 1):.0f} %. "
-            f"{number(1e3 * n.images / n.step_ms)} img/s is what this network takes {_beside(n)}."
+            f"Nothing is worth changing: no known remedy would gain more than {100 * (MIN_GAIN - 1):.0f} %. "
+            f"{number(1e3 * n.images / n.step_ms)} img/s is the speed of this network {_network_speed(n)}."
         ),
         evidence=[
             f"waiting for data {n.percent(n.wait_ms)}, forward and backward {n.percent(compute_ms)} of the step",
-            *([f"between steps {n.percent(n.between_ms)} of the time"] if n.between_ms > 0.1 * n.step_ms else []),
+            *([f"{n.percent(n.between_ms)} of the time is between steps"] if n.between_ms > 0.1 * n.step_ms else []),
             *_hottest_line(n),
-            *_limits_line(n),
-            *_others_line(n),
+            *_limit_lines(n),
+            *_load_lines(n),
         ],
         remedies=[],
     )
 
 
-def _beside(n: Numbers) -> str:
-    """Here, unless the network alone was seen to be much faster: then something slows it that is no stage of it."""
+def _network_speed(n: StepNumbers) -> str:
+    """End of the sentence about the network's speed: if it was much faster alone, something else slows it down."""
     alone_ms = n.m.limits.compute_ms
-    if not alone_ms or n.network_ms < ALONE * alone_ms:
-        return "here"
-    return f"beside all else that runs here; by itself it made {number(1e3 * n.images / alone_ms)}"
+    if not alone_ms or n.network_ms < SLOWED_DOWN * alone_ms:
+        return "on this machine"
+    return f"next to everything else that runs here; alone it reached {number(1e3 * n.images / alone_ms)} img/s"
 
 
-def _hottest_line(n: Numbers) -> list[str]:
-    """Of the main thread: what is slow inside of the network's own code has no rule, but it has a line."""
+def _hottest_line(n: StepNumbers) -> list[str]:
+    """The hottest line of the main thread: no rule covers slow code inside of the network, but a line names it."""
     return [
         f"hottest line, {line.ms:.1f} ms per step in {label_of(line.stage or 'unexplained')}: {line.where}  {line.text}"
         for line in n.hot_lines(in_worker=False)[:1]
-        # That of a backward pass is the line that asks for it.
-        if line.ms > HOT * n.step_ms and line.stage != "backward"
+        # In the backward stage the only line is the call of backward().
+        if line.ms > HOT_SHARE * n.step_ms and line.stage != "backward"
     ]
 
 
-def _no_cure(n: Numbers) -> str:
-    """Nothing about what nobody saw."""
-    return "" if n.are_makers_unseen else f" No remedy we know promises more than {100 * (WORTH_IT - 1):.0f} %."
+def _no_remedy_sentence(n: StepNumbers) -> str:
+    """A sentence that no remedy helps; empty if the input was not observed."""
+    return "" if n.is_input_unobserved else f" No known remedy would gain more than {100 * (MIN_GAIN - 1):.0f} %."
 
 
-def _others_line(n: Numbers) -> list[str]:
+def _load_lines(n: StepNumbers) -> list[str]:
+    """Evidence about other processes and about torch's threads."""
     others, fitting = n.m.others_cores or 0.0, n.threads_that_fit
     lines = []
     if others >= 0.2:
         lines.append(
-            f"other processes keep {others:.1f} of {n.m.usable_cores:g} cores busy: all numbers are worse for it"
+            f"other processes keep {others:.1f} of {n.m.usable_cores:g} cores busy, which slows this training down"
         )
-    if fitting and n.network_ms > TOO_MUCH * n.step_ms:
+    if fitting and n.network_ms > LARGE_SHARE * n.step_ms:
         lines.append(
-            f"torch computes with {n.m.num_threads} threads: with OMP_NUM_THREADS={fitting} in front of the command, "
-            "none of them has to wait for a core"
+            f"torch computes with {n.m.num_threads} threads: with OMP_NUM_THREADS={fitting} in front of the command "
+            "none would have to wait for a core"
         )
     return lines
 
 
-def _limits_line(n: Numbers) -> list[str]:
+def _limit_lines(n: StepNumbers) -> list[str]:
     limits = n.m.limits
     parts = [
         f"{name} {number(1e3 * n.images / ms)} img/s"

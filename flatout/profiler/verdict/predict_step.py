@@ -1,16 +1,8 @@
-"""How long would a step take if one thing were different?
+"""The step time of a changed training, predicted from the numbers of the present one.
 
-The model is compared with the measured step first: what it cannot explain of today stays in every prediction.
-
-The few numbers that decide: sums over a measurement that several rules ask for.
-
-How long is a step, given what it asks of each resource?
-
-A step needs time of the main thread (the consumer), of the workers side by side, and of all cores together; the
-scarcest of them sets its length.
-
-    step = max(consumer, input / workers, cpu / cores)        with workers
-    step = consumer + input                                   without
+`StepNumbers` are sums over a measurement that several rules use. `StepPrediction` changes one of the demands of a step
+and applies the model of flatout/profiler/demands.py, after comparing that model with the measured step: the part of the
+present step that the model does not explain remains in every prediction. Trials are turned into remedies at the end.
 """
 
 from collections.abc import Mapping
@@ -23,15 +15,15 @@ import numpy as np
 from flatout.clock import PAUSES, fitting_threads, kind_of
 from flatout.profiler.demands import Demands
 from flatout.profiler.measurement import HotLine, Measurement
-from flatout.profiler.verdict.remedy import EndToEndTrial, Finding, Remedy, Trial
+from flatout.profiler.verdict.remedy import Bottleneck, EndToEndTrial, Remedy, Trial, number
 
-WAIT_WORTH_A_LOOK = 0.03
-"""Share of the step; a feed that makes a step wait for less is not the cause of anything."""
+MIN_WAIT_SHARE = 0.03
+"""Fraction of the step; an input that makes the step wait for less is no bottleneck."""
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """All times are milliseconds per step."""
+class StepNumbers:
+    """Sums over a measurement; all times are milliseconds per step."""
 
     m: Measurement
 
@@ -41,7 +33,7 @@ class Numbers:
 
     @cached_property
     def spread(self) -> float:
-        """Half of the range from p10 to p90 of the steps, relative."""
+        """Half of the range from p10 to p90 of the steps, relative to their mean."""
         p10, p90 = np.quantile(self.m.wall_ms, (0.1, 0.9))
         return float(p90 - p10) / 2 / self.step_ms
 
@@ -55,7 +47,7 @@ class Numbers:
         return sum(lane.stage_ms.get(stage, 0.0) for stage in stages) if lane else 0.0
 
     def host_times(self, stage: str) -> float:
-        """How often a stage ran on the main thread, in all steps; 0 where nobody counted."""
+        """Runs of a stage on the main thread, all steps together; 0 if not counted."""
         lane = self.m.lane("host")
         return lane.stage_runs.get(stage, 0.0) * len(self.m.wall_ms) if lane else 0.0
 
@@ -66,12 +58,12 @@ class Numbers:
 
     @property
     def between_ms(self) -> float:
-        """What lies between steps, as its share of one: a validation after 8 steps of 5 ms that takes 40 ms is 5."""
+        """Time between steps, spread over the steps: a validation of 40 ms after every 8 steps is 5 ms per step."""
         return self.host_ms(*PAUSES)
 
     @property
     def network_ms(self) -> float:
-        """Forward and backward on the main thread, or the graph that stands for them."""
+        """Forward and backward on the main thread, or the CUDA graph that contains them."""
         return self.host_ms("forward", "backward", "graph")
 
     @property
@@ -81,17 +73,17 @@ class Numbers:
 
     @property
     def wait_ms(self) -> float:
-        """The main thread is blocked for want of a batch."""
+        """Time in which the main thread is blocked because no batch is ready."""
         return self.kind_ms("wait")
 
     @property
     def serial_input_ms(self) -> float:
-        """Input made by the main thread itself, as with no workers."""
+        """Time in which the main thread makes batches itself; 0 with workers."""
         return self.kind_ms("input") if self.m.num_workers == 0 else 0.0
 
     @property
     def consumer_ms(self) -> float:
-        """What the step takes when batches are always ready."""
+        """Step time if batches were always ready."""
         return max(0.0, self.step_ms - self.wait_ms - self.serial_input_ms)
 
     @cached_property
@@ -102,51 +94,51 @@ class Numbers:
 
     @property
     def input_ms(self) -> float:
-        """Time of one core that a batch costs, wherever it is made."""
+        """Time of one core that a batch takes, wherever it is made."""
         return sum(self.worker_ms.values()) if self.m.num_workers else self.serial_input_ms + self.wait_ms
 
     @property
-    def are_makers_unseen(self) -> bool:
-        """Whether nobody saw who makes the batches: workers without a table, or a loader that works elsewhere."""
+    def is_input_unobserved(self) -> bool:
+        """Whether the making of batches could not be observed: workers without a table, or threads of a loader."""
         if self.m.num_workers:
             return not self.worker_ms
         return not self.serial_input_ms and self.m.main_cpu_ms < self.step_ms - 0.5 * self.wait_ms
 
     @property
     def worker_busy(self) -> float:
-        """Share of the workers' time in which they work."""
+        """Fraction of the workers' time in which they are busy."""
         return self.input_ms / (max(1, self.m.num_workers) * self.step_ms) if self.m.num_workers else 0.0
 
     @property
     def worker_blocked(self) -> float:
-        """Share of the workers' work that is waiting for a disk or a network."""
+        """Fraction of the workers' busy time in which they wait for a disk or a network."""
         return (self.m.worker_blocked_ms or 0.0) / self.input_ms if self.m.num_workers and self.input_ms else 0.0
 
     @property
     def cpu_ms(self) -> float:
-        """CPU time of a step: main process and workers."""
+        """CPU time of the main process and the workers."""
         workers_ms = self.m.worker_cpu_ms if self.m.worker_cpu_ms is not None else sum(self.worker_ms.values())
         return self.m.main_cpu_ms + workers_ms
 
     @property
-    def had_cores(self) -> float:
-        """Cores that this training kept busy."""
+    def used_cores(self) -> float:
+        """Number of cores that this training kept busy."""
         return min(self.m.usable_cores, self.cpu_ms / self.step_ms)
 
     @property
     def is_crowded(self) -> bool:
-        """Whether other processes leave no core idle: then stages take longer than their work."""
+        """Whether other processes leave no core idle, so that stages take longer than their work alone."""
         others = self.m.others_cores or 0.0
-        return others > 0.2 and self.m.usable_cores - others - self.had_cores < 0.25
+        return others > 0.2 and self.m.usable_cores - others - self.used_cores < 0.25
 
     @property
     def free_cores(self) -> float:
-        """Cores that other processes leave to this training: what it had, and those that were idle."""
-        return max(self.had_cores, self.m.usable_cores - (self.m.others_cores or 0.0), 0.1)
+        """Cores that other processes leave to this training: those it used and those that were idle."""
+        return max(self.used_cores, self.m.usable_cores - (self.m.others_cores or 0.0), 0.1)
 
     @property
     def threads_that_fit(self) -> int | None:
-        """For how many threads of torch cores are free, where it computes on the CPU with more; None: they all fit."""
+        """Number of torch's threads that have a free core, if torch computes on the CPU with more; None: all fit."""
         threads = self.m.num_threads
         return fitting_threads(threads, self.free_cores) if threads and not self.m.has_device else None
 
@@ -156,42 +148,42 @@ class Numbers:
 
     @property
     def device_idle_ms(self) -> float:
-        """Inside of steps: pauses between them were not traced. 0 where there is no device, or no trace of it."""
+        """Idle time of the device inside steps (pauses between them are not traced); 0 without a device or a trace."""
         busy = self.m.device_busy_ms
         return max(0.0, self.step_ms - self.between_ms - busy) if busy is not None else 0.0
 
     @property
     def num_waits(self) -> float:
-        """Host-device waits inside of a step; without a device, numbers read out of tensors."""
+        """Host-device waits inside a step; without a device, values read out of tensors one at a time."""
         return sum(site.per_step for site in self.m.waits)
 
     def hot_lines(self, *, in_worker: bool) -> list[HotLine]:
-        """Lines of the main thread or of the workers, hottest first."""
+        """Hot lines of the main thread or of the workers, hottest first."""
         return sorted((line for line in self.m.lines if line.in_worker == in_worker), key=lambda line: -line.ms)
 
     def percent(self, ms: float) -> str:
-        """'41 %' of the step."""
+        """A time as a percentage of the step: '41 %'."""
         return f"{100 * ms / self.step_ms:.0f} %"
 
 
 HAND_OVER_MS = 1.0
-"""What a batch from a worker costs the main thread at least: 0.6 to 1.1 ms with our feed, ten times that with large
-batches of a DataLoader (bench/results/feed_vs_dataloader_*.md, main CPU)."""
+"""Least time of the main thread to receive a batch from a worker: 0.6 to 1.1 ms with our feed, ten times that with
+large batches of a DataLoader (bench/results/feed_vs_dataloader_*.md, main CPU)."""
 
 
 @dataclass(frozen=True)
-class WhatIf:
-    """Predicts the step of a changed training from the numbers of the present one."""
+class StepPrediction:
+    """Predicts step times of a changed training, in milliseconds, from the numbers of the present one."""
 
-    n: Numbers
+    n: StepNumbers
 
     @property
     def now(self) -> Demands:
         n = self.n
         if n.is_crowded and n.m.num_workers and not n.m.has_device:
-            # Workers and main thread take cores from each other: what each needs is its CPU time, at the share of the
+            # Workers and main thread compete for cores: each needs its CPU time, divided by the fraction of the
             # machine that this training gets.
-            share = min(1.0, max(0.05, n.had_cores))
+            share = min(1.0, max(0.05, n.used_cores))
             worker_ms = (n.cpu_ms - n.m.main_cpu_ms) / share + (n.m.worker_blocked_ms or 0.0)
             consumer_ms = min(n.consumer_ms, n.m.main_cpu_ms / share)
             return Demands(consumer_ms, min(n.input_ms, worker_ms), n.cpu_ms, n.m.num_workers, n.free_cores)
@@ -199,49 +191,51 @@ class WhatIf:
 
     @property
     def bias(self) -> float:
-        """Measured step over modelled step; below 1 (work that overlaps better than modelled) it counts as 1."""
+        """Measured step relative to the modelled one, from 1 (also if work overlaps better than modelled) to 1.5."""
         modelled = self.now.step_ms
-        # A step that waits although nothing is scarce: waits come in bursts, which no remedy of demand removes whole.
+        # Above 1 a step waits although nothing is scarce: waits come in bursts, and less demand does not remove all.
         return min(1.5, max(1.0, self.n.step_ms / modelled)) if modelled > 0 else 1.0
 
     def _step(self, then: Demands) -> float:
-        return max(then.step_ms * self.bias, self.least_ms)
+        return max(then.step_ms * self.bias, self.min_step_ms)
 
     @property
-    def least_ms(self) -> float:
-        """What no remedy of the input gets below."""
+    def min_step_ms(self) -> float:
+        """Lower bound of the step for remedies of the input."""
         return max(self.floor_ms, self.network_limit_ms)
 
     @property
     def floor_ms(self) -> float:
-        """No remedy outside of the network gets below the device's own work and what lies between steps."""
+        """Lower bound for remedies outside of the network: the device's work, and the time between steps."""
         return (self.n.m.device_busy_ms or 0.0) + self.n.between_ms
 
     @property
     def network_limit_ms(self) -> float:
-        """No remedy of the input gets below what the network took by itself, where that was measured."""
+        """Lower bound for remedies of the input: the measured time of the network alone; 0 if not measured."""
         return min(self.n.m.limits.compute_ms or 0.0, self.n.step_ms)
 
     @property
     def input_limit_ms(self) -> float:
-        """Nor does one of the main thread get below what the input took by itself."""
+        """Lower bound for remedies of the main thread: the measured time of the input alone; 0 if not measured."""
         return min(self.n.m.limits.input_ms or 0.0, self.n.step_ms)
 
     def with_workers(self, workers: int) -> float:
-        """Another number of workers. The first of them has to hand its batches over, which no one did before."""
+        """Step with another number of workers; going from none to some adds the time to hand batches over."""
         now = self.now
         hand_over_ms = HAND_OVER_MS if not now.workers else 0.0
         return self._step(replace(now, workers=workers, consumer_ms=now.consumer_ms + hand_over_ms))
 
-    def with_input(self, saved_ms: float) -> float:
-        """Workers save this much of their time per step."""
+    def with_faster_input(self, saved_ms: float) -> float:
+        """Step if making its batch took `saved_ms` less time of one core."""
         now = self.now
         kept = 1 - min(1.0, saved_ms / max(self.n.input_ms, 1e-9))
         worker_cpu_ms = now.cpu_ms - self.n.m.main_cpu_ms
         return self._step(replace(now, input_ms=now.input_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * worker_cpu_ms))
 
-    def with_batch(self, images: float, *, tried_now_ms: float, tried_then_ms: float, device_ms: float = 0.0) -> float:
-        """Another batch size: the tried stages take what was tried, input grows with the images, the rest stays."""
+    def with_batch_size(
+        self, images: float, *, tried_now_ms: float, tried_then_ms: float, device_ms: float = 0.0
+    ) -> float:
+        """Step with another batch size: tried stages take the tried time, input scales with images, the rest stays."""
         now, factor = self.now, images / self.n.images
         consumer_ms = now.consumer_ms - tried_now_ms + tried_then_ms
         then = replace(
@@ -253,10 +247,10 @@ class WhatIf:
         )
         return max(then.step_ms * self.bias, device_ms + self.n.between_ms, self.input_limit_ms * factor)
 
-    def with_consumer(self, saved_ms: float, *, device_ms: float | None = None) -> float:
-        """The main thread saves this much per step; waits for data may take its place.
+    def with_faster_consumer(self, saved_ms: float, *, device_ms: float | None = None) -> float:
+        """Step if the main thread took `saved_ms` less; waits for data may use up the time saved.
 
-        `device_ms` is the time of kernels then, inside of steps; None: as now.
+        `device_ms` is the kernel time per step then; None: as now.
         """
         now = self.now
         kept = max(0.0, 1 - saved_ms / max(self.n.consumer_ms, 1e-9))
@@ -264,8 +258,8 @@ class WhatIf:
         floor_ms = self.floor_ms if device_ms is None else device_ms + self.n.between_ms
         return max(then.step_ms * self.bias, floor_ms, self.input_limit_ms)
 
-    def with_less_after(self, saved_ms: float, *, floor_ms: float) -> float:
-        """This much less after steps; workers use such time to get ahead, so waits may take its place."""
+    def with_less_between_steps(self, saved_ms: float, *, floor_ms: float) -> float:
+        """Step with `saved_ms` less between steps; workers use that time to get ahead, so waits may replace it."""
         now = self.now
         kept = max(0.0, 1 - saved_ms / max(self.n.consumer_ms, 1e-9))
         then = replace(now, consumer_ms=now.consumer_ms * kept, cpu_ms=now.cpu_ms - (1 - kept) * self.n.m.main_cpu_ms)
@@ -273,9 +267,15 @@ class WhatIf:
 
 
 def remedy(
-    n: Numbers, *, what: str, change: str, step_ms: float, uncertainty: float, switch: Mapping[str, Any] | None = None
+    n: StepNumbers,
+    *,
+    what: str,
+    change: str,
+    step_ms: float,
+    uncertainty: float,
+    switch: Mapping[str, Any] | None = None,
 ) -> Remedy:
-    """A change that leaves the images of a step as they are."""
+    """A remedy that leaves the number of images per step unchanged."""
     return Remedy(
         what=what,
         change=change,
@@ -287,27 +287,27 @@ def remedy(
     )
 
 
-# From a part that was tried out by itself to the training with that part in it.
+# Trials
 
 
 def remedy_of(measurement: Measurement, trial: Trial) -> Remedy:
-    """What the training would be with the tried part in it, whether that is worth it or not."""
-    n = Numbers(measurement)
+    """The remedy of a trial, whether it would gain anything or not."""
+    n = StepNumbers(measurement)
     return remedy_of_trial(n, in_ms(n, trial))
 
 
-def remedy_of_trial(n: Numbers, trial: Trial) -> Remedy:
-    """The same, of a trial in milliseconds."""
-    now_ms, what_if = stage_ms(n, trial), WhatIf(n)
+def remedy_of_trial(n: StepNumbers, trial: Trial) -> Remedy:
+    """As `remedy_of`, for a trial in milliseconds."""
+    now_ms, prediction = stage_ms(n, trial), StepPrediction(n)
     saved_ms, device_ms = now_ms - trial.then_ms, _device_ms(n, trial)
     if trial.images is not None:
-        step_ms = what_if.with_batch(
+        step_ms = prediction.with_batch_size(
             trial.images, tried_now_ms=now_ms, tried_then_ms=trial.then_ms, device_ms=device_ms or 0.0
         )
     elif trial.in_workers:
-        step_ms = what_if.with_input(saved_ms)
+        step_ms = prediction.with_faster_input(saved_ms)
     else:
-        step_ms = what_if.with_consumer(saved_ms, device_ms=device_ms)
+        step_ms = prediction.with_faster_consumer(saved_ms, device_ms=device_ms)
     return Remedy(
         what=trial.what,
         change=trial.change,
@@ -320,8 +320,8 @@ def remedy_of_trial(n: Numbers, trial: Trial) -> Remedy:
     )
 
 
-def _device_ms(n: Numbers, trial: Trial) -> float | None:
-    """Time of kernels per step with the remedy; None where there is no device, or no trace of it."""
+def _device_ms(n: StepNumbers, trial: Trial) -> float | None:
+    """Kernel time per step with the remedy; None without a device or a trace."""
     busy_ms = n.m.device_busy_ms
     if busy_ms is None:
         return None
@@ -330,59 +330,62 @@ def _device_ms(n: Numbers, trial: Trial) -> float | None:
     return max(0.0, busy_ms - stage_ms(n, trial) + trial.then_ms)
 
 
-def in_ms(n: Numbers, trial: Trial) -> Trial:
-    """What was tried elsewhere as a share of its stage, in milliseconds of this training."""
+def in_ms(n: StepNumbers, trial: Trial) -> Trial:
+    """The trial with its time in milliseconds of this training, if it was a fraction of its stage."""
     return replace(trial, then_ms=trial.then_ms * stage_ms(n, trial), is_share=False) if trial.is_share else trial
 
 
 def is_of_loss(trial: Trial) -> bool:
-    """Whether the loss alone was tried."""
+    """Whether a trial is about the loss alone."""
     return set(trial.stage.split("+")) <= {"loss", "assign"}
 
 
-def stage_ms(n: Numbers, trial: Trial) -> float:
-    """What the tried part takes now."""
+def stage_ms(n: StepNumbers, trial: Trial) -> float:
+    """Present time of the stages of a trial."""
     stages = trial.stage.split("+")
     return sum(n.worker_ms.get(stage, 0.0) for stage in stages) if trial.in_workers else n.host_ms(*stages)
 
 
-def finding_of_trial(n: Numbers, trial: Trial) -> Finding:
-    """A part that was tried out and may be faster, whatever else is found."""
-    now_ms, part = stage_ms(n, trial), _words_for(trial.stage)
-    return Finding(
+def bottleneck_of_trial(n: StepNumbers, trial: Trial) -> Bottleneck:
+    """A trial as a bottleneck of its own: the tried part may be faster, whatever else is found."""
+    now_ms, part = stage_ms(n, trial), _stage_names(trial.stage)
+    return Bottleneck(
         cause=trial.what,
-        sentence=f"With {trial.what}, {part} would take {trial.then_ms:.1f} ms, not {now_ms:.1f}: tried out.",
-        evidence=[f"{part} now {now_ms:.1f} ms, {trial.then_ms:.1f} ms when tried alone"],
+        sentence=f"With {trial.what}, {part} would take {trial.then_ms:.1f} instead of {now_ms:.1f} ms.",
+        evidence=[f"{part}: {now_ms:.1f} ms per step now, {trial.then_ms:.1f} ms when tried by itself"],
         remedies=[remedy_of_trial(n, trial)],
         cost_ms=max(0.0, now_ms - trial.then_ms),
     )
 
 
-def _words_for(stages: str) -> str:
-    """A list of nine stages helps nobody."""
+def _stage_names(stages: str) -> str:
+    """The stages of a trial for a message; a long list is replaced by a summary."""
     return stages if stages.count("+") < 3 else "the network's part of the step"
 
 
-def remedy_of_whole(n: Numbers, whole: EndToEndTrial) -> Remedy:
-    """What the training would be with network and input as they were tried."""
+def remedy_of_end_to_end(n: StepNumbers, trial: EndToEndTrial) -> Remedy:
+    """The remedy of an end-to-end trial."""
     return Remedy(
-        what=whole.what,
-        change=whole.change,
-        step_ms=whole.step_ms(between_ms=n.between_ms),
-        uncertainty=whole.uncertainty,
+        what=trial.what,
+        change=trial.change,
+        step_ms=trial.step_ms(between_ms=n.between_ms),
+        uncertainty=trial.uncertainty,
         now_ms=n.step_ms,
-        images=whole.images or n.images,
+        images=trial.images or n.images,
         now_images=n.images,
-        switch=whole.switch,
+        switch=trial.switch,
     )
 
 
-def finding_of_whole(n: Numbers, whole: EndToEndTrial, answer: Remedy) -> Finding:
-    """Where nothing else is found."""
-    return Finding(
-        cause=whole.what,
-        sentence=f"Nothing stands out, but with {whole.change} a step would take {answer.step_ms:.1f} ms.",
-        evidence=[f"tried by themselves: network {whole.compute_ms:.1f} ms, input {whole.input_ms:.1f} ms"],
-        remedies=[answer],
-        cost_ms=max(0.0, n.step_ms - answer.step_ms),
+def bottleneck_of_end_to_end(n: StepNumbers, trial: EndToEndTrial, remedy: Remedy) -> Bottleneck:
+    """An end-to-end trial as a bottleneck of its own, for a training in which nothing else is found."""
+    return Bottleneck(
+        cause=trial.what,
+        sentence=(
+            f"Nothing stands out, but with {trial.change} the training would make {number(remedy.images_per_s)} img/s "
+            f"instead of {number(remedy.now_images_per_s)}."
+        ),
+        evidence=[f"tried with {trial.change}: network {trial.compute_ms:.1f} ms, input {trial.input_ms:.1f} ms"],
+        remedies=[remedy],
+        cost_ms=max(0.0, n.step_ms - remedy.step_ms),
     )

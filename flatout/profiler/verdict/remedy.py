@@ -1,4 +1,4 @@
-"""The words of a verdict: findings, remedies with a predicted speed, and trials that make predictions sharper."""
+"""The parts of a verdict: bottlenecks, remedies with a predicted speed, and trials that make predictions accurate."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,113 +6,119 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 NOTHING = "nothing"
-"""The cause of a verdict that sees nothing worth changing."""
+"""The cause of a verdict that finds nothing worth changing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """The changed part alone, measured: what a stage of the step would take with a remedy applied."""
+    """Measured time of the part of a step that a remedy changes, by itself, with the remedy applied."""
 
     what: str
-    """The remedy in words: "batched assignment"."""
+    """Name of the remedy, such as "batched assignment"."""
 
     change: str
     """The flag or code line that applies it."""
 
     stage: str
-    """The host stage that it replaces; several parted by "+", as in "forward+backward"."""
+    """The host stage that it replaces, or several joined by "+", as in "forward+backward"."""
 
     then_ms: float
     """Time of the stage per step, with the remedy."""
 
     is_share: bool = False
-    """`then_ms` is not milliseconds but a share of what the stage takes now: what a trial elsewhere can tell."""
+    """`then_ms` is a fraction of the stage's present time instead of milliseconds, as from a trial elsewhere."""
 
     device_share: float | None = None
-    """What is left of the time that kernels run per step, relative to now; None: they save what the stage saves."""
+    """Kernel time per step with the remedy, relative to now; None: kernels save as much time as the stage does."""
 
     uncertainty: float = 0.07
     """Relative, of the predicted step."""
 
     images: float | None = None
-    """Images per step with the remedy, where that changes; all other stages then grow with them."""
+    """Images per step with the remedy, if that changes; all other stages then scale with them."""
 
     switch: Mapping[str, Any] = field(default_factory=dict)
     """Options of a flatout training that apply it."""
 
     in_workers: bool = False
-    """The stage runs in the workers; `then_ms` is then time of one core per step, all workers together."""
+    """The stage runs in the workers; `then_ms` is then time of one core per step, summed over all workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndToEndTrial:
-    """A remedy that changes network and input at once, each measured by itself with all of it switched on."""
+    """Measurements of a remedy that changes network and input at once: each by itself, with the remedy applied."""
 
     what: str
+    """Name of the remedy."""
+
     change: str
     """The flag that applies it."""
 
     compute_ms: float
-    """The network's part of a step, on one batch that lies ready."""
+    """The network's part of a step, on one batch that is ready."""
 
     input_ms: float
-    """A batch of the changed input, with nothing done to it."""
+    """Time per batch of the changed input, without using the batches."""
 
     device_ms: float = 0.0
-    """Kernels of the network's part; 0: no device."""
+    """Kernel time of the network's part; 0: no device."""
 
     beside_ms: float = 0.0
-    """Kernels of the input (pictures augmented on the device), which the same device runs beside the step."""
+    """Kernel time of the input (augmentation on the device), which the device needs in addition to the step's."""
 
     covers: Sequence[str] = ()
-    """Remedies of the verdict, by name, that are part of it: what was tried stands in the place of their estimate."""
+    """Names of remedies that it includes: its measured prediction replaces their estimates."""
 
     uncertainty: float = 0.1
     """Relative, of the predicted step."""
 
     images: float | None = None
-    """Images per step with the remedy, where that changes."""
+    """Images per step with the remedy, if that changes."""
 
     switch: Mapping[str, Any] = field(default_factory=dict)
     """Options of a flatout training that apply it."""
 
     def step_ms(self, *, between_ms: float = 0.0) -> float:
-        """The slowest of main thread, device and input sets the step; what lies between steps stays."""
+        """Predicted step: the slowest of main thread, device and input, plus the unchanged time between steps."""
         return max(self.compute_ms, self.device_ms + self.beside_ms, self.input_ms) + between_ms
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
-    """Something to change, and the speed it should give."""
+    """A change, and the speed it is predicted to give."""
 
     what: str
+    """Name of the remedy."""
+
     change: str
     """The flag or code line to change."""
 
     step_ms: float
-    """Predicted."""
+    """Predicted step time."""
 
     uncertainty: float
     """Relative: the step is expected between step_ms x (1 - u) and step_ms x (1 + u)."""
 
     now_ms: float
+    """Present step time."""
+
     images: float
-    """Per step, with the remedy."""
+    """Images per step with the remedy."""
 
     now_images: float | None = None
-    """Per step now, where that differs."""
+    """Images per step now, if different."""
 
     switch: Mapping[str, Any] = field(default_factory=dict)
-    """Options of a flatout training that apply it; empty: a person has to."""
+    """Options of a flatout training that apply it; empty: it must be applied by hand."""
 
     @property
     def gain(self) -> float:
-        """How many times as fast."""
+        """Predicted speed relative to the present one."""
         return self.images_per_s / self.now_images_per_s
 
     @property
     def images_per_s(self) -> float:
-        # A step of no time is no prediction.
+        # A step that takes no time is not a prediction.
         return 1e3 * self.images / self.step_ms if self.step_ms > 0 else 0.0
 
     @property
@@ -120,38 +126,38 @@ class Remedy:
         return 1e3 * (self.now_images or self.images) / self.now_ms
 
     def line(self) -> str:
-        """'workers 1 -> 2: 120 -> 215 +- 20 img/s (1.8x). Change: --workers 2'."""
+        """One line of text: 'workers 1 -> 2: 120 -> 215 img/s, 1.79x (between 199 and 234). Change: --workers 2'."""
         low, high = (self.images_per_s / (1 + sign * self.uncertainty) for sign in (1, -1))
         return (
-            f"{self.what}: {number(self.now_images_per_s)} -> {number(self.images_per_s)} img/s "
-            f"(between {number(low)} and {number(high)}; {self.gain:.2f}x). Change: {self.change}"
+            f"{self.what}: {number(self.now_images_per_s)} -> {number(self.images_per_s)} img/s, {self.gain:.2f}x "
+            f"(between {number(low)} and {number(high)}). Change: {self.change}"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One thing that costs time."""
+class Bottleneck:
+    """One thing that slows a training down."""
 
     cause: str
-    """A short name: "assigner", "decode", "too few workers", ..."""
+    """Short name: "assigner", "decode", "too few workers", ..."""
 
     sentence: str
     evidence: Sequence[str]
     remedies: Sequence[Remedy]
     cost_ms: float
-    """What it costs per step, about."""
+    """Approximate cost per step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The cause that costs most, why we think so, and what to do about it, best first."""
+    """The most expensive cause, the evidence for it, and the remedies, best first."""
 
     cause: str
     sentence: str
     evidence: Sequence[str]
     remedies: Sequence[Remedy]
-    others: Sequence[Finding] = ()
-    """Lesser findings."""
+    others: Sequence[Bottleneck] = ()
+    """Smaller bottlenecks."""
 
     @property
     def best(self) -> Remedy | None:
@@ -163,8 +169,8 @@ class Verdict:
 
 
 def respelled(remedy: Remedy, own_flags: Mapping[str, str]) -> Remedy:
-    """The remedy under the flags of a job that spells them in its own way: regular expressions of what is advised ->
-    what to advise instead. What fits none of them is left as it is."""
+    """The remedy with the flags of another job: `own_flags` maps regular expressions for the advice to replacements.
+    The first that matches is applied; without a match the remedy stays as it is."""
     for pattern, own in own_flags.items():
         if re.search(pattern, remedy.change):
             return replace(remedy, change=re.sub(pattern, own, remedy.change))
@@ -172,7 +178,7 @@ def respelled(remedy: Remedy, own_flags: Mapping[str, str]) -> Remedy:
 
 
 def number(value: float) -> str:
-    """Three digits that count: 0.53, 5.31, 53.1, 531, 5,310."""
+    """A number with about three significant digits: 0.53, 5.31, 53.1, 531, 5,310."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

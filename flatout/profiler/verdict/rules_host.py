@@ -1,29 +1,33 @@
-"""Findings about the main thread: the loss, Python loops, pauses, waits and whatever comes after a step.
+"""Bottlenecks of the main thread, and between host and GPU.
 
-Findings about the way between host and GPU: copies that block, reads that wait, kernels too small to be worth it.
+On the main thread: the loss, Python loops, the garbage collector, the optimizer, and what happens after steps. Between
+host and GPU: copies that block, reads that wait, and kernels so small that launching them takes longer than they do.
 """
 
 from collections.abc import Iterator
 
 from flatout.clock import is_pause, label_of
 from flatout.profiler.measurement import HotLine, WaitSite
-from flatout.profiler.verdict.predict_step import Numbers, WhatIf, remedy
-from flatout.profiler.verdict.remedy import Finding
+from flatout.profiler.verdict.predict_step import StepNumbers, StepPrediction, remedy
+from flatout.profiler.verdict.remedy import Bottleneck
 
 ASSIGNER = "assigner"
 LOOPED_READS = 8
-"""Reads per step from one line that can only come from a loop."""
+"""This many reads per step from one line can only come from a loop."""
 
-FEWEST_COLLECTIONS = 3
-"""A full collection comes now and then: one of them in a short look says nothing about a long training."""
+MIN_COLLECTIONS = 3
+"""Full collections are rare: one of them in a short observation tells nothing about a long training."""
 
 BATCHED_LOSS = 0.06
-"""Share of forward + backward that a detection loss without loops takes: 7 % in the training that started this project
+"""Time of a detection loss without loops, relative to forward + backward: 7 % in the training that started this project
 (11 of 153 ms), 4 % on an H200 (1.5 of 40 ms, bench/results/loss_h200_*.md and model_step_h200_*.md)."""
 
 
-def host_findings(n: Numbers) -> Iterator[Finding]:
-    """Every kind of trouble the main thread may have."""
+# Main thread
+
+
+def host_bottlenecks(n: StepNumbers) -> Iterator[Bottleneck]:
+    """All bottlenecks of the main thread."""
     yield from _heavy_loss(n)
     yield from _python_loop(n)
     yield from _collector(n)
@@ -31,8 +35,8 @@ def host_findings(n: Numbers) -> Iterator[Finding]:
     yield from _after_steps(n)
 
 
-def _heavy_loss(n: Numbers) -> Iterator[Finding]:
-    """The loss takes as long as the network: it loops over images on the host, or is simply a lot of work."""
+def _heavy_loss(n: StepNumbers) -> Iterator[Bottleneck]:
+    """A loss that takes at least half as long as the network: it loops on the host, or is simply a lot of work."""
     loss_ms, network_ms = n.kind_ms("loss"), n.network_ms
     if loss_ms < 0.15 * n.step_ms or loss_ms < 0.5 * network_ms:
         return
@@ -41,25 +45,25 @@ def _heavy_loss(n: Numbers) -> Iterator[Finding]:
         return
     then_ms = BATCHED_LOSS * network_ms
     assign_ms = n.host_ms("assign")
-    evidence = [f"loss {loss_ms:.0f} of {n.step_ms:.0f} ms; forward and backward together {network_ms:.0f} ms"]
+    evidence = [f"loss {loss_ms:.0f} of {n.step_ms:.0f} ms per step; forward and backward together {network_ms:.0f} ms"]
     if assign_ms:
         evidence.append(f"assignment alone {assign_ms:.0f} ms")
-    evidence += _who_works(n)
-    evidence += [f"{_times(site)} at {site.where}  {site.text}".rstrip() for site in _worst_sites(n, 3)]
-    yield Finding(
+    evidence += _load_evidence(n)
+    evidence += [f"{_waits_per_step(n, site)} at {site.where}  {site.text}".rstrip() for site in _worst_sites(n, 3)]
+    yield Bottleneck(
         cause=ASSIGNER,
         sentence=(
-            f"The loss takes {n.percent(loss_ms)} of the step, because it assigns targets image by image on the host: "
-            f"{'the GPU waits for the main thread' if n.m.has_device else 'it waits for Python'}, not for data."
+            f"The loss takes {n.percent(loss_ms)} of the step because it assigns targets image by image on the host: "
+            f"{'the GPU waits for the main thread' if n.m.has_device else 'the step waits for Python'}, not for data."
         ),
         evidence=evidence,
         remedies=[
             remedy(
                 n,
                 what="assign targets for the whole batch at once",
-                change="flatout's loss does (`flatout yolo train`); meanwhile: loss_ota: 0 in the hyp file",
-                # The small kernels of such a loss go with it: what the device does besides is the network.
-                step_ms=WhatIf(n).with_consumer(
+                change="use the loss of `flatout yolo train`; until then, set loss_ota: 0 in the hyp file",
+                # The small kernels of such a loss disappear with it: the rest of the device's work is the network.
+                step_ms=StepPrediction(n).with_faster_consumer(
                     loss_ms - then_ms, device_ms=min(network_ms, n.m.device_busy_ms or 0.0)
                 ),
                 uncertainty=0.1,
@@ -69,20 +73,20 @@ def _heavy_loss(n: Numbers) -> Iterator[Finding]:
     )
 
 
-def _loops_on_host(n: Numbers, loss_ms: float) -> bool:
-    """Whether there is a sign of it: an assignment, numbers read one by one, or a GPU that idles meanwhile."""
+def _loops_on_host(n: StepNumbers, loss_ms: float) -> bool:
+    """Whether the loss shows signs of a loop: an assignment stage, values read one by one, or a GPU that idles."""
     reads = sum(site.per_step for site in n.m.waits)
     return n.host_ms("assign") > 0 or reads >= LOOPED_READS or n.device_idle_ms > 0.5 * loss_ms
 
 
-def _large_loss(n: Numbers, loss_ms: float) -> Finding:
-    """Nobody knows what a loss that is not ours could take: no promise."""
+def _large_loss(n: StepNumbers, loss_ms: float) -> Bottleneck:
+    """A slow loss without a loop; how fast it could be is unknown, so there is no remedy."""
     lines = [line for line in n.hot_lines(in_worker=False) if line.stage == "loss"][:3]
-    return Finding(
+    return Bottleneck(
         cause="loss",
         sentence=f"The loss takes {n.percent(loss_ms)} of the step.",
         evidence=[
-            f"loss {loss_ms:.1f} of {n.step_ms:.1f} ms; forward and backward together {n.network_ms:.1f} ms",
+            f"loss {loss_ms:.1f} of {n.step_ms:.1f} ms per step; forward and backward together {n.network_ms:.1f} ms",
             *(f"{line.ms:.1f} ms per step at {line.where}  {line.text}".rstrip() for line in lines),
         ],
         remedies=[],
@@ -90,31 +94,31 @@ def _large_loss(n: Numbers, loss_ms: float) -> Finding:
     )
 
 
-def _python_loop(n: Numbers) -> Iterator[Finding]:
-    """Lines that read numbers out of tensors one by one, and the time spent around them."""
+def _python_loop(n: StepNumbers) -> Iterator[Bottleneck]:
+    """Loops that read values out of tensors one at a time, and the time spent in their lines."""
     for lines in _loops(n):
         loop_ms = sum(line.ms for line in lines)
         if loop_ms < 0.03 * n.step_ms:
             continue
         hottest = max(lines, key=lambda line: line.ms)
         reads = sum(site.per_step for site in n.m.waits if any(_near(site.where, line.where) for line in lines))
-        yield Finding(
+        yield Bottleneck(
             cause="python loop",
             sentence=(
-                f"A Python loop in {hottest.function}() reads numbers out of tensors one at a time: "
+                f"A Python loop in {hottest.function}() reads values out of tensors one at a time, which takes "
                 f"{n.percent(loop_ms)} of the step."
             ),
             evidence=[
-                f"{reads:.0f} reads (.item() and the like) per step around {hottest.where}  {hottest.text}".rstrip(),
-                f"about {loop_ms:.1f} ms of {n.step_ms:.1f} ms per step in these lines",
-                *_who_works(n),
+                f"{reads:.0f} reads (.item() and the like) per step near {hottest.where}  {hottest.text}".rstrip(),
+                f"about {loop_ms:.1f} of {n.step_ms:.1f} ms per step in these lines",
+                *_load_evidence(n),
             ],
             remedies=[
                 remedy(
                     n,
-                    what="replace the loop by one tensor operation",
-                    change=f"{hottest.where}: keep the numbers on the device, sum there, read once per log interval",
-                    step_ms=WhatIf(n).with_consumer(0.97 * loop_ms),
+                    what="replace the loop with one tensor operation",
+                    change=f"{hottest.where}: reduce the values on the device, read the result once per log interval",
+                    step_ms=StepPrediction(n).with_faster_consumer(0.97 * loop_ms),
                     uncertainty=0.1,
                 )
             ],
@@ -122,20 +126,20 @@ def _python_loop(n: Numbers) -> Iterator[Finding]:
         )
 
 
-def _collector(n: Numbers) -> Iterator[Finding]:
+def _collector(n: StepNumbers) -> Iterator[Bottleneck]:
     gc_ms, times = n.host_ms("gc"), n.host_times("gc")
-    if gc_ms < 0.02 * n.step_ms or (times and times < FEWEST_COLLECTIONS):
+    if gc_ms < 0.02 * n.step_ms or (times and times < MIN_COLLECTIONS):
         return
-    yield Finding(
+    yield Bottleneck(
         cause="garbage collector",
-        sentence=f"Python's garbage collector stops the step for {n.percent(gc_ms)} of the time.",
-        evidence=[f"{gc_ms:.1f} ms per step on average; a full collection looks at every object the program keeps"],
+        sentence=f"Python's garbage collector takes {n.percent(gc_ms)} of the step.",
+        evidence=[f"{gc_ms:.1f} ms per step on average; a full collection visits every object that the program keeps"],
         remedies=[
             remedy(
                 n,
-                what="collect between epochs only",
-                change="before the loop gc.collect(); gc.freeze(); gc.disable(); then gc.collect() between epochs only",
-                step_ms=WhatIf(n).with_consumer(gc_ms),
+                what="collect garbage between epochs only",
+                change="gc.collect(); gc.freeze(); gc.disable() before the loop, then gc.collect() after each epoch",
+                step_ms=StepPrediction(n).with_faster_consumer(gc_ms),
                 uncertainty=0.06,
             )
         ],
@@ -143,21 +147,21 @@ def _collector(n: Numbers) -> Iterator[Finding]:
     )
 
 
-def _updates(n: Numbers) -> Iterator[Finding]:
+def _updates(n: StepNumbers) -> Iterator[Bottleneck]:
     update_ms = n.kind_ms("update")
     network_ms = n.network_ms
     if update_ms < 0.2 * n.step_ms or update_ms < 0.5 * network_ms:
         return
-    yield Finding(
+    yield Bottleneck(
         cause="optimizer",
         sentence=f"Updating the weights takes {n.percent(update_ms)} of the step.",
-        evidence=[f"optimizer and average {update_ms:.1f} ms, forward and backward {network_ms:.1f} ms"],
+        evidence=[f"optimizer and EMA {update_ms:.1f} ms, forward and backward {network_ms:.1f} ms per step"],
         remedies=[
             remedy(
                 n,
                 what="update all weights in a few kernels",
-                change="optimizer(..., fused=True), few parameter groups, EMA with torch._foreach_lerp_",
-                step_ms=WhatIf(n).with_consumer(0.6 * update_ms),
+                change="fused=True in the optimizer, few parameter groups, an EMA by torch._foreach_lerp_",
+                step_ms=StepPrediction(n).with_faster_consumer(0.6 * update_ms),
                 uncertainty=0.2,
             )
         ],
@@ -165,31 +169,31 @@ def _updates(n: Numbers) -> Iterator[Finding]:
     )
 
 
-def _after_steps(n: Numbers) -> Iterator[Finding]:
-    """Logging, validation, checkpoints: fine now and then, a trouble when they eat a tenth of the run."""
+def _after_steps(n: StepNumbers) -> Iterator[Bottleneck]:
+    """Logging, validation and checkpoints: fine from time to time, a bottleneck above a tenth of the run."""
     lane = n.m.lane("host")
     knobs = {
-        "log": ("log less often", "--log-every 100", 0.9),
-        "validate": ("validate less often", "validate every few epochs only (yolo: --notest)", 0.75),
-        "checkpoint": ("save less often", "--save-every-minutes 30", 0.75),
+        "log": ("Logging", "log less often", "--log-every 100", 0.9),
+        "validate": ("Validation", "validate less often", "validate only every few epochs (yolo: --notest)", 0.75),
+        "checkpoint": ("Saving checkpoints", "save less often", "--save-every-minutes 30", 0.75),
     }
     for stage, ms in (lane.stage_ms if lane else {}).items():
         if stage not in knobs or ms < 0.1 * n.step_ms:
             continue
-        what, change, share = knobs[stage]
-        what_if = WhatIf(n)
-        # A device works on while the host logs; a pause between steps it sits out.
-        floor_ms = what_if.floor_ms - (share * ms if is_pause(stage) else 0.0)
-        yield Finding(
+        activity, what, change, share = knobs[stage]
+        prediction = StepPrediction(n)
+        # The device continues to work while the host logs, but not in a pause between steps.
+        floor_ms = prediction.floor_ms - (share * ms if is_pause(stage) else 0.0)
+        yield Bottleneck(
             cause=label_of(stage),
-            sentence=f"{label_of(stage).capitalize()} takes {n.percent(ms)} of the run.",
-            evidence=[_how_often(ms, lane.stage_runs.get(stage, 0.0) if lane else 0.0), *_steps_alone(n)],
+            sentence=f"{activity} takes {n.percent(ms)} of the run.",
+            evidence=[_how_often(ms, lane.stage_runs.get(stage, 0.0) if lane else 0.0), *_time_in_steps(n)],
             remedies=[
                 remedy(
                     n,
                     what=what,
                     change=change,
-                    step_ms=what_if.with_less_after(share * ms, floor_ms=floor_ms),
+                    step_ms=prediction.with_less_between_steps(share * ms, floor_ms=floor_ms),
                     uncertainty=0.1,
                 )
             ],
@@ -198,29 +202,29 @@ def _after_steps(n: Numbers) -> Iterator[Finding]:
 
 
 def _how_often(ms: float, runs: float) -> str:
-    """`runs` per step; 0: not counted."""
+    """Cost and frequency of a stage, from its runs per step (0: not counted)."""
     if 0 < runs < 0.9:
         return f"{ms / runs:,.0f} ms every {1 / runs:,.0f} steps: {ms:.1f} ms per step on average"
     return f"{ms:.1f} ms per step on average"
 
 
-def _steps_alone(n: Numbers) -> list[str]:
+def _time_in_steps(n: StepNumbers) -> list[str]:
     if not n.between_ms:
         return []
-    return [f"without what lies between them, steps take {n.step_ms - n.between_ms:.1f} of {n.step_ms:.1f} ms"]
+    return [f"steps themselves take {n.step_ms - n.between_ms:.1f} of {n.step_ms:.1f} ms, the rest is between steps"]
 
 
-def _loops(n: Numbers) -> list[list[HotLine]]:
-    """Hot lines of the main thread beside a line that reads many numbers per step, one group per function."""
+def _loops(n: StepNumbers) -> list[list[HotLine]]:
+    """Hot lines of the main thread near a line that reads many values per step, one group per function."""
     lines = n.hot_lines(in_worker=False)
     groups: dict[tuple[str, str], list[HotLine]] = {}
     for site in n.m.waits:
         if site.per_step < LOOPED_READS:
             continue
-        # The backward pass two lines above a loop is no part of it: lines around it are of the stage that it is in.
+        # A backward pass two lines above a loop is not part of it: only lines of the loop's own stage count.
         stages = {line.stage for line in lines if line.where == site.where} or {None}
         for line in lines:
-            # A loss that is marked is judged as a loss, an optimizer as that.
+            # Marked losses and optimizers have rules of their own.
             if line.stage in stages - {"loss", "assign", "optimizer"} and _near(site.where, line.where):
                 group = groups.setdefault((line.where.rpartition(":")[0], line.function), [])
                 group += [line] if line not in group else []
@@ -228,22 +232,22 @@ def _loops(n: Numbers) -> list[list[HotLine]]:
 
 
 def _near(where: str, other: str, lines: int = 3) -> bool:
-    """Two places of one file, a few lines apart."""
+    """Whether two code lines are in the same file, a few lines apart."""
     file, _, line = where.rpartition(":")
     other_file, _, other_line = other.rpartition(":")
     return file == other_file and abs(int(line) - int(other_line)) <= lines
 
 
-def _worst_sites(n: Numbers, num: int) -> list[WaitSite]:
+def _worst_sites(n: StepNumbers, num: int) -> list[WaitSite]:
     return sorted(n.m.waits, key=lambda site: -site.per_step)[:num]
 
 
-def _times(site: WaitSite) -> str:
-    return f"{site.per_step:,.0f} host-device waits per step"
+def _waits_per_step(n: StepNumbers, site: WaitSite) -> str:
+    return f"{site.per_step:,.0f} {'host-device waits' if n.m.has_device else 'reads of single values'} per step"
 
 
-def _who_works(n: Numbers) -> list[str]:
-    """Who is busy meanwhile: tells a pegged main thread from a starved one."""
+def _load_evidence(n: StepNumbers) -> list[str]:
+    """Load of main process, workers and GPU: shows whether the main thread is saturated or starved."""
     lines = []
     if n.m.main_cpu_ms:
         lines.append(f"main process uses {n.main_cpu_percent:.0f} % of a core")
@@ -254,14 +258,16 @@ def _who_works(n: Numbers) -> list[str]:
     return lines
 
 
-IDLE_WORTH_A_LOOK = 0.05
+# Between host and GPU
+
+MIN_IDLE_SHARE = 0.05
 
 CUDA_GRAPH = "replay the step as one CUDA graph"
-"""The remedy's name. No flag of ours does this and nothing else, so none is named as its switch."""
+"""Name of the remedy. No flag of ours does this and nothing else, so it has no switch."""
 
 
-def device_findings(n: Numbers) -> Iterator[Finding]:
-    """Nothing where there is no device."""
+def device_bottlenecks(n: StepNumbers) -> Iterator[Bottleneck]:
+    """All bottlenecks between host and device; none without a device."""
     if not n.m.has_device:
         return
     yield from _blocking_copy(n)
@@ -269,20 +275,20 @@ def device_findings(n: Numbers) -> Iterator[Finding]:
     yield from _launches(n)
 
 
-def _blocking_copy(n: Numbers) -> Iterator[Finding]:
+def _blocking_copy(n: StepNumbers) -> Iterator[Bottleneck]:
     copy_ms = n.kind_ms("copy")
     if copy_ms < 0.03 * n.step_ms:
         return
-    yield Finding(
+    yield Bottleneck(
         cause="blocking copy",
-        sentence=f"The main thread stands still while batches are copied to the GPU: {n.percent(copy_ms)} of the step.",
-        evidence=[f"copy {copy_ms:.1f} ms per step, from memory that is not page-locked or with non_blocking=False"],
+        sentence=f"The main thread is blocked while batches are copied to the GPU: {n.percent(copy_ms)} of the step.",
+        evidence=[f"copies take {copy_ms:.1f} ms per step: memory is not pinned, or non_blocking=True is missing"],
         remedies=[
             remedy(
                 n,
-                what="copy from pinned memory, beside the step",
+                what="copy from pinned memory, asynchronously",
                 change="DataLoader(pin_memory=True) and batch.to(device, non_blocking=True)",
-                step_ms=WhatIf(n).with_consumer(0.9 * copy_ms),
+                step_ms=StepPrediction(n).with_faster_consumer(0.9 * copy_ms),
                 uncertainty=0.1,
             )
         ],
@@ -290,29 +296,29 @@ def _blocking_copy(n: Numbers) -> Iterator[Finding]:
     )
 
 
-def _waits(n: Numbers) -> Iterator[Finding]:
-    """A few waits per step: the host cannot run ahead, so the GPU idles while the next kernels are launched."""
+def _waits(n: StepNumbers) -> Iterator[Bottleneck]:
+    """A few waits per step keep the host from running ahead, so the GPU idles until the next kernels are launched."""
     busy_ms, sites = n.m.device_busy_ms, [site for site in n.m.waits if 0.5 <= site.per_step < LOOPED_READS]
-    if busy_ms is None or not sites or n.device_idle_ms < IDLE_WORTH_A_LOOK * n.step_ms:
+    if busy_ms is None or not sites or n.device_idle_ms < MIN_IDLE_SHARE * n.step_ms:
         return
-    # Without waits host and device work side by side: the slower one sets the step.
+    # Without waits host and device work in parallel: the slower one sets the step.
     launching_ms = (n.m.launches or 0.0) * (n.m.launch_us or 5.0) / 1e3
     then_ms = max(n.between_ms + max(busy_ms, launching_ms), n.consumer_ms - n.device_idle_ms)
     num = sum(site.per_step for site in sites)
-    yield Finding(
-        cause="logging sync" if all(_logs(site.text) for site in sites) else "host-device waits",
+    yield Bottleneck(
+        cause="logging sync" if all(_looks_like_logging(site.text) for site in sites) else "host-device waits",
         sentence=(
-            f"The host waits for the GPU in every step ({num:.1f} times), "
-            f"so the GPU idles {n.percent(n.device_idle_ms)} of the step until new work is launched."
+            f"The host waits for the GPU in every step ({num:.1f} times on average), so the GPU idles for "
+            f"{n.percent(n.device_idle_ms)} of the step until new work is launched."
         ),
         evidence=[f"{site.per_step:.0f} per step at {site.where}  {site.text}".rstrip() for site in sites[:5]]
         + [f"GPU busy {busy_ms:.1f} of {n.step_ms - n.between_ms:.1f} ms per step"],
         remedies=[
             remedy(
                 n,
-                what="read numbers once per log interval",
+                what="read values once per log interval",
                 change=f"{sites[0].where}: keep the tensor (loss.detach()) and read it every 50 steps",
-                step_ms=max(then_ms, WhatIf(n).with_consumer(n.device_idle_ms)),
+                step_ms=max(then_ms, StepPrediction(n).with_faster_consumer(n.device_idle_ms)),
                 uncertainty=0.12,
             )
         ],
@@ -320,7 +326,7 @@ def _waits(n: Numbers) -> Iterator[Finding]:
     )
 
 
-def _launches(n: Numbers) -> Iterator[Finding]:
+def _launches(n: StepNumbers) -> Iterator[Bottleneck]:
     """Kernels so small that launching them takes longer than running them."""
     busy_ms, launches = n.m.device_busy_ms, n.m.launches
     if busy_ms is None or not launches or n.num_waits >= LOOPED_READS:
@@ -328,14 +334,14 @@ def _launches(n: Numbers) -> Iterator[Finding]:
     queueing_ms = _queueing_ms(n)
     if queueing_ms < 1.1 * busy_ms or n.device_idle_ms < 0.1 * n.step_ms or n.wait_ms > 0.3 * n.step_ms:
         return
-    yield Finding(
+    yield Bottleneck(
         cause="kernel launches",
         sentence=(
-            f"Launching {launches:,.0f} kernels takes the host longer than the GPU needs to run them: "
-            f"it idles {n.percent(n.device_idle_ms)} of the step."
+            f"Launching {launches:,.0f} kernels per step takes the host longer than the GPU needs to run them, so the "
+            f"GPU idles for {n.percent(n.device_idle_ms)} of the step."
         ),
         evidence=[
-            f"{launches:,.0f} launches keep the main thread {queueing_ms:.1f} ms, while the GPU works {busy_ms:.1f} ms",
+            f"launches take {queueing_ms:.1f} ms of the main thread; the GPU is busy for {busy_ms:.1f} ms per step",
             f"{n.images:.0f} images per step",
         ],
         remedies=[
@@ -343,7 +349,7 @@ def _launches(n: Numbers) -> Iterator[Finding]:
                 n,
                 what=CUDA_GRAPH,
                 change="torch.cuda.graph or torch.compile(mode='reduce-overhead'); flatout: --fast (graphs and more)",
-                step_ms=WhatIf(n).with_consumer(queueing_ms, device_ms=1.05 * busy_ms),
+                step_ms=StepPrediction(n).with_faster_consumer(queueing_ms, device_ms=1.05 * busy_ms),
                 uncertainty=0.15,
             ),
         ],
@@ -351,15 +357,15 @@ def _launches(n: Numbers) -> Iterator[Finding]:
     )
 
 
-def _queueing_ms(n: Numbers) -> float:
-    """What launching takes of the main thread.
+def _queueing_ms(n: StepNumbers) -> float:
+    """Time of the main thread for launching kernels.
 
-    In a thread that waits for the device, stages hold those waits; then only what launches cost at least is known.
+    If the thread waits for the device, its stages include those waits; then this is the least that launches cost.
     """
     if n.num_waits >= 0.5:
         return (n.m.launches or 0.0) * (n.m.launch_us or 5.0) / 1e3
     return sum(map(n.kind_ms, ("compute", "loss", "update")))
 
 
-def _logs(text: str) -> bool:
+def _looks_like_logging(text: str) -> bool:
     return any(word in text for word in ("loss", "log", "print", "writer", "meter", "total", "running"))

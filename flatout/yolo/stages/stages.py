@@ -121,10 +121,10 @@ def write_tables(job: Path, *, num_stages: int, num_epochs: int) -> list[int]:
 
 def draw(job: Path, begins: list[int]) -> Path:
     """results.png; DataError if there is no epoch yet."""
-    from flatout.charts import results_png
+    from flatout.charts import plot_results
 
     # Half an epoch before the first of a stage: between the two points it comes after and before.
-    return results_png(job / "results.txt", job / "results.png", marks=[begin - 0.5 for begin in begins[1:]])
+    return plot_results(job / "results.txt", job / "results.png", marks=[begin - 0.5 for begin in begins[1:]])
 
 
 def _renumbered_text(stages: list[Path], num_epochs: int) -> Iterator[str]:

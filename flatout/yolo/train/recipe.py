@@ -344,9 +344,9 @@ class YoloRecipe(Recipe):
         return stripped(model.evaluated, max(0.0, best_score))
 
     def plot(self, folder: Path) -> None:
-        from flatout.charts import results_png
+        from flatout.charts import plot_results
 
-        results_png(folder / "results.txt", folder / "results.png")
+        plot_results(folder / "results.txt", folder / "results.png")
 
     def finished(self, folder: Path) -> None:
         """COCO's own AP, where the data set asks for it."""

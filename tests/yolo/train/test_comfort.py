@@ -258,7 +258,8 @@ def test_a_profile_of_a_training_that_is_too_short_says_so(
     flags = ["--weights", "", "--epochs", "1", "--batch", "32", "--img", "64", "--device", "cpu", "--workers", "0"]
     assert main(["yolo", "train", *words, *flags, "--noautoanchor", "--nosave", "--profile"]) == 0
     told = capsys.readouterr().out
-    assert re.search(r"^--profile: Only \d+ steps? w\w+ seen: at least \d+ are needed\. Train more epochs", told, re.M)
+    message = r"^--profile: Only \d+ steps? w\w+ observed; a profile needs at least \d+\. Train more epochs"
+    assert re.search(message, told, re.M)
 
 
 @pytest.mark.parametrize(

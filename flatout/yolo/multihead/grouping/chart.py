@@ -11,8 +11,8 @@ from flatout.charts import (
     MUTED,
     PAPER,
     Axes,
-    Place,
-    Sheet,
+    Canvas,
+    Frame,
     colour_of,
     shade,
     shortened,
@@ -37,7 +37,7 @@ NAMES_W, SIDE = 96, 400
 
 
 def draw_map(
-    sheet: Sheet, config: HeadConfig, likeness_CC: np.ndarray, names: Sequence[str], *, left: float, top: float
+    sheet: Canvas, config: HeadConfig, likeness_CC: np.ndarray, names: Sequence[str], *, left: float, top: float
 ) -> None:
     """Cells from light to dark; the darkest cell off the diagonal sets the scale."""
     order = [number for head in config.heads for number in head.classes]
@@ -49,7 +49,7 @@ def draw_map(
     left += NAMES_W
     colours = [[shade(min(1.0, value / most)) if value else PAPER for value in row] for row in shown_CC.tolist()]
     sheet.image(np.array(colours, np.uint8), left, top, SIDE, SIDE)
-    sheet.frame(left, top, left + SIDE, top + SIDE, INK, 0.8)
+    sheet.rectangle(left, top, left + SIDE, top + SIDE, INK, 0.8)
     cell = SIDE / len(order)
     _draw_heads(sheet, config, left, top, cell)
     if len(order) <= MOST_NAMES_OF_MAP:
@@ -62,17 +62,17 @@ def _title(config: HeadConfig) -> tuple[str, str]:
     return "How alike classes are", "Dark cells should lie inside the frames, which are the heads."
 
 
-def _draw_heads(sheet: Sheet, config: HeadConfig, left: float, top: float, cell: float) -> None:
+def _draw_heads(sheet: Canvas, config: HeadConfig, left: float, top: float, cell: float) -> None:
     first = 0
     for number, head in enumerate(config.heads):
         begin, end = first * cell, (first + len(head.classes)) * cell
-        sheet.frame(left + begin, top + begin, left + end, top + end, colour_of(number), 1.6)
-        sheet.block(left + SIDE + 6, top + begin + 1, left + SIDE + 10, top + end - 1, colour_of(number))
+        sheet.rectangle(left + begin, top + begin, left + end, top + end, colour_of(number), 1.6)
+        sheet.filled_rectangle(left + SIDE + 6, top + begin + 1, left + SIDE + 10, top + end - 1, colour_of(number))
         sheet.text(f"head {number}", left + SIDE + 15, top + (begin + end) / 2 + 3.5, px=7)
         first += len(head.classes)
 
 
-def _draw_names(sheet: Sheet, labels: Sequence[str], left: float, top: float, cell: float) -> None:
+def _draw_names(sheet: Canvas, labels: Sequence[str], left: float, top: float, cell: float) -> None:
     px = min(7.0, cell * 0.75)
     for place, text in enumerate(labels):
         sheet.text(text, left - 5, top + (place + 0.5) * cell + px / 2, px=px, anchor="right")
@@ -90,13 +90,13 @@ RATIOS = (0.1, 0.2, 0.33, 0.5, 0.75, 1.0, 1.33, 2.0, 3.0, 5.0, 10.0)
 
 
 def draw_shapes(
-    sheet: Sheet, config: HeadConfig, statistics: ClassStatistics, names: Sequence[str], *, left: float, top: float
+    sheet: Canvas, config: HeadConfig, statistics: ClassStatistics, names: Sequence[str], *, left: float, top: float
 ) -> None:
     """Across: mean width / height, in even steps of its logarithm. Up: boxes, likewise in powers of ten."""
     log_ratio_C, power_C = statistics.log_ratio_C, np.log10(np.maximum(statistics.num_boxes_C, 1))
     low, high = float(log_ratio_C.min()), float(log_ratio_C.max())
     margin = 0.06 * (high - low) + 0.05
-    place = Place(left + 34, top, sheet.width - left, top + CHART_H)
+    place = Frame(left + 34, top, sheet.width - left, top + CHART_H)
     limits = (low - margin, high + margin)
     axes = Axes(
         sheet, place, x=limits, y=(0, float(power_C.max()) * 1.15 + 0.1), title="Shape and number of boxes",
@@ -116,8 +116,8 @@ def _draw_ratios(axes: Axes, limits: tuple[float, float]) -> None:
     """The ticks, which are no even numbers on a logarithm."""
     for ratio, text in ratio_ticks(*limits):
         (x, _), *_ = axes.to_px(np.array([np.log(ratio)]), np.array([0.0])).tolist()
-        axes.sheet.line([(x, axes.place.top), (x, axes.place.bottom)], FAINT, 0.7)
-        axes.sheet.text(text, x, axes.place.bottom + 15, px=7.5, colour=MUTED, anchor="middle")
+        axes.canvas.line([(x, axes.frame.top), (x, axes.frame.bottom)], FAINT, 0.7)
+        axes.canvas.text(text, x, axes.frame.bottom + 15, px=7.5, colour=MUTED, anchor="middle")
 
 
 def ratio_ticks(low: float, high: float) -> list[tuple[float, str]]:
@@ -142,7 +142,7 @@ def draw_grouping(grouped: Grouped, path: Path) -> Path:
     rows = [range(first, min(first + COLUMNS, config.num_heads)) for first in range(0, config.num_heads, COLUMNS)]
     heights = [max(_height(len(config.heads[head].classes)) for head in row) for row in rows]
     below = SIDE if grouped.likeness_CC is not None else CHART_H if grouped.statistics is not None else 0
-    sheet = Sheet(2 * MARGIN + COLUMNS * COLUMN_W, TOP + sum(heights) + (below + GAP + 30 if below else 0) + MARGIN)
+    sheet = Canvas(2 * MARGIN + COLUMNS * COLUMN_W, TOP + sum(heights) + (below + GAP + 30 if below else 0) + MARGIN)
     title = f"{counted(config.nc, 'class')} in {counted(config.num_heads, 'head')}: {config.grouping}"
     sheet.text(title, MARGIN, 26, px=10, bold=True)
     top = float(TOP)
@@ -154,17 +154,17 @@ def draw_grouping(grouped: Grouped, path: Path) -> Path:
         draw_map(sheet, config, grouped.likeness_CC, grouped.names, left=MARGIN, top=top + GAP)
     elif grouped.statistics is not None:
         draw_shapes(sheet, config, grouped.statistics, grouped.names, left=MARGIN, top=top + GAP)
-    return write_image(path, sheet.picture())
+    return write_image(path, sheet.render())
 
 
 def _height(num_classes: int) -> int:
     return TITLE_H + (min(num_classes, MOST_NAMES) + (num_classes > MOST_NAMES)) * LINE_H + 18
 
 
-def _draw_head(sheet: Sheet, grouped: Grouped, head: int, left: float, top: float) -> None:
+def _draw_head(sheet: Canvas, grouped: Grouped, head: int, left: float, top: float) -> None:
     group, comment = grouped.grouping.config.heads[head], grouped.grouping.comments[head]
     right = left + COLUMN_W - 14
-    sheet.block(left, top, right, top + 4, colour_of(head))
+    sheet.filled_rectangle(left, top, right, top + 4, colour_of(head))
     sheet.text(f"head {head}", left, top + 19, px=8.5, bold=True)
     counted = f"{len(group.classes)} class{'es' if len(group.classes) > 1 else ''}"
     sheet.text(counted, right, top + 19, px=SMALL_PX, colour=MUTED, anchor="right")
@@ -183,7 +183,7 @@ def _lines(classes: Sequence[int], names: Sequence[str]) -> list[str]:
     return shown + ([f"and {len(classes) - MOST_NAMES} more"] if len(classes) > MOST_NAMES else [])
 
 
-def _fitted(sheet: Sheet, text: str, width: float) -> str:
+def _fitted(sheet: Canvas, text: str, width: float) -> str:
     """As many letters as there is room for."""
     most = len(text)
     while most > 4 and sheet.text_width(shortened(text, most), SMALL_PX) > width:
