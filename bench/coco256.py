@@ -451,7 +451,7 @@ def parts_of(log: str, wall_s: float) -> list[Part]:
     marks = [
         ("start: Python, torch, the GPU", r""),
         ("data scanned", r"val: \d+ found"),
-        ("network, pictures decoded", r"Pictures for training:"),
+        ("network, pictures decoded", r"Training images:"),
         ("pictures to the GPU", r"\d+ of \d+ items on cuda"),
         ("first steps, to the first line", r"train +\d+/"),
         ("rest of epoch 0, with validation", r" +all "),

@@ -139,7 +139,7 @@ def test_a_training_to_look_at_validates_nothing_and_saves_nothing(tmp_path):
 @pytest.mark.parametrize("is_looked_at", [True, False])
 def test_a_training_to_look_at_draws_no_pictures(data, tmp_path, monkeypatch, one_thread, is_looked_at):
     drawn = []
-    monkeypatch.setattr("flatout.yolo.train.recipe.draw_labels", lambda *about: drawn.append("labels"))
+    monkeypatch.setattr("flatout.yolo.train.recipe.plot_labels", lambda *about: drawn.append("labels"))
     monkeypatch.setattr("flatout.charts.boxes.plot_batch", lambda *about: drawn.append("batch"))
     flags = ["--data", str(data), "--cfg", "yolov7-tiny", "--weights", "", "--img", "32", "--batch", "2", "--notest"]
     flags += ["--device", "cpu", "--workers", "0", "--noautoanchor", "--nosave", "--epochs", "2"]
