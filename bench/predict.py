@@ -27,7 +27,7 @@ from bench.measure import arguments, facts_line, report
 from flatout.charts.canvas import write_image
 from flatout.feed import plan_workers
 from flatout.yolo.demo_data.scene import draw_scene
-from flatout.yolo.evaluate.run import Subject
+from flatout.yolo.evaluate.run import InferenceModel
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.network import build_network
@@ -81,8 +81,8 @@ def make_predictor(setting: Setting, device: torch.device) -> Predictor:
     if device.type == "cuda":
         network = network.half().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     names = tuple(f"class {number}" for number in range(setting.num_classes))
-    subject = Subject(network, setting.num_classes, 32, names)
-    return Predictor(subject, size=setting.img_size, device=device, nms=NmsConfig(max_det=MOST_BOXES))
+    model = InferenceModel(network, setting.num_classes, 32, names)
+    return Predictor(model, size=setting.img_size, device=device, nms=NmsConfig(max_det=MOST_BOXES))
 
 
 def plainly(files: Files, predictor: Predictor, out: Path) -> list[Result]:

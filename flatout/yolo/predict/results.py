@@ -20,7 +20,7 @@ from flatout.errors import ConfigError
 from flatout.yolo.boxes import Letterbox, to_native
 from flatout.yolo.data.find import is_image_name
 from flatout.yolo.data.letterbox import rounded_up
-from flatout.yolo.evaluate.run import Subject, load_subject
+from flatout.yolo.evaluate.run import InferenceModel, load_inference_model
 from flatout.yolo.find_file import weights_files
 from flatout.yolo.nms import NmsConfig, non_max_suppression
 from flatout.yolo.predict.files import (
@@ -48,12 +48,12 @@ AT_ONCE = {"cuda": 16, "cpu": 1}
 class Predictor:
     """A network with its thresholds, on a device."""
 
-    def __init__(self, subject: Subject, *, size: int, device: torch.device, nms: NmsConfig) -> None:
+    def __init__(self, model: InferenceModel, *, size: int, device: torch.device, nms: NmsConfig) -> None:
         """`size`: longer side of the input, a multiple of the network's stride."""
-        self._network, self._device, self._nms = subject.network, device, nms
-        self._dtype = next(subject.network.parameters()).dtype
-        self.names = subject.names
-        self.prepare = Prepare(size, subject.stride)
+        self._network, self._device, self._nms = model.network, device, nms
+        self._dtype = next(model.network.parameters()).dtype
+        self.names = model.names
+        self.prepare = Prepare(size, model.stride)
 
     @property
     def usual_at_once(self) -> int:
@@ -92,22 +92,22 @@ class Predictor:
 # A predictor out of files of weights and options.
 
 
-def load_networks(weights: Sequence[str], device: torch.device, *, augment: bool = False) -> Subject:
+def load_networks(weights: Sequence[str], device: torch.device, *, augment: bool = False) -> InferenceModel:
     """Networks of files or of names of weights, side by side; CheckpointError if one cannot be used."""
-    return load_subject(weights_files(weights), device, augment=augment)
+    return load_inference_model(weights_files(weights), device, augment=augment)
 
 
-def predictor_for(subject: Subject, device: torch.device, options: PredictOptions) -> Predictor:
+def predictor_for(model: InferenceModel, device: torch.device, options: PredictOptions) -> Predictor:
     """The networks with the thresholds of the options; ConfigError for classes that they do not know."""
-    if unknown := [kind for kind in options.classes or () if kind >= subject.num_classes]:
-        raise ConfigError(f"--classes {unknown[0]}: the network knows the classes 0 to {subject.num_classes - 1}.")
+    if unknown := [kind for kind in options.classes or () if kind >= model.num_classes]:
+        raise ConfigError(f"--classes {unknown[0]}: the network knows the classes 0 to {model.num_classes - 1}.")
     nms = NmsConfig(
         conf_thres=options.conf_thres,
         iou_thres=options.iou_thres,
         classes=options.classes,
         agnostic=options.agnostic_nms,
     )
-    return Predictor(subject, size=rounded_up(options.img_size, subject.stride), device=device, nms=nms)
+    return Predictor(model, size=rounded_up(options.img_size, model.stride), device=device, nms=nms)
 
 
 # Pictures of one shape together, and their results in the order in which they came.

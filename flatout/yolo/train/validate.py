@@ -16,7 +16,7 @@ from flatout.yolo.augment.samples import ResizedPictures
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.evaluate import Evaluate, Outcome
 from flatout.yolo.evaluate.evaluate import FEW_CLASSES, table
-from flatout.yolo.evaluate.run import Share
+from flatout.yolo.evaluate.run import PartialResult
 from flatout.yolo.evaluate.validation_input import ValidationBatch, ValidationInput, open_validation
 from flatout.yolo.metrics import YOLOV7_RESULTS
 from flatout.yolo.nms import Detections
@@ -89,9 +89,9 @@ class Validation:
                 amp=self._config.amp,
                 loss=self._loss.validation,
                 plots=self._run.folder if last and self._run.plots else None,
-                watchers=[self._stop_if_asked],
+                observers=[self._stop_if_asked],
                 confusion=last,
-                join=self._join if world.size > 1 else None,
+                gather=self._gather if world.size > 1 else None,
             )
         if not world.is_first:
             return None
@@ -103,8 +103,8 @@ class Validation:
     def _stop_if_asked(self, batch: ValidationBatch, found: Detections, native: Detections) -> None:
         self._run.stop_if_asked()
 
-    def _join(self, share: Share) -> Sequence[Share]:
-        return self._run.world.gather(share) or []
+    def _gather(self, partial: PartialResult) -> Sequence[PartialResult]:
+        return self._run.world.gather(partial) or []
 
     def _opened(self) -> ValidationInput:
         if self._input is None:
