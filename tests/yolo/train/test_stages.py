@@ -20,7 +20,7 @@ from flatout.yolo.find_file import shipped_folder
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.multihead.grouping.choose import write_grouping
 from flatout.yolo.multihead.grouping.statistics import make_grouping
-from flatout.yolo.stages import Plan, StagesResult, read_plan, run_stages
+from flatout.yolo.stages import StagePlan, StagesResult, read_plan, run_stages
 from flatout.yolo.stages.stages import begin_job
 from flatout.yolo.weights import read_weights
 
@@ -57,7 +57,7 @@ def file(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def planned(file: Path, project: Path, **flags: Any) -> Plan:
+def planned(file: Path, project: Path, **flags: Any) -> StagePlan:
     return read_plan(file, {"project": str(project), **flags})
 
 
@@ -161,8 +161,8 @@ def test_a_finished_job_is_left_alone_and_another_plan_is_refused(
     changed = tmp_path / file.name
     changed.write_text(yaml.safe_dump(content))
     assert flatout(["yolo", "stages", str(changed), *words[3:]]) == 2
-    said = capsys.readouterr().err
-    assert "small was begun with other stages: stage2.freeze [30] -> [20]. Put them back as they were" in said
+    error = capsys.readouterr().err
+    assert "small was started with other stages: stage2.freeze [30] -> [20]. Undo these changes" in error
 
 
 def test_plans_are_compared_by_the_options_that_change_the_result(file: Path, tmp_path: Path):
@@ -243,14 +243,14 @@ def test_flags_of_the_command_hold_for_all_stages(file: Path):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ({"stages": []}, "stages: empty - name at least one."),
+        ({"stages": []}, "stages: the list is empty. Name at least one stage."),
         ({}, "stages: missing key"),
         ({"stages": [{"epoch": 3}]}, "stage 1: unknown key 'epoch' - did you mean 'epochs'?"),
         ({"stages": [{"epochs": 0}]}, "stage 1: --epochs 0 must be 1 or more"),
         ({"stages": [{"epochs": "many"}]}, "stage 1: epochs: wrong value ('many') - write a whole number"),
-        ({"stages": [{}, {"weights": "x.pt"}]}, "stage 2: weights: a stage starts from the best of the one before."),
-        ({"stages": [{"name": "x"}]}, "stage 1: name is about all stages: give it with the command, as --name."),
-        ({"common": {"resume": True}, "stages": [{}]}, "common: resume is not for stages. Leave it out."),
+        ({"stages": [{}, {"weights": "x.pt"}]}, "stage 2: weights: a stage starts from the best weights"),
+        ({"stages": [{"name": "x"}]}, "stage 1: name applies to the whole job: give it to the command, as --name."),
+        ({"common": {"resume": True}, "stages": [{}]}, "common: resume cannot be used in stages. Leave it out."),
         ({"stages": [{"hyp": "hyp.scratch.tiny.noota.stage9.yaml"}]}, "--hyp hyp.scratch.tiny.noota.stage9.yaml: no"),
     ],
 )
@@ -275,7 +275,7 @@ def test_a_job_that_failed_before_its_first_step_may_be_corrected(file: Path, tm
 
 
 def test_what_stages_cannot_do_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"--resume is not for stages: the same command continues"):
+    with pytest.raises(ConfigError, match=r"--resume cannot be used with stages: the same command continues"):
         read_plan(file, {"resume": True})
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"stages run on one GPU"):
