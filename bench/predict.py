@@ -33,7 +33,7 @@ from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.network import build_network
 from flatout.yolo.nms import NmsConfig
 from flatout.yolo.predict.files import Files, Frame, Origin, find_sources, frames_of, read_frame
-from flatout.yolo.predict.outputs import Outputs, Wishes
+from flatout.yolo.predict.outputs import Outputs, OutputSettings
 from flatout.yolo.predict.result import Result
 from flatout.yolo.predict.results import Predictor, results_of
 
@@ -101,7 +101,7 @@ def beside(files: Files, predictor: Predictor, out: Path) -> list[Result]:
     """As detect.py does it."""
     threads = min(8, plan_workers("cpu*1.0").total)
     results = []
-    with Outputs(out, Wishes(), threads=threads) as outputs:
+    with Outputs(out, OutputSettings(), threads=threads) as outputs:
         for result in results_of(frames_of(files), predictor, threads=threads):
             assert isinstance(result, Result)
             outputs.keep(result)
