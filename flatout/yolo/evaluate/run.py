@@ -95,86 +95,6 @@ def interleave(lists: Sequence[Sequence[T]]) -> list[T]:
     return [items[number] for number in range(longest) for items in lists if number < len(items)]
 
 
-# Plots
-
-BATCHES = 3
-"""Batches that are plotted."""
-
-
-class EvaluationPlots:
-    """Writes test_batch{0,1,2}_{labels,pred}.jpg during the evaluation, curves and confusion matrix at its end.
-
-    Plots are optional: without OpenCV, or if they cannot be written, the evaluation goes on with one warning.
-    """
-
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self._folder = folder
-        self._names = names
-        self._num_plotted = 0
-        self._works = importlib.util.find_spec("cv2") is not None
-        if not self._works:
-            logger.warning("No plots: OpenCV is not installed. To get them: pip install opencv-python-headless")
-
-    def on_batch(self, batch: ValidationBatch, found: Detections, native: Detections) -> None:
-        """Plot the batch if it is one of the first."""
-        if not self._works or self._num_plotted == BATCHES:
-            return
-        from flatout.charts import MOST_IMAGES, plot_batch, plot_detections
-
-        try:
-            head = f"test_batch{self._num_plotted}"
-            images, targets_T6 = batch.images[:MOST_IMAGES].cpu().numpy(), batch.targets_T6.cpu().numpy()
-            plot_batch(images, targets_T6, batch.paths, self._names, self._folder / f"{head}_labels.jpg")
-            row_D6, image_D = found.row_D6.cpu().numpy(), found.image_D.cpu().numpy()
-            plot_detections(images, row_D6, image_D, batch.paths, self._names, self._folder / f"{head}_pred.jpg")
-        except OSError as error:
-            self._give_up(error)
-        self._num_plotted += 1
-
-    def finish(self, evaluation: Evaluation) -> None:
-        """Write the curves, if any detection was right, and the confusion matrix as a plot and as CSV."""
-        if not self._works:
-            return
-        from flatout.charts import as_shown
-
-        try:
-            plot_evaluation(evaluation, self._names, self._folder)
-            if evaluation.confusion is not None:
-                write_confusion(as_shown(evaluation.confusion), self._names, self._folder / "confusion_matrix.csv")
-        except OSError as error:
-            self._give_up(error)
-        except ResourceError as error:
-            logger.warning("%s The evaluation goes on.", error)
-
-    def _give_up(self, error: OSError) -> None:
-        self._works = False
-        logger.warning("%s: plots cannot be written (%s). The evaluation goes on.", self._folder, error.strerror)
-
-
-def plot_evaluation(evaluation: Evaluation, names: Sequence[str], folder: Path) -> list[Path]:
-    """Write PR_curve.png, F1_curve.png, P_curve.png, R_curve.png, and confusion_matrix.png if it was counted.
-
-    No curves are written if no detection was right. Returns the paths of the files.
-    """
-    from flatout.charts import ClassCurves, plot_confusion, plot_curves
-
-    found, curves = evaluation.classes, evaluation.classes.curves
-    written = []
-    if len(found.classes_C):
-        of_classes = ClassCurves(
-            classes_C=found.classes_C,
-            ap50_C=found.ap_CK[:, 0],
-            precision_at_recall_CX=curves.precision_at_recall_CX,
-            precision_CX=curves.precision_CX,
-            recall_CX=curves.recall_CX,
-            f1_CX=curves.f1_CX,
-        )
-        written = plot_curves(of_classes, names, folder)
-    if evaluation.confusion is not None:
-        written.append(plot_confusion(evaluation.confusion, names, folder / "confusion_matrix.png"))
-    return written
-
-
 # The loop
 
 Loss = Callable[[Sequence[Tensor], Tensor], LossParts]
@@ -336,6 +256,86 @@ def _now_s(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+# Plots
+
+BATCHES = 3
+"""Batches that are plotted."""
+
+
+class EvaluationPlots:
+    """Writes test_batch{0,1,2}_{labels,pred}.jpg during the evaluation, curves and confusion matrix at its end.
+
+    Plots are optional: without OpenCV, or if they cannot be written, the evaluation goes on with one warning.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._folder = folder
+        self._names = names
+        self._num_plotted = 0
+        self._works = importlib.util.find_spec("cv2") is not None
+        if not self._works:
+            logger.warning("No plots: OpenCV is not installed. To get them: pip install opencv-python-headless")
+
+    def on_batch(self, batch: ValidationBatch, found: Detections, native: Detections) -> None:
+        """Plot the batch if it is one of the first."""
+        if not self._works or self._num_plotted == BATCHES:
+            return
+        from flatout.charts import MOST_IMAGES, plot_batch, plot_detections
+
+        try:
+            head = f"test_batch{self._num_plotted}"
+            images, targets_T6 = batch.images[:MOST_IMAGES].cpu().numpy(), batch.targets_T6.cpu().numpy()
+            plot_batch(images, targets_T6, batch.paths, self._names, self._folder / f"{head}_labels.jpg")
+            row_D6, image_D = found.row_D6.cpu().numpy(), found.image_D.cpu().numpy()
+            plot_detections(images, row_D6, image_D, batch.paths, self._names, self._folder / f"{head}_pred.jpg")
+        except OSError as error:
+            self._give_up(error)
+        self._num_plotted += 1
+
+    def finish(self, evaluation: Evaluation) -> None:
+        """Write the curves, if any detection was right, and the confusion matrix as a plot and as CSV."""
+        if not self._works:
+            return
+        from flatout.charts import as_shown
+
+        try:
+            plot_evaluation(evaluation, self._names, self._folder)
+            if evaluation.confusion is not None:
+                write_confusion(as_shown(evaluation.confusion), self._names, self._folder / "confusion_matrix.csv")
+        except OSError as error:
+            self._give_up(error)
+        except ResourceError as error:
+            logger.warning("%s The evaluation goes on.", error)
+
+    def _give_up(self, error: OSError) -> None:
+        self._works = False
+        logger.warning("%s: plots cannot be written (%s). The evaluation goes on.", self._folder, error.strerror)
+
+
+def plot_evaluation(evaluation: Evaluation, names: Sequence[str], folder: Path) -> list[Path]:
+    """Write PR_curve.png, F1_curve.png, P_curve.png, R_curve.png, and confusion_matrix.png if it was counted.
+
+    No curves are written if no detection was right. Returns the paths of the files.
+    """
+    from flatout.charts import ClassCurves, plot_confusion, plot_curves
+
+    found, curves = evaluation.classes, evaluation.classes.curves
+    written = []
+    if len(found.classes_C):
+        of_classes = ClassCurves(
+            classes_C=found.classes_C,
+            ap50_C=found.ap_CK[:, 0],
+            precision_at_recall_CX=curves.precision_at_recall_CX,
+            precision_CX=curves.precision_CX,
+            recall_CX=curves.recall_CX,
+            f1_CX=curves.f1_CX,
+        )
+        written = plot_curves(of_classes, names, folder)
+    if evaluation.confusion is not None:
+        written.append(plot_confusion(evaluation.confusion, names, folder / "confusion_matrix.png"))
+    return written
 
 
 # Weights on a device, as `test.py` and `detect.py` use them

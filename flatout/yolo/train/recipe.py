@@ -405,12 +405,12 @@ class YoloRecipe(Recipe):
         """One line for the log: device, input, precision, compilation."""
         options = self.options
         if options.device_augment:
-            source = "GPU renderer"
+            images = "kept and augmented on the device"
         else:
-            source = "decode-once store" if options.fast_dataloader else "classic"
-        parts = [f"input: {source}", f"amp: {self.amp}", f"compile: {options.compile}"]
+            images = "decoded once" if options.fast_dataloader else "decoded in every epoch"
+        parts = [f"device: {self.device}", f"images: {images}", f"amp: {self.amp}", f"compile: {options.compile}"]
         parts += ["channels_last"] if options.channels_last else []
-        return f"{self.device}, " + ", ".join(parts)
+        return ", ".join(parts)
 
     def _open_input(self) -> TrainingInput:
         options, images = self.options, self._images.train
