@@ -44,7 +44,7 @@ def main() -> int:
         with ThreadPoolExecutor(options.at_once) as pool:
             runs = [pool.submit(train, way, flags, seed) for seed in seeds for way, flags in ways.items()]
         curves = [curve for curve in (run.result() for run in runs) if curve is not None]
-    criteria = list(judge(curves))
+    criteria = list(criteria_of(curves))
     numbers = {
         "flags": options.more,
         "curves": [curve._asdict() for curve in curves],
@@ -85,7 +85,7 @@ def table(curves: Sequence[Curve], more: Sequence[str]) -> Iterator[str]:
         yield f"{way:40}{len(own):6d}{spread(map50):>22}{spread(map50_95):>22}{last:>18}"
 
 
-def judge(curves: Sequence[Curve]) -> list[Criterion]:
+def criteria_of(curves: Sequence[Curve]) -> list[Criterion]:
     """Fine-tuning is accurate enough, and better than from scratch; each with the better of the two hyp files."""
     best = {
         origin: max(

@@ -104,7 +104,7 @@ def main() -> int:
         rows.append(measure(case, "fast", device_input))
         if case == cases[0]:
             rows.append(measure(case, "CPU input", classic_input))
-    criteria = [criterion for case in cases for criterion in judge(case, rows)]
+    criteria = [criterion for case in cases for criterion in criteria_of(case, rows)]
     write(rows, criteria, options)
     return int(not all(each.passed for each in criteria))
 
@@ -281,7 +281,7 @@ def union_share(spans: list[tuple[float, float]]) -> float:
     return covered / whole if whole else 0.0
 
 
-def judge(case: Case, rows: list[Row]) -> list[Criterion]:
+def criteria_of(case: Case, rows: list[Row]) -> list[Criterion]:
     """The promised time, a busy GPU, and a host that never waits."""
     row = next(row for row in rows if row.case == str(case) and row.way == "fast")
     if case.promised is None:

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 # The table: YOLOv7's columns, then those of further scores
 
 FEW_CLASSES = 50
-"""With fewer classes, every class gets a row also without --verbose."""
+"""If there are fewer classes, each gets a row also without --verbose."""
 
 
 def header() -> str:

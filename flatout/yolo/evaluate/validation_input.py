@@ -196,6 +196,6 @@ def _as_one_class(image_set: ImageSet) -> ImageSet:
 
 
 def _letterbox(shapes_B6: Tensor) -> Letterbox:
-    """From h0, w0, ratio h, ratio w, pad x, pad y of each image, on the device."""
+    """The letterbox from h0, w0, ratio h, ratio w, pad x, pad y of each image, on the device."""
     numbers_B6 = shapes_B6.float()
     return Letterbox(numbers_B6[:, :2].flip(1), numbers_B6[:, 2], numbers_B6[:, 4:])

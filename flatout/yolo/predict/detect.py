@@ -87,7 +87,7 @@ def strip_weights(paths: Sequence[str]) -> list[str]:
     for path in weights_files(paths):
         weights = read_weights(path)
         if weights.format != "flatout":
-            lines.append(f"--update: {path} is not changed: not written by flatout. See: flatout yolo convert")
+            lines.append(f"--update: {path} is not changed: not in the format of flatout. See: flatout yolo convert")
         elif _is_in_use(path):
             lines.append(f"--update: {path} is not changed: its training is not finished and continues from this file")
         elif weights.kind == "full":

@@ -15,7 +15,7 @@ class PredictOptions:
     conf_thres: float = 0.25
     """Detections with lower scores are dropped."""
     iou_thres: float = 0.45
-    """Of two detections that overlap more, only the one with the higher score is kept."""
+    """NMS threshold: if two detections overlap more, only the one with the higher score is kept."""
     classes: tuple[int, ...] | None = None
     """Keep only these classes; None: all."""
     agnostic_nms: bool = False

@@ -124,7 +124,7 @@ def _log_choices(asked: Asked, inputs: TuningInputs, choices: tuple[Choice, ...]
 def _tuning_inputs(
     images: ImageSet, config: InputConfig, asked: Asked, network: nn.Module, cache: "TuningCache", graphs: bool
 ) -> TuningInputs:
-    """From the cache, else measured; without a measurement if no choice depends on it or the run is short."""
+    """The inputs of the choice: cached, else measured; unmeasured if the run is short or no choice depends on it."""
     on_gpu = config.device.type == "cuda"
     here = TuningInputs(this_machine(config), unmeasured(images, config))
     if not (depends_on_measurement(asked, gpu=on_gpu) and is_long(images, config)):
@@ -257,7 +257,7 @@ class StepCosts(NamedTuple):
 
     wall_ms: float
     cpu_ms: float
-    """Of all cores together."""
+    """CPU time of all cores together."""
 
 
 def step_costs(network: nn.Module, config: InputConfig, *, graph: bool) -> StepCosts:

@@ -38,16 +38,17 @@ SUBSAMPLED_RENDER_TIME = 1.38
 TILES = 4
 """Images in a mosaic."""
 PINNED_GB_S = 25.0
-"""From pinned memory to the device: half of an H200's link, which is what the previous generation had."""
+"""Bandwidth from pinned memory to the device: half of an H200's link, which is what the previous generation had."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a command says about the input: yes (True), no (False), or flatout decides (None)."""
+    """The options of a command that concern the input: True, False, or None where flatout decides."""
 
     fast: bool = False
     device_augment: bool | None = False
-    """With `fast`, True applies only if nothing is measured; a measurement decides for the fastest candidate."""
+    """Keep and augment images on the device. With `fast`, True applies only if nothing is measured: a measurement
+    decides for the fastest candidate."""
     fast_dataloader: bool | None = False
     """Decode once and augment in fewer passes."""
     cache_images: bool = False
@@ -282,7 +283,7 @@ def _ranked(candidates: Iterable[_Candidate]) -> Iterator[_Candidate]:
 
 
 def _best(candidates: list[_Candidate]) -> _Candidate:
-    """Of the candidates that are about as fast as the fastest, the one that takes the fewest resources."""
+    """The candidate that takes the fewest resources among those that are about as fast as the fastest."""
     fastest_ms = min(each.step_ms for each in candidates)
     good = [each for each in candidates if each.step_ms <= TOLERANCE * fastest_ms]
     return min(good, key=lambda each: (each.subsampled, each.workers, each.keep != "off", each.step_ms))

@@ -43,7 +43,7 @@ MOST_PER_TASK = 32
 
 @dataclass(frozen=True, kw_only=True)
 class InputConfig:
-    """What the input depends on, beside the images and what is chosen for the machine (`InputSettings`)."""
+    """Everything that defines the samples of a training, apart from the images; `InputSettings` is the machine's part."""
 
     augment: AugmentConfig
     size: int

@@ -126,7 +126,7 @@ def class_names(data: DataSet, *, single_cls: bool) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class StartConfig:
-    """What a network is built from."""
+    """Weights, model config and heads that a network is built from."""
 
     weights: str = ""
     """A file, or a name of shipped weights; empty: from scratch."""
@@ -268,7 +268,7 @@ def grid_of(network: Network) -> int:
 
 
 def network_metadata(network: Network, hyp: Mapping[str, Any]) -> dict[str, Any]:
-    """What weights files say about the network beside its tensors."""
+    """The description of a network in weights files: config, class names, hyper-parameters."""
     return {"config": network.config, "names": list(network.names), "nc": network.nc, "hyp": dict(hyp)}
 
 
