@@ -43,7 +43,7 @@ MOST_PER_TASK = 32
 
 @dataclass(frozen=True, kw_only=True)
 class InputConfig:
-    """Everything that defines the samples of a training, apart from the images; `InputSettings` is the machine's part."""
+    """Everything that defines the samples of a training, except the images and the `InputSettings` of the machine."""
 
     augment: AugmentConfig
     size: int
