@@ -1,1 +1,1 @@
-"""One question per file; see README.md."""
+"""Benchmarks, one question per file; see README.md."""

@@ -1,11 +1,11 @@
-"""Does it train as well as the original, and in how much less time?
+"""Is a training as accurate as YOLOv7's own code, and how much faster is it?
 
-yolov7-tiny from scratch on BCCD (blood cells; 292 pictures for training, 72 for validation, 320 px wide): size 320,
-batch 16, 100 epochs, hyp.scratch.tiny.yaml, no autoanchor. One training with `--fast` runs alone for the clock,
-start-up included; then all ways and seeds run side by side for their accuracy: classic (no new flag),
---fast-dataloader, --fast, and --fast with the plain loss (noota). The original reached mAP@.5 0.892 and mAP@.5:.95
-0.546 in 6.8 minutes (one seed, same kind of machine; quoted).
-Give the folder of the data set, with pictures already 320 px wide (INTER_AREA, JPEG quality 90), by --data.
+yolov7-tiny from scratch on BCCD (blood cells; 292 images for training, 72 for validation, 320 px wide): size 320, batch
+16, 100 epochs, hyp.scratch.tiny.yaml, no autoanchor. One training with `--fast` runs alone and is timed, start-up
+included; then all variants and seeds run in parallel for their accuracy: classic (no new flag), --fast-dataloader,
+--fast, and --fast with the plain loss (noota). The original reached mAP@.5 0.892 and mAP@.5:.95 0.546 in 6.8 minutes
+(one seed, same kind of machine; quoted).
+Give the data.yaml of the data set, with images already 320 px wide (INTER_AREA, JPEG quality 90), with --data.
 Answer: bench/results/bccd_<machine>_<yyyymm>.md and .json with every curve (rewrite them with --write).
 """
 
@@ -45,14 +45,14 @@ class Curve(NamedTuple):
 
     @property
     def best(self) -> tuple[float, float]:
-        """Of the epoch whose weights best.pt holds."""
+        """Scores of the epoch whose weights are in best.pt."""
         pairs = zip(self.map50, self.map50_95, strict=True)
         return max(pairs, key=lambda pair: 0.1 * pair[0] + 0.9 * pair[1])
 
 
 def main() -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="data.yaml of the pictures")
+    parser.add_argument("--data", type=Path, required=True, help="data.yaml of the images")
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="default: all of them")
     options = parser.parse_args()
@@ -64,13 +64,13 @@ def main() -> int:
         alone_s = time.perf_counter() - began
         print(f"--fast alone: {alone_s:.1f} s", flush=True)
         runs = [
-            (way, seed, start(way, WAYS[way], seed, options.data, options.epochs, Path(folder) / "side by side"))
+            (way, seed, start(way, WAYS[way], seed, options.data, options.epochs, Path(folder) / "parallel"))
             for way in options.ways
             for seed in seeds
         ]
         ended = [(way, seed) for way, seed, process in runs if wait(process)]
-        curves = [read(Path(folder) / "side by side", way, seed) for way, seed in ended]
-    criteria = judge(curves, alone_s)
+        curves = [read(Path(folder) / "parallel", way, seed) for way, seed in ended]
+    criteria = criteria_of(curves, alone_s)
     write(curves, criteria, alone_s, options)
     return int(not all(each.passed for each in criteria))
 
@@ -78,7 +78,7 @@ def main() -> int:
 def start(
     way: str, flags: Sequence[str], seed: int, data: Path, epochs: int, project: Path
 ) -> "subprocess.Popen[bytes]":
-    """A training of its own; `flags` come last, so that they may replace the others."""
+    """Start a training in a process; `flags` come last, so that they may override the others."""
     project.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, str(ROOT / "train.py"), "--data", str(data.resolve()), "--cfg", "yolov7-tiny"]
     command += ["--weights", "", "--img", "320", "--batch", "16", "--epochs", str(epochs), "--noautoanchor"]
@@ -90,7 +90,7 @@ def start(
 
 
 def wait(process: "subprocess.Popen[bytes]") -> bool:
-    """Whether it ended well; else the others still count."""
+    """Wait for a training; False if it failed, while the others still count."""
     if process.wait() != 0:
         print(f"a training ended with exit code {process.returncode}: {process.args!r}", flush=True)
     return process.returncode == 0
@@ -105,8 +105,8 @@ def read(project: Path, way: str, seed: int) -> Curve:
     return Curve(way, seed, [float(row[10]) for row in rows], [float(row[11]) for row in rows])
 
 
-def judge(curves: list[Curve], alone_s: float) -> list[Criterion]:
-    """As accurate as the original, in a fifth of its time; the fast loader changes nothing."""
+def criteria_of(curves: list[Curve], alone_s: float) -> list[Criterion]:
+    """As accurate as the original in a fifth of its time; --fast-dataloader changes nothing."""
     means = {way: _means(curves, way) for way in {curve.way for curve in curves}}
     criteria = [Criterion(promise="--fast alone / original", value=alone_s / ORIGINAL_S, limit=0.2)]
     for way in ("classic", "fast"):

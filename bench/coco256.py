@@ -1,18 +1,18 @@
-"""How well, and in how many minutes, does yolov7-tiny learn COCO at 256 px from scratch?
+"""How accurate does yolov7-tiny get on COCO at 256 px from scratch, and in how many minutes?
 
-The pictures of COCO train2017, already resized to 256 px (`flatout yolo resize` makes them from the official files; the
-copy that the answer was measured with is stretched to squares), and YOLO label files of the same pictures, found by
-the number in their names. Held out, chosen by a hash of that number: 5,000 pictures to tune with and choose epochs by,
-and 5,000 that nothing is chosen by. Scores are called coco256 AP, never COCO AP: crowds are boxes here, the proportions
-of stretched pictures are lost, and these are other pictures than those of val2017.
+The images of COCO train2017, already resized to 256 px (`flatout yolo resize` makes them from the official files; the
+copy used for the answer is stretched to squares), and YOLO label files of the same images, found by the number in their
+names. Two sets are held out by a hash of that number: 5,000 images for tuning and for the choice of epochs, and 5,000
+for which nothing is chosen. Scores are called coco256 AP, never COCO AP: crowds are boxes here, stretched images have
+lost their proportions, and the images are not those of val2017.
 
     python -m bench.coco256 join --pictures IMAGES --labels LABELS --leave-out NAMES --out SET
-    python -m bench.coco256 fingerprint --set SET --out FILE.json      what the set is made of, and a digest per list
+    python -m bench.coco256 fingerprint --set SET --out FILE.json      counts of the set, and a digest per list
     python -m bench.coco256 pack --set SET --out PARTS         the set as files of at most --mib each
-    python -m bench.coco256 unpack --parts PARTS --out SET     ... and back, elsewhere; parts may come one by one
+    python -m bench.coco256 unpack --parts PARTS --out SET     the reverse; parts may come one by one
     python -m bench.coco256 train --set SET --project RUNS --name NAME [--epochs 100] [-- MORE FLAGS OF train.py]
     python -m bench.coco256 evaluate --set SET --weights FILE --out FILE.json
-    python -m bench.coco256 letterboxed --data DATA.yaml --weights FILE --out FILE.json     pictures in their own shape
+    python -m bench.coco256 letterboxed --data DATA.yaml --weights FILE --out FILE.json     images in their own shape
     python -m bench.coco256 report --runs RUNS/NAME.json ... [--scores FILE.json ...] --machine h200 --write
 
 Answer: bench/results/coco256_<machine>_<yyyymm>.md and .json.
@@ -42,20 +42,20 @@ ROOT = Path(__file__).parents[1]
 SIDE_PX = 256
 NUM_HELD_OUT = 5_000
 HELD_OUT_OF = "val2014"
-"""Folder of labels that held-out pictures come from."""
+"""Folder of labels from which the held-out images come."""
 RECIPE = ROOT / "data" / "hyp.scratch.tiny.yaml"
 CHANGED = {"aspect": 0.5, "paste_in": 0.0}
-"""Stretched pictures are stretched back at random; there are no polygons to paste."""
+"""Random aspect ratios undo the stretching; there are no polygons to paste."""
 SPLITS = {"train": "train", "val": "tune", "test": "record"}
-"""Which list is which split of the data YAML."""
+"""Split of the data YAML -> list of images."""
 BUSY_EVERY_S = 0.5
 LETTERBOXED_PX = (256, 320, 480, 640)
 CURVE_AT = (0, 1, 2, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90)
-"""Epochs of the curve that the report shows, beside the last; its .json has all of them."""
+"""Epochs of the curve in the report, besides the last; the .json file has all of them."""
 
 
 class Label(NamedTuple):
-    """A box of one picture, relative to its sides."""
+    """A box of one image, relative to its sides."""
 
     category: int
     cx: float
@@ -105,7 +105,7 @@ def main() -> int:
     train.add_argument("--seed", type=int, default=1)
     train.add_argument("--batch", type=int, default=128)
     train.add_argument("--loss", choices=("ota", "plain"), default="ota")
-    train.add_argument("--cfg", default="yolov7-tiny-320", help="yolov7-tiny with anchors for small pictures")
+    train.add_argument("--cfg", default="yolov7-tiny-320", help="yolov7-tiny with anchors for small images")
     train.add_argument("more", nargs="*", help="more flags of train.py, behind --")
     reporting = commands.add_parser("report")
     reporting.set_defaults(function=_report)
@@ -124,38 +124,38 @@ def main() -> int:
 
 
 def number_of(name: str) -> int:
-    """The number of a COCO picture: the last digits in the name of any file about it."""
+    """The number of a COCO image: the last digits in the name of its image or label file."""
     found = re.search(r"(\d+)$", Path(name).stem)
     if found is None:
-        raise SystemExit(f"{name}: no number at the end of its name, so it is no picture of COCO.")
+        raise SystemExit(f"{name}: not an image of COCO, its name does not end with a number.")
     return int(found[1])
 
 
 def held_out(numbers: Iterable[int]) -> tuple[list[int], list[int]]:
-    """Tuning set and record set: the same pictures for everybody, whatever order they come in."""
+    """Tuning set and record set: always the same images, whatever their order."""
     shuffled = sorted(numbers, key=lambda number: hashlib.sha256(f"coco256 {number}".encode()).digest())
     return sorted(shuffled[:NUM_HELD_OUT]), sorted(shuffled[NUM_HELD_OUT : 2 * NUM_HELD_OUT])
 
 
 def read_labels(text: str) -> tuple[list[Label], int]:
-    """Different lines of a label file in their order, and how many there were."""
+    """The distinct labels of a file in their order, and the number of its lines."""
     rows = [tuple(line.split()) for line in text.splitlines() if line.strip()]
     return [Label(int(row[0]), *map(float, row[1:])) for row in dict.fromkeys(rows)], len(rows)
 
 
 def _join(options: argparse.Namespace) -> None:
-    pictures = {number_of(path.name): path.resolve() for path in options.pictures.glob("*.jpg")}
+    images = {number_of(path.name): path.resolve() for path in options.pictures.glob("*.jpg")}
     files = {number_of(path.name): path for path in options.labels.rglob("*.txt")}
     left_out = {number_of(path.name) for path in options.leave_out.rglob("*.jpg")} if options.leave_out else set()
-    pool = (n for n, path in files.items() if path.parent.name == HELD_OUT_OF and n in pictures and n not in left_out)
+    pool = (n for n, path in files.items() if path.parent.name == HELD_OUT_OF and n in images and n not in left_out)
     tune, record = held_out(pool)
-    kept = sorted(pictures.keys() - set(tune) - set(record) - left_out)
+    kept = sorted(images.keys() - set(tune) - set(record) - left_out)
     out: Path = options.out
     for folder in ("images", "labels", "annotations"):
         (out / folder).mkdir(parents=True, exist_ok=True)
     lines = duplicates = empty = 0
     labels: dict[int, list[Label]] = {}
-    for number, path in pictures.items():
+    for number, path in images.items():
         link = out / "images" / f"{number:012d}.jpg"
         if not link.exists():
             os.link(path, link)
@@ -173,15 +173,15 @@ def _join(options: argparse.Namespace) -> None:
         (out / "annotations" / f"instances_{name}.json").write_text(json.dumps(annotations))
     _write_yaml(out)
     counts = Joined(
-        len(pictures), len(labels), lines, duplicates, empty, len(kept), len(tune), len(record),
-        len(left_out & pictures.keys()),
+        len(images), len(labels), lines, duplicates, empty, len(kept), len(tune), len(record),
+        len(left_out & images.keys()),
     )  # fmt: skip
     (out / "joined.json").write_text(json.dumps(counts._asdict()) + "\n")
     print(counts)
 
 
 def annotation_json(labels: dict[int, list[Label]], side_px: int = SIDE_PX) -> dict[str, Any]:
-    """What COCO's instances_*.json would say of square pictures with these labels; categories are class numbers."""
+    """These labels in the format of COCO's instances_*.json, for square images; categories are class numbers."""
     boxes = [(number, label) for number, own in labels.items() for label in own]
     return {
         "images": [{"id": n, "file_name": f"{n:012d}.jpg", "width": side_px, "height": side_px} for n in labels],
@@ -217,7 +217,7 @@ def _write_yaml(out: Path) -> None:
 
 
 def _fingerprint(options: argparse.Namespace) -> None:
-    """Counts of the join, and per list a digest of names, pictures and labels: equal digests mean equal data."""
+    """Counts of the join, and a digest of names, images and labels per list: equal digests mean equal data."""
     counts = json.loads((options.set / "joined.json").read_text())
     digests = {name: _digest(options.set, name) for name in SPLITS.values()}
     options.out.write_text(json.dumps({"joined": counts, "sha256": digests}, indent=1) + "\n")
@@ -225,7 +225,7 @@ def _fingerprint(options: argparse.Namespace) -> None:
 
 
 def _digest(folder: Path, name: str) -> str:
-    """SHA-256 over a line per picture, in the order of the list: number, SHA-256 of picture and of labels or '-'."""
+    """SHA-256 over a line per image, in the order of the list: number, SHA-256 of image and of labels or '-'."""
     whole = hashlib.sha256()
     for line in (folder / f"{name}.txt").read_text().splitlines():
         number = Path(line).stem
@@ -235,21 +235,21 @@ def _digest(folder: Path, name: str) -> str:
     return whole.hexdigest()
 
 
-# Carrying it elsewhere
+# Packing
 
 
 def _pack(options: argparse.Namespace) -> None:
-    """labels.tar.xz with all that is text, then zip files of pictures in hashed order: each is a fair sample."""
+    """Write labels.tar.xz with all text files, then zip files of images in hashed order: each is a random sample."""
     options.out.mkdir(parents=True, exist_ok=True)
     texts = [*options.set.glob("*.*"), *(options.set / "annotations").iterdir(), *(options.set / "labels").iterdir()]
     with tarfile.open(options.out / "labels.tar.xz", "w:xz", preset=6) as archive:
         for path in sorted(texts):
             archive.add(path, str(path.relative_to(options.set)))
-    pictures = sorted((options.set / "images").iterdir(), key=lambda p: hashlib.sha256(p.name.encode()).digest())
+    images = sorted((options.set / "images").iterdir(), key=lambda p: hashlib.sha256(p.name.encode()).digest())
     parts: list[list[Path]] = [[]]
     part_bytes = 0.0
-    for path in pictures:
-        # A name stands twice in a zip file, each time with some fields.
+    for path in images:
+        # A zip file has each name twice, both times with some fields.
         needed = path.stat().st_size + 2 * len(f"images/{path.name}") + 76
         if part_bytes + needed > options.mib * 2**20 - 22:
             parts.append([])
@@ -260,7 +260,7 @@ def _pack(options: argparse.Namespace) -> None:
         with zipfile.ZipFile(options.out / f"part{number:03d}.zip", "w", zipfile.ZIP_STORED) as pack:
             for path in own:
                 pack.write(path, f"images/{path.name}")
-    print(f"{len(parts)} parts with {len(pictures):,} pictures")
+    print(f"{len(parts)} parts with {len(images):,} images")
 
 
 def _unpack(options: argparse.Namespace) -> None:
@@ -274,21 +274,21 @@ def _unpack(options: argparse.Namespace) -> None:
 
 
 def recipe_text(loss: str) -> str:
-    """The recipe of yolov7-tiny with what differs here."""
+    """The hyp file of yolov7-tiny with the values that differ here."""
     changed = CHANGED | {"loss_ota": int(loss == "ota")}
     kept = [line for line in RECIPE.read_text().splitlines() if line.split(":")[0] not in changed]
     return "\n".join([*kept, *(f"{key}: {value}" for key, value in changed.items()), ""])
 
 
 def _train(options: argparse.Namespace) -> None:
-    """Run train.py with a clock before every line it prints, and keep what it did in <name>.json."""
+    """Run train.py, put the time before every line of its log, and save the results as <name>.json."""
     options.project.mkdir(parents=True, exist_ok=True)
     hyp = options.project / f"hyp.{options.loss}.yaml"
     hyp.write_text(recipe_text(options.loss))
     flags = ["--data", str(options.set / "data.yaml"), "--cfg", options.cfg, "--weights", "", "--hyp", str(hyp)]
     flags += ["--img", str(SIDE_PX), "--batch", str(options.batch), "--epochs", str(options.epochs), "--noautoanchor"]
     flags += ["--seed", str(options.seed), "--project", str(options.project), "--name", options.name, "--fast"]
-    # 5 % at best, and one thing less that differs between runs.
+    # Compiling would gain 5 % at best, and be one more difference between runs.
     flags += ["--compile", "off"]
     flags += options.more
     busy = _Busy()
@@ -330,12 +330,12 @@ def _curve(folder: Path) -> Iterator[dict[str, float]]:
 
 
 class _Busy:
-    """Share of time in which the GPU ran any kernel, in per cent, sampled beside a training."""
+    """Share of time in which the GPU ran any kernel, in per cent, sampled during a training."""
 
     def __init__(self) -> None:
         self.samples: list[list[float]] = []
         self.gpu: dict[str, str] = {}
-        """Its name, as a fact; empty where there is none."""
+        """The GPU's name, as a fact; empty if there is none."""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
@@ -352,7 +352,7 @@ class _Busy:
             pynvml.nvmlInit()
             handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         except pynvml.NVMLError:
-            return  # no GPU: nothing to say about it
+            return  # no GPU: nothing to sample
         self.gpu["GPU"] = pynvml.nvmlDeviceGetName(handle)
         began = time.perf_counter()
         while not self._ended.wait(BUSY_EVERY_S):
@@ -378,13 +378,13 @@ def _evaluate(options: argparse.Namespace) -> None:
         )  # fmt: skip
         print(result.text)
         if result.coco is None:
-            raise SystemExit("hotcoco gave no AP; the reason stands above.")
+            raise SystemExit("hotcoco computed no AP; the reason is printed above.")
         scores[name] = result.coco._asdict()
     options.out.write_text(json.dumps(scores) + "\n")
 
 
 def _letterboxed(options: argparse.Namespace) -> None:
-    """AP by hotcoco in pictures of any shape, which are padded and not stretched; their data YAML has annotations."""
+    """AP by hotcoco on images of any shape, padded instead of stretched; their data YAML has annotations."""
     from flatout.yolo.evaluate.evaluate import test
     from flatout.yolo.options import TestOptions
 
@@ -398,7 +398,7 @@ def _letterboxed(options: argparse.Namespace) -> None:
         )  # fmt: skip
         print(result.text)
         if result.coco is None:
-            raise SystemExit("hotcoco gave no AP; the reason stands above.")
+            raise SystemExit("hotcoco computed no AP; the reason is printed above.")
         scores[f"{size} px"] = {"pictures": result.outcome.evaluation.num_images, **result.coco._asdict()}
     options.out.write_text(json.dumps(scores, indent=1) + "\n")
 
@@ -407,7 +407,7 @@ def _letterboxed(options: argparse.Namespace) -> None:
 
 
 class Part(NamedTuple):
-    """A stretch of a run's wall time."""
+    """A part of a run's wall time."""
 
     name: str
     begin_s: float
@@ -427,7 +427,7 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def _read_run(path: Path) -> dict[str, Any]:
-    """A run's file with what its log and its folder, which lie beside it, say in addition."""
+    """A run's JSON file, completed from the log and the run folder beside it."""
     run = json.loads(path.read_text())
     log = path.with_suffix(".log").read_text()
     parts = parts_of(log, run["wall_s"])
@@ -447,12 +447,12 @@ def _read_run(path: Path) -> dict[str, Any]:
 
 
 def parts_of(log: str, wall_s: float) -> list[Part]:
-    """What the wall time of a run went into, by the clock before the lines of its log."""
+    """The parts of a run's wall time, from the times before the lines of its log."""
     marks = [
         ("start: Python, torch, the GPU", r""),
         ("data scanned", r"val: \d+ found"),
-        ("network, pictures decoded", r"Pictures for training:"),
-        ("pictures to the GPU", r"\d+ of \d+ items on cuda"),
+        ("network, images decoded", r"Training images:"),
+        ("images to the GPU", r"\d+ of \d+ items on cuda"),
         ("first steps, to the first line", r"train +\d+/"),
         ("rest of epoch 0, with validation", r" +all "),
     ]
@@ -467,12 +467,12 @@ def ends_of_epochs(log: str) -> list[float]:
 
 
 def _times(log: str, pattern: str) -> list[float]:
-    """Seconds of the lines that begin with a pattern, behind their clock."""
+    """Times of the lines that begin with a pattern."""
     return [float(seconds) for seconds in re.findall(rf"^ *(\d+\.\d+) {pattern}", log, re.MULTILINE)]
 
 
 def without_paths(command: str) -> str:
-    """A command with SET and RUNS in place of folders of the machine that it ran on."""
+    """A command with its folders replaced by SET and RUNS."""
     command = re.sub(r"--data \S+/", "--data SET/", command)
     return re.sub(r"--hyp \S+/", "--hyp RUNS/", re.sub(r"--project \S+", "--project RUNS", command))
 
@@ -495,18 +495,18 @@ def _text(numbers: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield f"{runs[0]['name']}, letterboxed, on a CPU:"
         for size, scores in letterboxed.items():
-            yield f"  {scores['pictures']} pictures at {size}: {_scores_line(scores)}"
+            yield f"  {scores['pictures']} images at {size}: {_scores_line(scores)}"
     if fingerprint := numbers.get("fingerprint"):
         yield ""
         yield "Data: " + ", ".join(f"{name} {count:,}" for name, count in fingerprint["joined"].items())
         for name, digest in fingerprint["sha256"].items():
             yield f"  {name:8}{digest}"
     yield ""
-    yield "Scores on tune and record are coco256 AP by hotcoco: crowds are boxes, pictures are squares. No COCO AP."
+    yield "Scores on tune and record are coco256 AP by hotcoco, not COCO AP: crowds are boxes, images are squares."
     if "letterboxed" in numbers:
-        yield "The letterboxed pictures are too few to compare weights by."
+        yield "There are too few letterboxed images to compare weights."
     if len(runs) == 1:
-        yield "One run, one seed: the spread between seeds is not known, and nothing was compared with it yet."
+        yield "One run, one seed: the spread between seeds is unknown, and nothing was compared with it yet."
 
 
 def _table(runs: Sequence[dict[str, Any]]) -> Iterator[str]:

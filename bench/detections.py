@@ -1,4 +1,4 @@
-"""Prediction maps and targets as a detector has them early in training, for the benchmarks of its loss."""
+"""Random prediction maps and targets like those early in a training, for the benchmarks of the loss."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ class Case(NamedTuple):
 def make_case(
     batch_size: int, boxes: int, size_px: int, *, device: str, dtype: torch.dtype = torch.float32, crowd: int = 0
 ) -> Case:
-    """`boxes` boxes in every image, sized about as COCO's, and `crowd` more in the first; 80 classes."""
+    """`boxes` boxes in every image, about as large as those of COCO, and `crowd` more in the first; 80 classes."""
     generator = torch.Generator(device).manual_seed(batch_size * 1000 + boxes)
     maps = []
     for stride in STRIDES_PX:

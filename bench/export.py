@@ -1,8 +1,8 @@
-"""What do the forms of an exported network weigh, and how long does a call take: torch, TorchScript, ONNX Runtime?
+"""How large are exported networks, and how long does a call take in torch, TorchScript and ONNX Runtime?
 
-Answer: bench/results/export_<machine>_<yyyymm>.md (rewrite it with --write). One run, one picture at a time, on the
-CPU; the programs take turns, so that a busy moment hits them all. Networks are untrained: weights change neither size
-nor time. Every file is compared with its network before it is timed, as in `flatout yolo export`.
+Answer: bench/results/export_<machine>_<yyyymm>.md (rewrite it with --write). One run, one image per call, on the CPU;
+the programs alternate, so that a busy moment affects them all. Networks are untrained: weights change neither size nor
+time. Every file is compared with its network before it is timed, as in `flatout yolo export`.
 """
 
 import tempfile
@@ -29,7 +29,7 @@ def main() -> None:
     options = arguments(__doc__).parse_args()
     files.MOST_TURNS = files.LEAST_TURNS = QUICK_TURNS if options.quick else TURNS
     numbers: dict[str, Any] = {}
-    lines = [f"one picture per call, {torch.get_num_threads()} threads, medians of {files.MOST_TURNS} calls"]
+    lines = [f"one image per call, {torch.get_num_threads()} threads, medians of {files.MOST_TURNS} calls"]
     for name, size in QUICK if options.quick else CASES:
         torch.manual_seed(0)
         network = build_network(load_config(name)).eval()

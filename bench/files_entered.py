@@ -1,11 +1,11 @@
 """How many of flatout's own files does a reader open to follow a YOLO training?
 
 A small real training (yolov7-tiny, 64 px, 2 epochs of 12 steps, one worker process, demo data, CPU) runs with a hook
-that notes every function of flatout that starts, in the training's process and in those it starts. Counted are the
-files these functions lie in, without `__init__.py`: once from the start of step 5 to that of step 7 of the first epoch,
-once for the whole way from the command to the saved weights. Bodies of modules and classes, which run on import, are
-no functions, and a generator that goes on does not start. `--code FOLDER` measures another checkout first, in the same
-way.
+that records every function of flatout that starts, in the training process and its children. The files of these
+functions are counted, without `__init__.py`: once from the start of step 5 to that of step 7 of the first epoch, once
+for everything from the command to the saved weights. Bodies of modules and classes, which run on import, do not count
+as functions, and a generator that is resumed does not start. `--code FOLDER` first measures another checkout in the
+same way.
 Answer: bench/results/files_entered_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -27,30 +27,30 @@ THIS_CHECKOUT = HERE.parent.parent
 WAYS = {"plain": [], "--fast": ["--fast"]}
 PICTURES, BATCH, SIDE_PX = 48, 4, 64
 STEP = "DetectionJob.step"
-"""Starts once per step, in every checkout; found by its name, because files move."""
+"""The function that starts once per step in every checkout; found by name, because files move."""
 FIRST_STEP, STEP_AFTER = 5, 7
 PAUSE_S = 2.0
 COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
-"""Functions of their own in some versions of Python; the function around them has started anyway."""
+"""Separate functions in some versions of Python; the function around them has started anyway."""
 MAIN, FORKSERVER, WORKER = "main", "forkserver", "worker"
 STEPS, WHOLE = "steps 5-6", "whole way"
 MONITORING: Any = getattr(sys, "monitoring", None)
-"""From Python 3.12 on; before it, the slower hook for profilers."""
+"""From Python 3.12 on; older versions need the slower hook for profilers."""
 
 
 # In the processes of the training
 
 
 class Recorder:
-    """Notes each own file when one of its functions first starts in this process, and again during the steps.
+    """Records each file of flatout when one of its functions first starts in this process, and again during the steps.
 
-    Every note is written at once: workers are killed, so nothing may be left for their end.
+    Every record is written at once, because workers are killed and cannot write at their end.
     """
 
     def __init__(self, code: str, notes: str, role: str) -> None:
         self._package = f"{code}{os.sep}flatout{os.sep}"
         self._window = f"{notes}.window"
-        """This file is there while the steps are trained: workers see it too."""
+        """This file exists during the recorded steps, so that workers know of them, too."""
         self._notes = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._role = role
         self._noted: set[tuple[str, str]] = set()
@@ -74,7 +74,7 @@ class Recorder:
         return self._entered(code) if self._is_own(code) else MONITORING.DISABLE
 
     def _on_event(self, frame: FrameType, event: str, arg: object) -> None:
-        # The operand of RESUME, the instruction it is at: 0 at the start of a function, more where a generator goes on.
+        # The operand of the current instruction RESUME: 0 at the start of a function, more if a generator is resumed.
         if event == "call" and self._is_own(code := frame.f_code) and code.co_code[frame.f_lasti + 1] & 3 == 0:
             self._entered(code)
 
@@ -82,7 +82,7 @@ class Recorder:
         return code.co_filename.startswith(self._package)
 
     def _entered(self, code: CodeType) -> None:
-        # Bodies of modules and classes are no functions: they run when a file is imported.
+        # Bodies of modules and classes do not count: they run on import.
         if not code.co_flags & inspect.CO_OPTIMIZED or code.co_name in COMPREHENSIONS:
             return
         if code.co_qualname == STEP:
@@ -92,7 +92,8 @@ class Recorder:
             self._note(STEPS, code)
 
     def _begin_step(self) -> None:
-        """After a pause the worker has read all it can, so that it always reads the same two batches in between."""
+        """Open or close the window, after a pause in which the worker fills all slots: so it always reads the same two
+        batches in between."""
         self._steps += 1
         if self._steps in (FIRST_STEP, STEP_AFTER):
             time.sleep(PAUSE_S)
@@ -106,10 +107,10 @@ class Recorder:
 
 
 def record(code: str, notes: str, role: str) -> None:
-    """Record this process, those it forks, and the Python programs it starts.
+    """Record this process, its forks, and the Python programs that it starts.
 
-    Workers are forked by a fresh interpreter that the training starts with `python -c`. A call of `record` is put
-    before its first line, which takes no knowledge of the feed: its files and names differ between checkouts.
+    Workers are forked by a new interpreter that the training starts with `python -c`. A call of `record` is put before
+    its first line, so that this file needs to know nothing about the feed, which differs between checkouts.
     """
 
     class Popen(subprocess.Popen):
@@ -123,8 +124,8 @@ def record(code: str, notes: str, role: str) -> None:
 
 
 def recorded(code: str, notes: str, role: str) -> str:
-    """The beginning of a program that is recorded."""
-    # Last in the path: this folder has files with common names.
+    """The first lines of a program that is recorded."""
+    # Appended to the path, not prepended: this folder has files with common names.
     load = f"import sys; sys.path.append({str(HERE.parent)!r}); import {HERE.stem}"
     return f"{load}; {HERE.stem}.record({code!r}, {notes!r}, {role!r}); "
 
@@ -133,7 +134,7 @@ def recorded(code: str, notes: str, role: str) -> str:
 
 
 def files_entered(code: Path, flags: Sequence[str]) -> dict[tuple[str, str], set[str]]:
-    """Train with the checkout `code`; files by process and time."""
+    """Train with the checkout `code`; returns files by process and time."""
     with tempfile.TemporaryDirectory() as folder:
         draw = f"yolo demo-data data --images {PICTURES} --val {BATCH}"
         flatout(code, folder, "import sys; ", draw.split())
@@ -147,14 +148,14 @@ def files_entered(code: Path, flags: Sequence[str]) -> dict[tuple[str, str], set
             role, when, file = line.split("\t")
             found[role, when].add(file)
     if not (found[MAIN, STEPS] and found[WORKER, STEPS]):
-        raise SystemExit(f"{code}: the main process or the worker was not seen in the steps. Is {STEP} still there?")
+        raise SystemExit(f"{code}: nothing of the main process or the worker was recorded. Does {STEP} still exist?")
     return found
 
 
 def flatout(code: Path, folder: str, beginning: str, words: Sequence[str]) -> None:
     """Run a command of the checkout in `folder`, after the `beginning`; its output is shown if it fails."""
     program = f"{beginning}from flatout.__main__ import main; sys.exit(main(sys.argv[1:]))"
-    # A cache of its own: what an earlier training left in the user's would shorten the way.
+    # A separate cache: files of earlier trainings in the user's cache would skip functions.
     environ = dict(os.environ, PYTHONPATH=str(code), XDG_CACHE_HOME=f"{folder}/cache", OMP_WAIT_POLICY="PASSIVE")
     command = [sys.executable, "-c", program, *words]
     done = subprocess.run(command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -163,7 +164,7 @@ def flatout(code: Path, folder: str, beginning: str, words: Sequence[str]) -> No
 
 
 def main() -> int:
-    # Now, because processes of the training load this file too, and are to load nothing else with it.
+    # Imported here, because processes of the training load this file, too, and must load nothing else with it.
     from bench.measure import arguments, report
 
     parser = arguments(__doc__)
@@ -176,7 +177,7 @@ def main() -> int:
         lines.append(f"{f'{code.name}, {num_files} files':24}{'main':>8}{'workers':>9}{'together':>10}")
         for way in list(WAYS)[: 1 if options.quick else None]:
             found = files_entered(code, WAYS[way])
-            # The process that forks workers belongs to the whole way; during the steps it only waits.
+            # The forkserver counts for the whole way only; during the steps it waits.
             others = {STEPS: found[WORKER, STEPS], WHOLE: found[WORKER, WHOLE] | found[FORKSERVER, WHOLE]}
             for when, by_workers in others.items():
                 by_main = found[MAIN, when]

@@ -1,11 +1,11 @@
-"""What are the weights that come with flatout worth on a small data set of one's own?
+"""How much do the weights that come with flatout gain on a small data set?
 
-BCCD (blood cells; 292 pictures for training, 72 for validation, 320 px wide), yolov7-tiny, size 320, batch 16, 20
-epochs with --fast, three seeds: from the weights and from scratch, which is the same network with the same anchors; by
-the recipe for scratch (mosaics, and a warm-up of 1,000 iterations, longer than the training) and by hyp.finetune.yaml
-(no mosaics, 100 iterations). What is compared is the best of both recipes on each side.
-Give the data set by --data, as for bench.bccd, and other weights than those that come with flatout by --weights. More
-flags of train.py go behind --: on a CPU with bf16, `-- --channels-last --amp bf16` takes a third of the time.
+BCCD (blood cells; 292 images for training, 72 for validation, 320 px wide), yolov7-tiny, size 320, batch 16, 20 epochs
+with --fast, three seeds: from the weights, and from scratch with the same network and anchors; with the hyp file for
+scratch (mosaics, and a warm-up of 1,000 iterations, longer than the training) and with hyp.finetune.yaml (no mosaics,
+100 iterations). The better of the two hyp files counts on each side.
+Give the data set with --data, as for bench.bccd, and other weights with --weights. More flags of train.py go behind --:
+on a CPU with bf16, `-- --channels-last --amp bf16` takes a third of the time.
 Answer: bench/results/finetune_<machine>_<yyyymm>.md and .json with every curve (rewrite them with --write).
 """
 
@@ -25,12 +25,12 @@ LEAST_MAP50, LEAST_GAIN = 0.88, 0.03
 RECIPES = {"recipe for scratch": TINY, "recipe for fine-tuning": "data/hyp.finetune.yaml"}
 FINE_TUNED, SCRATCH = "fine-tuned", "from scratch"
 NETWORK = "yolov7-tiny-320"
-"""Of the weights, for a start without them."""
+"""Config of the same network, for trainings from scratch."""
 
 
 def main() -> int:
     parser = arguments(__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="data.yaml of the pictures")
+    parser.add_argument("--data", type=Path, required=True, help="data.yaml of the images")
     parser.add_argument("--weights", default="yolov7-tiny", help="default: %(default)s")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--at-once", type=int, default=machine.cores().usable, help="trainings (default: %(default)s)")
@@ -44,7 +44,7 @@ def main() -> int:
         with ThreadPoolExecutor(options.at_once) as pool:
             runs = [pool.submit(train, way, flags, seed) for seed in seeds for way, flags in ways.items()]
         curves = [curve for curve in (run.result() for run in runs) if curve is not None]
-    criteria = list(judge(curves))
+    criteria = list(criteria_of(curves))
     numbers = {
         "flags": options.more,
         "curves": [curve._asdict() for curve in curves],
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def ways_of(weights: str, more: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Flags of every way to train: where it starts from, and by which recipe."""
+    """Flags of every kind of training: what it starts from, and its hyp file."""
     origins = {FINE_TUNED: ("--weights", weights, "--cfg", ""), SCRATCH: ("--weights", "", "--cfg", NETWORK)}
     return {
         f"{origin}, {recipe}": ("--hyp", hyp, "--workers", "1", "--fast", *flags, *more)
@@ -65,7 +65,7 @@ def ways_of(weights: str, more: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _train(way: str, flags: Sequence[str], seed: int, *, data: Path, epochs: int, project: Path) -> Curve | None:
-    """The curve of one training; None if it failed, which does not end the others."""
+    """The curve of one training; None if it failed, while the others continue."""
     if not wait(start(way, flags, seed, data, epochs, project)):
         return None
     curve = read(project, way, seed)
@@ -85,8 +85,8 @@ def table(curves: Sequence[Curve], more: Sequence[str]) -> Iterator[str]:
         yield f"{way:40}{len(own):6d}{spread(map50):>22}{spread(map50_95):>22}{last:>18}"
 
 
-def judge(curves: Sequence[Curve]) -> list[Criterion]:
-    """Fine-tuned well enough, and better than from scratch; each by the better of the two recipes."""
+def criteria_of(curves: Sequence[Curve]) -> list[Criterion]:
+    """Fine-tuning is accurate enough, and better than from scratch; each with the better of the two hyp files."""
     best = {
         origin: max(
             mean(curve.best[0] for curve in curves if curve.way == way)

@@ -1,4 +1,4 @@
-"""How long does a call take, on which machine, and where is that written down? Shared by all benchmarks."""
+"""Timing, facts about the machine, flags and result files. Shared by all benchmarks."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 class Timing(NamedTuple):
-    """Middle and spread of repeated durations, in seconds."""
+    """Median and spread of repeated durations, in seconds."""
 
     median: float
     p10: float
@@ -34,7 +34,7 @@ class Timing(NamedTuple):
 
 
 def measure(fn: Callable[[], object], *, warmup: int, repeats: int) -> Timing:
-    """Call `fn` warmup times unseen, then `repeats` times with a stop-watch around each call."""
+    """Call `fn` `warmup` times untimed, then time each of `repeats` calls."""
     for _ in range(warmup):
         fn()
     durations = []
@@ -46,12 +46,12 @@ def measure(fn: Callable[[], object], *, warmup: int, repeats: int) -> Timing:
 
 
 def summarize(durations: Sequence[float]) -> Timing:
-    """Median and spread of durations that were taken elsewhere."""
+    """Median and spread of durations that were measured elsewhere."""
     return Timing(*(float(q) for q in np.quantile(durations, (0.5, 0.1, 0.9))))
 
 
 def facts() -> dict[str, str]:
-    """Hardware and versions a number depends on; nothing that names the machine itself."""
+    """Hardware and versions that results depend on; nothing that identifies the machine itself."""
     names = ("numpy", "torch", "opencv-python-headless")
     return {
         "CPU": f"{_cpu_model()}, {machine.cores().usable} cores",
@@ -65,13 +65,13 @@ def facts() -> dict[str, str]:
 
 
 def _gpu() -> dict[str, str]:
-    """If the benchmark uses torch, and torch one."""
+    """The GPU, if the benchmark has imported torch and torch can use one."""
     torch = sys.modules.get("torch")
     return {"GPU": torch.cuda.get_device_name()} if torch is not None and torch.cuda.is_available() else {}
 
 
 def facts_line(about: dict[str, str] | None = None) -> str:
-    """The facts on one line, for the head of a report; those of this machine if none are given."""
+    """The facts on one line, for the head of a report; those of this machine by default."""
     return ", ".join(f"{name} {value}" for name, value in (about or facts()).items())
 
 
@@ -83,7 +83,7 @@ def machine_label() -> str:
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
-    """The flags every benchmark knows."""
+    """A parser with the flags that every benchmark has."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a reduced run that only shows that the script works")
     parser.add_argument("--write", action="store_true", help="write the answer to bench/results/")
@@ -99,9 +99,9 @@ def report(
     *,
     measured_on: dict[str, str] | None = None,
 ) -> None:
-    """Print the answer; with --write keep it as <name>_<machine>_<yyyymm>.md and .json.
+    """Print the answer; with --write also save it as <name>_<machine>_<yyyymm>.md and .json.
 
-    `measured_on` are the facts of another machine, whose measurements are only written down here.
+    `measured_on` are the facts of another machine, if the measurements were made there.
     """
     print(text)
     about = measured_on or facts()

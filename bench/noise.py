@@ -1,8 +1,8 @@
 """How noisy is this machine now?
 
-Repeats a fixed piece of arithmetic and a fixed memory copy: on a quiet machine each repeat takes the
-same time. Work of others on other cores does not slow these down but would slow a benchmark with
-workers, so the cores that others keep busy are counted as well. Other benchmarks print this line first.
+Repeats a fixed piece of arithmetic and a fixed memory copy: on a quiet machine each repeat takes the same time. Other
+processes on other cores do not slow these down, but would slow a benchmark with workers, so the cores that they keep
+busy are counted as well. Other benchmarks print this line first.
 """
 
 import os
@@ -19,7 +19,7 @@ OTHERS_LIMIT = 0.15
 
 
 class Noise(NamedTuple):
-    """p90 / p10 of equal work, and cores that were busy with something else (None: not known here)."""
+    """p90 / p10 of equal work, and cores that were busy with other processes (None: unknown)."""
 
     cpu_spread: float
     copy_spread: float
@@ -43,7 +43,7 @@ class Noise(NamedTuple):
 
 
 def listen(repeats: int = 60) -> Noise:
-    """Takes about two seconds."""
+    """Measure the noise, in about two seconds."""
     source = np.ones(32 << 20, np.uint8)
     target = np.zeros_like(source)
     wall, own, busy = time.perf_counter(), time.process_time(), _busy_s()
@@ -60,7 +60,7 @@ def _arithmetic() -> int:
 
 
 def _busy_s() -> float | None:
-    """Seconds all cores together have worked since boot, time stolen by other guests included."""
+    """Seconds that all cores together were busy since boot, time stolen by other guests included."""
     try:
         first = Path("/proc/stat").read_text().splitlines()[0]
     except OSError:

@@ -1,10 +1,10 @@
-"""How long is a whole training step, and is the GPU busy all the time?
+"""How long does a whole training step take, and is the GPU busy all the time?
 
-Everything a training does between two validations: mosaics of pictures in device memory, labels by two workers, OTA
-loss, backward, SGD, moving average, log; through the loop that `train.py --fast` uses, with 8 boxes per picture (about
-16 per mosaic). Then the same with the input of `train.py` without new flags: JPEG files decoded and augmented by 16
-workers. Busy is the union of the kernels' intervals in a trace of 20 steps over its length. The figures of the original
-code are quoted: measured once, on the same kind of machine.
+Everything a training does between two validations: mosaics of images in device memory, labels by two workers, OTA loss,
+backward, SGD, moving average, log; in the loop of `train.py --fast`, with 8 boxes per image (about 16 per mosaic). Then
+the same with the input of `train.py` without new flags: JPEG files decoded and augmented by 16 workers. Busy is the
+union of the kernels' intervals in a trace of 20 steps, divided by its length. The numbers of the original code are
+quoted: measured once, on the same kind of machine.
 Answer: bench/results/train_step_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -43,19 +43,21 @@ from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepConfig, Yol
 
 LOG_EVERY = 20
 SETTLED = 3
-"""Intervals before figures count."""
+"""Intervals before the numbers count."""
 TRACED = 6
-"""Number of the interval that is traced."""
+"""Index of the interval that is traced."""
 
 
 class Case(NamedTuple):
-    """A network and its input; ms per step of the original code (OTA), its floor, and what is promised."""
+    """A network and its input."""
 
     name: str
     side_px: int
     batch: int
     original: float | None
+    """Milliseconds per step of the original code (OTA)."""
     promised: float | None
+    """Milliseconds per step, at most."""
 
     def __str__(self) -> str:
         return f"{self.name} {self.side_px} px, batch {self.batch}"
@@ -72,7 +74,7 @@ CASES = [
 
 @dataclass
 class Row:
-    """One case, one way of input."""
+    """One case with one kind of input."""
 
     case: str
     way: str
@@ -81,9 +83,9 @@ class Row:
     images_per_s: float
     busy: float
     waits: int
-    """Calls in the traced steps that make the host wait, or copy from pageable memory."""
+    """Calls in the traced steps that make the host wait or copy from pageable memory."""
     launches: float
-    """Kernel and graph launches by the host per step."""
+    """Kernel and graph launches per step."""
     peak_gib: float
 
 
@@ -92,7 +94,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose name contains this, such as 'yolov7 640'")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("bench/train_step.py measures a GPU, and there is none here.")
+        print("bench/train_step.py needs a GPU, and this machine has none.")
         return 0
     torch.backends.cudnn.benchmark = True
     print(facts_line(), flush=True)
@@ -102,14 +104,14 @@ def main() -> int:
         rows.append(measure(case, "fast", device_input))
         if case == cases[0]:
             rows.append(measure(case, "CPU input", classic_input))
-    criteria = [criterion for case in cases for criterion in judge(case, rows)]
+    criteria = [criterion for case in cases for criterion in criteria_of(case, rows)]
     write(rows, criteria, options)
     return int(not all(each.passed for each in criteria))
 
 
 @contextmanager
 def device_input(case: Case, hyp: Hyp) -> Iterator[DeviceBatches]:
-    """Pictures in device memory, as with --fast."""
+    """Images in device memory, as with --fast."""
     images = draw_set(6000 if case.side_px <= 320 else 2500, case.side_px)
     plan = Plan(num_samples=len(images), batch_size=case.batch, order=np.arange(len(images)).repeat(20))
     with training_input(
@@ -137,15 +139,15 @@ def classic_input(case: Case, hyp: Hyp) -> Iterator[DeviceBatches]:
             paths.append(str(Path(folder) / f"{number}.jpg"))
             cv2.imwrite(paths[-1], cv2.GaussianBlur(pixels[number], (0, 0), 3))
         images = ImageSet(tuple(paths), drawn.size_wh_N2, drawn.labels, drawn.names)
-        pictures = ResizedImages(images, size=case.side_px, augment=True)
-        source = TrainingSource(images, pictures, hyp.augment(), size=case.side_px, painter="classic")
+        resized = ResizedImages(images, size=case.side_px, augment=True)
+        source = TrainingSource(images, resized, hyp.augment(), size=case.side_px, painter="classic")
         plan = Plan(num_samples=len(images), batch_size=case.batch, order=np.arange(len(images)).repeat(100))
         with Feed(source, plan, FeedConfig(workers=16)) as feed:
             yield DeviceBatches(feed, "cuda")
 
 
 def measure(case: Case, way: str, open_input: Callable[[Case, Hyp], Any], *, ota: bool = True) -> Row:
-    """Train for some hundred steps and look at the ticks; one interval is traced."""
+    """Train for a few hundred steps and measure every interval; one of them is traced."""
     hyp = load_hyp(shipped_folder("data") / "hyp.scratch.tiny.yaml")
     torch.manual_seed(0)
     torch.cuda.reset_peak_memory_stats()
@@ -176,7 +178,7 @@ def make_loop(
     num_steps: int = LOG_EVERY * 10,
     log_every: int = LOG_EVERY,
 ) -> Loop:
-    """As `train.py --fast` puts it together."""
+    """The training loop of `train.py --fast`."""
     network = build_network(load_config(case.name)).cuda()
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     head = network.head
@@ -203,7 +205,7 @@ def make_loop(
 
 
 class Ticks:
-    """Collects intervals; switches waits into errors once the step has settled, and traces one interval."""
+    """Collects intervals, turns waits of the host into errors after SETTLED of them, and traces one."""
 
     def __init__(self) -> None:
         self.loop: Loop | None = None
@@ -242,11 +244,13 @@ class Ticks:
 
 
 class Trace(NamedTuple):
-    """What a trace of some steps shows."""
+    """Numbers from a trace of some steps."""
 
     busy: float
+    """Share of the time in which the device was busy."""
     waits: int
     launches: float
+    """Per step."""
 
 
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize")
@@ -254,7 +258,7 @@ LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaLaunch
 
 
 def read_trace(profile: Any, num_steps: int) -> Trace:
-    """Busy share: the union of everything on the device over the time from its first beginning to its last end."""
+    """Read waits and launches from a profile, and the share of time in which anything ran on the device."""
     spans, waits, launches = [], 0, 0
     for event in profile.events():
         if str(event.device_type).endswith("CUDA"):
@@ -263,12 +267,12 @@ def read_trace(profile: Any, num_steps: int) -> Trace:
         else:
             waits += event.name in WAITS
             launches += event.name in LAUNCHES
-    # Ends of the trace itself: the profiler waits for the device once when it begins and once when it ends.
+    # Minus two: the profiler itself waits for the device once when it begins and once when it ends.
     return Trace(union_share(spans), max(0, waits - 2), launches / num_steps)
 
 
 def union_share(spans: list[tuple[float, float]]) -> float:
-    """Share of the time from the first begin to the last end that at least one span covers."""
+    """Share of the time from the first begin to the last end that is covered by at least one span."""
     covered, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):
         covered += max(0.0, end - max(begin, reached))
@@ -277,8 +281,8 @@ def union_share(spans: list[tuple[float, float]]) -> float:
     return covered / whole if whole else 0.0
 
 
-def judge(case: Case, rows: list[Row]) -> list[Criterion]:
-    """Within the promised time, the GPU busy, the host never waiting."""
+def criteria_of(case: Case, rows: list[Row]) -> list[Criterion]:
+    """The promised time, a busy GPU, and a host that never waits."""
     row = next(row for row in rows if row.case == str(case) and row.way == "fast")
     if case.promised is None:
         return []

@@ -11,7 +11,7 @@ from flatout.config import build_config
 from flatout.errors import ConfigError, DataError, counted
 from flatout.feed import plan_workers
 from flatout.ranks import choose_device, make_current
-from flatout.yolo.evaluate.run import Subject
+from flatout.yolo.evaluate.run import InferenceModel
 from flatout.yolo.find_file import shipped_weights, weights_file
 from flatout.yolo.model.configs import find_config, names_config
 from flatout.yolo.options import TestOptions, TrainOptions
@@ -36,7 +36,7 @@ class Detector:
     def __init__(self, path_or_cfg: str | Path, *, device: str = "") -> None:
         """See `flatout.yolo.load`."""
         self._device = device
-        self._loaded: tuple[bool, torch.device, Subject] | None = None
+        self._loaded: tuple[bool, torch.device, InferenceModel] | None = None
         self.config: Path | None = None
         """The model config of a detector that has no weights yet."""
         self.weights: Path | None = None
@@ -131,15 +131,15 @@ class Detector:
     def _results(
         self, source: Given | Sequence[Given], options: PredictOptions
     ) -> Generator[Result | Unreadable, None, None]:
-        device, subject = self._networks(augment=options.augment)
-        predictor = predictor_for(subject, device, options)
+        device, model = self._networks(augment=options.augment)
+        predictor = predictor_for(model, device, options)
         threads = min(options.workers, plan_workers("cpu*1.0").total)
         with ExitStack() as stack:
             frames = frames_of_given(source, stack)
             results = results_of(frames, predictor, threads=threads, at_once=options.at_once)
             yield from stack.enter_context(closing(results))
 
-    def _networks(self, *, augment: bool = False) -> tuple[torch.device, Subject]:
+    def _networks(self, *, augment: bool = False) -> tuple[torch.device, InferenceModel]:
         """Where it runs, and the network; one is kept, because networks on a GPU take room."""
         if self._loaded is None or self._loaded[0] != augment:
             device = choose_device(self._device)

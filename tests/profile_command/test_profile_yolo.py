@@ -137,7 +137,7 @@ def test_a_profiled_training_validates_nothing_and_saves_nothing(tmp_path):
 @pytest.mark.parametrize("is_profiled", [True, False])
 def test_a_profiled_training_makes_no_plots(data, tmp_path, monkeypatch, one_thread, is_profiled):
     plotted = []
-    monkeypatch.setattr("flatout.yolo.train.recipe.draw_labels", lambda *about: plotted.append("labels"))
+    monkeypatch.setattr("flatout.yolo.train.recipe.plot_labels", lambda *about: plotted.append("labels"))
     monkeypatch.setattr("flatout.charts.boxes.plot_batch", lambda *about: plotted.append("batch"))
     flags = ["--data", str(data), "--cfg", "yolov7-tiny", "--weights", "", "--img", "32", "--batch", "2", "--notest"]
     flags += ["--device", "cpu", "--workers", "0", "--noautoanchor", "--nosave", "--epochs", "2"]

@@ -1,8 +1,7 @@
-"""One iteration of YOLOv7's training after the other, written down plainly: the twin of flatout/engine/loop.py with the
-detection job.
+"""A plain reference of YOLOv7's training iterations, for flatout/engine/loop.py with the detection step.
 
-Images are looped over, parameters are looped over, nothing is fused; learning rate, momentum and accumulation are
-worked out from the definition of the warm-up.
+Loops over images and parameters, nothing fused; learning rate, momentum and accumulation follow from the definition of
+the warm-up.
 """
 
 import copy
@@ -20,7 +19,7 @@ from tests.reference.ota_twin import twin_assign, twin_loss
 
 
 class Iteration(NamedTuple):
-    """What a training was given."""
+    """The batch of one iteration."""
 
     images: Tensor
     """uint8 [B, 3, H, W]."""
@@ -71,13 +70,13 @@ class PlainTraining:
             parameter -= lr * (gradient + momentum * self._momenta[name])
         self._gradients.clear()
         self._updates += 1
-        share = 0.9999 * (1 - math.exp(-self._updates / 2000))
+        ema_decay = 0.9999 * (1 - math.exp(-self._updates / 2000))
         own = self.network.state_dict()
         for name, value in self.average.state_dict().items():
             if value.is_floating_point():
-                value.copy_(share * value + (1 - share) * own[name])
+                value.copy_(ema_decay * value + (1 - ema_decay) * own[name])
 
 
 def states_of(training: PlainTraining) -> Sequence[dict[str, Tensor]]:
-    """Weights and average."""
+    """State dicts of the weights and of their moving average."""
     return training.network.state_dict(), training.average.state_dict()

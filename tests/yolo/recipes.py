@@ -1,4 +1,4 @@
-"""Hyper-parameters for tests: those of a shipped file, with some changed."""
+"""Hyper-parameters for tests: a shipped hyp file with some values changed."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""A handful of drawn pictures at the paths of COCO, so that commands about COCO can be run."""
+"""A few generated images at the paths of COCO, for commands that expect COCO."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,20 +11,20 @@ SPLITS = ("train2017", "val2017")
 
 
 def draw_coco(folder: Path, *, size: int, num_pictures: Mapping[str, int], lists: bool = False) -> None:
-    """Pictures in `images/<split>`, labels in `labels/<split>`; with `lists` also `<split>.txt`, as upstream has it."""
+    """Write images to `images/<split>`, labels to `labels/<split>`; with `lists` also `<split>.txt`, as in YOLOv7."""
     rng = np.random.default_rng(size)
     for split, count in num_pictures.items():
         assert split in SPLITS
         names = [f"{number:012}" for number in range(count)]
         for name in names:
-            image, lines = draw_picture(rng, size)
+            image, lines = random_scene(rng, size)
             _write(folder / "labels" / split / f"{name}.txt", "\n".join(lines).encode())
             _write(folder / "images" / split / f"{name}.jpg", cv2.imencode(".jpg", image)[1].tobytes())
         if lists:
             _write(folder / f"{split}.txt", "".join(f"./images/{split}/{name}.jpg\n" for name in names).encode())
 
 
-def draw_picture(rng: np.random.Generator, size: int) -> tuple[np.ndarray, list[str]]:
+def random_scene(rng: np.random.Generator, size: int) -> tuple[np.ndarray, list[str]]:
     """Filled rectangles on noise, uint8 [3/4 size, size, 3], and their label lines."""
     height, width = size * 3 // 4, size
     image = rng.integers(60, 120, (height, width, 3), np.uint8)

@@ -7,11 +7,11 @@ import pytest
 from bench.coco256 import ends_of_epochs, parts_of, without_paths
 
 LOG = """\
-   12.37 cuda:0, input: GPU renderer
+   12.37 device: cuda:0, images: kept and augmented on the device
    13.77 train: 90 found, 1 missing
    13.82 val: 5000 found, 0 missing
    19.75 decoding: 40/91 items
-   33.97 Pictures for training: 91 items
+   33.97 Training images: 91 items
    41.13 91 of 91 items on cuda:0
    67.06 train    100/84600    0 %  epoch 0
    88.83 5000 of 5000 items on cuda:0

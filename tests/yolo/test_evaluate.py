@@ -1,4 +1,4 @@
-"""An evaluation is what its images give one by one; losses, modes and labels that are given come out as promised."""
+"""An evaluation gives what its images give one by one; losses, modes, hybrid labels and plots are as documented."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ def batches(tmp_path_factory) -> Iterator[ValidationInput]:
 
 
 class Answer(NamedTuple):
-    """What the network will say to a batch, and what the batch is."""
+    """The predictions that the network will return for a batch, and the targets and shapes of that batch."""
 
     predictions: Predictions
     targets_T6: Tensor
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 
 class Scripted(nn.Module):
-    """Says what it was told to, batch after batch."""
+    """Returns the given predictions, batch after batch."""
 
     def __init__(self, answers: list[Answer]) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Scripted(nn.Module):
 
 
 def answers_near_the_labels(batches: ValidationInput, seed: int = 0) -> list[Answer]:
-    """Boxes around the labels, and faint ones anywhere; the raw maps are something else."""
+    """Boxes around the labels, and boxes with low scores anywhere; the raw maps are unrelated to them."""
     generator = torch.Generator().manual_seed(seed)
     answers = []
     for batch in batches.epoch(0):
@@ -82,7 +82,7 @@ def shapes_of(batch: ValidationBatch) -> list[list[float]]:
 
 
 def by_hand(answers: list[Answer], input_hws: list[tuple[int, int]], config: NmsConfig) -> Any:
-    """Image after image: NMS, to the picture, matching by loops; summed up at the end."""
+    """Image by image: NMS, boxes to pixels of the image, matching in loops; scores at the end."""
     right, rows, labels = [], [], []
     for answer, (height, width) in zip(answers, input_hws, strict=True):
         found = plain_nms(answer.predictions.decoded, config)
@@ -149,7 +149,7 @@ def test_the_network_is_left_as_it_was_also_after_an_error(batches, training):
     Evaluate(names=NAMES).run(network, batches)
     assert network.training == training
     with pytest.raises(IndexError):
-        Evaluate(names=NAMES).run(network, batches)  # it has no more to say
+        Evaluate(names=NAMES).run(network, batches)  # there are no more predictions
     assert network.training == training
 
 
@@ -173,17 +173,17 @@ def test_with_a_single_class_any_class_counts(batches, tmp_path):
     assert outcome.evaluation.map50 > 0.05
 
 
-def test_watchers_get_every_batch_in_input_and_in_picture_pixels(batches):
+def test_observers_get_every_batch_in_pixels_of_the_input_and_of_the_images(batches):
     calls = []
 
-    def watch(batch, found, native):
+    def observe(batch, found, native):
         calls.append((len(batch.paths), found.num_images))
         limit_D2 = batch.letterbox.native_wh_B2[native.image_D]
         assert (native.box_D4 >= 0).all()
         assert (native.box_D4[:, 2:] <= limit_D2).all()
         assert torch.equal(found.row_D6[:, 4:], native.row_D6[:, 4:])
 
-    Evaluate(names=NAMES).run(Scripted(answers_near_the_labels(batches)), batches, watchers=[watch])
+    Evaluate(names=NAMES).run(Scripted(answers_near_the_labels(batches)), batches, observers=[observe])
     assert [count for count, _ in calls] == [4, 4, 3]
 
 
@@ -208,7 +208,7 @@ def test_half_precision_changes_little(batches):
     Evaluate(names=NAMES).run(Scripted(answers), batches, amp=torch.float32)
 
 
-def test_pictures_of_the_first_batches_and_curves_appear_in_the_folder(batches, tmp_path):
+def test_plots_of_the_first_batches_and_curves_appear_in_the_folder(batches, tmp_path):
     answers = answers_near_the_labels(batches)
     Evaluate(names=NAMES).run(Scripted(answers), batches, plots=tmp_path)
     expected = {f"test_batch{number}_{what}.jpg" for number in range(3) for what in ("labels", "pred")}
@@ -217,9 +217,9 @@ def test_pictures_of_the_first_batches_and_curves_appear_in_the_folder(batches, 
     assert read_confusion(tmp_path / "confusion_matrix.csv").names == tuple(NAMES)
 
 
-def test_a_folder_that_takes_no_pictures_costs_only_the_pictures(batches, tmp_path, caplog):
+def test_plots_that_cannot_be_written_are_only_a_warning(batches, tmp_path, caplog):
     answers = answers_near_the_labels(batches)
     outcome = Evaluate(names=NAMES).run(Scripted(answers), batches, plots=tmp_path / "absent")
     assert outcome.evaluation.map50 > 0
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "absent: pictures cannot be written (No such file or directory)" in warning
+    assert "absent: plots cannot be written (No such file or directory)" in warning

@@ -1,4 +1,4 @@
-"""`--evolve`: mutation as the table says, by key; a search that goes on where it stopped; files that can be used."""
+"""`--evolve`: mutation by key as in the table, searches that continue where they stopped, and their files."""
 
 import csv
 import json
@@ -15,7 +15,7 @@ from flatout.charts.evolution import plot_evolution
 from flatout.errors import ConfigError, DivergedError, Interrupted
 from flatout.runs.folder import RunRequest, choose_run
 from flatout.yolo import evolve as module
-from flatout.yolo.evolve import DECIMALS, GENES, KEYS, Rows, choose_parent, evolve, hyp_text, mutated, values_of
+from flatout.yolo.evolve import DECIMALS, GENES, KEYS, EvolutionLog, choose_parent, evolve, hyp_text, mutated, values_of
 from flatout.yolo.find_file import find_file
 from flatout.yolo.hyp import load_hyp
 from flatout.yolo.metrics import YOLOV7_RESULTS, fitness
@@ -31,7 +31,7 @@ def scores_of(*numbers: float) -> dict[str, float]:
 def test_every_key_of_a_hyp_file_is_in_a_row_and_every_gene_has_its_own_gain():
     assert len(KEYS) == 31 and KEYS[-1] == "anchors"
     assert set(KEYS) == {*GENES, "loss_ota"}
-    # Some rows of the specification's table; the sum of all gains would betray a row that is off by one.
+    # Some rows of the specification's table, to notice rows that are off by one.
     assert GENES["momentum"] == (0.3, 0.6, 0.98) and GENES["anchors"] == (2, 2, 10) and GENES["degrees"] == (1, 0, 45)
     assert [name for name, gene in GENES.items() if gene.gain == 0] == ["iou_t", "fl_gamma", "perspective", "fliplr"]
 
@@ -46,7 +46,7 @@ def test_children_stay_within_their_limits_and_fixed_values_stay(file: str):
         for name, (gain, low, high) in GENES.items():
             assert low <= child[name] <= high and child[name] == round(child[name], DECIMALS)
             assert gain > 0 or child[name] == values[name], name
-        assert child != values, "a child that is its parent costs a training and teaches nothing"
+        assert child != values, "a child equal to its parent would waste a training"
         changed |= {name for name in values if child[name] != values[name]}
     assert changed == {name for name in GENES if GENES[name].gain and values[name]}, "0 times anything is 0"
 
@@ -62,21 +62,21 @@ def test_factors_are_as_likely_as_the_table_says():
 def test_parents_are_the_best_five_by_their_lead():
     fitness_N = np.array([0.9, 0.1, 0.5, 0.6, 0.7, 0.8, 0.2])
     chosen = [choose_parent(fitness_N, np.random.default_rng(seed)) for seed in range(3000)]
-    assert set(chosen) == {0, 3, 4, 5}, "the fifth of the best has no lead over itself"
+    assert set(chosen) == {0, 3, 4, 5}, "the fifth best has no lead over itself"
     assert np.mean([row == 0 for row in chosen]) == pytest.approx(0.4, abs=0.04)
     assert {choose_parent(np.zeros(3), np.random.default_rng(seed)) for seed in range(50)} == {0, 1, 2}
     assert choose_parent(np.array([0.3]), np.random.default_rng(0)) == 0
 
 
-def test_a_line_that_was_cut_off_is_forgotten(tmp_path: Path):
-    rows, values = Rows(tmp_path), values_of(recipe())
+def test_an_incomplete_line_is_ignored(tmp_path: Path):
+    log, values = EvolutionLog(tmp_path), values_of(recipe())
     for score in (0.1, 0.3, 0.2):
-        rows.add(scores_of(0, 0, score, score, 0, 0, 0), values)
-    text = rows.path.read_text()
+        log.add(scores_of(0, 0, score, score, 0, 0, 0), values)
+    text = log.path.read_text()
     assert [len(line.split()) for line in text.splitlines()] == [7 + 31] * 3
-    rows.path.write_text(text[:-5])
-    again = Rows(tmp_path)
-    assert len(again) == 2 and again.best == 1 and again.values == rows.values[:2]
+    log.path.write_text(text[:-5])
+    again = EvolutionLog(tmp_path)
+    assert len(again) == 2 and again.best == 1 and again.values == log.values[:2]
 
 
 def test_the_best_values_are_a_hyp_file(tmp_path: Path):
@@ -88,11 +88,11 @@ def test_the_best_values_are_a_hyp_file(tmp_path: Path):
     assert read.anchors is None, "a network that keeps its own anchors keeps them"
 
 
-# -- whole searches, with a stand-in for training ------------------------------------------------------------------
+# Whole searches with a fake training
 
 
-class Trainer:
-    """Scores a hyp file by arithmetic; raises what the script says at its n-th call."""
+class FakeTraining:
+    """Computes scores from the hyp file; raises the error that `script` has for its n-th call."""
 
     def __init__(self, script: dict[int, Exception] | None = None) -> None:
         self.calls = 0
@@ -111,8 +111,8 @@ class Trainer:
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The picture takes longer than all the rest here."""
+def no_plot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the plot, which takes longer than everything else here."""
     monkeypatch.setattr("flatout.charts.plot_evolution", lambda table, parameters, file: file)
 
 
@@ -121,15 +121,15 @@ def search(tmp_path: Path) -> TrainOptions:
     return TrainOptions(evolve=12, project=str(tmp_path / "runs"), data="data/coco320.yaml", seed=3, log_to=("none",))
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("no_plot")
 def test_an_interrupted_search_ends_as_an_undisturbed_one(search: TrainOptions, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "train", Trainer())
+    monkeypatch.setattr(module, "train", FakeTraining())
     undisturbed = evolve(replace(search, name="a"))
     for stop in (1, 2, 5):
-        monkeypatch.setattr(module, "train", Trainer({stop: Interrupted.by("SIGTERM")}))
+        monkeypatch.setattr(module, "train", FakeTraining({stop: Interrupted.by("SIGTERM")}))
         with pytest.raises(Interrupted):
             evolve(replace(search, name="b"))
-    monkeypatch.setattr(module, "train", trainer := Trainer())
+    monkeypatch.setattr(module, "train", trainer := FakeTraining())
     resumed = evolve(replace(search, name="b"))
     assert trainer.calls == 12 - (0 + 1 + 4), "generations that are complete are not trained again"
     assert (resumed.folder / "evolve.txt").read_bytes() == (undisturbed.folder / "evolve.txt").read_bytes()
@@ -137,12 +137,12 @@ def test_an_interrupted_search_ends_as_an_undisturbed_one(search: TrainOptions, 
     assert json.loads((resumed.folder / "run.json").read_text())["finished"]
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_what_a_search_leaves(search: TrainOptions, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "train", Trainer())
+@pytest.mark.usefixtures("no_plot")
+def test_the_files_of_a_search(search: TrainOptions, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "train", FakeTraining())
     folder = evolve(replace(search, evolve=8)).folder
-    drawn = cv2.imread(str(plot_evolution(folder / "evolve.csv", KEYS)))
-    assert drawn is not None and (drawn < 200).any(axis=2).mean() > 0.01, "an empty sheet"
+    plot = cv2.imread(str(plot_evolution(folder / "evolve.csv", KEYS)))
+    assert plot is not None and (plot < 200).any(axis=2).mean() > 0.01, "an empty plot"
     rows = list(csv.DictReader((folder / "evolve.csv").open()))
     assert list(rows[0]) == ["generation", "fitness", *YOLOV7_RESULTS, *KEYS] and len(rows) == 8
     best = max(rows, key=lambda row: float(row["fitness"]))
@@ -154,62 +154,62 @@ def test_what_a_search_leaves(search: TrainOptions, monkeypatch: pytest.MonkeyPa
     assert float(best["fitness"]) > float(rows[0]["fitness"]), "eight generations found nothing better"
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_the_seed_decides(search: TrainOptions, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "train", Trainer())
+@pytest.mark.usefixtures("no_plot")
+def test_generations_depend_on_the_seed(search: TrainOptions, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "train", FakeTraining())
     texts = [(evolve(replace(search, evolve=4, name=n, seed=seed)).folder / "evolve.txt").read_text()
              for n, seed in (("a", 1), ("b", 1), ("c", 2))]  # fmt: skip
     assert texts[0] == texts[1] != texts[2]
     assert texts[0].splitlines()[0] == texts[2].splitlines()[0], "the first generation is the hyp file as it is"
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_a_generation_that_diverges_counts_as_nothing(
+@pytest.mark.usefixtures("no_plot")
+def test_a_generation_that_diverges_has_fitness_0(
     search: TrainOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(module, "train", Trainer({2: DivergedError("Loss is not finite.")}))
+    monkeypatch.setattr(module, "train", FakeTraining({2: DivergedError("Loss is not finite.")}))
     result = evolve(replace(search, evolve=3))
-    assert Rows(result.folder).fitness_N[1] == 0 and result.finished
-    assert "It counts as 0" in caplog.text
+    assert EvolutionLog(result.folder).fitness_N[1] == 0 and result.finished
+    assert "Its fitness counts as 0" in caplog.text
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_a_search_in_which_nothing_was_found_says_so_and_what_it_took(
+@pytest.mark.usefixtures("no_plot")
+def test_a_search_without_any_success_says_so_and_how_long_it_took(
     search: TrainOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level("INFO", "flatout")
     diverged = DivergedError("Loss is not finite.")
-    monkeypatch.setattr(module, "train", Trainer({1: diverged, 2: diverged}))
+    monkeypatch.setattr(module, "train", FakeTraining({1: diverged, 2: diverged}))
     folder = evolve(replace(search, evolve=2)).folder
-    assert "No generation has found anything" in caplog.text
+    assert "All generations have fitness 0" in caplog.text
     assert "Generation 1: fitness 0.00000, its folder is removed; the best is 0.00000 of generation 0." in caplog.text
-    assert caplog.messages[-1].startswith(f"{folder}: 0:0"), "what it took comes last"
-    monkeypatch.setattr(module, "train", Trainer())
+    assert caplog.messages[-1].startswith(f"{folder}: 0:0"), "time and cost come last"
+    monkeypatch.setattr(module, "train", FakeTraining())
     caplog.clear()
     evolve(replace(search, evolve=2, name="found"))
-    assert "No generation has found anything" not in caplog.text
+    assert "All generations have fitness 0" not in caplog.text
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_a_training_does_not_go_on_in_the_folder_of_a_search_nor_a_search_in_that_of_a_training(
+@pytest.mark.usefixtures("no_plot")
+def test_a_training_does_not_continue_in_the_folder_of_a_search_nor_a_search_in_that_of_a_training(
     search: TrainOptions, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(module, "train", Trainer({2: Interrupted.by("SIGTERM")}))
+    monkeypatch.setattr(module, "train", FakeTraining({2: Interrupted.by("SIGTERM")}))
     with pytest.raises(Interrupted):
         evolve(search)
     training, hyp = replace(search, evolve=False), load_hyp(find_file(search.hyp))
     meant = identity(training, hyp, cuda=False, bf16=False)
     with choose_run(RunRequest(project=Path(search.project), name="exp", identity=meant)) as run:
         assert (run.folder.name, run.continues) == ("exp2", False)
-    monkeypatch.setattr(module, "train", Trainer())
+    monkeypatch.setattr(module, "train", FakeTraining())
     assert evolve(search).folder.name == "exp"
     assert evolve(search).folder.name == "exp3", "exp2 is unfinished, and a training"
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_a_search_that_an_older_version_began_goes_on(search: TrainOptions, monkeypatch: pytest.MonkeyPatch):
-    """It wrote down more options, and did not know the newest."""
-    monkeypatch.setattr(module, "train", Trainer({2: Interrupted.by("SIGTERM")}))
+@pytest.mark.usefixtures("no_plot")
+def test_a_search_started_by_an_older_version_continues(search: TrainOptions, monkeypatch: pytest.MonkeyPatch):
+    """The older version saved more options, and lacks the newest."""
+    monkeypatch.setattr(module, "train", FakeTraining({2: Interrupted.by("SIGTERM")}))
     with pytest.raises(Interrupted):
         evolve(search)
     path = Path(search.project, "exp/run.json")
@@ -218,11 +218,11 @@ def test_a_search_that_an_older_version_began_goes_on(search: TrainOptions, monk
         del record["config"][key]
     record["config"] |= {"hyp": search.hyp, "nosave": False, "fast_dataloader": False, "v5_metric": False}
     path.write_text(json.dumps(record))
-    monkeypatch.setattr(module, "train", trainer := Trainer())
+    monkeypatch.setattr(module, "train", trainer := FakeTraining())
     assert evolve(search).folder.name == "exp" and trainer.calls == search.generations - 1
 
 
-def test_a_search_is_for_one_process(search: TrainOptions, monkeypatch: pytest.MonkeyPatch):
+def test_a_search_runs_in_one_process(search: TrainOptions, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(ConfigError, match="without torchrun"):

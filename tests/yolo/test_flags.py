@@ -330,7 +330,7 @@ def test_the_flags_of_export_make_sense_together():
     assert "give one of them" in told_about("--end2end --include-nms")
     assert "give one of them" in told_about("--data a.yaml --images b")
     assert "a height and a width" in told_about("--img 1 2 3")
-    assert "coremltools" in told_about("--formats coreml") and "has ended" in told_about("--formats lite")
+    assert "coremltools" in told_about("--formats coreml") and "is discontinued" in told_about("--formats lite")
     assert "no ensemble" in complaint_about(flags.export_parser(), "--weights", "a.pt", "b.pt")
 
 

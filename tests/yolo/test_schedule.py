@@ -1,4 +1,4 @@
-"""What a YOLOv7 schedule promises beyond the golden rows."""
+"""Properties of the YOLOv7 schedule beyond the golden rows."""
 
 import pytest
 import torch
@@ -24,10 +24,10 @@ def test_warmup_never_ends_before_a_thousand_iterations_unless_the_hyp_file_says
 
 
 def test_without_warmup_the_first_iteration_learns_at_full_rate():
-    knobs = schedule(warmup_iters=0, total_batch=64)(0, 0)
-    assert knobs.lrs == (0.01, 0.01, 0.01)
-    assert knobs.momentum == 0.937
-    assert knobs.steps
+    settings = schedule(warmup_iters=0, total_batch=64)(0, 0)
+    assert settings.lrs == (0.01, 0.01, 0.01)
+    assert settings.momentum == 0.937
+    assert settings.steps
 
 
 def test_a_learning_rate_lags_one_epoch_behind_once_warmup_is_over():
@@ -38,14 +38,14 @@ def test_a_learning_rate_lags_one_epoch_behind_once_warmup_is_over():
     assert short(3, 0).lrs[0] < reached
 
 
-def test_weights_warm_up_from_nothing_and_biases_from_above():
+def test_weights_warm_up_from_zero_and_biases_from_a_higher_rate():
     long = schedule(steps_per_epoch=2000)
     weights, _, biases = zip(*(long(0, step).lrs for step in range(0, 2000, 100)), strict=True)
     assert weights[0] == 0.0 and list(weights) == sorted(weights)
     assert biases[0] == 0.1 and list(biases) == sorted(biases, reverse=True)
 
 
-def test_the_gradient_grows_over_more_and_more_iterations_during_warmup():
+def test_gradients_are_accumulated_over_more_and_more_iterations_during_warmup():
     long = schedule(steps_per_epoch=4000, total_batch=8)
     counts = [long.accumulate(iteration) for iteration in range(0, 12001, 10)]
     assert (counts[0], counts[-1]) == (1, 8)
@@ -61,7 +61,7 @@ def test_a_single_epoch_has_a_schedule_too(linear):
     assert schedule(epochs=1, linear=linear, warmup_iters=0)(0, 49).lrs[0] == pytest.approx(0.01)
 
 
-def test_a_line_ends_at_the_final_share():
+def test_a_linear_decay_ends_at_lrf():
     line = schedule(epochs=5, linear=True, warmup_iters=0, lrf=0.2)
     assert line(4, 0).lrs[0] == pytest.approx(0.01 * (0.25 * 0.8 + 0.2))  # the factor of epoch 3
 

@@ -131,7 +131,7 @@ def test_detect_finds_what_is_in_the_photographs():
     done = detect(options, each=lambda result: seen.update({result.stem: result.summary()}))
     assert seen["bus"] == "1 bus" and seen["motorcycle"] == "1 person, 1 motorcycle"
     assert all(name in seen["desk"] for name in ("laptop", "mouse", "keyboard"))
-    assert "is no file of flatout, and is left as it is" in done.text  # --update never writes to what is shipped
+    assert "is not changed: not in the format of flatout" in done.text  # --update never writes to what is shipped
 
 
 def test_export_writes_into_the_working_directory(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Schedules, groups, averages and result lines of a YOLOv7 training, against the numbers it really used."""
+"""Schedules, parameter groups, moving averages and result lines against the numbers of real YOLOv7 trainings."""
 
 import json
 from pathlib import Path
@@ -47,10 +47,10 @@ def check_schedule(record: dict[str, Any]) -> None:
     if "scaled_weight_decay" in record:
         assert scaled_weight_decay(hyp.weight_decay, total_batch=total_batch) == near(record["scaled_weight_decay"])
     for iteration, epoch, *lrs, momentum, accumulate, steps in record.get("rows", []):
-        knobs = schedule(epoch, iteration - epoch * steps_per_epoch)
-        assert list(knobs.lrs) == near(lrs), iteration
-        assert knobs.momentum == (None if record["adam"] else near(momentum)), iteration
-        assert (schedule.accumulate(iteration), knobs.steps) == (accumulate, steps), iteration
+        settings = schedule(epoch, iteration - epoch * steps_per_epoch)
+        assert list(settings.lrs) == near(lrs), iteration
+        assert settings.momentum == (None if record["adam"] else near(momentum)), iteration
+        assert (schedule.accumulate(iteration), settings.steps) == (accumulate, steps), iteration
     if "optimizer_steps" in record:
         epochs = range(record["start_epoch"], record["epochs"])
         taken = sum(schedule(epoch, step).steps for epoch in epochs for step in range(steps_per_epoch))
@@ -122,7 +122,7 @@ def check_moving_average(record: dict[str, Any]) -> None:
 
 @torch.no_grad()
 def change(network: nn.Sequential, update: int) -> None:
-    """What the golden's `rule` says."""
+    """Change the network by the `rule` of the golden file."""
     for parameter in network.parameters():
         parameter.add_(0.1 * (update + 1))
     norm = network[1]
@@ -136,11 +136,11 @@ def check_groups(record: tuple[str, dict[str, Any]]) -> None:
     with torch.device("meta"):
         network = build_network(load_config(name))
     groups = parameter_groups(network)
-    everyone = [id(value) for group in groups for value in group]
+    grouped = [id(value) for group in groups for value in group]
     got = {name: len(group) for name, group in groups._asdict().items()} | {
         "n_elem": [sum(value.numel() for value in group) for group in groups],
-        "duplicates": len(everyone) - len(set(everyone)),
-        "parameters_in_no_group": len({id(value) for value in network.parameters()} - set(everyone)),
+        "duplicates": len(grouped) - len(set(grouped)),
+        "parameters_in_no_group": len({id(value) for value in network.parameters()} - set(grouped)),
         "n_params": sum(value.numel() for value in network.parameters()),
         "stride": list(network.blueprint.head.strides),
     }

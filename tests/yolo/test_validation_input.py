@@ -1,4 +1,4 @@
-"""Validation shows every picture once, in the same way in every pass, whoever prepares it and wherever it is kept."""
+"""Every validation pass shows each image once and in the same way, for any number of workers and any storage."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def image_set(tmp_path_factory) -> ImageSet:
 
 
 def passes(image_set: ImageSet, *, num_passes: int = 1, **more) -> list[list[ValidationBatch]]:
-    """Batches of some passes, copied."""
+    """Copies of the batches of `num_passes` passes."""
     settings: dict[str, Any] = {"size": SIZE, "batch_size": 4, "workers": 0, "device": "cpu"} | more
     with open_validation(image_set, **settings) as batches:
         return [[copied(batch) for batch in batches.epoch(0)] for _ in range(num_passes)]
@@ -44,7 +44,7 @@ def assert_equal(one: list[ValidationBatch], other: list[ValidationBatch], pixel
         assert mine.paths == theirs.paths
 
 
-def test_every_picture_comes_once_with_its_own_labels(image_set):
+def test_every_image_comes_once_with_its_own_labels(image_set):
     (batches,) = passes(image_set)
     assert sorted(index for batch in batches for index in batch.indices) == list(range(len(image_set)))
     for batch in batches:
@@ -65,7 +65,7 @@ def test_workers_stay_between_passes_or_end_with_each(image_set, persistent):
     assert left == ([left[0]] * 2 if persistent else [{}, {}])
 
 
-def test_batches_are_as_small_as_their_pictures_allow_and_half_a_stride_larger(image_set):
+def test_batches_are_as_small_as_their_images_allow_plus_half_a_stride(image_set):
     (batches,) = passes(image_set)
     aspect_N = image_set.size_wh_N2[:, 1] / image_set.size_wh_N2[:, 0]
     for batch in batches:
@@ -82,7 +82,7 @@ def test_every_pass_is_the_same_for_any_number_of_workers(image_set, workers):
         assert_equal(batches, expected)
 
 
-def test_a_pass_that_was_left_does_not_disturb_the_next(image_set):
+def test_an_abandoned_pass_does_not_change_the_next(image_set):
     (expected,) = passes(image_set)
     with open_validation(image_set, size=SIZE, batch_size=4, workers=1, device="cpu") as batches:
         for _ in range(2):
@@ -92,7 +92,7 @@ def test_a_pass_that_was_left_does_not_disturb_the_next(image_set):
 
 
 @pytest.mark.parametrize("rect", [True, False])
-def test_labels_lie_in_the_pictures_where_the_files_say_for_any_shape_of_batch(image_set, rect):
+def test_labels_are_where_the_files_say_for_any_shape_of_batch(image_set, rect):
     (batches,) = passes(image_set, rect=rect)
     for batch in batches:
         found = labels_in_pictures(batch.targets_T6, batch.letterbox, batch.input_hw)
@@ -101,11 +101,11 @@ def test_labels_lie_in_the_pictures_where_the_files_say_for_any_shape_of_batch(i
             centre, half = label_n5[:, 1:3] * size_wh, label_n5[:, 3:] * size_wh / 2
             limit = np.tile(size_wh, 2)
             expected = np.clip(np.concatenate((centre - half, centre + half), 1), 0, limit)
-            # One gain for both axes, and sides cut to whole pixels: off by a pixel of the resized picture.
+            # One gain for both axes, and sides cut to whole pixels: off by a pixel of the resized image.
             np.testing.assert_allclose(found.box_L4[found.image_L == row], expected, atol=1.5 * limit.max() / SIZE)
 
 
-def test_square_batches_show_the_same_pixels_with_other_bars(image_set):
+def test_square_batches_show_the_same_pixels_with_other_padding(image_set):
     (rect,), (square,) = (passes(image_set, rect=rect, batch_size=1) for rect in (True, False))
     assert {batch.input_hw for batch in square} == {(SIZE, SIZE)}
     pixels = [{batch.paths[0]: inner(batch) for batch in batches} for batches in (rect, square)]
@@ -114,22 +114,22 @@ def test_square_batches_show_the_same_pixels_with_other_bars(image_set):
 
 
 def inner(batch: ValidationBatch) -> torch.Tensor:
-    """The picture without its bars."""
+    """The image without its padding."""
     left, top = (round(pad - 0.1) for pad in batch.letterbox.pad_xy_B2[0].tolist())
     right, bottom = (round(pad + 0.1) for pad in batch.letterbox.pad_xy_B2[0].tolist())
     height, width = batch.input_hw
     return batch.images[0, :, top : height - bottom, left : width - right]
 
 
-def test_a_store_gives_the_same_pictures_and_decodes_each_once(image_set, tmp_path):
+def test_a_store_gives_the_same_images_and_decodes_each_once(image_set, tmp_path):
     (expected,) = passes(image_set)
-    pictures = ResizedImages(image_set, size=SIZE, augment=False)
+    resized = ResizedImages(image_set, size=SIZE, augment=False)
     config = StoreConfig(folder=tmp_path, workers=1, backend="thread", progress=False)
-    with Store.open(pictures, config) as store:
+    with Store.open(resized, config) as store:
         for batches in passes(image_set, num_passes=2, store=store):
             assert_equal(batches, expected)
         assert store.statistics().misses == 0
-    with pytest.raises(ConfigError, match="The store holds 11 pictures, the image set 3"):
+    with pytest.raises(ConfigError, match="The store holds 11 images, but the image set has 3"):
         open_validation(
             ImageSet(image_set.paths[:3], image_set.size_wh_N2[:3], image_set.labels, image_set.names),
             size=SIZE,
@@ -140,7 +140,7 @@ def test_a_store_gives_the_same_pictures_and_decodes_each_once(image_set, tmp_pa
 
 
 @pytest.mark.parametrize("rect", [True, False])
-def test_pictures_that_stay_on_the_device_look_the_same(image_set, rect):
+def test_images_that_stay_on_the_device_look_the_same(image_set, rect):
     (expected,) = passes(image_set, rect=rect)
     for batches in passes(image_set, rect=rect, on_device=True, num_passes=2):
         assert_equal(batches, expected, pixels=1)
@@ -151,7 +151,7 @@ def test_a_single_class_is_class_0(image_set):
     classes = torch.cat([batch.targets_T6[:, 1] for batch in batches])
     assert len(classes) > 5
     assert not classes.any()
-    assert image_set.labels.class_box_T5[:, 0].any(), "the image set itself was changed"
+    assert image_set.labels.class_box_T5[:, 0].any(), "the image set itself must not change"
 
 
 def test_a_batch_larger_than_the_set_holds_the_set(image_set):

@@ -1,4 +1,4 @@
-"""test.py from weights to files: what is printed, what is written, and what is refused with a sentence."""
+"""test.py from weights to files: what it prints, what it writes, and which mistakes it refuses."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from flatout.errors import CheckpointError, ConfigError, DataError, ResourceErro
 from flatout.ranks.world import choose_device, choose_devices
 from flatout.yolo.evaluate import Speed, TestResult, evaluate
 from flatout.yolo.evaluate.evaluate import header, row, speed_line
-from flatout.yolo.evaluate.run import EvaluationPictures
+from flatout.yolo.evaluate.run import EvaluationPlots
 from flatout.yolo.metrics.coco import COCO_CATEGORY_IDS
 from flatout.yolo.model.network import Network
 from flatout.yolo.options import TestOptions
@@ -32,20 +32,20 @@ NAMES = ["bolt", "nut"]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A folder with data.yaml, its pictures in images/val and two files of weights."""
+    """A folder with data.yaml, its images in images/val and two weights files."""
     folder = tmp_path_factory.mktemp("test")
     image_set = files_of(folder / "images/val")
     label_files_of(image_set, folder / "labels/val")
     (folder / "data.yaml").write_text(yaml.safe_dump({"val": str(folder / "images/val"), "names": NAMES}))
     for name, seed in (("a", 0), ("b", 1)):
-        network = sure_of_itself(2, seed)
+        network = confident_network(2, seed)
         network.names = NAMES
         save_weights(folder / f"{name}.pt", weights_of(network))
     return folder
 
 
-def sure_of_itself(nc: int, seed: int = 0) -> Network:
-    """An untrained network that sees objects everywhere, on its coarsest level."""
+def confident_network(nc: int, seed: int = 0) -> Network:
+    """An untrained network that finds objects everywhere on its coarsest level."""
     network = narrow("yolov7-tiny", nc=nc, seed=seed).eval()
     coarsest: Any = network.head.m[2]
     with torch.no_grad():
@@ -56,12 +56,12 @@ def sure_of_itself(nc: int, seed: int = 0) -> Network:
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch) -> None:
-    """Nothing of a test may land in the checkout or in the user's caches."""
+    """No file of a test may end up in the checkout or in the user's caches."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def run(place: Path, *, pictures: bool = False, **changed) -> TestResult:
+def run(place: Path, *, plots: bool = False, **changed) -> TestResult:
     settings: dict[str, Any] = {
         "weights": (str(place / "a.pt"),),
         "data": str(place / "data.yaml"),
@@ -71,13 +71,13 @@ def run(place: Path, *, pictures: bool = False, **changed) -> TestResult:
         "workers": 0,
     }
     options = TestOptions(**settings | changed)
-    if pictures:
+    if plots:
         return evaluate.test(options)
-    with mock.patch.object(EvaluationPictures, "watch"), mock.patch.object(EvaluationPictures, "finish"):
+    with mock.patch.object(EvaluationPlots, "on_batch"), mock.patch.object(EvaluationPlots, "finish"):
         return evaluate.test(options)
 
 
-# --- what is printed
+# Printed
 
 
 def test_the_table_has_the_columns_of_yolov7_and_then_ours():
@@ -110,7 +110,7 @@ def test_a_test_prints_header_all_classes_each_class_and_speed(place):
 
 def test_results_go_to_the_next_free_folder(place):
     assert [run(place).folder.as_posix() for _ in range(2)] == ["runs/test/exp", "runs/test/exp2"]
-    assert run(place, exist_ok=True, pictures=True).folder.as_posix() == "runs/test/exp"
+    assert run(place, exist_ok=True, plots=True).folder.as_posix() == "runs/test/exp"
     expected = {f"test_batch{number}_{what}.jpg" for number in range(3) for what in ("labels", "pred")}
     assert expected | {"confusion_matrix.png"} <= {path.name for path in Path("runs/test/exp").iterdir()}
 
@@ -121,7 +121,7 @@ def test_a_size_that_does_not_fit_is_rounded_up(place, caplog):
     assert "--img-size 50 is no multiple of the largest stride 32: 64 is used." in caplog.text
 
 
-# --- what is written
+# Written
 
 
 def test_label_files_hold_what_the_json_holds(place):
@@ -178,12 +178,12 @@ def test_ap_of_every_class_as_a_file(place):
     assert "AP of every class saved to ap.json" in result.text
 
 
-# --- COCO
+# COCO
 
 
 @pytest.fixture
 def coco(tmp_path) -> Path:
-    """A data set that looks like COCO: 80 classes, numbered pictures, annotations beside them, coco.yaml."""
+    """A data set in the form of COCO: 80 classes, numbered images, annotations beside them, coco.yaml."""
     folder = tmp_path / "coco"
     image_set = files_of(folder / "images/val2017")
     label_files_of(image_set, folder / "labels/val2017")
@@ -213,7 +213,7 @@ def coco(tmp_path) -> Path:
             )
     (folder / "annotations").mkdir()
     (folder / "annotations/instances_val2017.json").write_text(json.dumps(annotations))
-    save_weights(folder / "a.pt", weights_of(sure_of_itself(80)))
+    save_weights(folder / "a.pt", weights_of(confident_network(80)))
     return folder
 
 
@@ -252,7 +252,7 @@ def test_annotations_of_other_classes_leave_the_result_as_it_was(coco):
     assert "Average Precision" not in result.text
 
 
-def test_coco_ap_that_cannot_be_had_is_told_and_costs_nothing_else(coco):
+def test_a_missing_coco_ap_is_reported_and_affects_nothing_else(coco):
     (coco / "annotations/instances_val2017.json").unlink()
     result = run(coco, data=str(coco / "coco.yaml"))
     assert result.coco is None
@@ -260,7 +260,7 @@ def test_coco_ap_that_cannot_be_had_is_told_and_costs_nothing_else(coco):
     assert (result.folder / "a_predictions.json").exists()
 
 
-# --- several networks, several views, several sizes
+# Several networks, views and sizes
 
 
 def test_an_ensemble_finds_what_its_members_find(place, monkeypatch):
@@ -283,9 +283,9 @@ def test_augmented_views_add_boxes(place):
     assert augmented != plain
 
 
-def test_speed_judges_each_file_with_the_thresholds_of_detection(place, monkeypatch):
+def test_speed_evaluates_each_file_with_the_thresholds_of_detection(place, monkeypatch):
     seen = []
-    monkeypatch.setattr(evaluate.Exam, "run", spy(evaluate.Exam.run, seen))
+    monkeypatch.setattr(evaluate.EvaluationRun, "evaluate", spy(evaluate.EvaluationRun.evaluate, seen))
     result = run(place, weights=(str(place / "a.pt"), str(place / "b.pt")), task="speed", save_json=True)
     assert [(call["conf_thres"], call["iou_thres"]) for call in seen] == [(0.25, 0.45)] * 2
     assert len(result.outcomes) == 2
@@ -320,7 +320,7 @@ def test_with_a_single_class_the_names_do_not_matter(place):
     assert float(lines[1].split()[5]) > 0.9
 
 
-# --- what is refused
+# Refused
 
 
 @pytest.mark.parametrize(
@@ -333,7 +333,7 @@ def test_with_a_single_class_the_names_do_not_matter(place):
         ({"device": "gpu"}, ConfigError, "use cpu, the number of a GPU"),
     ],
 )
-def test_what_cannot_be_done_is_told_before_anything_else(place, changed, error, text):
+def test_mistakes_are_refused_before_anything_is_written(place, changed, error, text):
     with pytest.raises(error, match=re.escape(text)):
         run(place, **changed)
     assert not Path("runs").exists()
@@ -344,12 +344,12 @@ def test_weights_of_other_classes_are_refused(place, tmp_path):
     (tmp_path / "three.yaml").write_text(
         yaml.safe_dump({"val": str(place / "images/val"), "names": ["bolt", "nut", "washer"]})
     )
-    with pytest.raises(ConfigError, match=r"knows 2 classes, but .*three.yaml names 3"):
+    with pytest.raises(ConfigError, match=r"trained for 2 classes, but .*three.yaml names 3"):
         run(place, data="three.yaml")
     assert not Path("runs").exists()
 
 
-def test_a_folder_without_pictures_is_refused(place, tmp_path):
+def test_a_folder_without_images_is_refused(place, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty.yaml").write_text(yaml.safe_dump({"val": str(tmp_path / "empty"), "names": NAMES}))
     with pytest.raises(DataError, match="no pictures"):

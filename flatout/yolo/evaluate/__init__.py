@@ -1,12 +1,12 @@
-"""How good is a network on a data set? The loop that training and `test.py` share, and the whole of `test.py`.
+"""Evaluating a network on a data set: the loop that training and `test.py` share, and `test.py` itself.
 
-batches -> network -> NMS -> matched as they come -> Outcome: precision, recall, mAP, losses, milliseconds
+batches -> network -> NMS -> matched to labels batch by batch -> Outcome: precision, recall, mAP, losses, milliseconds
 
 Files:
 
-    evaluate          The whole of `test.py`: weights and a data set in; a table, label files, JSON and charts out
+    evaluate          `test.py`: weights and a data set in; a table, label files, JSON and plots out
     run               One pass of a network over a validation set
-    validation_input  Pictures for validation
+    validation_input  Batches for validation: letterboxed images of similar shapes, always in the same order
 """
 
 from flatout.yolo.evaluate.evaluate import TestResult, test

@@ -1,6 +1,8 @@
-"""The whole of `test.py`: weights and a data set in; a table, label files, JSON and charts out.
+"""`test.py`: weights and a data set in; a table, label files, JSON and plots out.
 
-options -> pictures of a split, networks -> Evaluate -> table, run folder -> TestResult
+options -> images of a split, networks -> Evaluate -> table, run folder -> TestResult
+
+Dimension key:  D detections of a batch   n detections of one image   C classes
 """
 
 import json
@@ -16,7 +18,7 @@ from flatout.runs import new_run_folder
 from flatout.safefiles import replacing, write_error
 from flatout.yolo.boxes import xyxy_to_cxcywh
 from flatout.yolo.data.letterbox import rounded_up
-from flatout.yolo.evaluate.run import Exam, Outcome, Speed, Watcher, open_exam
+from flatout.yolo.evaluate.run import BatchObserver, EvaluationRun, Outcome, Speed, open_evaluation_run
 from flatout.yolo.evaluate.validation_input import ValidationBatch
 from flatout.yolo.find_file import weights_files
 from flatout.yolo.metrics import YOLOV7_RESULTS, Evaluation, headings, scores_by_class
@@ -36,10 +38,10 @@ from flatout.yolo.options import TestOptions
 
 logger = logging.getLogger(__name__)
 
-# What `test.py` prints: the columns of YOLOv7, then those of further scores.
+# The table: YOLOv7's columns, then those of further scores
 
 FEW_CLASSES = 50
-"""With fewer, every class gets its row without being asked for."""
+"""If there are fewer classes, each gets a row also without --verbose."""
 
 
 def header() -> str:
@@ -51,7 +53,7 @@ def row(name: str, num_images: int, num_labels: int, *scores: float) -> str:
 
 
 def table(evaluation: Evaluation, names: Sequence[str], *, per_class: bool) -> Iterator[str]:
-    """Header, the row of all classes, and those of the classes that occur in the labels."""
+    """The lines of the table: header, all classes together, and each class that occurs in the labels."""
     yield header()
     yield row("all", evaluation.num_images, evaluation.num_labels, *evaluation.scores.values())
     if per_class and evaluation.num_classes > 1:
@@ -66,28 +68,26 @@ def _class_rows(evaluation: Evaluation, names: Sequence[str]) -> Iterator[str]:
 
 
 def speed_line(speed_ms: Speed, *, size: int, batch_size: int) -> str:
-    """Milliseconds per image."""
+    """Milliseconds per image: "Speed: 1.2/0.8/2.0 ms inference/NMS/total per 640x640 image at batch-size 32"."""
     parts = "/".join(f"{part:.1f}" for part in (speed_ms.inference, speed_ms.nms, speed_ms.total))
     return f"Speed: {parts} ms inference/NMS/total per {size}x{size} image at batch-size {batch_size}"
 
 
 def study_line(outcome: Outcome, *, size: int, batch_size: int) -> str:
-    """A line of a study's file: YOLOv7's seven results, three times, twice the size, the batch."""
+    """A line of a study file: YOLOv7's seven results, three times in ms, the size twice, the batch size."""
     speed = outcome.speed_ms
     results = (outcome.scores[name] for name in YOLOV7_RESULTS)
     numbers = (*results, speed.inference, speed.nms, speed.total, size, size, batch_size)
     return " ".join(f"{number:10.4g}" for number in numbers)
 
 
-# Detections as label files, one per picture: `--save-txt`, `--save-conf`.
-#
-# Dimension key:  D detections   n of one picture
+# Label files: `--save-txt`, `--save-conf`
 
 
 class TxtLabels:
-    """Writes `class cx cy w h [score]` per detection, the surest first, divided by the size of the picture.
+    """Writes detections as label files, one per image: `class cx cy w h [score]`, normalised, highest score first.
 
-    A file is appended to; a picture without detections gets none.
+    Existing files are appended to; an image without detections gets no file.
     """
 
     def __init__(self, folder: Path, *, scores: bool) -> None:
@@ -96,8 +96,8 @@ class TxtLabels:
         self.num_files = 0
         folder.mkdir(parents=True, exist_ok=True)
 
-    def watch(self, batch: ValidationBatch, found: Detections, native: Detections) -> None:
-        """One batch; boxes in pixels of the pictures."""
+    def on_batch(self, batch: ValidationBatch, found: Detections, native: Detections) -> None:
+        """Write one batch from `native`, whose boxes are in pixels of the images."""
         native_wh_D2 = batch.letterbox.native_wh_B2[native.image_D]
         box_D4 = xyxy_to_cxcywh(native.box_D4) / native_wh_D2.repeat(1, 2)
         columns = [native.row_D6[:, 5:], box_D4, *([native.row_D6[:, 4:5]] if self._scores else [])]
@@ -117,22 +117,25 @@ class TxtLabels:
         self.num_files += 1
 
 
+# The tasks of `test.py`
+
 SPEED_CONF, SPEED_IOU = 0.25, 0.45
+"""NMS thresholds of `--task speed`: those of detection."""
 STUDY_SIZES = range(256, 1536 + 1, 128)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TestResult:
-    """What was found, and what is to be printed."""
+    """The result of a test; its text is what the command prints."""
 
     __test__ = False  # pytest: a class of ours, not of tests
 
     text: str
     outcomes: tuple[Outcome, ...]
-    """One; with `--task speed` one per file of weights, with `--task study` one per file and size.
-    Where COCO's own AP was computed, its mAP takes the place of ours, as in YOLOv7; the text has both."""
+    """One outcome; with `--task speed` one per weights file, with `--task study` one per file and size.
+    If COCO's own AP was computed, it replaces our mAP here, as in YOLOv7; the text has both."""
     folder: Path | None = None
-    """With the files of the run; None for speed and study."""
+    """The run folder; None for speed and study."""
     coco: CocoScores | None = None
 
     @property
@@ -144,52 +147,54 @@ class TestResult:
 
 
 def test(options: TestOptions) -> TestResult:
-    """Judge weights as the options say; ConfigError, DataError or CheckpointError where that cannot be done."""
-    exam = open_exam(_with_files(options))
+    """Evaluate weights on a data set. Raises ConfigError, DataError or CheckpointError if that is not possible."""
+    run = open_evaluation_run(_with_files(options))
     if options.task == "speed":
-        return _speed(exam)
+        return _speed(run)
     if options.task == "study":
-        return _study(exam)
-    return _judge(exam)
+        return _study(run)
+    return _evaluate(run)
 
 
 def _with_files(options: TestOptions) -> TestOptions:
-    """The options with files in place of names of weights; what can be wrong with paths is found before the work."""
+    """The options with names of weights replaced by files. Paths are checked here, before the long work."""
     weights = weights_files(options.weights)
     if options.save_per_class_ap and not Path(options.save_per_class_ap).absolute().parent.is_dir():
-        raise ConfigError(f"--save-per-class-ap {options.save_per_class_ap}: its folder does not exist. Make it first.")
+        raise ConfigError(
+            f"--save-per-class-ap {options.save_per_class_ap}: its folder does not exist. Create it first."
+        )
     return replace(options, weights=weights)
 
 
-def _judge(exam: Exam) -> TestResult:
-    """The tasks train, val and test: everything there is."""
-    options = exam.options
-    subject = exam.load(options.weights)
+def _evaluate(run: EvaluationRun) -> TestResult:
+    """`--task` train, val and test: scores, plots and all requested files."""
+    options = run.options
+    model = run.load(options.weights)
     folder = new_run_folder(Path(options.project), options.name, options.exist_ok)
-    size = rounded_up(options.img_size, subject.stride)
-    wants_coco = options.save_json or is_asked_for(exam.data)
-    truth = find_truth(exam.data, exam.split, exam.names, exam.images) if wants_coco else None
-    export = export_for(truth, exam.names) if truth is not None else None
+    size = rounded_up(options.img_size, model.stride)
+    wants_coco = options.save_json or is_asked_for(run.data)
+    truth = find_truth(run.data, run.split, run.names, run.images) if wants_coco else None
+    export = export_for(truth, run.names) if truth is not None else None
     wants_txt = options.save_txt or options.save_hybrid
     txt = TxtLabels(folder / "labels", scores=options.save_conf) if wants_txt else None
-    watchers: list[Watcher] = [txt.watch] if txt else []
+    observers: list[BatchObserver] = [txt.on_batch] if txt else []
     if export is not None:
-        watchers.append(lambda batch, found, native: export.add(native, batch.paths))
-    outcome = exam.run(
-        subject,
+        observers.append(lambda batch, found, native: export.add(native, batch.paths))
+    outcome = run.evaluate(
+        model,
         size,
         conf_thres=options.conf_thres,
         iou_thres=options.iou_thres,
         plots=folder,
-        watchers=watchers,
+        observers=observers,
     )
-    text = [*_table(exam, outcome), _speed_line(exam, outcome, size)]
+    text = [*_table(run, outcome), _speed_line(run, outcome, size)]
     coco = None
     if export is not None and truth is not None:
-        outcome, coco, told = _write_coco(exam, outcome, export, truth, folder)
-        text += told
+        outcome, coco, coco_text = _write_coco(run, outcome, export, truth, folder)
+        text += coco_text
     if options.save_per_class_ap:
-        _write(Path(options.save_per_class_ap), json.dumps(outcome.evaluation.per_class_ap(exam.names), indent=2))
+        _write(Path(options.save_per_class_ap), json.dumps(outcome.evaluation.per_class_ap(run.names), indent=2))
         text.append(f"AP of every class saved to {options.save_per_class_ap}")
     if txt:
         text.append(f"{txt.num_files} label files saved to {folder / 'labels'}")
@@ -197,48 +202,48 @@ def _judge(exam: Exam) -> TestResult:
     return TestResult(text="\n".join(text), outcomes=(outcome,), folder=folder, coco=coco)
 
 
-def _speed(exam: Exam) -> TestResult:
-    """`--task speed`: detection's thresholds, no files; one file of weights after the other."""
+def _speed(run: EvaluationRun) -> TestResult:
+    """`--task speed`: each weights file by itself, with the thresholds of detection; nothing is written."""
     text, outcomes = [], []
-    for weights in exam.options.weights:
-        subject = exam.load([weights])
-        size = rounded_up(exam.options.img_size, subject.stride)
-        outcomes.append(exam.run(subject, size, conf_thres=SPEED_CONF, iou_thres=SPEED_IOU))
-        text += [weights, *_table(exam, outcomes[-1]), _speed_line(exam, outcomes[-1], size)]
+    for weights in run.options.weights:
+        model = run.load([weights])
+        size = rounded_up(run.options.img_size, model.stride)
+        outcomes.append(run.evaluate(model, size, conf_thres=SPEED_CONF, iou_thres=SPEED_IOU))
+        text += [weights, *_table(run, outcomes[-1]), _speed_line(run, outcomes[-1], size)]
     return TestResult(text="\n".join(text), outcomes=tuple(outcomes))
 
 
-def _study(exam: Exam) -> TestResult:
-    """`--task study`: sizes from 256 to 1536; a line each in study_<data>_<weights>.txt."""
-    options, text, outcomes = exam.options, [], []
+def _study(run: EvaluationRun) -> TestResult:
+    """`--task study`: sizes from 256 to 1536, one line each in study_<data>_<weights>.txt."""
+    options, text, outcomes = run.options, [], []
     for weights in options.weights:
-        subject, rows = exam.load([weights]), []
+        model, rows = run.load([weights]), []
         for wanted in STUDY_SIZES:
-            size = -(-wanted // subject.stride) * subject.stride
-            outcome = exam.run(subject, size, conf_thres=options.conf_thres, iou_thres=options.iou_thres)
+            size = -(-wanted // model.stride) * model.stride
+            outcome = run.evaluate(model, size, conf_thres=options.conf_thres, iou_thres=options.iou_thres)
             rows.append(study_line(outcome, size=wanted, batch_size=options.batch_size))
             logger.info("%s at %d px: %s", weights, size, rows[-1])
             outcomes.append(outcome)
-        file = Path(f"study_{exam.data.file.stem}_{Path(weights).stem}.txt")
+        file = Path(f"study_{run.data.file.stem}_{Path(weights).stem}.txt")
         _write(file, "\n".join(rows) + "\n")
         text += [weights, *rows, f"Study saved to {file}"]
     return TestResult(text="\n".join(text), outcomes=tuple(outcomes))
 
 
-def _table(exam: Exam, outcome: Outcome) -> Iterator[str]:
-    per_class = exam.options.verbose or len(exam.names) < FEW_CLASSES
-    return table(outcome.evaluation, exam.names, per_class=per_class)
+def _table(run: EvaluationRun, outcome: Outcome) -> Iterator[str]:
+    per_class = run.options.verbose or len(run.names) < FEW_CLASSES
+    return table(outcome.evaluation, run.names, per_class=per_class)
 
 
-def _speed_line(exam: Exam, outcome: Outcome, size: int) -> str:
-    return speed_line(outcome.speed_ms, size=size, batch_size=exam.options.batch_size)
+def _speed_line(run: EvaluationRun, outcome: Outcome, size: int) -> str:
+    return speed_line(outcome.speed_ms, size=size, batch_size=run.options.batch_size)
 
 
 def _write_coco(
-    exam: Exam, outcome: Outcome, export: CocoExport, truth: Truth | Refused, folder: Path
+    run: EvaluationRun, outcome: Outcome, export: CocoExport, truth: Truth | Refused, folder: Path
 ) -> tuple[Outcome, CocoScores | None, list[str]]:
-    """The JSON file, and COCO's own AP where annotations and an evaluator are there."""
-    file = folder / f"{Path(exam.options.weights[0]).stem}_predictions.json"
+    """Write the JSON file, and compute COCO's own AP if there are annotations and an evaluator."""
+    file = folder / f"{Path(run.options.weights[0]).stem}_predictions.json"
     _write(file, json.dumps(export.records()))
     text = [f"Detections saved to {file}"]
     scores = score(export, truth)

@@ -1,10 +1,9 @@
-"""One pass of a network over a validation set: the loop, what several ranks put together, and what is drawn.
+"""One pass of a network over a validation set: the loop, partial results of several ranks, plots, loading of weights.
 
-    batch -> network -> boxes -> NMS -> matched to the labels on the device -> ... -> one sum at the end
+    batch -> network -> boxes -> NMS -> matched to the labels on the device -> ... -> scores at the end
 
-Dimension key:  B images of a batch   H W input   T targets   D detections
-
-What `test.py` judges, and on what: networks from files of weights, and the pictures of a split on a device.
+Dimension key:  B images of a batch   C channels (classes in ClassCurves)   H W input   T targets   D detections
+                K IoU thresholds   X points of a curve   n boxes of one image
 """
 
 import importlib.util
@@ -46,18 +45,18 @@ from flatout.yolo.options import TestOptions
 
 logger = logging.getLogger(__name__)
 
-# One evaluation by several ranks: they take turns at the batches, and one puts everything back in order.
+# Several ranks: each evaluates every n-th batch, and the first rank merges the results in the order of the batches
 #
-#     batches 0 1 2 3 4 ... --dealt--> rank 0: 0 2 4   rank 1: 1 3  --Share each--> in_turn --> as if by one
+#     batches 0 1 2 3 4 ... --> rank 0: 0 2 4   rank 1: 1 3  --a PartialResult each--> interleave --> as from one rank
 #
-# Whole batches are dealt, never parts: the same pictures go through the network together, at the same shape, so that
-# the scores and losses are those of one rank, to the last bit where its arithmetic is.
+# Ranks get whole batches, never parts: the same images go through the network together and at the same shape as on one
+# rank, so that scores and losses are the same to the last bit wherever the arithmetic is deterministic.
 
 T = TypeVar("T")
 
 
-class Share(NamedTuple):
-    """What one rank has found: plain arrays on the host, batch by batch."""
+class PartialResult(NamedTuple):
+    """The results of one rank: plain arrays on the host, batch by batch."""
 
     matches: list[tuple[np.ndarray, ...]]
     losses: list[np.ndarray]
@@ -65,13 +64,13 @@ class Share(NamedTuple):
     confusion: np.ndarray | None
 
 
-Join = Callable[[Share], Sequence[Share]]
-"""One rank's share in; those of all out, in the order of the ranks. Empty for ranks that do not sum up."""
+Gather = Callable[[PartialResult], Sequence[PartialResult]]
+"""One rank's partial result in; those of all ranks out, in the order of the ranks. Empty on all ranks but the first."""
 
 
-def share_of(evaluator: Evaluator, losses: Sequence[Tensor]) -> Share:
-    """Everything on the host; it waits for the device."""
-    return Share(
+def partial_result(evaluator: Evaluator, losses: Sequence[Tensor]) -> PartialResult:
+    """Copy the results of this rank to the host, which waits for the device."""
+    return PartialResult(
         [tuple(column.cpu().numpy() for column in batch) for batch in evaluator.batches],
         [loss.cpu().numpy() for loss in losses],
         evaluator.num_images,
@@ -79,109 +78,31 @@ def share_of(evaluator: Evaluator, losses: Sequence[Tensor]) -> Share:
     )
 
 
-def put_together(shares: Sequence[Share], evaluator: Evaluator) -> list[Tensor]:
-    """Let `evaluator` hold what all have found; returns the losses of all batches, in order."""
+def merge_results(partials: Sequence[PartialResult], evaluator: Evaluator) -> list[Tensor]:
+    """Put the results of all ranks into `evaluator`; returns the losses of all batches, in order."""
     evaluator.batches = [
-        Matches(*map(torch.from_numpy, batch)) for batch in in_turn([share.matches for share in shares])
+        Matches(*map(torch.from_numpy, batch)) for batch in interleave([each.matches for each in partials])
     ]
-    evaluator.num_images = sum(share.num_images for share in shares)
+    evaluator.num_images = sum(each.num_images for each in partials)
     if evaluator.confusion is not None:
-        evaluator.confusion.hold([share.confusion for share in shares if share.confusion is not None])
-    return [torch.from_numpy(loss) for loss in in_turn([share.losses for share in shares])]
+        evaluator.confusion.hold([each.confusion for each in partials if each.confusion is not None])
+    return [torch.from_numpy(loss) for loss in interleave([each.losses for each in partials])]
 
 
-def in_turn(dealt: Sequence[Sequence[T]]) -> list[T]:
-    """The cards in the order they were dealt in: the first of each, then the second of each ..."""
-    rounds = max(map(len, dealt), default=0)
-    return [hand[number] for number in range(rounds) for hand in dealt if number < len(hand)]
+def interleave(lists: Sequence[Sequence[T]]) -> list[T]:
+    """The first item of each list, then the second of each, and so on; lists may differ in length."""
+    longest = max(map(len, lists), default=0)
+    return [items[number] for number in range(longest) for items in lists if number < len(items)]
 
 
-# What an evaluation draws: the first batches with labels and with detections, curves, the confusion matrix.
-
-BATCHES = 3
-
-
-class EvaluationPictures:
-    """Writes test_batch{0,1,2}_{labels,pred}.jpg while batches come, and the rest at the end.
-
-    Pictures are extras: without OpenCV, or where they cannot be written, one warning says so and the evaluation
-    goes on.
-    """
-
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        self._folder = folder
-        self._names = names
-        self._drawn = 0
-        self._works = importlib.util.find_spec("cv2") is not None
-        if not self._works:
-            logger.warning("No pictures are drawn: OpenCV is not installed (pip install opencv-python-headless).")
-
-    def watch(self, batch: ValidationBatch, found: Detections, native: Detections) -> None:
-        """Draw the batch if it is one of the first."""
-        if not self._works or self._drawn == BATCHES:
-            return
-        from flatout.charts import MOST_IMAGES, plot_batch, plot_detections
-
-        try:
-            head = f"test_batch{self._drawn}"
-            images, targets_T6 = batch.images[:MOST_IMAGES].cpu().numpy(), batch.targets_T6.cpu().numpy()
-            plot_batch(images, targets_T6, batch.paths, self._names, self._folder / f"{head}_labels.jpg")
-            row_D6, image_D = found.row_D6.cpu().numpy(), found.image_D.cpu().numpy()
-            plot_detections(images, row_D6, image_D, batch.paths, self._names, self._folder / f"{head}_pred.jpg")
-        except OSError as error:
-            self._give_up(error)
-        self._drawn += 1
-
-    def finish(self, evaluation: Evaluation) -> None:
-        """Curves, if anything was found, and the confusion matrix, drawn and as numbers."""
-        if not self._works:
-            return
-        from flatout.charts import as_shown
-
-        try:
-            plot_evaluation(evaluation, self._names, self._folder)
-            if evaluation.confusion is not None:
-                write_confusion(as_shown(evaluation.confusion), self._names, self._folder / "confusion_matrix.csv")
-        except OSError as error:
-            self._give_up(error)
-        except ResourceError as error:
-            logger.warning("%s The evaluation goes on.", error)
-
-    def _give_up(self, error: OSError) -> None:
-        self._works = False
-        logger.warning("%s: pictures cannot be written (%s). The evaluation goes on.", self._folder, error.strerror)
-
-
-def plot_evaluation(evaluation: Evaluation, names: Sequence[str], folder: Path) -> list[Path]:
-    """Write PR_curve.png, F1_curve.png, P_curve.png, R_curve.png, and confusion_matrix.png if it was counted.
-
-    There are no curves where no detection was right.
-    """
-    from flatout.charts import ClassCurves, plot_confusion, plot_curves
-
-    found, curves = evaluation.classes, evaluation.classes.curves
-    drawn = []
-    if len(found.classes_C):
-        of_classes = ClassCurves(
-            classes_C=found.classes_C,
-            ap50_C=found.ap_CK[:, 0],
-            precision_at_recall_CX=curves.precision_at_recall_CX,
-            precision_CX=curves.precision_CX,
-            recall_CX=curves.recall_CX,
-            f1_CX=curves.f1_CX,
-        )
-        drawn = plot_curves(of_classes, names, folder)
-    if evaluation.confusion is not None:
-        drawn.append(plot_confusion(evaluation.confusion, names, folder / "confusion_matrix.png"))
-    return drawn
-
+# The loop
 
 Loss = Callable[[Sequence[Tensor], Tensor], LossParts]
-"""(raw maps of the levels, targets [T, 6]) -> loss; for validation the plain one, whatever training uses."""
+"""(raw maps of the levels, targets [T, 6]) -> loss; in validation the plain loss, whatever loss is trained with."""
 
 
 class Batches(Protocol):
-    """A `ValidationInput`, or whatever gives such batches."""
+    """A `ValidationInput`, or another source of such batches."""
 
     @property
     def num_images(self) -> int: ...
@@ -189,8 +110,8 @@ class Batches(Protocol):
     def epoch(self, epoch: int, start: int = 0) -> Iterator[ValidationBatch]: ...
 
 
-class Watcher(Protocol):
-    """Gets every batch with what was found: in pixels of the input, and in pixels of the pictures, clipped."""
+class BatchObserver(Protocol):
+    """Called with every batch and its detections, in pixels of the input and, clipped, in pixels of the images."""
 
     def __call__(self, batch: ValidationBatch, found: Detections, native: Detections) -> None: ...
 
@@ -207,32 +128,32 @@ class Speed(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What an evaluation found."""
+    """The result of an evaluation: scores, losses and speed."""
 
     evaluation: Evaluation
     val_losses: Mapping[str, float]
-    """By the names of `LOSSES`: means over the batches; zeros without a loss."""
+    """Means over the batches by the names of `LOSSES`; zeros if no loss was given."""
 
     speed_ms: Speed
 
     @property
     def scores(self) -> dict[str, float]:
-        """Scores and losses, by the names that files have."""
+        """Scores and losses under the names used in results.csv."""
         return {**self.evaluation.scores, **{f"val_{name}": loss for name, loss in self.val_losses.items()}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """How networks are judged on a data set."""
+    """Evaluates networks on a data set."""
 
     names: Sequence[str]
-    """Of the classes; their number is the number of classes."""
+    """Names of the classes, one per class."""
 
     v5_metric: bool = False
-    """Let recall curves end at 1."""
+    """Let recall curves end at 1, as in YOLOv5."""
 
     single_cls: bool = False
-    """Whatever class a detection has counts as class 0."""
+    """Count detections of any class as class 0."""
 
     @torch.no_grad()
     def run(
@@ -246,51 +167,51 @@ class Evaluate:
         loss: Loss | None = None,
         hybrid: bool = False,
         plots: Path | None = None,
-        watchers: Sequence[Watcher] = (),
-        shown: bool = False,
+        observers: Sequence[BatchObserver] = (),
+        show_progress: bool = False,
         confusion: bool = False,
-        join: Join | None = None,
+        gather: Gather | None = None,
     ) -> Outcome:
-        """Judge a network that gives `Predictions`, on the device where it is; it is left in the mode it was in.
+        """Evaluate a network that returns `Predictions`, on its device; restores its mode afterwards.
 
-        `amp` is the precision of autocast; without it the network runs in the precision of its weights. `hybrid`
-        gives the labels to NMS as certain boxes. `plots` is the folder for pictures of the first batches, curves and
-        the confusion matrix, which `confusion` counts also without pictures. `shown` shows the progress. `join` puts
-        the shares of several ranks together, each of which runs some of the batches (partial results).
+        `amp` is the precision of autocast; without it the network runs in the precision of its weights. `hybrid` adds
+        the labels to NMS as certain boxes. `plots` is the folder for plots of the first batches, curves and confusion
+        matrix; `confusion` counts that matrix also without plots. `gather` collects the partial results of several
+        ranks, each of which evaluates some of the batches.
         """
         nms = NmsConfig(conf_thres=conf_thres, iou_thres=iou_thres, multi_label=True)
         evaluator = Evaluator(len(self.names), confusion=confusion or plots is not None, v5_metric=self.v5_metric)
-        pictures = None if plots is None else EvaluationPictures(plots, self.names)
-        watchers = [*watchers, *([pictures.watch] if pictures else [])]
+        plotter = None if plots is None else EvaluationPlots(plots, self.names)
+        observers = [*observers, *([plotter.on_batch] if plotter else [])]
         forward = _Forward(network, amp)
         suppress_s, losses, done, nbytes = 0.0, [], 0, 0
-        with _judging(network), progress("evaluating", batches.num_images, shown=shown) as advance:
+        with _eval_mode(network), progress("evaluating", batches.num_images, shown=show_progress) as advance:
             for batch in batches.epoch(0):
                 predictions = forward(batch.images)
                 if loss is not None:
                     losses.append(loss(predictions.raw, batch.targets_T6).items[: len(LOSSES)])
                 begin_s = _now_s(batch.images.device)
-                found = non_max_suppression(predictions.decoded, nms, labels=certain_boxes(batch) if hybrid else None)
+                found = non_max_suppression(predictions.decoded, nms, labels=labels_for_nms(batch) if hybrid else None)
                 suppress_s += _now_s(batch.images.device) - begin_s
                 if self.single_cls:
                     found.row_D6[:, 5] = 0
                 native = evaluator.update(found, batch.targets_T6, batch.letterbox, batch.input_hw)
-                for watch in watchers:
-                    watch(batch, found, native)
+                for observe in observers:
+                    observe(batch, found, native)
                 done, nbytes = done + len(batch.indices), nbytes + batch.images.nbytes
                 advance(done, nbytes)
-        if join is not None:
-            losses = put_together(join(share_of(evaluator, losses)), evaluator)
+        if gather is not None:
+            losses = merge_results(gather(partial_result(evaluator, losses)), evaluator)
         evaluation = evaluator.result()
-        if pictures is not None:
-            pictures.finish(evaluation)
+        if plotter is not None:
+            plotter.finish(evaluation)
         per_image_ms = 1e3 / max(1, done)
         speed = Speed(forward.taken_s * per_image_ms, suppress_s * per_image_ms)
         return Outcome(evaluation, _mean_losses(losses), speed)
 
 
 class _Forward:
-    """uint8 images to predictions, with a stopwatch."""
+    """Runs the network on uint8 images and adds up the time."""
 
     def __init__(self, network: nn.Module, amp: torch.dtype | None) -> None:
         self._network = network
@@ -308,7 +229,7 @@ class _Forward:
 
 
 @contextmanager
-def _judging(network: nn.Module) -> Iterator[None]:
+def _eval_mode(network: nn.Module) -> Iterator[None]:
     was_training = network.training
     network.eval()
     try:
@@ -317,43 +238,123 @@ def _judging(network: nn.Module) -> Iterator[None]:
         network.train(was_training)
 
 
-def certain_boxes(batch: ValidationBatch) -> list[Tensor]:
-    """The labels as NMS takes them, per image [n, 5]: class, cx, cy, w, h in pixels of the input."""
+def labels_for_nms(batch: ValidationBatch) -> list[Tensor]:
+    """The labels of each image in the form that NMS takes, [n, 5]: class, cx, cy, w, h in pixels of the input."""
     height, width = batch.input_hw
     label_T5 = batch.targets_T6[:, 1:] * batch.targets_T6.new_tensor([1, width, height, width, height])
     return list(label_T5.split(batch.counts_B.tolist()))
 
 
 def _mean_losses(losses: list[Tensor]) -> dict[str, float]:
-    """By name. The host waits for the device, once."""
+    """Mean losses by name. The host waits for the device, once."""
     means = torch.stack(losses).mean(0).tolist() if losses else [0.0] * len(LOSSES)
     return dict(zip(LOSSES, means, strict=True))
 
 
 def _now_s(device: torch.device) -> float:
-    """When everything queued on the device is done; the host waits for that."""
+    """The time after everything queued on the device is done; the host waits for that."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
-# The network that `test.py` judges: one or several files of weights, fused, on a device, with or without views.
+# Plots
+
+BATCHES = 3
+"""Batches that are plotted."""
 
 
-class Subject(NamedTuple):
-    """What is judged."""
+class EvaluationPlots:
+    """Writes test_batch{0,1,2}_{labels,pred}.jpg during the evaluation, curves and confusion matrix at its end.
+
+    Plots are optional: without OpenCV, or if they cannot be written, the evaluation goes on with one warning.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._folder = folder
+        self._names = names
+        self._num_plotted = 0
+        self._works = importlib.util.find_spec("cv2") is not None
+        if not self._works:
+            logger.warning("No plots: OpenCV is not installed. To get them: pip install opencv-python-headless")
+
+    def on_batch(self, batch: ValidationBatch, found: Detections, native: Detections) -> None:
+        """Plot the batch if it is one of the first."""
+        if not self._works or self._num_plotted == BATCHES:
+            return
+        from flatout.charts import MOST_IMAGES, plot_batch, plot_detections
+
+        try:
+            head = f"test_batch{self._num_plotted}"
+            images, targets_T6 = batch.images[:MOST_IMAGES].cpu().numpy(), batch.targets_T6.cpu().numpy()
+            plot_batch(images, targets_T6, batch.paths, self._names, self._folder / f"{head}_labels.jpg")
+            row_D6, image_D = found.row_D6.cpu().numpy(), found.image_D.cpu().numpy()
+            plot_detections(images, row_D6, image_D, batch.paths, self._names, self._folder / f"{head}_pred.jpg")
+        except OSError as error:
+            self._give_up(error)
+        self._num_plotted += 1
+
+    def finish(self, evaluation: Evaluation) -> None:
+        """Write the curves, if any detection was right, and the confusion matrix as a plot and as CSV."""
+        if not self._works:
+            return
+        from flatout.charts import as_shown
+
+        try:
+            plot_evaluation(evaluation, self._names, self._folder)
+            if evaluation.confusion is not None:
+                write_confusion(as_shown(evaluation.confusion), self._names, self._folder / "confusion_matrix.csv")
+        except OSError as error:
+            self._give_up(error)
+        except ResourceError as error:
+            logger.warning("%s The evaluation goes on.", error)
+
+    def _give_up(self, error: OSError) -> None:
+        self._works = False
+        logger.warning("%s: plots cannot be written (%s). The evaluation goes on.", self._folder, error.strerror)
+
+
+def plot_evaluation(evaluation: Evaluation, names: Sequence[str], folder: Path) -> list[Path]:
+    """Write PR_curve.png, F1_curve.png, P_curve.png, R_curve.png, and confusion_matrix.png if it was counted.
+
+    No curves are written if no detection was right. Returns the paths of the files.
+    """
+    from flatout.charts import ClassCurves, plot_confusion, plot_curves
+
+    found, curves = evaluation.classes, evaluation.classes.curves
+    written = []
+    if len(found.classes_C):
+        of_classes = ClassCurves(
+            classes_C=found.classes_C,
+            ap50_C=found.ap_CK[:, 0],
+            precision_at_recall_CX=curves.precision_at_recall_CX,
+            precision_CX=curves.precision_CX,
+            recall_CX=curves.recall_CX,
+            f1_CX=curves.f1_CX,
+        )
+        written = plot_curves(of_classes, names, folder)
+    if evaluation.confusion is not None:
+        written.append(plot_confusion(evaluation.confusion, names, folder / "confusion_matrix.png"))
+    return written
+
+
+# Weights on a device, as `test.py` and `detect.py` use them
+
+
+class InferenceModel(NamedTuple):
+    """A network ready for inference, from one or several weights files: fused, on its device."""
 
     network: nn.Module
-    """Gives `Predictions`; half precision on a GPU."""
+    """Returns `Predictions`; in half precision on a GPU."""
     num_classes: int
     stride: int
-    """Sides of the input are multiples of it."""
+    """The sides of the input are multiples of it."""
     names: tuple[str, ...] = ()
-    """Of the classes, as the last file of weights has them."""
+    """Names of the classes, from the last weights file."""
 
 
-class Augmented(nn.Module):
-    """Networks that each look at several views of a picture; all their boxes stand side by side."""
+class AugmentedEnsemble(nn.Module):
+    """Networks that each predict several views of an image (test-time augmentation); all boxes are concatenated."""
 
     def __init__(self, networks: Sequence[Network], stride: int) -> None:
         super().__init__()
@@ -364,35 +365,38 @@ class Augmented(nn.Module):
         return Predictions(torch.cat([predict_augmented(member, x, self._stride) for member in self.members], 1), [])
 
 
-def load_subject(paths: Sequence[str], device: torch.device, *, augment: bool = False) -> Subject:
-    """Networks from files of weights, side by side; CheckpointError if one cannot be used."""
+def load_inference_model(paths: Sequence[str], device: torch.device, *, augment: bool = False) -> InferenceModel:
+    """A model from one weights file, or an ensemble of several. `augment`: test-time augmentation.
+
+    CheckpointError if a file cannot be used, ConfigError if the files have different numbers of classes.
+    """
     networks = [fused(load_network(path).network) for path in paths]
     classes = {network.nc for network in networks}
     if len(classes) > 1:
         listed = ", ".join(f"{path}: {network.nc}" for path, network in zip(paths, networks, strict=True))
-        raise ConfigError(f"Networks that are judged together must know the same classes, but they know {listed}.")
+        raise ConfigError(f"The networks of an ensemble need the same number of classes, but they have {listed}.")
     stride = max(LEAST_GRID, *(int(network.stride.max()) for network in networks))
     if augment:
-        network: nn.Module = Augmented(networks, stride)
+        network: nn.Module = AugmentedEnsemble(networks, stride)
     else:
         network = networks[0] if len(networks) == 1 else Ensemble(networks)
     network = network.to(device).eval()
     if device.type == "cuda":
         network = network.half().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return Subject(network, classes.pop(), stride, tuple(networks[-1].names))
+    return InferenceModel(network, classes.pop(), stride, tuple(networks[-1].names))
 
 
 @torch.no_grad()
-def warm_up(subject: Subject, *, batch_size: int, size: int, device: torch.device) -> None:
-    """Let a GPU compile and choose its kernels before anything is timed."""
+def warm_up(model: InferenceModel, *, batch_size: int, size: int, device: torch.device) -> None:
+    """Run once on a GPU, so that kernels are compiled and chosen before anything is timed."""
     if device.type == "cuda":
-        dtype = next(subject.network.parameters()).dtype
-        subject.network(torch.zeros(batch_size, 3, size, size, device=device, dtype=dtype))
+        dtype = next(model.network.parameters()).dtype
+        model.network(torch.zeros(batch_size, 3, size, size, device=device, dtype=dtype))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exam:
-    """The data, the device and the options of one call; networks and sizes come and go."""
+class EvaluationRun:
+    """The data, the device and the options of one test; evaluates any number of models at any size."""
 
     options: TestOptions
     data: DataSet
@@ -402,56 +406,56 @@ class Exam:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the classes that are judged."""
+        """Names of the classes that are evaluated."""
         names = self.data.names
         return ("item",) if self.options.single_cls and len(names) != 1 else names
 
-    def load(self, weights: Sequence[str]) -> Subject:
-        """The networks; ConfigError if they know other classes than the data set has."""
-        subject = load_subject(weights, self.device, augment=self.options.augment)
-        if subject.num_classes != len(self.data.names) and not self.options.single_cls:
+    def load(self, weights: Sequence[str]) -> InferenceModel:
+        """Load weights; ConfigError if their number of classes is not that of the data set."""
+        model = load_inference_model(weights, self.device, augment=self.options.augment)
+        if model.num_classes != len(self.data.names) and not self.options.single_cls:
             raise ConfigError(
-                f"{', '.join(weights)}: knows {counted(subject.num_classes, 'class')}, but {self.data.file} names "
-                f"{len(self.data.names)}. Use the data file it was trained with."
+                f"{', '.join(weights)}: trained for {counted(model.num_classes, 'class')}, but {self.data.file} names "
+                f"{len(self.data.names)}. Use the data file that the weights were trained with."
             )
-        return subject
+        return model
 
-    def run(
+    def evaluate(
         self,
-        subject: Subject,
+        model: InferenceModel,
         size: int,
         *,
         conf_thres: float,
         iou_thres: float,
         plots: Path | None = None,
-        watchers: Sequence[Watcher] = (),
+        observers: Sequence[BatchObserver] = (),
     ) -> Outcome:
-        """One pass over the pictures at a size that fits the network."""
+        """One pass over the images; `size` is a multiple of the model's stride."""
         options = self.options
         evaluate = Evaluate(names=self.names, v5_metric=options.v5_metric, single_cls=options.single_cls)
         workers = min(options.workers, plan_workers("cpu*1.0").total, options.batch_size)
         batch_size = min(options.batch_size, len(self.images))
-        warm_up(subject, batch_size=batch_size, size=size, device=self.device)
+        warm_up(model, batch_size=batch_size, size=size, device=self.device)
         with open_validation(
-            self.images, size=size, batch_size=batch_size, stride=subject.stride, workers=workers, device=self.device
+            self.images, size=size, batch_size=batch_size, stride=model.stride, workers=workers, device=self.device
         ) as batches:
             return evaluate.run(
-                subject.network,
+                model.network,
                 batches,
                 conf_thres=conf_thres,
                 iou_thres=iou_thres,
                 hybrid=options.save_hybrid,
                 plots=plots,
-                watchers=watchers,
-                shown=True,
+                observers=observers,
+                show_progress=True,
             )
 
 
-def open_exam(options: TestOptions) -> Exam:
-    """Find and scan the pictures of the split that `--task` means."""
+def open_evaluation_run(options: TestOptions) -> EvaluationRun:
+    """Find and scan the images of the split that `--task` names."""
     device = choose_device(options.device)
     make_current(device)
-    # A folder is a data set as well, of Pascal VOC.
+    # A folder is a data set, too, in the layout of Pascal VOC.
     data = open_data_set(options.data if Path(options.data).is_dir() else find_file(options.data))
     split: Split = "train" if options.task == "train" else "test" if options.task == "test" else "val"
     without_complaints(data, [split])
@@ -462,4 +466,4 @@ def open_exam(options: TestOptions) -> Exam:
         allow_bad_labels=options.allow_bad_labels,
     )
     images = open_split(data, split, config).images
-    return Exam(options=options, data=data, split=split, images=images, device=device)
+    return EvaluationRun(options=options, data=data, split=split, images=images, device=device)

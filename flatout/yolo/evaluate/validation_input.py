@@ -1,12 +1,12 @@
-"""Pictures for validation: as they are, letterboxed, like shapes together, in the same order every time.
+"""Batches for validation: letterboxed images of similar shapes, always in the same order.
 
     host:    store or files --resized--> worker: letterbox --> slot --> device, one batch ahead
-    device:  pictures kept there --letterboxed there--> batch
+    device:  images kept there --letterboxed there--> batch
 
 A validation input stays open between the epochs of a training. When a pass ends, its workers fill the slots with the
 beginning of the next one, so that the next validation starts at once.
 
-Dimension key:  B images of a batch   T targets   N pictures   S batches
+Dimension key:  B images of a batch   H W input   T targets   N images of the set   S batches
 """
 
 from collections.abc import Iterator
@@ -25,27 +25,27 @@ from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.data.letterbox import RectBatches, StepShapes, rect_batches
 
 PAD = 0.5
-"""Of YOLOv7's validation, in strides: square pictures of 640 px are judged at 672."""
+"""Padding of YOLOv7's validation, in strides: square images of 640 px are evaluated at 672."""
 
 
 class ValidationBatch(NamedTuple):
-    """Borrowed: the tensors are overwritten when the next batch is asked for."""
+    """Letterboxed images with their targets. Borrowed: the next batch overwrites the tensors."""
 
     images: Tensor
     """uint8 [B, 3, H, W], RGB."""
 
     targets_T6: Tensor
-    """float32: number of the image, class, cx, cy, w, h normalised to the input; images ascending."""
+    """float32: index of the image in the batch, class, cx, cy, w, h normalised to the input; images ascending."""
 
     letterbox: Letterbox
     indices: np.ndarray
-    """int64 [B] on the host: which pictures of the image set these are."""
+    """int64 [B] on the host: indices of the images in the image set."""
 
     counts_B: np.ndarray
     """int32 on the host: targets of each image."""
 
     paths: tuple[str, ...]
-    """Of the files."""
+    """Paths of the image files."""
 
     @property
     def input_hw(self) -> tuple[int, int]:
@@ -53,10 +53,10 @@ class ValidationBatch(NamedTuple):
 
 
 class ValidationInput:
-    """Batches of an image set, again and again. Holds workers and slots: a context manager, `close()` twice is fine."""
+    """Repeated passes over an image set. Holds workers and slots: a context manager; `close()` may be called twice."""
 
     def __init__(self, image_set: ImageSet, batches: DeviceBatches | None) -> None:
-        """Use `open_validation`. None: there are no batches for this rank."""
+        """Use `open_validation`. `batches` is None if this rank gets none."""
         self.image_set = image_set
         self._batches = batches
         self._passes = 0
@@ -70,7 +70,7 @@ class ValidationInput:
         self.close()
 
     def __len__(self) -> int:
-        """Batches of a pass."""
+        """Batches per pass."""
         return 0 if self._batches is None else len(self._batches)
 
     @property
@@ -83,8 +83,8 @@ class ValidationInput:
             self._batches.feed.close()
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[ValidationBatch]:
-        """One pass over all pictures of this rank; the same for every epoch. Ends any other pass."""
-        # Numbered by itself: the feed reads ahead into its next epoch, and that is then the next pass.
+        """One pass over all images of this rank, the same for every epoch. Ends any other pass."""
+        # Passes have their own numbers: the feed reads ahead into its next epoch, which has to be the next pass.
         number, self._passes = self._passes, self._passes + 1
         if self._batches is None:
             return
@@ -116,54 +116,56 @@ def open_validation(
     rank: int = 0,
     num_ranks: int = 1,
 ) -> ValidationInput:
-    """A validation input; workers start with the first pass, or in a `with` block.
+    """Open a validation input; workers start with the first pass, or in a `with` block.
 
-    Of several ranks each gets every `num_ranks`-th batch, as it would be for one; there may be none left for the last.
+    With several ranks each gets every `num_ranks`-th batch, unchanged; the last ranks may get none.
 
-    `store` holds `ResizedImages(image_set, size=size, augment=False)`; without one every pass decodes every picture.
-    `on_device` copies the pictures to the device now, where they stay. With `rect` every batch is as small as its
-    pictures allow, else all are square. `persistent_workers=False` ends the workers after each pass.
+    `store` holds `ResizedImages(image_set, size=size, augment=False)`; without one, every pass decodes every image.
+    `on_device` copies the images to the device now, where they stay. With `rect` every batch is as small as its images
+    allow, else all are square. `persistent_workers=False` ends the workers after each pass.
     """
     if store is not None and len(store) != len(image_set):
-        raise ConfigError(f"The store holds {len(store)} pictures, the image set {len(image_set)}: they differ.")
+        raise ConfigError(
+            f"The store holds {len(store)} images, but the image set has {len(image_set)}: open the store of this set."
+        )
     if single_cls:
         image_set = _as_one_class(image_set)
     batch_size = min(batch_size, len(image_set))
     batches = _batches(image_set, size=size, batch_size=batch_size, stride=stride, pad=pad, rect=rect)
-    share = batches.share(rank, num_ranks)
-    if share is None:
+    own = batches.share(rank, num_ranks)
+    if own is None:
         return ValidationInput(image_set, None)
-    pictures = ResizedImages(image_set, size=size, augment=False) if store is None else store
-    plan = Plan(num_samples=len(image_set), batch_size=batch_size, shuffle=False, last="short", order=share.order_N)
+    provider = ResizedImages(image_set, size=size, augment=False) if store is None else store
+    plan = Plan(num_samples=len(image_set), batch_size=batch_size, shuffle=False, last="short", order=own.order_N)
     open_input = _kept_on_device if on_device else _from_host
     feed_config = FeedConfig(workers=workers, persistent_workers=persistent_workers, on_error="substitute")
-    return ValidationInput(image_set, open_input(image_set, pictures, share, plan, size, device, feed_config))
+    return ValidationInput(image_set, open_input(image_set, provider, own, plan, size, device, feed_config))
 
 
-Pictures = Store | ResizedImages
+HostImages = Store | ResizedImages
 
 
 def _from_host(
     image_set: ImageSet,
-    pictures: Pictures,
+    provider: HostImages,
     batches: RectBatches,
     plan: Plan,
     size: int,
     device: torch.device | str,
     feed_config: FeedConfig,
 ) -> DeviceBatches:
-    """A picture that cannot be read any more is replaced by another one, with a word in the log."""
+    """Workers letterbox the images. One that can no longer be read is replaced by another, with a warning."""
     from flatout.yolo.augment.source import ValidationSource  # imports OpenCV
 
     largest_h, largest_w = batches.shape_hw_S2.max(0).tolist()
-    source = ValidationSource(image_set, pictures, size=size, largest_hw=(largest_h, largest_w))
+    source = ValidationSource(image_set, provider, size=size, largest_hw=(largest_h, largest_w))
     plan = replace(plan, shapes=StepShapes(batches.shape_hw_S2))
     return Feed(source, plan, feed_config).to_device(device)
 
 
 def _kept_on_device(
     image_set: ImageSet,
-    pictures: Pictures,
+    provider: HostImages,
     batches: RectBatches,
     plan: Plan,
     size: int,
@@ -175,14 +177,14 @@ def _kept_on_device(
     config = DeviceInputConfig(
         dtype=torch.uint8, workers=feed_config.workers, persistent_workers=feed_config.persistent_workers
     )
-    return validation_input(image_set, pictures, plan, size=size, device=device, config=config, rect=batches)
+    return validation_input(image_set, provider, plan, size=size, device=device, config=config, rect=batches)
 
 
 def _batches(image_set: ImageSet, *, size: int, batch_size: int, stride: int, pad: float, rect: bool) -> RectBatches:
     size_wh_N2 = image_set.size_wh_N2
     if rect:
         return rect_batches(size_wh_N2, batch_size=batch_size, img_size=size, stride=stride, pad=pad)
-    # As if all pictures were square; sorting those changes nothing.
+    # As if all images were square; sorting those changes nothing.
     square_N2 = np.ones_like(size_wh_N2)
     return rect_batches(square_N2, batch_size=batch_size, img_size=size, stride=stride, pad=0.0)
 
@@ -194,6 +196,6 @@ def _as_one_class(image_set: ImageSet) -> ImageSet:
 
 
 def _letterbox(shapes_B6: Tensor) -> Letterbox:
-    """From h0, w0, ratio h, ratio w, pad x, pad y of each picture, on the device."""
+    """The letterbox from h0, w0, ratio h, ratio w, pad x, pad y of each image, on the device."""
     numbers_B6 = shapes_B6.float()
     return Letterbox(numbers_B6[:, :2].flip(1), numbers_B6[:, 2], numbers_B6[:, 4:])

@@ -1,19 +1,19 @@
-"""A network as a file for other programs: ONNX and TorchScript, compared with torch before they are written.
+"""Exporting a network to ONNX and TorchScript; every file is compared with torch before it is written.
 
-    weights -> network -> folded -> form (raw, decoded, with NMS) -> traced -> compared on pictures -> file
+    weights -> network -> folded -> form (raw, decoded, with NMS) -> traced -> compared on images -> file
 
     from flatout.yolo.export import ExportOptions, export
     outcome = export("best.pt", ExportOptions(grid=True, simplify=True))
 
-`export` is imported when it is first used: the options alone, and so the command's help, need no torch.
+`export` is imported when it is first used: the options, and with them the command's help, do not need torch.
 
 Files:
 
-    files        An export from beginning to end
-    onnx_forms   A network as an ONNX model
-    options      What an export was asked to write: one field per flag, under its own name
-    postprocess  The modules that are traced, and what a file does with decoded boxes
-    work         What every format of an export needs
+    files        An export from beginning to end: files are built, compared, written, timed and reported
+    onnx_forms   A network as an ONNX model: its forms, its precisions, its metadata, its comparison
+    options      Options of an export: one field per flag, under the flag's own name
+    parity       Comparing files with their network: images, reference outputs, and accepted differences
+    postprocess  The modules that are traced, and their postprocessing: none, or NMS by ONNX or TensorRT
 """
 
 from importlib import import_module

@@ -1,6 +1,8 @@
-"""An export from beginning to end: ONNX and TorchScript files built, compared, timed, written, and reported on.
+"""An export from beginning to end: files are built, compared, written, timed and reported.
 
-Every file is built and compared before the first is written, so a failed export leaves what was there before.
+    export_network --> ExportContext --pending_files--> compared, in memory --> written --> timed --> ExportOutcome
+
+Every file is built and compared before the first is written, so a failed export changes no file.
 """
 
 import copy
@@ -22,26 +24,31 @@ from flatout.export import Model, Precision, Session, onnx_model, quiet_tracing,
 from flatout.ranks import choose_device
 from flatout.safefiles import replacing
 from flatout.yolo.export import onnx_forms
-from flatout.yolo.export.onnx_forms import Loss, facts_of, loss_of, smaller
+from flatout.yolo.export.onnx_forms import PrecisionLoss, in_precision, metadata_of, precision_loss
 from flatout.yolo.export.options import ExportOptions
-from flatout.yolo.export.postprocess import PLUGIN, DecodedBoxes, Judged, RawLevels, Visible, tail_for
-from flatout.yolo.export.work import Difference, Work, largest, of_decoded, of_raw
+from flatout.yolo.export.parity import Difference, ExportContext, decoded_difference, largest, raw_difference
+from flatout.yolo.export.postprocess import PLUGIN, DecodedBoxes, PortableOutputs, RawLevels, Reference, postprocess_for
 from flatout.yolo.find_file import find_file, shipped_folder, weights_file
 from flatout.yolo.load_network import load_network
 from flatout.yolo.model.network import Network
 
 logger = logging.getLogger(__name__)
 
-# How long a call takes: medians of programs that take turns, so that a busy moment of the machine hits them all.
+# Timing
 
 WARM_UP = 1
+"""Untimed calls of each program."""
 LEAST_TURNS, MOST_TURNS = 3, 50
+"""Timed calls of each program."""
 BUDGET_S = 3.0
-"""For all turns together, unless the least number of them takes longer."""
+"""Seconds for all timed calls together, unless LEAST_TURNS take longer."""
 
 
 def medians_ms(calls: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
-    """Name -> median in milliseconds; the GPU, if it is one, is drained around each call."""
+    """Median time of each call in milliseconds, by name; a GPU is synchronized around each call.
+
+    The calls alternate, so that a busy moment of the machine affects all of them.
+    """
     for call in calls.values():
         for _ in range(WARM_UP):
             _seconds(call, device)
@@ -65,19 +72,22 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
-# A network as a TorchScript file: raw maps or decoded boxes, weights folded, compared with the network.
+# TorchScript
 
 FACTS_FILE = "config.txt"
-"""Inside the file: JSON, to be read with `_extra_files` of torch.jit.load."""
+"""Metadata inside the file: JSON, read by `_extra_files` of torch.jit.load."""
 
 
 @torch.no_grad()
 def scripted(network: Network, example: Tensor, facts: Mapping[str, str], *, grid: bool) -> bytes:
-    """The content of a TorchScript file; the network is folded, in evaluation mode and on the CPU."""
+    """The content of a TorchScript file with decoded boxes (`grid`) or raw maps.
+
+    The network is folded, in evaluation mode and on the CPU.
+    """
     form: nn.Module = DecodedBoxes(network) if grid else RawLevels(network)
     with quiet_tracing():
-        # Frozen: what only training needs would else stay in the file, with an auxiliary head a tenth of it.
-        # Not checked by torch itself: `compared` does it on other inputs.
+        # Frozen, to drop what only training needs: with an auxiliary head that is a tenth of the file.
+        # torch's own check of the trace is off: `compared` does that on other inputs.
         frozen = torch.jit.freeze(torch.jit.trace(form.eval(), example, strict=False, check_trace=False))
         content = io.BytesIO()
         torch.jit.save(frozen, content, _extra_files={FACTS_FILE: json.dumps(dict(facts))})
@@ -85,74 +95,77 @@ def scripted(network: Network, example: Tensor, facts: Mapping[str, str], *, gri
 
 
 def loaded(content: bytes) -> Any:
-    """The module that a TorchScript file holds, on the CPU."""
+    """The module in a TorchScript file, on the CPU."""
     with quiet_tracing():
         return torch.jit.load(io.BytesIO(content), map_location="cpu")
 
 
 @torch.no_grad()
-def compared(content: bytes, judged: Iterable[Judged], *, grid: bool) -> Difference:
-    """How far the file is from the network."""
+def compared(content: bytes, references: Iterable[Reference], *, grid: bool) -> Difference:
+    """The largest difference of the file's outputs from those of the network."""
     module = loaded(content)
-    return largest(_difference(module, each, grid=grid) for each in judged)
+    return largest(_difference(module, each, grid=grid) for each in references)
 
 
 def save(content: bytes, path: Path) -> int:
-    """The file, whole or not at all; returns its bytes."""
+    """Write the file atomically; returns its size in bytes."""
     with replacing(path, needed_bytes=len(content)) as sink:
         sink.write(content)
     return len(content)
 
 
-def _difference(module: Any, judged: Judged, *, grid: bool) -> Difference:
-    found = module(torch.from_numpy(judged.images))
+def _difference(module: Any, reference: Reference, *, grid: bool) -> Difference:
+    found = module(torch.from_numpy(reference.images))
     if grid:
-        return of_decoded(found.numpy(), judged.decoded)
-    return largest(of_raw(level.numpy(), expected) for level, expected in zip(found, judged.raw, strict=True))
+        return decoded_difference(found.numpy(), reference.decoded)
+    return largest(
+        raw_difference(level.numpy(), expected) for level, expected in zip(found, reference.raw, strict=True)
+    )
 
 
-# What an export wrote, how far it is from the network, and how fast it is.
+# Results
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedFile:
-    """One file."""
+    """One exported file."""
 
     path: Path
     kind: str
     """Such as `ONNX opset 12, simplified`."""
     num_bytes: int
     difference: Difference | None
-    """To the network; None for a file that is not meant to be the same."""
+    """Difference from the network; None for a file in reduced precision."""
     limit: Difference | None = None
-    """What it may be."""
-    loss: Loss | None = None
-    """Of a file in lower precision that gives boxes."""
+    """The accepted difference."""
+    loss: PrecisionLoss | None = None
+    """Loss of a file in reduced precision; None if it outputs raw maps."""
     until: str = ""
-    """Where the comparison ends, if not at the end of the file."""
+    """Where the comparison ends, if not at the end of the graph."""
     median_ms: float | None = None
-    """Of a call."""
+    """Median time of a call."""
 
     def line(self) -> str:
         if self.difference is not None and self.limit is not None:
             compared = f"largest difference {self.difference.text(self.limit)}{self.until}"
         else:
-            compared = self.loss.text() if self.loss else "raw maps in lower precision: not compared"
+            compared = self.loss.text() if self.loss else "raw maps in reduced precision are not compared"
         return f"{self.path}: {self.kind}, {self.num_bytes / 1e6:.1f} MB; {compared}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOutcome:
-    """All files of an export."""
+    """All files of an export, with their comparison and times."""
 
     files: tuple[ExportedFile, ...]
-    pictures: str
-    """What they were compared on."""
+    images: str
+    """The images they were compared on, such as `4 generated images`."""
     input_shapes: tuple[tuple[int, ...], ...]
-    """Shapes that were compared, without repetition."""
+    """Distinct input shapes of the comparison."""
     timed_shape: tuple[int, ...]
+    """Input shape of the timed calls."""
     torch_ms: float
-    """Of the folded network, on `device`."""
+    """Median time of a call of the folded network on `device`."""
     device: str
     threads: int
 
@@ -160,12 +173,12 @@ class ExportOutcome:
         return self.text()
 
     def text(self) -> str:
-        """What the command prints."""
+        """The lines that the command prints."""
         shapes = " and ".join(" x ".join(map(str, shape)) for shape in self.input_shapes)
         timed = " x ".join(map(str, self.timed_shape))
-        lines = [f"compared with the network on {self.pictures}, given as {shapes}"]
+        lines = [f"compared with the network on {self.images}, input {shapes}"]
         lines += [file.line() for file in self.files]
-        lines += [f"median time of a call with {timed}, {_threads(self.threads)} of the CPU:"]
+        lines += [f"median time per call, input {timed}, {_threads(self.threads)}:"]
         lines.append(_time_line(f"torch on {self.device}, folded", self.torch_ms, self.torch_ms))
         lines += [
             _time_line(file.path.name, file.median_ms, self.torch_ms)
@@ -176,98 +189,103 @@ class ExportOutcome:
 
 
 def _threads(number: int) -> str:
-    return "1 thread" if number == 1 else f"{number} threads"
+    return "1 CPU thread" if number == 1 else f"{number} CPU threads"
 
 
 def _time_line(name: str, median_ms: float, torch_ms: float) -> str:
-    faster = "" if median_ms == torch_ms else f"   {torch_ms / median_ms:.2f} x as fast as torch"
+    faster = "" if median_ms == torch_ms else f"   {torch_ms / median_ms:.2f} times as fast as torch"
     return f"  {name:<28} {median_ms:9.2f} ms{faster}"
 
 
-# Files of an export that are built and compared, but not written yet; and how long a call of each takes.
+# Files that are built and compared, but not yet written
 
 TORCH = "torch"
-"""Its name among the times."""
+"""Key of torch's own time."""
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A file that is not written yet."""
+class PendingFile:
+    """A file that is compared, but not yet written."""
 
     file: ExportedFile
     save: Callable[[], int]
+    """Writes the file; returns its size in bytes."""
     call: Callable[[], object]
-    """One run of it, to be timed."""
+    """Runs it once, for timing."""
 
 
-def candidates_of(work: Work, stem: Path) -> Iterator[Candidate]:
-    """Every file that was asked for; ParityError at the first that is not the network."""
-    if "torchscript" in work.options.formats:
-        yield _torchscript(work, stem.with_name(f"{stem.name}.torchscript.pt"))
-    if "onnx" in work.options.formats:
-        yield from _onnx(work, stem)
+def pending_files(context: ExportContext, stem: Path) -> Iterator[PendingFile]:
+    """Every requested file; ParityError at the first that differs from the network."""
+    if "torchscript" in context.options.formats:
+        yield _torchscript(context, stem.with_name(f"{stem.name}.torchscript.pt"))
+    if "onnx" in context.options.formats:
+        yield from _onnx(context, stem)
 
 
-def _torchscript(work: Work, path: Path) -> Candidate:
-    options = work.options
+def _torchscript(context: ExportContext, path: Path) -> PendingFile:
+    options = context.options
     grid = options.form != "raw"
-    size_hw = (work.example.shape[2], work.example.shape[3])
-    facts = facts_of(work.folded, options, size_hw, "grid" if grid else "raw")
-    content = scripted(work.folded, work.example, facts, grid=grid)
-    difference = compared(content, work.judged, grid=grid)
-    limit = work.accepted(difference, str(path))
+    size_hw = (context.example.shape[2], context.example.shape[3])
+    metadata = metadata_of(context.folded, options, size_hw, "grid" if grid else "raw")
+    content = scripted(context.folded, context.example, metadata, grid=grid)
+    difference = compared(content, context.references, grid=grid)
+    limit = context.accepted(difference, str(path))
     module = loaded(content)
     file = ExportedFile(path=path, kind="TorchScript", num_bytes=len(content), difference=difference, limit=limit)
-    return Candidate(file, lambda: save(content, path), lambda: module(work.example))
+    return PendingFile(file, lambda: save(content, path), lambda: module(context.example))
 
 
-def _onnx(work: Work, stem: Path) -> Iterator[Candidate]:
-    options, tail = work.options, tail_for(work.options)
-    probe = onnx_forms.probe_of(work.folded, options, work.example)
+def _onnx(context: ExportContext, stem: Path) -> Iterator[PendingFile]:
+    options, postprocess = context.options, postprocess_for(context.options)
+    probe = onnx_forms.probe_of(context.folded, options, context.example)
     path = stem.with_name(f"{stem.name}.onnx")
-    difference = onnx_forms.compared(probe, work.judged, options)
-    limit = work.accepted(difference, str(path))
+    difference = onnx_forms.compared(probe, context.references, options)
+    limit = context.accepted(difference, str(path))
     kind = f"ONNX opset {onnx_model.opset_of(probe)}{', simplified' if options.simplify else ''}"
-    until = f", compared up to the {PLUGIN} node" if tail.uses_plugin else ""
+    until = f", compared up to the {PLUGIN} node" if postprocess.uses_plugin else ""
     file = ExportedFile(path=path, kind=kind, num_bytes=0, difference=difference, limit=limit, until=until)
-    yield _onnx_candidate(work, probe, file)
+    yield _pending_onnx(context, probe, file)
     precisions: list[tuple[bool, Precision, str]] = [(options.fp16, "float16", "fp16"), (options.int8, "int8", "int8")]
-    for asked, precision, ending in precisions:
-        if asked:
-            less = smaller(probe, precision, work.inputs, tail)
-            loss = loss_of(less, probe, work.inputs, options)
+    for requested, precision, ending in precisions:
+        if requested:
+            reduced = in_precision(probe, precision, context.inputs, postprocess)
+            loss = precision_loss(reduced, probe, context.inputs, options)
             path = stem.with_name(f"{stem.name}.{ending}.onnx")
             made = ExportedFile(path=path, kind=f"{kind}, {precision}", num_bytes=0, difference=None, loss=loss)
-            yield _onnx_candidate(work, less, made)
+            yield _pending_onnx(context, reduced, made)
 
 
-def _onnx_candidate(work: Work, probe: Model, file: ExportedFile) -> Candidate:
-    tail = tail_for(work.options)
-    model = onnx_forms.shipped(probe, tail)
-    timed = onnx_forms.runnable(probe, tail) if tail.uses_plugin else model
+def _pending_onnx(context: ExportContext, probe: Model, file: ExportedFile) -> PendingFile:
+    postprocess = postprocess_for(context.options)
+    model = onnx_forms.final_model(probe, postprocess)
+    timed = onnx_forms.without_plugin(probe, postprocess) if postprocess.uses_plugin else model
     session = Session(timed, threads=torch.get_num_threads())
-    images = {onnx_forms.INPUT: work.example.numpy()}
-    return Candidate(file, lambda: onnx_model.save(model, file.path), lambda: session(images))
+    images = {onnx_forms.INPUT: context.example.numpy()}
+    return PendingFile(file, lambda: onnx_model.save(model, file.path), lambda: session(images))
 
 
-def times_of(work: Work, candidates: Sequence[Candidate], device: torch.device) -> dict[str, float]:
-    """Medians by file name, and of torch itself."""
-    tail = tail_for(work.options)
-    form: nn.Module = RawLevels(work.folded) if work.options.form == "raw" else Visible(work.folded, tail)
+def times_of(context: ExportContext, pending: Sequence[PendingFile], device: torch.device) -> dict[str, float]:
+    """Median times by file name, and that of torch itself."""
+    postprocess = postprocess_for(context.options)
+    form: nn.Module = (
+        RawLevels(context.folded) if context.options.form == "raw" else PortableOutputs(context.folded, postprocess)
+    )
     if device.type != "cpu":
         form = copy.deepcopy(form).to(device)
-    example = work.example.to(device)
+    example = context.example.to(device)
     calls: dict[str, Callable[[], object]] = {TORCH: lambda: form(example)}
-    calls |= {candidate.file.path.name: candidate.call for candidate in candidates}
+    calls |= {each.file.path.name: each.call for each in pending}
     return medians_ms(calls, device)
 
 
+# The export
+
 ENDINGS = (".torchscript.pt", ".onnx", ".pt", ".pth", ".safetensors")
-"""Cut off a name before a new one is put on."""
+"""Endings that are removed from a name before a new one is added."""
 
 
 def export(weights: str | Path, options: ExportOptions | None = None) -> ExportOutcome:
-    """Write the network of a file of weights in other forms; ParityError, and no file, if one is not the same."""
+    """Export the network of a weights file; ParityError, and no file is written, if one differs from the network."""
     options = replace(options or ExportOptions(), weights=str(weights))
     cfg = find_file(options.cfg, flag="--cfg") if options.cfg else None
     _refuse_early(options)
@@ -278,25 +296,25 @@ def export(weights: str | Path, options: ExportOptions | None = None) -> ExportO
 
 @torch.no_grad()
 def export_network(network: Network, options: ExportOptions, *, stem: Path) -> ExportOutcome:
-    """As `export`, of a network in memory, which is left as it is; `stem` is the files' path without ending."""
+    """Like `export`, for a network in memory, which is not changed; `stem` is the path of the files without ending."""
     if not isinstance(network, Network):
-        raise ConfigError("An ensemble is several networks, and a file holds one: export each on its own.")
+        raise ConfigError("A file holds one network, so an ensemble cannot be exported: export each of its networks.")
     _refuse_early(options)
     if not stem.parent.is_dir():
-        raise ConfigError(f"{stem.parent}: no such folder. Make it first, or choose another one with --out.")
+        raise ConfigError(f"{stem.parent}: no such folder. Create it first, or choose another one with --out.")
     device = choose_device(options.device)
     for sentence in options.without_effect():
         logger.warning("%s", sentence)
-    work = Work.of(network, options)
-    candidates = list(candidates_of(work, stem))
-    files = [replace(candidate.file, num_bytes=candidate.save()) for candidate in candidates]
-    times = times_of(work, candidates, device)
+    context = ExportContext.of(network, options)
+    pending = list(pending_files(context, stem))
+    files = [replace(each.file, num_bytes=each.save()) for each in pending]
+    times = times_of(context, pending, device)
     timed = tuple(replace(file, median_ms=times.get(file.path.name)) for file in files)
     return ExportOutcome(
         files=timed,
-        pictures=work.pictures.origin,
-        input_shapes=tuple(dict.fromkeys(each.shape for each in work.inputs)),
-        timed_shape=tuple(work.example.shape),
+        images=context.images.origin,
+        input_shapes=tuple(dict.fromkeys(each.shape for each in context.inputs)),
+        timed_shape=tuple(context.example.shape),
         torch_ms=times[TORCH],
         device=str(device),
         threads=torch.get_num_threads(),
@@ -304,9 +322,9 @@ def export_network(network: Network, options: ExportOptions, *, stem: Path) -> E
 
 
 def stem_for(weights: Path, out: str) -> Path:
-    """Path of the files without ending: `out`, in the folder `out` under the weights' name, or beside the weights.
+    """Path of the files without ending: `out`; the weights' name in it if `out` is a folder; else beside the weights.
 
-    Nothing is written beside weights that come with flatout: their exports go into the working directory.
+    Exports of weights that come with flatout go into the working directory, not beside the weights.
     """
     if out and not Path(out).is_dir():
         return without_ending(Path(out))

@@ -1,12 +1,12 @@
-"""A network as an ONNX model: its forms, half precision and 8 bits, what it says about itself, its comparison.
+"""A network as an ONNX model: its forms, its precisions, its metadata, its comparison.
 
-    folded network + tail --traced--> probe: the model with one output more, the decoded boxes
-    probe --compared--> 1. its boxes are those of the network   2. its answer is what torch makes of these very boxes
-    probe --shipped--> the model without that output: the same nodes
+    folded network + postprocess --traced--> probe: the model with the decoded boxes as an additional output
+    probe --compared--> 1. its decoded boxes are those of the network   2. its outputs are what torch computes from them
+    probe --final_model--> the model without that output: the same nodes
 
-Comparing the answer with what torch makes of the network's own boxes would be a test of luck: NMS turns a difference in
-the last bit into a box more or less. With a TensorRT plugin the answer ends where the plugin begins: no other runtime
-has it.
+The outputs are compared with what torch computes from the model's own boxes, not from the network's: NMS turns a
+difference in the last bit into a box more or less. With a TensorRT plugin the comparison ends where the plugin begins,
+because no other runtime has it.
 """
 
 import json
@@ -34,11 +34,20 @@ from flatout.export import (
     without_outputs,
 )
 from flatout.yolo.export.options import ExportOptions, Form
-from flatout.yolo.export.postprocess import DECODED, PLUGIN, DecodedBoxes, Judged, RawLevels, Tail, WithTail, tail_for
-from flatout.yolo.export.work import Difference, check_same, largest, of_decoded, of_raw
+from flatout.yolo.export.parity import Difference, check_same, decoded_difference, largest, raw_difference
+from flatout.yolo.export.postprocess import (
+    DECODED,
+    PLUGIN,
+    DecodedBoxes,
+    Postprocess,
+    RawLevels,
+    Reference,
+    WithPostprocess,
+    postprocess_for,
+)
 from flatout.yolo.model.network import Network
 
-# What a file says about itself, so that nobody has to guess how to feed it.
+# Metadata
 
 OUTPUTS: dict[Form, str] = {
     "raw": "maps before the logistic function, one per level",
@@ -49,9 +58,9 @@ OUTPUTS: dict[Form, str] = {
 }
 
 
-def facts_of(network: Network, options: ExportOptions, hw: tuple[int, int], form: Form) -> dict[str, str]:
-    """Metadata of a file, all of it text."""
-    facts = {
+def metadata_of(network: Network, options: ExportOptions, hw: tuple[int, int], form: Form) -> dict[str, str]:
+    """Metadata of a file: how to prepare its input and read its output. All values are text."""
+    metadata = {
         "names": json.dumps(list(network.names)),
         "stride": str(int(network.stride.max())),
         "strides": ",".join(f"{stride:g}" for stride in network.stride.tolist()),
@@ -64,7 +73,7 @@ def facts_of(network: Network, options: ExportOptions, hw: tuple[int, int], form
         "flatout": __version__,
     }
     if form not in ("raw", "grid"):
-        facts["nms"] = json.dumps(
+        metadata["nms"] = json.dumps(
             {
                 "iou_thres": options.iou_thres,
                 "conf_thres": options.conf_thres,
@@ -72,15 +81,19 @@ def facts_of(network: Network, options: ExportOptions, hw: tuple[int, int], form
                 "max_wh": options.max_wh,
             }
         )
-    return facts
+    return metadata
 
+
+# Models
 
 INPUT = "images"
+"""Name of the input."""
 Shape = tuple[int | str, ...]
+"""Lengths of axes, or names of free ones."""
 
 
 def probe_of(network: Network, options: ExportOptions, example: Tensor) -> Model:
-    """The model with everything in it that is compared; the network is folded, in evaluation mode and on the CPU."""
+    """The model with all outputs that are compared; the network is folded, in evaluation mode and on the CPU."""
     module = _module(network, options)
     shapes = _shapes(module, options, example)
     model = traced(
@@ -95,23 +108,23 @@ def probe_of(network: Network, options: ExportOptions, example: Tensor) -> Model
     if options.simplify:
         model = simplified(model)
         state_shapes(model, shapes)
-    state_facts(model, facts_of(network, options, (example.shape[2], example.shape[3]), options.form))
+    state_facts(model, metadata_of(network, options, (example.shape[2], example.shape[3]), options.form))
     return model
 
 
-def shipped(probe: Model, tail: Tail) -> Model:
-    """The model as users get it."""
-    model = without_outputs(probe, [DECODED] if tail.output_names else [])
+def final_model(probe: Model, postprocess: Postprocess) -> Model:
+    """The model as it is written: without the additional output of the probe."""
+    model = without_outputs(probe, [DECODED] if postprocess.output_names else [])
     check(model)
     return model
 
 
-def runnable(probe: Model, tail: Tail) -> Model:
-    """The model as far as ONNX Runtime can run it: up to the plugin, whose inputs become outputs."""
-    if not tail.uses_plugin:
+def without_plugin(probe: Model, postprocess: Postprocess) -> Model:
+    """The part of the model that ONNX Runtime can run: up to the plugin, whose inputs become outputs."""
+    if not postprocess.uses_plugin:
         return probe
     onnx = need("onnx")
-    model = without_outputs(probe, tail.output_names)
+    model = without_outputs(probe, postprocess.output_names)
     (plugin,) = [node for node in model.graph.node if node.op_type == PLUGIN]
     model.graph.node.remove(plugin)
     for name in plugin.input:
@@ -119,54 +132,54 @@ def runnable(probe: Model, tail: Tail) -> Model:
     return model
 
 
-def with_plugin(model: Model, probe: Model, tail: Tail) -> Model:
-    """What `runnable` took from a probe is put back behind what was made of the rest."""
-    if not tail.uses_plugin:
+def with_plugin(model: Model, probe: Model, postprocess: Postprocess) -> Model:
+    """The inverse of `without_plugin`: `model` with the plugin of the probe appended."""
+    if not postprocess.uses_plugin:
         return model
     (plugin,) = [node for node in probe.graph.node if node.op_type == PLUGIN]
     made = without_outputs(model, plugin.input)
     made.graph.node.append(plugin)
-    made.graph.output.extend(output for output in probe.graph.output if output.name in tail.output_names)
+    made.graph.output.extend(output for output in probe.graph.output if output.name in postprocess.output_names)
     known = {each.domain for each in made.opset_import}
     made.opset_import.extend(each for each in probe.opset_import if each.domain not in known)
     return made
 
 
 @torch.no_grad()
-def compared(probe: Model, judged: Iterable[Judged], options: ExportOptions) -> Difference:
-    """How far the model is from the network; ParityError if what it makes of its boxes is wrong."""
-    tail = tail_for(options)
-    model = runnable(probe, tail)
+def compared(probe: Model, references: Iterable[Reference], options: ExportOptions) -> Difference:
+    """The largest difference of the model from the network; ParityError if its postprocessing is wrong."""
+    postprocess = postprocess_for(options)
+    model = without_plugin(probe, postprocess)
     session = Session(model)
     names = [output.name for output in model.graph.output]
     if options.form == "raw":
-        return largest(_raw_difference(session, names, each) for each in judged)
-    return largest(_difference(session, names, tail, each) for each in judged)
+        return largest(_raw_difference(session, names, each) for each in references)
+    return largest(_difference(session, names, postprocess, each) for each in references)
 
 
-def decoded_by(model: Model, inputs: Sequence[np.ndarray], tail: Tail) -> list[np.ndarray]:
-    """Decoded boxes of a probe that gives any, one array per input."""
-    session = Session(runnable(model, tail))
-    return [session({INPUT: x})[_boxes_of(tail)] for x in inputs]
+def decoded_by(model: Model, inputs: Sequence[np.ndarray], postprocess: Postprocess) -> list[np.ndarray]:
+    """Decoded boxes of a probe that outputs them, one array per input."""
+    session = Session(without_plugin(model, postprocess))
+    return [session({INPUT: x})[_boxes_of(postprocess)] for x in inputs]
 
 
-def _raw_difference(session: Session, names: Sequence[str], judged: Judged) -> Difference:
-    found = session({INPUT: judged.images})
-    return largest(of_raw(found[name], level) for name, level in zip(names, judged.raw, strict=True))
+def _raw_difference(session: Session, names: Sequence[str], reference: Reference) -> Difference:
+    found = session({INPUT: reference.images})
+    return largest(raw_difference(found[name], level) for name, level in zip(names, reference.raw, strict=True))
 
 
-def _difference(session: Session, names: Sequence[str], tail: Tail, judged: Judged) -> Difference:
-    found = session({INPUT: judged.images})
-    decoded = found[_boxes_of(tail)]
-    answers = [name for name in names if name != _boxes_of(tail)]
-    for name, expected in zip(answers, tail.visible(torch.from_numpy(decoded)), strict=True):
+def _difference(session: Session, names: Sequence[str], postprocess: Postprocess, reference: Reference) -> Difference:
+    found = session({INPUT: reference.images})
+    decoded = found[_boxes_of(postprocess)]
+    outputs = [name for name in names if name != _boxes_of(postprocess)]
+    for name, expected in zip(outputs, postprocess.portable(torch.from_numpy(decoded)), strict=True):
         check_same(found[name], expected.numpy(), f"the model's {name}")
-    return of_decoded(decoded, judged.decoded)
+    return decoded_difference(decoded, reference.decoded)
 
 
-def _boxes_of(tail: Tail) -> str:
-    """Name of the output that holds decoded boxes."""
-    return DECODED if tail.output_names else "output"
+def _boxes_of(postprocess: Postprocess) -> str:
+    """Name of the output with the decoded boxes."""
+    return DECODED if postprocess.output_names else "output"
 
 
 def _module(network: Network, options: ExportOptions) -> nn.Module:
@@ -174,15 +187,15 @@ def _module(network: Network, options: ExportOptions) -> nn.Module:
         return RawLevels(network).eval()
     if options.form == "grid":
         return DecodedBoxes(network).eval()
-    return WithTail(network, tail_for(options)).eval()
+    return WithPostprocess(network, postprocess_for(options)).eval()
 
 
 @torch.no_grad()
 def _shapes(module: nn.Module, options: ExportOptions, example: Tensor) -> dict[str, Shape]:
-    """Outputs by name, with the names of free axes in place of their lengths."""
+    """Shapes of the outputs by name; free axes have names instead of lengths."""
     found = module(example)
     tensors = (found,) if isinstance(found, Tensor) else found
-    names = [*tail_for(options).output_names, DECODED]
+    names = [*postprocess_for(options).output_names, DECODED]
     if options.form in ("raw", "grid"):
         names = [f"output{number + 1 if number else ''}" for number in range(len(tensors))]
     shapes: dict[str, Shape] = {}
@@ -206,54 +219,57 @@ def _free_axes(options: ExportOptions, shapes: dict[str, Shape]) -> dict[str, di
     return {name: free for name, free in axes.items() if free}
 
 
-# Smaller ONNX files: half precision or 8 bits. They are not the same network, so their loss is measured, not judged.
+# Reduced precision: float16 or int8
 #
-# What counts are the boxes that the whole network is sure of. Decoding stays in float32, as half precision cannot tell
-# apart pixels beyond 2048, and so do the convolutions before it in a file of 8 bits.
+# Such a file is not the same network, so its loss is measured and reported, but has no limit. Only boxes with an
+# objectness above --conf-thres in float32 count. Decoding stays in float32, because half precision cannot distinguish
+# pixels beyond 2048, and so do the convolutions before it in an int8 file.
 
 
-class Loss(NamedTuple):
-    """Differences to the whole network's boxes, of those it is sure of."""
+class PrecisionLoss(NamedTuple):
+    """Differences of a model in reduced precision from the boxes of the float32 model."""
 
     num_boxes: int
-    """Raw boxes, before NMS."""
-    sure: float
-    """Objectness from which on a box counts."""
+    """Raw boxes that were compared, before NMS."""
+    threshold: float
+    """Objectness above which a box counts."""
     median_px: float
     largest_px: float
     largest_score: float
 
     def text(self) -> str:
         if not self.num_boxes:
-            return f"no raw box above {self.sure:g} in these pictures, so its loss is not known"
+            return f"no raw box above {self.threshold:g} in these images, so the loss of precision is unknown"
         return (
-            f"{self.num_boxes} raw boxes above {self.sure:g}: {self.median_px:.2g} px apart (median), at most "
-            f"{self.largest_px:.2g} px, {self.largest_score:.2g} of a score"
+            f"{self.num_boxes} raw boxes above {self.threshold:g} differ by {self.median_px:.2g} px (median), at most "
+            f"{self.largest_px:.2g} px and {self.largest_score:.2g} in scores"
         )
 
 
-def smaller(probe: Model, precision: Precision, inputs: Sequence[np.ndarray], tail: Tail) -> Model:
-    """The model in another precision; ranges of int8 come from the inputs."""
-    model = runnable(probe, tail)
+def in_precision(probe: Model, precision: Precision, inputs: Sequence[np.ndarray], postprocess: Postprocess) -> Model:
+    """The model in reduced precision; the ranges of int8 are calibrated on the inputs."""
+    model = without_plugin(probe, postprocess)
     if precision == "float16":
-        less = in_float16_up_to_last_convolutions(model)
+        reduced = in_float16_up_to_last_convolutions(model)
     else:
-        less = in_int8(model, inputs, input_name=INPUT, kept=last_convolutions(model))
-    return with_plugin(less, probe, tail)
+        reduced = in_int8(model, inputs, input_name=INPUT, kept=last_convolutions(model))
+    return with_plugin(reduced, probe, postprocess)
 
 
-def loss_of(model: Model, probe: Model, inputs: Sequence[np.ndarray], options: ExportOptions) -> Loss | None:
-    """What became of the boxes; None for a file of raw maps."""
+def precision_loss(
+    model: Model, probe: Model, inputs: Sequence[np.ndarray], options: ExportOptions
+) -> PrecisionLoss | None:
+    """How much the decoded boxes differ; None for a file with raw maps."""
     if options.form == "raw":
         return None
-    tail = tail_for(options)
-    whole, less = (np.concatenate([each.reshape(-1, each.shape[2]) for each in decoded_by(one, inputs, tail)])
-                   for one in (probe, model))  # fmt: skip
-    sure = whole[:, 4] > options.conf_thres
-    apart = np.abs(whole - less)[sure]
+    postprocess = postprocess_for(options)
+    full, reduced = (np.concatenate([each.reshape(-1, each.shape[2]) for each in decoded_by(one, inputs, postprocess)])
+                     for one in (probe, model))  # fmt: skip
+    counts = full[:, 4] > options.conf_thres
+    apart = np.abs(full - reduced)[counts]
     if not len(apart):
-        return Loss(0, options.conf_thres, 0.0, 0.0, 0.0)
+        return PrecisionLoss(0, options.conf_thres, 0.0, 0.0, 0.0)
     boxes_px = apart[:, :4].max(1)
-    return Loss(
+    return PrecisionLoss(
         len(apart), options.conf_thres, float(np.median(boxes_px)), float(boxes_px.max()), float(apart[:, 4:].max())
     )

@@ -1,4 +1,4 @@
-"""What an export was asked to write: one field per flag, under its own name. No torch: help must answer at once."""
+"""Options of an export: one field per flag, under the flag's own name. Does not import torch, so that help is fast."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,39 +8,39 @@ from flatout.errors import ConfigError
 
 Form = Literal["raw", "grid", "onnx-nms", "tensorrt-nms", "tensorrt-nms-corners"]
 """raw: one map per level. grid: boxes in pixels. The others: boxes after NMS, by ONNX's own node or by TensorRT's
-plugin, which is given centres and sizes (--end2end) or corners (--include-nms)."""
+plugin, whose input are centres and sizes (--end2end) or corners (--include-nms)."""
 
 FORMATS = ("torchscript", "onnx")
-"""Written by default; what each is made by stands in files.py."""
+"""All formats; both are written by default."""
 REFUSED_FORMATS = {
-    "coreml": "CoreML files are not written here; convert the TorchScript file with coremltools, on a Mac",
-    "lite": "PyTorch Mobile has ended, and torch is built without what writes its files; use onnx or torchscript",
+    "coreml": "flatout does not write CoreML files; convert the TorchScript file with coremltools, on a Mac",
+    "lite": "PyTorch Mobile is discontinued, and torch no longer writes its files; use onnx or torchscript",
 }
 OPSETS = range(11, 21)
 LEAST_OPSET_OF_INT8 = 13
-"""Scales per channel came with it."""
+"""The first opset with scales per channel."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """An export as its command says it."""
+    """Options of an export."""
 
     # Flags of YOLOv7
     weights: str = "./yolor-csp-c.pt"
     img_size: tuple[int, int] = (640, 640)
-    """Height and width, before rounding up to the grid."""
+    """Height and width, before they are rounded up to the grid."""
     batch_size: int = 1
     dynamic: bool = False
     dynamic_batch: bool = False
     grid: bool = False
     end2end: bool = False
     max_wh: int | None = None
-    """With end2end: ONNX's NMS, with classes so many pixels apart; None: TensorRT's."""
+    """With end2end: use ONNX's NMS and shift classes apart by this many pixels; None: use TensorRT's plugin."""
     topk_all: int = 100
     iou_thres: float = 0.45
     conf_thres: float = 0.25
     device: str = "cpu"
-    """Where torch's own time is measured. Files are made and compared on the CPU, and do not depend on it."""
+    """Device on which torch's own time is measured. Files are always made and compared on the CPU."""
     simplify: bool = False
     include_nms: bool = False
     fp16: bool = False
@@ -49,14 +49,15 @@ class ExportOptions:
     # Ours
     formats: tuple[str, ...] = FORMATS
     cfg: str = ""
-    """Model config of weights that hold none."""
+    """Model config, for weights that contain none."""
     out: str = ""
-    """Path of the files without their endings, or a folder; "": beside the weights, under their name."""
+    """Path of the files without endings, or a folder; "": beside the weights, under their name."""
     data: str = ""
+    """Data YAML whose validation images are used for the comparison."""
     images: tuple[str, ...] = ()
-    """Pictures to compare on: the validation pictures of a data YAML, or files and folders; none: drawn ones."""
+    """Image files and folders for the comparison. Without `data` and `images`, generated images are used."""
     pictures: int = 4
-    """How many of them."""
+    """Number of images for the comparison."""
     opset: int = 12
 
     def __post_init__(self) -> None:
@@ -65,7 +66,7 @@ class ExportOptions:
 
     @property
     def form(self) -> Form:
-        """NMS needs decoded boxes, so it implies --grid."""
+        """The form of the output; NMS needs decoded boxes, so it implies --grid."""
         if self.end2end:
             return "tensorrt-nms" if self.max_wh is None else "onnx-nms"
         if self.include_nms:
@@ -74,23 +75,23 @@ class ExportOptions:
 
     @property
     def onnx_opset(self) -> int:
-        """The opset that is written."""
+        """The opset of the ONNX files."""
         return max(self.opset, LEAST_OPSET_OF_INT8) if self.int8 else self.opset
 
     @property
     def free_batch(self) -> bool:
-        """May the file be given any number of pictures?"""
+        """Whether the file accepts any batch size."""
         return self.dynamic_batch or self.free_size
 
     @property
     def free_size(self) -> bool:
-        """May it be given pictures of any size? Not with NMS inside, nor if only the batch was to be free."""
+        """Whether the file accepts any image size: not with NMS inside, nor with --dynamic-batch."""
         return self.dynamic and not self.dynamic_batch and self.form in ("raw", "grid")
 
     def without_effect(self) -> Iterator[str]:
-        """What was asked for and changes nothing, or implies something else; a sentence each."""
+        """Warnings about options that change nothing, or that imply others."""
         if self.form not in ("raw", "grid") and not self.grid:
-            yield "NMS needs decoded boxes: --grid is taken as given."
+            yield "NMS needs decoded boxes, so --grid is switched on."
         if self.dynamic and not self.free_size:
             yield "--dynamic has no effect with --dynamic-batch or NMS inside."
         if self.max_wh is not None and not self.end2end:
@@ -98,9 +99,9 @@ class ExportOptions:
         if self.onnx_opset != self.opset:
             yield f"--int8 needs opset {self.onnx_opset}: it is used for every ONNX file."
         if "onnx" not in self.formats and (self.simplify or self.fp16 or self.int8):
-            yield "--simplify, --fp16 and --int8 are about ONNX files, and none is written."
+            yield "--simplify, --fp16 and --int8 have no effect: no ONNX file is written."
         if "torchscript" in self.formats and self.form not in ("raw", "grid"):
-            yield "NMS is put into the ONNX file only; the TorchScript file gives decoded boxes."
+            yield "NMS is only in the ONNX file; the TorchScript file outputs decoded boxes."
 
 
 def _problems(options: ExportOptions) -> Iterator[str]:
@@ -116,7 +117,7 @@ def _problems(options: ExportOptions) -> Iterator[str]:
     if options.end2end and options.include_nms:
         yield "--end2end and --include-nms both put NMS into the file: give one of them"
     if options.data and options.images:
-        yield "--data and --images both say which pictures to compare on: give one of them"
+        yield "--data and --images both name the images to compare on: give one of them"
     yield from _problems_of_formats(options)
 
 

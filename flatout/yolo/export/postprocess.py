@@ -1,9 +1,9 @@
-"""The modules that are traced, and what a file does with decoded boxes: nothing, or NMS by ONNX or TensorRT.
+"""The modules that are traced, and their postprocessing: none, or NMS by ONNX or TensorRT.
 
-A tail is given decoded boxes [B, N, 5 + C] and gives what the file gives. `visible` is the part of it that any runtime
-can compute, which is all of it but for the plugin: there it is what the plugin is given.
+    images --network--> decoded boxes [B, N, 5 + C] --Postprocess--> outputs of the file
 
-Dimension key:  B images   N boxes of an image   C classes   O = 5 + C outputs of a box   K boxes kept at most   D found
+Dimension key:  B images   N boxes of an image   C classes   O = 5 + C outputs of a box   K boxes kept of an image
+                D detections   M boxes above the threshold   S selected boxes   A anchors   Y X cells of a map
 """
 
 from typing import Any, NamedTuple
@@ -17,18 +17,16 @@ from flatout.yolo.model.layers import Predictions
 from flatout.yolo.model.network import Network
 from flatout.yolo.nms.greedy import survivors
 
-# NMS as one node of an ONNX graph: the standard's own, or TensorRT's plugin.
+# NMS as one node of an ONNX graph: ONNX's own, or TensorRT's plugin
 #
-# Each is a function whose `symbolic` tells the exporter which node it becomes. Called in torch, the first computes
-# what the node computes; the second cannot, and gives empty answers of the right shapes.
-#
-# Dimension key:  B images   N boxes of an image   C classes   K boxes kept of an image at most   S selected
+# `symbolic` tells the exporter which node a function becomes. In torch, the first function computes what the node
+# computes; the second cannot, and returns zeros of the right shapes.
 
 
 class OnnxNms(torch.autograd.Function):
-    """ONNX's NonMaxSuppression over one score per box: (image, 0, box) of the selected ones, int64 [S, 3].
+    """ONNX's NonMaxSuppression over one score per box: (image, 0, box) of the selected boxes, int64 [S, 3].
 
-    Images ascending, within an image the best first; boxes are corners.
+    Images ascending, within an image the highest score first; boxes are corners.
     """
 
     @staticmethod
@@ -43,12 +41,12 @@ class OnnxNms(torch.autograd.Function):
 
 
 def select(box_BN4: Tensor, score_BN: Tensor, *, most: int, iou: float, conf: float) -> Tensor:
-    """What `NonMaxSuppression` selects, by our own kernel: scores above `conf`, no overlap above `iou`.
+    """What `NonMaxSuppression` selects, by flatout's own kernel: scores above `conf`, no overlap above `iou`.
 
-    On the device of the boxes; the work itself is done on the host.
+    The result is on the device of the boxes; the computation runs on the host.
     """
     num_images = len(score_BN)
-    # float32, as in the graph: a score may lie between the number and its float32.
+    # float32, as in the graph: a score may lie between the threshold and its float32 value.
     image_M, box_M = torch.nonzero(score_BN > torch.tensor(conf, dtype=torch.float32), as_tuple=True)
     falling = torch.sort(score_BN[image_M, box_M], descending=True, stable=True).indices
     order_M = falling[torch.sort(image_M[falling], stable=True).indices]
@@ -90,7 +88,7 @@ class TensorRtNms(torch.autograd.Function):
             score_threshold_f=conf,
             outputs=4,
         )
-        # The exporter does not know the node, and so neither its outputs.
+        # The exporter does not know the node, so it needs the types of its outputs.
         whole = box.type().with_dtype(torch.int32)
         types = (
             whole.with_sizes([None, 1]),
@@ -105,33 +103,41 @@ class TensorRtNms(torch.autograd.Function):
 
 PLUGIN = "EfficientNMS_TRT"
 CENTRE_SIZE, CORNERS = 1, 0
-"""The plugin's names of box formats."""
+"""The plugin's codes for box formats."""
+
+
+# Postprocessing
 
 
 class NmsSetting(NamedTuple):
-    """Thresholds that are fixed in a file."""
+    """NMS settings that are fixed in a file."""
 
     most: int
+    """Boxes kept of an image, at most."""
     iou: float
     conf: float
 
 
-class Tail(nn.Module):
-    """Decoded boxes as they are."""
+class Postprocess(nn.Module):
+    """No postprocessing: the file outputs the decoded boxes. Base class of the others."""
 
     output_names: tuple[str, ...] = ()
-    """Beside the decoded boxes themselves."""
+    """Names of the outputs besides the decoded boxes."""
     uses_plugin = False
 
     def forward(self, decoded_BNO: Tensor) -> tuple[Tensor, ...]:
         return ()
 
-    def visible(self, decoded_BNO: Tensor) -> tuple[Tensor, ...]:
+    def portable(self, decoded_BNO: Tensor) -> tuple[Tensor, ...]:
+        """What any runtime can compute: the outputs, or the inputs of the plugin if there is one."""
         return self(decoded_BNO)  # type: ignore[no-any-return]
 
 
-class OnnxNmsTail(Tail):
-    """[D, 7]: image, x1, y1, x2, y2, class, score; the best class of each box, classes kept apart by a shift."""
+class OnnxNmsPostprocess(Postprocess):
+    """ONNX's NMS: rows [D, 7] of image, x1, y1, x2, y2, class, score; the best class of each box.
+
+    Boxes are shifted by class, so that classes do not suppress each other.
+    """
 
     output_names = ("output",)
 
@@ -147,13 +153,13 @@ class OnnxNmsTail(Tail):
         chosen_D3 = OnnxNms.apply(shifted_BN4, score_BN1.transpose(1, 2).contiguous(), *self._setting)
         image_D, box_D = chosen_D3[:, 0], chosen_D3[:, 2]
         row_BN6 = torch.cat((box_BN4, class_BN1, score_BN1), 2)
-        # By one number per row: a plain Gather, where two would become a dozen nodes.
+        # One index per row becomes a single Gather node, two indices would become a dozen nodes.
         row_D6 = row_BN6.flatten(0, 1).index_select(0, image_D * decoded_BNO.shape[1] + box_D)
         return (torch.cat((image_D[:, None].float(), row_D6), 1),)
 
 
-class TensorRtTail(Tail):
-    """num_dets [B, 1], det_boxes [B, K, 4], det_scores [B, K], det_classes [B, K]."""
+class TensorRtPostprocess(Postprocess):
+    """TensorRT's NMS plugin: num_dets [B, 1], det_boxes [B, K, 4], det_scores [B, K], det_classes [B, K]."""
 
     output_names = ("num_dets", "det_boxes", "det_scores", "det_classes")
     uses_plugin = True
@@ -163,45 +169,45 @@ class TensorRtTail(Tail):
         self._setting, self._coding = setting, coding
 
     def forward(self, decoded_BNO: Tensor) -> tuple[Tensor, ...]:
-        found: tuple[Tensor, ...] = TensorRtNms.apply(*self.visible(decoded_BNO), self._coding, *self._setting)
+        found: tuple[Tensor, ...] = TensorRtNms.apply(*self.portable(decoded_BNO), self._coding, *self._setting)
         return found
 
-    def visible(self, decoded_BNO: Tensor) -> tuple[Tensor, ...]:
+    def portable(self, decoded_BNO: Tensor) -> tuple[Tensor, ...]:
         box_BN4 = corners(decoded_BNO) if self._coding == CORNERS else decoded_BNO[..., :4]
         return box_BN4, scores(decoded_BNO)
 
 
-def tail_for(options: ExportOptions) -> Tail:
-    """The tail of the asked-for form; of the raw form too, as it gives no decoded boxes to do anything with."""
+def postprocess_for(options: ExportOptions) -> Postprocess:
+    """The postprocessing of a form; none for raw maps and decoded boxes."""
     setting = NmsSetting(options.topk_all, options.iou_thres, options.conf_thres)
     if options.form == "onnx-nms":
         assert options.max_wh is not None
-        return OnnxNmsTail(setting, options.max_wh)
+        return OnnxNmsPostprocess(setting, options.max_wh)
     if options.form in ("tensorrt-nms", "tensorrt-nms-corners"):
-        return TensorRtTail(setting, CENTRE_SIZE if options.form == "tensorrt-nms" else CORNERS)
-    return Tail()
+        return TensorRtPostprocess(setting, CENTRE_SIZE if options.form == "tensorrt-nms" else CORNERS)
+    return Postprocess()
 
 
 def corners(decoded_BNO: Tensor) -> Tensor:
-    """x1, y1, x2, y2, [B, N, 4]."""
+    """x1, y1, x2, y2 of the boxes, [B, N, 4]."""
     centre_BN2, half_BN2 = decoded_BNO[..., :2], decoded_BNO[..., 2:4] / 2
     return torch.cat((centre_BN2 - half_BN2, centre_BN2 + half_BN2), 2)
 
 
 def scores(decoded_BNO: Tensor) -> Tensor:
-    """Class times objectness, [B, N, C]; objectness alone of a single class, whose own score is never trained."""
+    """Class score times objectness, [B, N, C]; with a single class objectness alone: its score is never trained."""
     object_BN1 = decoded_BNO[..., 4:5]
     return object_BN1 if decoded_BNO.shape[2] == 6 else decoded_BNO[..., 5:] * object_BN1
 
 
-# The modules that are traced: a picture in, and out what the file gives.
+# The modules that are traced: images in, outputs of the file out
 
 DECODED = "decoded"
-"""Output of a file with NMS that is only there while it is compared."""
+"""Additional output of a model with NMS while it is compared."""
 
 
-class Judged(NamedTuple):
-    """An input and what the network itself says about it: what every file is compared with."""
+class Reference(NamedTuple):
+    """An input and the network's own outputs, with which files are compared."""
 
     images: np.ndarray
     """float32 [B, 3, H, W], RGB in 0..1."""
@@ -210,7 +216,7 @@ class Judged(NamedTuple):
 
 
 class RawLevels(nn.Module):
-    """One map [B, A, Y, X, 5 + C] per level (and head), before the logistic function."""
+    """One map [B, A, Y, X, 5 + C] per level (and head), before the sigmoid."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -231,39 +237,39 @@ class DecodedBoxes(nn.Module):
         return predict(self.network, x).decoded
 
 
-class WithTail(nn.Module):
-    """What a tail makes of the boxes, then the boxes themselves."""
+class WithPostprocess(nn.Module):
+    """The outputs of a postprocessing, then the decoded boxes."""
 
-    def __init__(self, network: Network, tail: Tail) -> None:
+    def __init__(self, network: Network, postprocess: Postprocess) -> None:
         super().__init__()
-        self.network, self.tail = network, tail
+        self.network, self.postprocess = network, postprocess
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         decoded = predict(self.network, x).decoded
-        return (*self.tail(decoded), decoded)
+        return (*self.postprocess(decoded), decoded)
 
 
-class Visible(nn.Module):
-    """What a runtime without plugins can compute of it; to be timed."""
+class PortableOutputs(nn.Module):
+    """The outputs that a runtime without plugins can compute; this is what is timed."""
 
-    def __init__(self, network: Network, tail: Tail) -> None:
+    def __init__(self, network: Network, postprocess: Postprocess) -> None:
         super().__init__()
-        self.network, self.tail = network, tail
+        self.network, self.postprocess = network, postprocess
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         decoded = predict(self.network, x).decoded
-        return self.tail.visible(decoded) or (decoded,)
+        return self.postprocess.portable(decoded) or (decoded,)
 
 
 @torch.no_grad()
-def judge(network: Network, images: np.ndarray) -> Judged:
-    """What the network says in its own precision, in evaluation mode on the CPU."""
+def reference_of(network: Network, images: np.ndarray) -> Reference:
+    """The outputs of a network in its own precision, in evaluation mode on the CPU."""
     found = predict(network, torch.from_numpy(images).to(network.head.anchor_grid.dtype))
-    return Judged(images, found.decoded.numpy(), [level.numpy() for level in found.raw])
+    return Reference(images, found.decoded.numpy(), [level.numpy() for level in found.raw])
 
 
 def predict(network: Network, x: Tensor) -> Predictions:
-    """In evaluation mode."""
+    """Run the network, which must be in evaluation mode."""
     found = network(x)
     assert isinstance(found, Predictions), "the network is in training mode"
     return found

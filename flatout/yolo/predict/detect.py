@@ -1,4 +1,4 @@
-"""The whole of `detect.py`: weights and a source in; pictures, videos, labels, crops and JSON in a run folder out."""
+"""`detect.py`: weights and a source in; images, videos, labels, crops and JSON in a run folder out."""
 
 import logging
 import os
@@ -21,33 +21,33 @@ from flatout.yolo.convert import only_network
 from flatout.yolo.find_file import weights_files
 from flatout.yolo.predict.files import Files, ReadFrame, Streams, Unreadable, count_frames, find_sources, frames_of
 from flatout.yolo.predict.options import DetectOptions
-from flatout.yolo.predict.outputs import Outputs, Wishes
-from flatout.yolo.predict.result import Result, closing_lines, nothing_read, result_line, shown
+from flatout.yolo.predict.outputs import Outputs, OutputSettings
+from flatout.yolo.predict.result import Result, closing_lines, nothing_read_message, result_line, shown
 from flatout.yolo.predict.results import Predictor, load_networks, predictor_for, results_of
 from flatout.yolo.predict.streams import LiveFrames, without_password
 from flatout.yolo.weights import read_weights, save_weights
 
 logger = logging.getLogger(__name__)
 
-# Results in windows while they are made: `--view-img`, where there is a display.
+# `--view-img`: results in windows
 
 STOP_KEY = "q"
 
 
 class Windows:
-    """Pictures handed over from any thread, shown by the main one, as toolkits want it."""
+    """Shows images in windows: any thread puts them, the main thread shows them, as GUI toolkits require."""
 
     def __init__(self, cv2: Any) -> None:
         self._cv2 = cv2
         self._waiting: queue.SimpleQueue[tuple[str, np.ndarray]] = queue.SimpleQueue()
         self.stopped = False
-        """Was `q` pressed?"""
+        """Whether `q` was pressed."""
 
     def put(self, name: str, image_HWC: np.ndarray) -> None:
         self._waiting.put((name, image_HWC))
 
     def show(self) -> None:
-        """Show what waits; call it in the main thread."""
+        """Show all waiting images; call it in the main thread."""
         while not self._waiting.empty():
             self._cv2.imshow(*self._waiting.get())
             self.stopped = self.stopped or self._cv2.waitKey(1) & 0xFF == ord(STOP_KEY)
@@ -57,7 +57,7 @@ class Windows:
 
 
 def open_windows() -> Windows | None:
-    """None, with one sentence in the log, where nothing can be shown."""
+    """Windows, or None with a warning if nothing can be shown here."""
     import cv2
 
     reason = ""
@@ -68,30 +68,33 @@ def open_windows() -> Windows | None:
             cv2.imshow("flatout", np.zeros((1, 1, 3), np.uint8))
             cv2.destroyAllWindows()
         except cv2.error:
-            reason = "this OpenCV was built without windows (pip install opencv-python has them)"
+            reason = "this OpenCV was built without windows (to get them: pip install opencv-python)"
     if reason:
         logger.warning("--view-img: %s, so nothing is shown.", reason)
         return None
     return Windows(cv2)
 
 
-# `--update`: write weights again without the state of their training.
+# `--update`: strip weights
 
 
 def strip_weights(paths: Sequence[str]) -> list[str]:
-    """Strip files of ours in place, whole or not at all; others are left as they are. What was done, a line each."""
+    """Remove the training state from flatout's weights files, atomically and in place; returns a line about each file.
+
+    Files of other programs, and weights of unfinished runs, are not changed.
+    """
     lines = []
     for path in weights_files(paths):
         weights = read_weights(path)
         if weights.format != "flatout":
-            lines.append(f"--update: {path} is no file of flatout, and is left as it is. See: flatout yolo convert")
+            lines.append(f"--update: {path} is not changed: not in the format of flatout. See: flatout yolo convert")
         elif _is_in_use(path):
-            lines.append(f"--update: {path} is left as it is: its training is not finished, and continues from it")
+            lines.append(f"--update: {path} is not changed: its training is not finished and continues from this file")
         elif weights.kind == "full":
             save_weights(path, only_network(weights, None, path))
-            lines.append(f"--update: {path} no longer holds the state of its training")
+            lines.append(f"--update: removed the training state from {path}")
         else:
-            lines.append(f"--update: {path} holds nothing but the network already")
+            lines.append(f"--update: {path} is not changed: it contains only the network already")
     return lines
 
 
@@ -100,43 +103,47 @@ def _is_in_use(path: str) -> bool:
     return record is not None and not record.get("finished")
 
 
+# The command
+
+
 @dataclass(frozen=True, kw_only=True)
 class DetectResult:
-    """What was done, and what is to be printed."""
+    """The result of a detection; its text is what the command prints."""
 
     text: str
     folder: Path
     frames: int
-    """Pictures and frames of videos that were looked at."""
+    """Images and video frames that were processed."""
     detections: int
     unreadable: tuple[Unreadable, ...]
     interrupted: str | None
-    """The signal that ended it early; None if all was seen. A camera or stream is always ended so, and never early."""
+    """The signal that ended it early; None if everything was processed. Always None for cameras and streams, which only
+    end that way."""
 
     def __str__(self) -> str:
         return self.text
 
 
 def detect(options: DetectOptions, *, each: Callable[[Result], None] | None = None) -> DetectResult:
-    """Detect as the options say; `each` gets every result, in order.
+    """Detect in every frame of a source; `each` is called with every result, in order.
 
-    ConfigError, DataError or CheckpointError where that cannot be done; DataError too if nothing at all could be read.
-    A signal ends it between two pictures, with everything written that was seen.
+    Raises ConfigError, DataError or CheckpointError if that is not possible, DataError also if nothing could be read.
+    A signal ends it between two frames, after all results so far are written.
     """
     sources = find_sources(options.source)
     predictor = _predictor(options)
     with ExitStack() as stack:
         frames, total = _frames(sources, stack)
         folder = new_run_folder(Path(options.project), options.name, options.exist_ok)
-        looking = _Looking(options, sources, folder, total, each)
-        looking.at(frames, predictor)
-    if not looking.frames and looking.unreadable:
-        raise DataError(nothing_read(without_password(options.source), looking.unreadable))
-    return looking.result(strip_weights(options.weights) if options.update else [])
+        detection = _DetectionPass(options, sources, folder, total, each)
+        detection.run(frames, predictor)
+    if not detection.frames and detection.unreadable:
+        raise DataError(nothing_read_message(without_password(options.source), detection.unreadable))
+    return detection.result(strip_weights(options.weights) if options.update else [])
 
 
-class _Looking:
-    """One pass over a source, and its counts."""
+class _DetectionPass:
+    """One pass over a source, with its counts."""
 
     def __init__(
         self,
@@ -148,23 +155,23 @@ class _Looking:
     ) -> None:
         self._options, self._folder, self._total, self._each = options, folder, total, each
         self._streams = sources if isinstance(sources, Streams) else None
-        # YOLOv7 writes no pictures for a list, which there is always one of streams.
-        self._pictures = not options.nosave and not (self._streams and self._streams.listed)
+        # YOLOv7 writes no images for a .txt list, which it always takes for a list of streams.
+        self._saves_images = not options.nosave and not (self._streams and self._streams.listed)
         self._json = f"{Path(options.weights[0]).stem}_predictions.json" if options.save_json else None
         self.frames = self._detections = self._num_txt = self._num_crops = 0
         self.unreadable: list[Unreadable] = []
         self._seconds = 0.0
         self._signal: str | None = None
 
-    def at(self, frames: Iterable[ReadFrame], predictor: Predictor) -> None:
-        """Look at all frames, or until a signal comes; what was seen is on the disk afterwards."""
+    def run(self, frames: Iterable[ReadFrame], predictor: Predictor) -> None:
+        """Process all frames, or until a signal comes; all results are on the disk afterwards."""
         begin_s = time.perf_counter()
         threads = min(self._options.workers, plan_workers("cpu*1.0").total)
         with (
             _windows(self._options) as windows,
             Interrupts() as interrupts,
             self._progress() as progress,
-            Outputs(self._folder, self._wishes(windows), threads=threads) as outputs,
+            Outputs(self._folder, self._settings(windows), threads=threads) as outputs,
             closing(
                 results_of(
                     frames,
@@ -176,7 +183,7 @@ class _Looking:
             ) as results,
         ):
             for result in results:
-                self._note(result, outputs, progress)
+                self._record(result, outputs, progress)
                 if windows is not None:
                     windows.show()
         self._num_txt, self._num_crops, self._signal = outputs.num_txt, outputs.num_crops, interrupts.requested
@@ -192,7 +199,7 @@ class _Looking:
             unreadable=self.unreadable,
         )
         if self._signal:
-            lines.insert(0, f"{self._signal}: ended here; everything that was seen is written.")
+            lines.insert(0, f"{self._signal}: stopped early; all results so far are saved.")
         return DetectResult(
             text="\n".join(lines),
             folder=self._folder,
@@ -203,31 +210,31 @@ class _Looking:
         )
 
     def _progress(self) -> AbstractContextManager[StepProgress | None]:
-        """A stream has no end to be shown."""
+        """A progress bar; none for streams, which have no end."""
         return StepProgress(self._total, title="detect") if self._streams is None else nullcontext()
 
-    def _note(self, result: Result | Unreadable, outputs: Outputs, progress: StepProgress | None) -> None:
-        tell = partial(logger.info, "%s") if progress is None else progress.say
+    def _record(self, result: Result | Unreadable, outputs: Outputs, progress: StepProgress | None) -> None:
+        log = partial(logger.info, "%s") if progress is None else progress.say
         if isinstance(result, Unreadable):
             self.unreadable.append(result)
-            tell(f"{shown(result.path)}: {result.reason if result.partly else f'left out: {result.reason}'}")
+            log(f"{shown(result.path)}: {result.reason if result.partly else f'skipped: {result.reason}'}")
         else:
-            outputs.keep(result)
+            outputs.add(result)
             self.frames += 1
             self._detections += len(result)
-            tell(result_line(result))
+            log(result_line(result))
             if self._each is not None:
                 self._each(result)
         if progress is not None:
-            # Headers of videos may promise fewer frames than there are.
+            # Video headers may announce fewer frames than there are.
             progress.advance(min(self.frames + len(self.unreadable), self._total))
 
     def _at_once(self) -> int | None:
         return len(self._streams.addresses) if self._streams and not self._options.at_once else self._options.at_once
 
-    def _wishes(self, windows: Windows | None) -> Wishes:
-        return Wishes(
-            pictures=self._pictures,
+    def _settings(self, windows: Windows | None) -> OutputSettings:
+        return OutputSettings(
+            images=self._saves_images,
             txt=self._options.save_txt,
             scores=self._options.save_conf,
             crops=self._options.save_crop,
@@ -236,8 +243,8 @@ class _Looking:
         )
 
     def _wrote(self) -> Iterator[str]:
-        if self._pictures:
-            yield "Pictures and videos with boxes are saved"
+        if self._saves_images:
+            yield "Images and videos with boxes are saved"
         if self._options.save_txt:
             yield f"{counted(self._num_txt, 'label file')} saved to {self._folder / 'labels'}"
         if self._options.save_crop:
@@ -253,7 +260,7 @@ def _predictor(options: DetectOptions) -> Predictor:
 
 
 def _frames(sources: Files | Streams, stack: ExitStack) -> tuple[Iterable[ReadFrame], int]:
-    """Calls that get the frames, and about how many there are."""
+    """Calls that read the frames, and the approximate number of frames."""
     if isinstance(sources, Streams):
         return stack.enter_context(LiveFrames(sources.addresses)), 0
     return frames_of(sources), count_frames(sources)

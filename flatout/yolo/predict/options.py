@@ -1,4 +1,4 @@
-"""How to detect, and what else `detect.py` was asked to do: one field per flag, under the flag's own name. No torch."""
+"""Options of a prediction and of `detect.py`: one field per flag, under the flag's own name. Does not import torch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ from flatout.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions:
-    """How pictures are looked at; the defaults live here and nowhere else."""
+    """Options of a prediction; the only place that defines their defaults."""
 
     img_size: int = 640
     """Longer side of the input, rounded up to the network's stride."""
     conf_thres: float = 0.25
-    """Detections that are less certain are forgotten."""
+    """Detections with lower scores are dropped."""
     iou_thres: float = 0.45
-    """Of two detections that overlap more, the more certain one is kept."""
+    """NMS threshold: if two detections overlap more, only the one with the higher score is kept."""
     classes: tuple[int, ...] | None = None
-    """Only these."""
+    """Keep only these classes; None: all."""
     agnostic_nms: bool = False
-    """Detections of different classes suppress each other, too."""
+    """Let detections of different classes suppress each other."""
     augment: bool = False
-    """At three scales, once mirrored."""
+    """Predict at three scales, one of them mirrored."""
     at_once: int | None = None
-    """Pictures per call of the network; None: what suits the device."""
+    """Images per call of the network; None: depends on the device."""
     workers: int = 8
     """Threads that read, at most."""
 
@@ -34,7 +34,7 @@ class PredictOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectOptions(PredictOptions):
-    """A detection as its command says it."""
+    """Options of `detect.py`."""
 
     # Flags of YOLOv7
     weights: tuple[str, ...] = ("yolov7.pt",)
@@ -60,7 +60,7 @@ class DetectOptions(PredictOptions):
         if not self.weights:
             raise ConfigError("--weights: name at least one file")
         if not self.source:
-            raise ConfigError("--source: name a picture, a folder, a video, the number of a camera or a URL")
+            raise ConfigError("--source: name an image, a folder, a video, the number of a camera or a URL")
 
 
 def _problems(options: PredictOptions) -> Iterator[str]:

@@ -1,6 +1,8 @@
-"""Everything that is written about results: pictures and videos with boxes, label files, crops, JSON.
+"""Files made from results: images and videos with boxes, label files, crops, JSON.
 
-result --threads: draw, encode, write pictures and crops--> one thread, in order: videos, label files, JSON, shown
+result --threads: plot, encode, write images and crops--> one thread, in order: videos, label files, JSON, windows
+
+Dimension key:  n detections of one image   H W image   C channels
 """
 
 import json
@@ -17,13 +19,16 @@ from flatout.errors import ResourceError
 from flatout.safefiles import write_error
 from flatout.yolo.predict.files import Origin
 from flatout.yolo.predict.result import Result
-from flatout.yolo.predict.threads import WriteBehind
+from flatout.yolo.predict.threads import WriteQueue
 
-# Detections as one COCO JSON list, written as they come: a night of video does not pile up in memory.
+# JSON
 
 
 class JsonFile:
-    """A list that grows record by record, and gets its name when it is complete. `close()` may be called twice."""
+    """A COCO JSON list written record by record, so that long videos do not fill the memory.
+
+    The file gets its name when it is complete. `close()` may be called twice.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,37 +60,37 @@ class JsonFile:
             raise write_error(error, self._part, len(text)) from error
 
 
-# Under which name is the result of a file written? Each under its own, and no two under the same.
+# Names
 
 WRITABLE = frozenset({".bmp", ".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp"})
-"""Endings of pictures that can be written; other formats become JPEG."""
+"""Endings of image formats that can be written; other formats become JPEG."""
 
 
-class OutNames:
-    """Gives every file or stream a stem; the second `a` of different folders becomes `a_2`."""
+class OutputNames:
+    """Unique names for the outputs of files and streams: a second `a` from another folder becomes `a_2`."""
 
     def __init__(self) -> None:
         self._stem_of: dict[int, str] = {}
         self._taken: set[str] = set()
 
     def stem(self, origin: Origin) -> str:
-        """The same for every frame of a file."""
+        """The name without ending, the same for every frame of a file."""
         if origin.number not in self._stem_of:
             self._stem_of[origin.number] = self._free(origin.stem)
         return self._stem_of[origin.number]
 
     def frame_stem(self, origin: Origin) -> str:
-        """With the number of the frame, where there is one."""
+        """The stem with the number of the frame, if there is one."""
         stem = self.stem(origin)
         return stem if origin.frame is None else f"{stem}_{origin.frame}"
 
-    def picture(self, origin: Origin) -> str:
-        """Of the picture with its boxes, with an ending that can be written."""
+    def image(self, origin: Origin) -> str:
+        """The name of the image with boxes, with an ending that can be written."""
         suffix = PurePath(origin.path).suffix
         return f"{self.stem(origin)}{suffix if suffix.lower() in WRITABLE else '.jpg'}"
 
     def video(self, origin: Origin) -> str:
-        """Of the video with boxes; streams become .mp4."""
+        """The name of the video with boxes; streams become .mp4."""
         suffix = ".mp4" if origin.kind == "stream" else PurePath(origin.path).suffix
         return f"{self.stem(origin)}{suffix}"
 
@@ -98,14 +103,12 @@ class OutNames:
         return name
 
 
-# Detections as lines of a label file: `--save-txt`, `--save-conf`.
-#
-# Dimension key:  n detections
+# Label files: `--save-txt`, `--save-conf`
 
 
 def txt_lines(result: Result, *, scores: bool) -> list[str]:
-    """`class cx cy w h [score]` per detection, the least sure first, of boxes rounded to whole pixels and divided by
-    the size of the picture: so YOLOv7's detect.py writes them."""
+    """`class cx cy w h [score]` per detection, lowest score first, as YOLOv7's detect.py writes them: boxes are rounded
+    to whole pixels, then divided by the size of the image."""
     height, width = result.image.shape[:2]
     low_n2, high_n2 = result.pixel_boxes[:, :2], result.pixel_boxes[:, 2:]
     box_n4 = np.concatenate(((low_n2 + high_n2) / 2, high_n2 - low_n2), 1).astype(np.float32)
@@ -117,21 +120,22 @@ def txt_lines(result: Result, *, scores: bool) -> list[str]:
     return lines[::-1]
 
 
-# Videos with boxes on them, written frame by frame. Every frame of a video goes through one writer, in order.
+# Videos
 
 CODEC = "mp4v"
-USUAL_FPS = 30.0
+DEFAULT_FPS = 30.0
+"""Frame rate of a video whose own is unknown."""
 
 
 class VideoFiles:
-    """Writers by file name. Not for several threads at once; `close()` may be called twice."""
+    """Writes videos frame by frame, one writer per file. Not thread-safe; `close()` may be called twice."""
 
     def __init__(self) -> None:
         self._writers: dict[Path, Any] = {}
         self._size_wh: dict[Path, tuple[int, int]] = {}
 
     def add(self, path: Path, image_HWC: np.ndarray, fps: float) -> None:
-        """The next frame of a video; a frame of another size than the first is resized to it."""
+        """Write the next frame of a video; a frame of another size is resized to that of the first."""
         import cv2
 
         height, width = image_HWC.shape[:2]
@@ -143,7 +147,7 @@ class VideoFiles:
         self._writers[path].write(image_HWC)
 
     def finish(self, path: Path) -> None:
-        """No more frames of this one."""
+        """Close a video after its last frame."""
         if path in self._writers:
             self._writers.pop(path).release()
 
@@ -155,97 +159,100 @@ class VideoFiles:
 def _open(path: Path, fps: float, size_wh: tuple[int, int]) -> Any:
     import cv2
 
-    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*CODEC), fps or USUAL_FPS, size_wh)
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter.fourcc(*CODEC), fps or DEFAULT_FPS, size_wh)
     if not writer.isOpened():
         raise ResourceError(
-            f"{path}: the video cannot be written. Is there room, and may you write there? Without videos: --nosave"
+            f"{path}: the video cannot be written. Check free space and permissions, or skip videos with --nosave."
         )
     return writer
 
 
+# All outputs
+
 STREAM_FPS = 30.0
+"""Frame rate of videos of streams."""
 
 
-class Wishes(NamedTuple):
-    """What is written."""
+class OutputSettings(NamedTuple):
+    """Which files are written."""
 
-    pictures: bool = True
-    """Pictures and videos with boxes."""
+    images: bool = True
+    """Images and videos with boxes."""
     txt: bool = False
     scores: bool = False
-    """In label files."""
+    """Add scores to label files."""
     crops: bool = False
     json: str | None = None
-    """Name of the JSON file."""
+    """Name of the JSON file; None: none is written."""
     show: Callable[[str, np.ndarray], None] | None = None
-    """Gets name and picture of every drawn result, in order, in a thread."""
+    """Called in a thread with name and image of every plotted result, in order."""
 
 
 class Outputs:
-    """Writes results behind the caller's back. A context manager; what was handed over is complete after `close()`."""
+    """Writes results in threads. A context manager; all files are complete after `close()`."""
 
-    def __init__(self, folder: Path, wishes: Wishes, *, threads: int) -> None:
+    def __init__(self, folder: Path, settings: OutputSettings, *, threads: int) -> None:
         self.folder = folder
         self.num_txt = self.num_crops = 0
-        self._wishes, self._names, self._videos = wishes, OutNames(), VideoFiles()
-        self._json = JsonFile(folder / wishes.json) if wishes.json else None
+        self._settings, self._names, self._videos = settings, OutputNames(), VideoFiles()
+        self._json = JsonFile(folder / settings.json) if settings.json else None
         self._last_video: Path | None = None
-        for name, wanted in (("labels", wishes.txt), ("crops", wishes.crops)):
+        for name, wanted in (("labels", settings.txt), ("crops", settings.crops)):
             if wanted:
                 (folder / name).mkdir(exist_ok=True)
-        self._behind = WriteBehind(threads=threads, depth=2 * threads)
+        self._write_queue = WriteQueue(threads=threads, depth=2 * threads)
 
-    def keep(self, result: Result) -> None:
-        """Hand a result over; blocks while many are waiting. Raises what went wrong with earlier ones."""
-        # Names are given here, where results are in order.
+    def add(self, result: Result) -> None:
+        """Queue a result for writing; blocks while many are waiting. Raises the error of an earlier one."""
+        # Names are assigned here, where results are in order.
         stem, name = self._names.frame_stem(result.origin), self._name(result)
-        self._behind.submit(partial(self._drawn, result, stem, name), partial(self._finish, result, stem, name))
+        self._write_queue.submit(partial(self._plotted, result, stem, name), partial(self._finish, result, stem, name))
 
     def close(self) -> None:
         """Wait until everything is on the disk."""
         try:
-            self._behind.close()
+            self._write_queue.close()
         finally:
             self._videos.close()
         if self._json is not None:
             self._json.close()
 
     def _name(self, result: Result) -> str:
-        is_moving = result.origin.kind in ("video", "stream")
-        return self._names.video(result.origin) if is_moving else self._names.picture(result.origin)
+        is_video = result.origin.kind in ("video", "stream")
+        return self._names.video(result.origin) if is_video else self._names.image(result.origin)
 
-    def _drawn(self, result: Result, stem: str, name: str) -> np.ndarray | None:
-        """In a thread, side by side with others."""
-        if self._wishes.crops:
+    def _plotted(self, result: Result, stem: str, name: str) -> np.ndarray | None:
+        """Write crops, and plot and write the image; called by several threads at once."""
+        if self._settings.crops:
             self._write_crops(result, stem)
-        if not self._wishes.pictures and self._wishes.show is None:
+        if not self._settings.images and self._settings.show is None:
             return None
-        drawn = result.draw() if len(result) else result.image
-        if self._wishes.pictures and result.origin.kind not in ("video", "stream"):
-            _write(self.folder / name, drawn)
-        return drawn
+        plotted = result.draw() if len(result) else result.image
+        if self._settings.images and result.origin.kind not in ("video", "stream"):
+            _write(self.folder / name, plotted)
+        return plotted
 
-    def _finish(self, result: Result, stem: str, name: str, drawn: np.ndarray | None) -> None:
-        """In order."""
+    def _finish(self, result: Result, stem: str, name: str, plotted: np.ndarray | None) -> None:
+        """Write everything that needs the order of the results."""
         origin = result.origin
-        if self._wishes.txt and len(result):
-            self._append(self.folder / "labels" / f"{stem}.txt", txt_lines(result, scores=self._wishes.scores))
-        if self._wishes.crops:
+        if self._settings.txt and len(result):
+            self._append(self.folder / "labels" / f"{stem}.txt", txt_lines(result, scores=self._settings.scores))
+        if self._settings.crops:
             self.num_crops += len(_crops(result))
         if self._json is not None:
             self._json.add(result.to_coco())
-        if drawn is None:
+        if plotted is None:
             return
-        if self._wishes.pictures and origin.kind in ("video", "stream"):
-            self._add_to_video(self.folder / name, drawn, result.origin)
-        if self._wishes.show is not None:
-            self._wishes.show(name, drawn)
+        if self._settings.images and origin.kind in ("video", "stream"):
+            self._add_to_video(self.folder / name, plotted, result.origin)
+        if self._settings.show is not None:
+            self._settings.show(name, plotted)
 
-    def _add_to_video(self, path: Path, drawn: np.ndarray, origin: Origin) -> None:
+    def _add_to_video(self, path: Path, plotted: np.ndarray, origin: Origin) -> None:
         if self._last_video is not None and self._last_video != path and origin.kind == "video":
-            self._videos.finish(self._last_video)  # files come one after the other, streams side by side
+            self._videos.finish(self._last_video)  # video files come one after another, streams in parallel
         self._last_video = path
-        self._videos.add(path, drawn, STREAM_FPS if origin.kind == "stream" else origin.fps)
+        self._videos.add(path, plotted, STREAM_FPS if origin.kind == "stream" else origin.fps)
 
     def _append(self, path: Path, lines: list[str]) -> None:
         text = "".join(f"{line}\n" for line in lines)
@@ -257,7 +264,7 @@ class Outputs:
         self.num_txt += 1
 
     def _write_crops(self, result: Result, stem: str) -> None:
-        """crops/<class>/<stem>_<number>.jpg of every box that holds a pixel."""
+        """Write crops/<class>/<stem>_<number>.jpg for every box that holds a pixel."""
         for number in _crops(result):
             left, top, right, bottom = result.pixel_boxes[number].tolist()
             folder = self.folder / "crops" / folder_name(result.names[int(result.classes[number])])
@@ -270,19 +277,19 @@ class Outputs:
     def __exit__(self, kind: type | None, *rest: object) -> None:
         try:
             self.close()
-        except BaseException:
+        except BaseException:  # whatever it is: the error that ended the block is the one to raise
             if kind is None:
                 raise
 
 
 def folder_name(name: str) -> str:
-    """A class as the name of a folder: whatever would lead elsewhere is replaced."""
+    """The folder of a class: characters that could lead outside of it are replaced."""
     cleaned = "".join(letter if letter.isalnum() or letter in " ._-" else "_" for letter in name).strip(" .")
     return cleaned or "class"
 
 
 def _crops(result: Result) -> list[int]:
-    """The boxes that hold a pixel."""
+    """Indices of the boxes that hold a pixel."""
     return np.flatnonzero((result.pixel_boxes[:, 2:] > result.pixel_boxes[:, :2]).all(1)).tolist()
 
 

@@ -1,6 +1,7 @@
-"""Threads around the network: reading ahead of it, and writing behind it.
+"""Threads around the network: prefetching calls, and a write queue.
 
-calls --one thread asks for them--> pool of threads --> results in the order of the calls
+Prefetcher   calls --one thread submits them--> pool of threads --> results in the order of the calls
+WriteQueue   work --pool of threads--> rest of the work in one thread, in the order of submission
 """
 
 import queue
@@ -12,25 +13,28 @@ from typing import Any, Generic, Self, TypeVar
 T = TypeVar("T")
 
 POLL_S = 0.1
-"""How often a reader that waits looks whether it should stop."""
+"""How often a waiting reader checks whether it should stop."""
 
 
-class ReadAhead(Generic[T]):
-    """Results of calls, in order, at most `depth` of them ahead. A context manager; `close()` may be called twice."""
+class Prefetcher(Generic[T]):
+    """Runs calls in threads, at most `depth` ahead, and returns their results in order.
+
+    A context manager; `close()` may be called twice.
+    """
 
     def __init__(self, calls: Iterable[Callable[[], T]], *, threads: int, depth: int) -> None:
-        """`calls` is iterated in a thread of its own: what it does between two calls is off the path as well."""
+        """`calls` is iterated in a thread of its own, so that its own work does not block the reader, either."""
         self._room = threading.Semaphore(depth)
         self._made: queue.SimpleQueue[Future[T] | None] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="flatout-read")
-        self._asking = threading.Thread(target=self._ask, args=(calls,), name="flatout-ask", daemon=True)
-        self._asking.start()
+        self._submitter = threading.Thread(target=self._submit_calls, args=(calls,), name="flatout-ask", daemon=True)
+        self._submitter.start()
 
     def results(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[T]:
-        """Until the calls end or `stopped` says so; blocks while the next result is not there.
+        """The results until the calls end or `stopped` returns True; blocks until the next result is there.
 
-        An exception of a call, or of the iteration over the calls, is raised here.
+        Raises the exceptions of calls, and of the iteration over the calls.
         """
         while not stopped():
             try:
@@ -44,28 +48,28 @@ class ReadAhead(Generic[T]):
 
     @property
     def is_drained(self) -> bool:
-        """Is nothing waiting at this moment?"""
+        """Whether no result is waiting at this moment."""
         return self._made.empty()
 
     def close(self) -> None:
-        """End the threads; a call that runs is waited for."""
+        """End the threads; waits for running calls."""
         self._closed.set()
-        self._room.release()  # it may be waiting for room
-        self._asking.join()
+        self._room.release()  # the submitting thread may be waiting for room
+        self._submitter.join()
         self._pool.shutdown(cancel_futures=True)
 
-    def _ask(self, calls: Iterable[Callable[[], T]]) -> None:
+    def _submit_calls(self, calls: Iterable[Callable[[], T]]) -> None:
         try:
             waiting = iter(calls)
             while True:
-                # Room first: a call of a live source should be about what is there when its turn comes.
+                # Wait for room first: a call of a live source should read what is newest when it runs.
                 self._room.acquire()
                 if self._closed.is_set():
                     return
                 if (call := next(waiting, None)) is None:
                     return
                 self._made.put(self._pool.submit(call))
-        except Exception as error:
+        except Exception as error:  # any error of the caller's iterator: it is raised in the reader
             failed: Future[T] = Future()
             failed.set_exception(error)
             self._made.put(failed)
@@ -79,24 +83,22 @@ class ReadAhead(Generic[T]):
         self.close()
 
 
-# Writing behind: work done by threads after it was handed over, and finished in the order of handing over.
-#
-# work --pool of threads--> what is left to do, one after the other, in a thread of its own
+class WriteQueue:
+    """Runs `work` in parallel and `then` in order of submission, with at most `depth` items waiting.
 
-
-class WriteBehind:
-    """Runs `work` side by side and `then` in order, at most `depth` behind. A context manager."""
+    A context manager.
+    """
 
     def __init__(self, *, threads: int, depth: int) -> None:
         self._room = threading.Semaphore(depth)
         self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[Any], None]] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="flatout-draw")
-        self._finishing = threading.Thread(target=self._finish, name="flatout-write", daemon=True)
-        self._finishing.start()
+        self._finisher = threading.Thread(target=self._finish, name="flatout-write", daemon=True)
+        self._finisher.start()
 
     def submit(self, work: Callable[[], T], then: Callable[[T], None]) -> None:
-        """Hand over; blocks while too much is waiting. Raises the error of what was handed over before."""
+        """Queue an item; blocks while too many are waiting. Raises the error of an earlier item."""
         self._room.acquire()
         if self._error is not None:
             self._room.release()
@@ -104,23 +106,23 @@ class WriteBehind:
         self._waiting.put((self._pool.submit(work), then))
 
     def close(self) -> None:
-        """Wait until everything is done; raises the first error, once. May be called twice."""
-        if self._finishing.is_alive():
+        """Wait until all items are done; raises the first error, once. May be called twice."""
+        if self._finisher.is_alive():
             self._waiting.put(None)
-            self._finishing.join()
+            self._finisher.join()
             self._pool.shutdown()
         error, self._error = self._error, None
         if error is not None:
             raise error
 
     def _finish(self) -> None:
-        while (handed := self._waiting.get()) is not None:
-            future, then = handed
+        while (item := self._waiting.get()) is not None:
+            future, then = item
             try:
-                # After an error nothing more is written: what came behind it may depend on it.
+                # Nothing more is written after an error: later items may depend on the one that failed.
                 if self._error is None:
                     then(future.result())
-            except BaseException as error:
+            except BaseException as error:  # whatever it is: `submit` and `close` raise it in the caller's thread
                 self._error = error
             finally:
                 self._room.release()
@@ -131,7 +133,6 @@ class WriteBehind:
     def __exit__(self, kind: type | None, *rest: object) -> None:
         try:
             self.close()
-        except BaseException:
-            # The error that ended the block is the one to tell.
+        except BaseException:  # whatever it is: the error that ended the block is the one to raise
             if kind is None:
                 raise

@@ -1,11 +1,11 @@
-"""The file of stages: options that all trainings share, and those of each; checked as a whole before the first begins.
+"""The stages file: options that all stages share, and options of each; checked as a whole before the first begins.
 
     common: {data: my.yaml, cfg: yolov7-tiny, img_size: 320}
     stages:
       - {epochs: 100, freeze: 50, hyp: data/hyp.scratch.tiny.noota.yaml}
       - {epochs: 200, freeze: 0, hyp: data/hyp.scratch.tiny.noota.stage4.yaml}
 
-Keys are flags of train.py, with or without dashes for underscores. Flags of the command win over both.
+Keys are flags of train.py, written with dashes or underscores. Flags of the command override both parts.
 """
 
 import difflib
@@ -27,32 +27,42 @@ from flatout.yolo.multihead.head_config import read_head_config
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.run_config import config_of_defaults, config_of_run
 
-OF_THE_JOB = ("project", "name", "fresh")
-"""Said by the command, and about all stages together."""
-NOT_HERE = ("resume", "exist_ok", "evolve", "profile", "local_rank", "stop_after", "use_compile", "diagnose_compile")
-"""What a stage cannot be asked for: the job itself goes on where it was, in its own folders."""
+JOB_KEYS = ("project", "name", "fresh")
+"""Options of the whole job, given on the command line only."""
+REFUSED_KEYS = (
+    "resume",
+    "exist_ok",
+    "evolve",
+    "profile",
+    "local_rank",
+    "stop_after",
+    "use_compile",
+    "diagnose_compile",
+)
+"""Options that stages refuse: a job continues by itself, in its own folders."""
 PROJECT = "runs/stages"
+"""The default of --project."""
 
 
 @dataclass(frozen=True)
-class _Written:
-    """The file."""
+class _StagesFile:
+    """The content of a stages file."""
 
     stages: list[dict[str, Any]]
     common: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What to train, one stage after the other."""
+class StagePlan:
+    """The trainings of a job, one per stage."""
 
     file: Path
     project: Path
     name: str
     stages: tuple[TrainOptions, ...]
-    """As train() gets them, but for where a stage is saved and what all but the first start from."""
+    """Options of each stage for train(), without its folder and without the weights that later stages start from."""
     hyps: tuple[Hyp, ...]
-    """Of each stage, as its file is now."""
+    """Hyper-parameters of each stage, read from its hyp file."""
     fresh: bool = False
 
     @property
@@ -60,7 +70,7 @@ class Plan:
         return sum(stage.epochs for stage in self.stages)
 
     def config(self) -> dict[str, Any]:
-        """What the result depends on, in values that JSON knows: `stage2.freeze` and the like, hyp values included."""
+        """What the result depends on, as plain JSON values: keys such as `stage2.freeze`, hyper-parameters included."""
         config: dict[str, Any] = {"name": self.name, "epochs": self.num_epochs}
         for number, (stage, hyp) in enumerate(zip(self.stages, self.hyps, strict=True), 1):
             values = config_of_run(stage, hyp) | ({"heads_in_it": _digest(stage)} if stage.head_config else {})
@@ -68,7 +78,7 @@ class Plan:
         return config
 
     def identity(self) -> Identity:
-        """Which job is meant. What a record does not know was at its default, as in every run."""
+        """The identity of the job. Options missing from an older record were at their defaults, as in every run."""
         numbers = range(1, len(self.stages) + 1)
         known = {f"stage{number}.{key}": value for number in numbers for key, value in config_of_defaults().items()}
         changes = {f"stage{number}.{key}": each for number in numbers for key, each in changes_of(TrainOptions).items()}
@@ -77,30 +87,32 @@ class Plan:
 
 def read_plan(
     file: str | Path, flags: Mapping[str, Any] | None = None, *, of_this_call: Mapping[str, Any] | None = None
-) -> Plan:
-    """The plan in a file, with flags of the command in force; ConfigError names every mistake.
+) -> StagePlan:
+    """Read a plan from a file and apply the flags of the command; ConfigError names the mistake.
 
-    `of_this_call` are options from the environment, such as `stop_after`; they count from the beginning of a stage.
+    `of_this_call` are options from the environment, such as `stop_after`; they count separately in every stage.
     """
     path = find_file(str(file), flag="FILE")
-    written, flags = read_config(path, _Written), dict(flags or {})
+    written, flags = read_config(path, _StagesFile), dict(flags or {})
     if not written.stages:
-        raise ConfigError(f"{path}: stages: empty - name at least one.")
+        raise ConfigError(f"{path}: stages: the list is empty. Name at least one stage.")
     _check_keys("common", written.common, path)
     for number, stage in enumerate(written.stages, 1):
-        _check_keys(f"stage {number}", stage, path, also_not=("weights",) if number > 1 else ())
-    if refused := [f"--{key.replace('_', '-')}" for key in NOT_HERE if key in flags]:
-        raise ConfigError(f"{refused[0]} is not for stages: the same command continues, and --fresh begins anew.")
-    job = {key: flags.pop(key) for key in OF_THE_JOB if key in flags}
+        _check_keys(f"stage {number}", stage, path, also_refused=("weights",) if number > 1 else ())
+    if refused := [f"--{key.replace('_', '-')}" for key in REFUSED_KEYS if key in flags]:
+        raise ConfigError(
+            f"{refused[0]} cannot be used with stages: the same command continues a job, --fresh starts a new one."
+        )
+    job = {key: flags.pop(key) for key in JOB_KEYS if key in flags}
     stages = [
         _stage(number, written.common, stage, flags, where=f"{path}: stage {number}")
         for number, stage in enumerate(written.stages, 1)
     ]
     for options in stages:
         refuse_what_is_not_built(options)
-        # Now, because the last stage may begin days after the first.
+        # Checked now, because the last stage may begin days after the first.
         find_file(options.data, flag="--data")
-    return Plan(
+    return StagePlan(
         file=path,
         project=Path(job.get("project", PROJECT)),
         name=job.get("name", path.stem.removeprefix("stages.")),
@@ -113,22 +125,22 @@ def read_plan(
 def _stage(
     number: int, common: Mapping[str, Any], stage: Mapping[str, Any], flags: Mapping[str, Any], *, where: str
 ) -> TrainOptions:
-    values = _in_full(common) | _in_full(stage) | _in_full(flags)
+    values = _normalised(common) | _normalised(stage) | _normalised(flags)
     if number > 1:
-        # From the best of the stage before: its network with its anchors, unless this stage brings a network.
-        brought = _in_full(stage).get("cfg", "")
-        values |= {"weights": "", "cfg": brought, "transfer_weights": True, "noautoanchor": True}
+        # From the best weights of the stage before: its network and anchors, unless this stage has a cfg of its own.
+        cfg = _normalised(stage).get("cfg", "")
+        values |= {"weights": "", "cfg": cfg, "transfer_weights": True, "noautoanchor": True}
     return build_config(values, TrainOptions, where=where)
 
 
 def _digest(stage: TrainOptions) -> str:
-    """Of what `--head-config` says: heads with other classes are another network, whatever the file is called."""
+    """A digest of the content of `--head-config`: heads with other classes are another network under any file name."""
     heads = read_head_config(find_file(stage.head_config, flag="--head-config")).plain()
     return hashlib.sha256(json.dumps(heads).encode()).hexdigest()[:12]
 
 
-def _in_full(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys with underscores; one number where options have several."""
+def _normalised(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with underscores in their keys, and with lists where one number is allowed instead."""
     plain = {key.replace("-", "_"): value for key, value in values.items()}
     if isinstance(freeze := plain.get("freeze"), int):
         plain["freeze"] = [freeze]
@@ -138,15 +150,17 @@ def _in_full(values: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _check_keys(part: str, values: Mapping[str, Any], path: Path, also_not: Sequence[str] = ()) -> None:
+def _check_keys(part: str, values: Mapping[str, Any], path: Path, also_refused: Sequence[str] = ()) -> None:
     known = [option.name for option in fields(TrainOptions)]
     for key in (key.replace("-", "_") for key in values):
-        if key in OF_THE_JOB:
-            raise ConfigError(f"{path}: {part}: {key} is about all stages: give it with the command, as --{key}.")
-        if key in NOT_HERE:
-            raise ConfigError(f"{path}: {part}: {key} is not for stages. Leave it out.")
-        if key in also_not:
-            raise ConfigError(f"{path}: {part}: {key}: a stage starts from the best of the one before. Leave it out.")
+        if key in JOB_KEYS:
+            raise ConfigError(f"{path}: {part}: {key} applies to the whole job: give it to the command, as --{key}.")
+        if key in REFUSED_KEYS:
+            raise ConfigError(f"{path}: {part}: {key} cannot be used in stages. Leave it out.")
+        if key in also_refused:
+            raise ConfigError(
+                f"{path}: {part}: {key}: a stage starts from the best weights of the one before. Leave it out."
+            )
         if key not in known:
             close = difflib.get_close_matches(key, known, n=1)
             advice = f"did you mean {close[0]!r}?" if close else "keys are flags of train.py."

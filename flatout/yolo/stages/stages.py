@@ -1,9 +1,7 @@
-"""All stages of a plan, one training after the other, continued wherever it was left.
-
-Where a job of stages lives, and whether a command begins it, continues it or finds it done.
+"""Running a job of stages: one training after another, continued where it was interrupted.
 
 runs/stages/gradual_unfreeze/    run.json, results.*, weights/best.pt      of the job
-    stage1/, stage2/ ...         what train.py leaves                      of each stage
+    stage1/, stage2/ ...         the files of a run of train.py            of each stage
 """
 
 import csv
@@ -23,15 +21,21 @@ from flatout.runs import Identity, RunFolder, RunLock, RunRequest, Spending, cho
 from flatout.safefiles import replacing
 from flatout.yolo.find_file import find_weights
 from flatout.yolo.options import TrainOptions
-from flatout.yolo.stages.plan import Plan
+from flatout.yolo.stages.plan import StagePlan
 from flatout.yolo.train import train
 from flatout.yolo.weights import read_weights
 
+logger = logging.getLogger(__name__)
+
+# Job folders
+
 MOST_CHANGES = 4
+"""Changed options listed in an error, at most."""
 
 
 def newest_job(project: Path, name: str) -> Path | None:
-    """By number. Passed over are folders that are no run, and `tiny4` of a job that is called so itself."""
+    """The folder of this name with the highest number. Skips folders without a run, and `tiny4` if that is the name of
+    another job."""
     for path in reversed(numbered(project, name).values()):
         record = read_record(path)
         if record and record["config"].get("name") == name:
@@ -40,15 +44,15 @@ def newest_job(project: Path, name: str) -> Path | None:
 
 
 def begin_job(project: Path, name: str, meant: Identity) -> RunFolder:
-    """A new folder, locked."""
+    """A new job folder, locked."""
     return choose_run(RunRequest(project=project, name=name, identity=meant, fresh=True))
 
 
 def continue_job(folder: Path, meant: Identity, *, break_lock: bool) -> RunFolder:
-    """The folder of a job that was begun before, locked.
+    """The folder of an existing job, locked.
 
-    ConfigError if the plan is another one than that which it was begun with: stages that were trained belong to the
-    plan they were trained by. A job that failed before its first step may get another one.
+    ConfigError if the plan is not the one that the job was started with: its trained stages belong to that plan. A job
+    that failed before its first step may get another plan.
     """
     record = read_record(folder) or {"config": {}}
     changed = meant.compare(record["config"]).different
@@ -57,46 +61,46 @@ def continue_job(folder: Path, meant: Identity, *, break_lock: bool) -> RunFolde
         return choose_run(replace(wanted, resume=folder))
     first = stage_folder(folder, 1)
     if not (first / "weights").exists():
-        with RunLock(folder, break_lock=break_lock):  # another process may be about to train in it
+        with RunLock(folder, break_lock=break_lock):  # another process may be about to train there
             shutil.rmtree(first, ignore_errors=True)
         return choose_run(replace(wanted, exist_ok=True, fresh=True))
     more = f" and {len(changed) - MOST_CHANGES} more" if len(changed) > MOST_CHANGES else ""
     raise ConfigError(
-        f"{folder} was begun with other stages: {', '.join(changed[:MOST_CHANGES])}{more}. "
-        "Put them back as they were, start over with --fresh, or choose another --name."
+        f"{folder} was started with other stages: {', '.join(changed[:MOST_CHANGES])}{more}. "
+        "Undo these changes, start over with --fresh, or choose another --name."
     )
 
 
 def is_finished(folder: Path) -> bool:
-    """Of a job or a stage: nothing in it is trained again."""
+    """Whether a job or a stage is finished, so that nothing in it is trained again."""
     record = read_record(folder)
     return bool(record and record.get("finished"))
 
 
 def stage_folder(job: Path, number: int) -> Path:
-    """Of a stage, numbered from 1."""
+    """The folder of a stage, numbered from 1."""
     return job / f"stage{number}"
 
 
 def best_weights(stage: Path) -> Path:
-    """best.pt of a finished stage; last.pt where no epoch was validated."""
+    """best.pt of a finished stage; last.pt if no epoch was validated."""
     for name in ("best.pt", "last.pt"):
         if (stage / "weights" / name).is_file():
             return stage / "weights" / name
-    raise CheckpointError(f"{stage}: a finished stage without weights. Put them back, or start over with --fresh.")
+    raise CheckpointError(
+        f"{stage}: this stage is finished, but its weights are missing. Restore them, or start over with --fresh."
+    )
 
 
-logger = logging.getLogger(__name__)
-
-# The results of all stages as one: a table whose epochs go on counting, and a plot with a line where a stage begins.
+# Combined results: a table whose epochs go on counting, and a plot with a line where a stage begins
 #
 #     stage1/results.*, stage2/results.* ...  ->  results.txt, results.csv, log.jsonl, results.png
 #
-# Made anew from the stages' own files every time: nothing here needs to be saved or cut back.
+# Always written from the stages' own files, so nothing here needs to be saved or truncated.
 
 
-class Together(Callback):
-    """Writes the tables of a job after every epoch of a stage."""
+class JobTables(Callback):
+    """Writes the combined tables of a job after every epoch of a stage."""
 
     def __init__(self, job: Path, num_stages: int, num_epochs: int) -> None:
         self._job, self._num_stages, self._num_epochs = job, num_stages, num_epochs
@@ -106,7 +110,7 @@ class Together(Callback):
 
 
 def write_tables(job: Path, *, num_stages: int, num_epochs: int) -> list[int]:
-    """results.txt, results.csv and log.jsonl of a job; returns the epoch at which each begun stage begins."""
+    """Write results.txt, results.csv and log.jsonl of a job; returns the first epoch of each stage that has one."""
     stages = [stage_folder(job, number) for number in range(1, num_stages + 1)]
     begins, count = [], 0
     for stage in stages:
@@ -119,16 +123,16 @@ def write_tables(job: Path, *, num_stages: int, num_epochs: int) -> list[int]:
     return begins
 
 
-def draw(job: Path, begins: list[int]) -> Path:
-    """results.png; DataError if there is no epoch yet."""
+def plot_results(job: Path, begins: list[int]) -> Path:
+    """Write results.png; DataError if there is no epoch yet."""
     from flatout.charts import plot_results
 
-    # Half an epoch before the first of a stage: between the two points it comes after and before.
+    # Half an epoch before the first of a stage: between the two points.
     return plot_results(job / "results.txt", job / "results.png", marks=[begin - 0.5 for begin in begins[1:]])
 
 
 def _renumbered_text(stages: list[Path], num_epochs: int) -> Iterator[str]:
-    """The 15 columns of YOLOv7, the first of which says epoch/last."""
+    """The 15 columns of YOLOv7; the first is epoch/last epoch."""
     lines = [line for stage in stages for line in _lines(stage / "results.txt")]
     for epoch, line in enumerate(lines):
         rest = line.lstrip().partition(" ")[2]
@@ -160,7 +164,7 @@ def _renumbered_events(stages: list[Path]) -> Iterator[str]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Without marks of rows that a full disk has cost."""
+    """The lines of a file, without the marks of rows that were lost to a full disk."""
     try:
         text = path.read_text()
     except FileNotFoundError:
@@ -174,19 +178,22 @@ def _write(path: Path, text: str) -> None:
         sink.write(content)
 
 
+# The job
+
+
 @dataclass(frozen=True)
 class StagesResult:
-    """What a job of stages left behind."""
+    """The result of a job of stages."""
 
     folder: Path
     fitness: tuple[float, ...]
-    """The best of each finished stage."""
+    """Best fitness of each finished stage."""
     finished: bool
-    """False if it was asked to end early; the same command then continues."""
+    """False if it was stopped early; the same command then continues."""
 
     @property
     def best_stage(self) -> int | None:
-        """Numbered from 1; of equals the later one. None before any has finished."""
+        """The stage with the best fitness, numbered from 1, the later one of equals. None before any has finished."""
         if not self.fitness:
             return None
         return max(range(len(self.fitness)), key=lambda place: (self.fitness[place], place)) + 1
@@ -199,42 +206,44 @@ class StagesResult:
         return "\n".join(lines)
 
 
-def run_stages(plan: Plan, callbacks: Iterable[Callback] = (), *, spending: Spending | None = None) -> StagesResult:
-    """Train every stage that is not finished; a job that is done is left alone.
+def run_stages(
+    plan: StagePlan, callbacks: Iterable[Callback] = (), *, spending: Spending | None = None
+) -> StagesResult:
+    """Train every stage that is not finished; a finished job is not changed.
 
-    Raises Interrupted once a signal was obeyed and everything is saved: the same call then continues.
+    Raises Interrupted after a signal, once everything is saved: the same call then continues.
     """
     if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1:
         raise ConfigError(
-            "stages run on one GPU. For several, type each stage as a command of its own: torchrun ... train.py "
+            "stages run on one GPU. To use several, run each stage as a command of its own: torchrun ... train.py "
             "--transfer-weights --weights BEST_OF_THE_STAGE_BEFORE ..."
         )
     first = plan.stages[0]
     spending = spending or Spending(first.price, first.budget)
     with StopSignals(), _open(plan) as run:
         if is_finished(run.folder):
-            logger.info("%s: all %d stages are finished. Begin anew with --fresh.", run.folder, len(plan.stages))
+            logger.info("%s: all %d stages are finished. Start a new job with --fresh.", run.folder, len(plan.stages))
             return _result(plan, run.folder)
         spending.open(run.folder, continues=run.continues)
-        return _Job(plan, run, [*callbacks], spending).go()
+        return _StagesRun(plan, run, [*callbacks], spending).go()
 
 
-def _open(plan: Plan) -> RunFolder:
+def _open(plan: StagePlan) -> RunFolder:
     folder = None if plan.fresh else newest_job(plan.project, plan.name)
     if folder is not None:
         return continue_job(folder, plan.identity(), break_lock=plan.stages[0].break_lock)
-    # Before there is a folder: a mistyped path should not leave one.
+    # Checked before a folder is created: a mistyped path should not leave one.
     find_weights(plan.stages[0].weights)
     return begin_job(plan.project, plan.name, plan.identity())
 
 
-class _Job:
-    """A plan at work in its folder."""
+class _StagesRun:
+    """Runs the stages of a plan in its job folder."""
 
-    def __init__(self, plan: Plan, run: RunFolder, callbacks: list[Callback], spending: Spending) -> None:
+    def __init__(self, plan: StagePlan, run: RunFolder, callbacks: list[Callback], spending: Spending) -> None:
         self._plan, self._run, self._spending = plan, run, spending
-        table = Together(run.folder, len(plan.stages), plan.num_epochs)
-        self._callbacks = [*callbacks, table]
+        tables = JobTables(run.folder, len(plan.stages), plan.num_epochs)
+        self._callbacks = [*callbacks, tables]
 
     def go(self) -> StagesResult:
         folder = self._run.folder
@@ -243,16 +252,16 @@ class _Job:
                 if not is_finished(stage_folder(folder, number)) and not self._train(number, stage):
                     return _result(self._plan, folder)
         finally:
-            self._show()
+            self._write_results()
         result = _result(self._plan, folder)
         self._keep_weights(result)
-        # Last: killed before it, the same command finds all stages finished and comes here again.
+        # Last: if the process is killed before this, the same command finds all stages finished and repeats the rest.
         self._run.finish()
         logger.info("%s: %s.", folder, self._spending.line())
         return replace(result, finished=True)
 
     def _train(self, number: int, stage: TrainOptions) -> bool:
-        """One stage to its end; False if it was asked to end early."""
+        """Train one stage to its end; False if it was stopped early."""
         folder = self._run.folder
         options = replace(stage, project=str(folder), name=stage_folder(folder, number).name, exist_ok=True)
         if number > 1:
@@ -265,17 +274,17 @@ class _Job:
         result = train(options, self._callbacks, spending=self._spending)
         return result is not None and result.finished
 
-    def _show(self) -> None:
-        """The tables and the plot as of now; what cannot be written or drawn costs nothing else."""
+    def _write_results(self) -> None:
+        """Write the combined tables and the plot; only a warning if that is not possible."""
         try:
             begins = write_tables(self._run.folder, num_stages=len(self._plan.stages), num_epochs=self._plan.num_epochs)
             if begins:
-                draw(self._run.folder, begins)
+                plot_results(self._run.folder, begins)
         except (ImportError, OSError, FlatoutError) as error:
-            logger.warning("The results of all stages were not drawn: %s", error)
+            logger.warning("The combined results of the stages cannot be written: %s", error)
 
     def _keep_weights(self, result: StagesResult) -> None:
-        """weights/best.pt: of the best stage; weights/last.pt: of the last one."""
+        """Copy best.pt of the best stage and last.pt of the last stage into the weights folder of the job."""
         folder = self._run.folder
         assert result.best_stage is not None
         (folder / "weights").mkdir(exist_ok=True)
@@ -283,7 +292,7 @@ class _Job:
         _copy(stage_folder(folder, len(self._plan.stages)) / "weights/last.pt", folder / "weights/last.pt")
 
 
-def _result(plan: Plan, folder: Path) -> StagesResult:
+def _result(plan: StagePlan, folder: Path) -> StagesResult:
     stages = [stage_folder(folder, number) for number in range(1, len(plan.stages) + 1)]
     fitness = [read_weights(best_weights(stage)).best_fitness or 0.0 for stage in stages if is_finished(stage)]
     return StagesResult(folder, tuple(fitness), is_finished(folder))

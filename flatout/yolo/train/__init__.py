@@ -1,16 +1,16 @@
-"""Training a detector: the whole of `train.py`, but for what every run has (flatout.runs).
+"""Training a detector: everything about `train.py` that is not common to all runs (flatout.runs).
 
-Each name is imported when it is first used: the flags need `choose_input`, and no torch.
+Names are imported when they are first used: the flags need `choose_input`, but not torch.
 
 Files:
 
-    autotune      What a picture and a step cost on this machine, for those who leave the input to us
-    choose_input  What `--fast` and `--workers auto` mean on this machine: one function decides it, and says why
-    input         Where training batches come from: the pictures of a training, augmented by workers or on the GPU
-    prepare       The network at its first step
-    recipe        Training a detector: the recipe that `train.py` hands to a run
-    step          What a step of the detection job computes: images and targets in, loss out
-    validate      Validation inside a training
+    autotune      Autotuning of the input: measure what a sample and a step cost, and choose by it
+    choose_input  Choosing the input for a machine: what `--fast` and `--workers auto` switch on here, and why
+    input         The input of a training: images of a data set as augmented batches
+    prepare       Everything before the first step: network, anchors, frozen layers, optimizer, preflight
+    recipe        The detection recipe: everything about `train.py` that is not common to all runs
+    step          One step of a detection training: images and targets in, loss out; with its schedule
+    validate      Validation during a training, and the lines of results.txt
 """
 
 from typing import TYPE_CHECKING

@@ -1,11 +1,11 @@
-"""What a picture and a step cost on this machine, for those who leave the input to us: measured, and remembered.
+"""Autotuning of the input: measure what a sample and a step cost on this machine, and choose by it.
 
-    a few pictures read and augmented here, a step on made-up pictures  -->  Costs  --choose_input-->  choices
+    a few samples read and augmented, a step on blank images  -->  Costs  --choose_input-->  choices
 
-`--fast` leaves open where and how pictures are kept, who augments them and how many workers there are (at most
-`--workers` of them); `--workers auto` by itself only the last. A second or two, and no more than a twentieth of the run
-goes into pictures beyond the first sixteen; what was measured is remembered beside what it depends on. Runs so short
-that this would be more than a twentieth of them are not measured: a fixed rule decides then.
+`--fast` leaves open where and how images are kept, whether workers or the device augment them, and how many workers
+there are (at most `--workers`); `--workers auto` by itself only the last. Measuring takes a second or two; at most a
+twentieth of the run goes into samples beyond the first sixteen. The result is cached together with everything that it
+depends on. Runs that are too short for this are not measured: a fixed rule decides then.
 """
 
 import hashlib
@@ -41,46 +41,46 @@ from flatout.yolo.train.choose_input import (
     Machine,
     Measured,
     choose_input,
-    is_worth_measuring,
+    depends_on_measurement,
+    describe_rule,
     most_workers,
-    place_given,
-    rule_in_words,
+    required_location,
 )
 from flatout.yolo.train.input import InputConfig
 
 logger = logging.getLogger(__name__)
 
 RENDER_MS_PER_GPX = 50.0
-"""Augmenting on the device: 384 pictures of 320 px in 2 ms, complete (bench/results/augment_gpu_h200_202611.md)."""
+"""Augmenting on the device: 384 images of 320 px in 2 ms, complete (bench/results/augment_gpu_h200_202611.md)."""
 LONG_RUN_PIXELS = {"cuda": 1e11, "cpu": 1e8}
-"""Pixels that the network is shown in a run worth measuring: 10,000 pictures of 320 px for a hundred epochs on a GPU,
-a thousand once on a CPU."""
+"""Pixels shown to the network in a run that is long enough to measure: 10,000 images of 320 px for a hundred epochs on
+a GPU, a thousand once on a CPU."""
 LONGEST_S, SHARE_OF_RUN = 60.0, 0.05
-"""How long measuring may take."""
-TUNINGS = "tunings.json"
+"""The longest time that measuring may take, in seconds and as a share of the run."""
+CACHE_FILE = "tunings.json"
 MOST_CORES = 1 << 16
-"""That a file may speak of."""
+"""Cached measurements with more cores are taken for damaged."""
 
 
 @dataclass(frozen=True)
-class Situation:
-    """Machine and costs as the first rank found them: all that a decision rests on beside what was asked."""
+class TuningInputs:
+    """Machine and costs as the first rank found them: with the command, all that a choice depends on."""
 
     machine: Machine
     costs: Costs
 
     def plain(self) -> dict[str, Any]:
-        """In values that JSON knows."""
+        """The same as plain JSON values."""
         return asdict(self)
 
     @classmethod
-    def of(cls, plain: object) -> Self:
-        """From what `plain` returned; ConfigError for anything else."""
+    def from_plain(cls, plain: object) -> Self:
+        """The inverse of `plain`; ConfigError for anything else."""
         return build_config(plain, cls, where="situation")
 
     @property
     def is_plausible(self) -> bool:
-        """Whether somebody can have found these numbers."""
+        """Whether these numbers can have been measured."""
         measured = {} if self.costs.measured is None else asdict(self.costs.measured)
         numbers = {**asdict(self.machine), **asdict(self.costs), **measured}
         found = [value for value in numbers.values() if isinstance(value, int | float)]
@@ -96,44 +96,45 @@ def input_choices(
     graphs: bool = False,
     file: Path | None = None,
 ) -> tuple[Choice, ...]:
-    """Ways to run the input, best first; all ranks follow the first one's machine and measurement.
+    """Ways to run the input, best first; all ranks use the machine and the measurement of the first.
 
-    `graphs`: steps are replayed as CUDA graphs. `file` is where measurements are remembered.
+    `graphs`: steps are replayed as CUDA graphs. `file` is the cache of measurements.
     """
-    if not asked.leaves_something_open:
+    if not asked.leaves_choice:
         return choose_input(asked, this_machine(config), unmeasured(images, config))
     found = None
     if config.world.is_first:
-        found = _situation(images, config, asked, network, Tunings(file or default_folder().parent / TUNINGS), graphs)
-    situation = Situation.of(config.world.broadcast(found.plain() if found is not None else None))
-    choices = choose_input(asked, situation.machine, situation.costs)
+        cache = TuningCache(file or default_folder().parent / CACHE_FILE)
+        found = _tuning_inputs(images, config, asked, network, cache, graphs)
+    inputs = TuningInputs.from_plain(config.world.broadcast(found.plain() if found is not None else None))
+    choices = choose_input(asked, inputs.machine, inputs.costs)
     if config.world.is_first:
-        _tell(asked, situation, choices)
+        _log_choices(asked, inputs, choices)
     return choices
 
 
-def _tell(asked: Asked, situation: Situation, choices: tuple[Choice, ...]) -> None:
-    if situation.costs.measured is None and is_worth_measuring(asked, gpu=situation.machine.has_gpu):
-        logger.info("%s", rule_in_words(asked, choices[0]))
+def _log_choices(asked: Asked, inputs: TuningInputs, choices: tuple[Choice, ...]) -> None:
+    if inputs.costs.measured is None and depends_on_measurement(asked, gpu=inputs.machine.has_gpu):
+        logger.info("%s", describe_rule(asked, choices[0]))
     if asked.fast:
         for number, choice in enumerate(choices, 1):
             logger.info("--fast, choice %d: %s.", number, choice)
 
 
-def _situation(
-    images: ImageSet, config: InputConfig, asked: Asked, network: nn.Module, tunings: "Tunings", graphs: bool
-) -> Situation:
-    """As remembered, else as measured; without measurement where that is not worth it."""
+def _tuning_inputs(
+    images: ImageSet, config: InputConfig, asked: Asked, network: nn.Module, cache: "TuningCache", graphs: bool
+) -> TuningInputs:
+    """The inputs of the choice: cached, else measured; unmeasured if the run is short or no choice depends on it."""
     on_gpu = config.device.type == "cuda"
-    here = Situation(this_machine(config), unmeasured(images, config))
-    if not (is_worth_measuring(asked, gpu=on_gpu) and is_long(images, config)):
+    here = TuningInputs(this_machine(config), unmeasured(images, config))
+    if not (depends_on_measurement(asked, gpu=on_gpu) and is_long(images, config)):
         return here
     graphs = graphs and on_gpu and config.world.size == 1
     facts = machine_facts() | {
-        "asked": f"{asked.flag}, {place_given(asked) or 'any place'}, 4:2:0 {asked.store_420}"
+        "asked": f"{asked.flag}, {required_location(asked) or 'any place'}, 4:2:0 {asked.store_420}"
         + ("" if asked.device_augment is not False else ", not on the device"),
         "device": str(config.device),
-        # Where they lie, too: the same numbers of pictures and pixels may come from a slower disk.
+        # With the folder: the same number of images and pixels may come from a slower disk.
         "data": f"{len(images)} pictures, {int(images.size_wh_N2.sum())}, {Path(images.paths[0]).parent}",
         "input": f"{config.size} px, batch {config.batch_size}, {config.augment}",
         "network": f"{sum(parameter.numel() for parameter in network.parameters())} parameters",
@@ -142,33 +143,33 @@ def _situation(
         "workers": f"{most_workers(asked, here.machine, here.costs)} at most",
         "graphs": str(graphs),
     }
-    if (known := tunings.recall(facts)) is not None:
-        logger.info("%s, as measured before: %s.", asked.flag, _expected(asked, known))
+    if (known := cache.load(facts)) is not None:
+        logger.info("%s, from an earlier measurement: %s.", asked.flag, _expected(asked, known))
         return known
     began = time.perf_counter()
     measured = measure(images, config, asked, network, graphs=graphs)
-    # Asked again: how much memory is free depends on what a step has taken.
-    found = Situation(this_machine(config), replace(here.costs, measured=measured))
+    # Read again: a step has allocated memory.
+    found = TuningInputs(this_machine(config), replace(here.costs, measured=measured))
     logger.info("%s, measured in %.1f s: %s.", asked.flag, time.perf_counter() - began, _expected(asked, found))
     try:
-        tunings.remember(facts, found)
+        cache.save(facts, found)
     except OSError as error:
-        logger.info("The measurement is not remembered: %s.", error.strerror)
+        logger.info("The measurement cannot be cached: %s.", error.strerror)
     return found
 
 
-def _expected(asked: Asked, situation: Situation) -> str:
-    first = choose_input(asked, situation.machine, situation.costs)[0]
+def _expected(asked: Asked, inputs: TuningInputs) -> str:
+    first = choose_input(asked, inputs.machine, inputs.costs)[0]
     return f"{first.what}: {first.img_s:,.0f} img/s expected"
 
 
 def is_long(images: ImageSet, config: InputConfig) -> bool:
-    """Whether the run is so long that measuring is a small part of it."""
+    """Whether measuring would be a small part of the run."""
     return config.epochs * len(images) * config.size**2 > LONG_RUN_PIXELS.get(config.device.type, 0.0)
 
 
 def this_machine(config: InputConfig) -> Machine:
-    """What this rank finds."""
+    """The resources of this rank."""
     on_gpu = config.device.type == "cuda"
     return Machine(
         cores=machine.cores().usable,
@@ -181,7 +182,7 @@ def this_machine(config: InputConfig) -> Machine:
 
 
 def unmeasured(images: ImageSet, config: InputConfig) -> Costs:
-    """What is known of the pictures by their sizes alone."""
+    """Costs that follow from the sizes of the images alone."""
     return Costs(
         batch_size=config.batch_size,
         num_pictures=len(images),
@@ -191,11 +192,11 @@ def unmeasured(images: ImageSet, config: InputConfig) -> Costs:
 
 
 def measure(images: ImageSet, config: InputConfig, asked: Asked, network: nn.Module, *, graphs: bool) -> Measured:
-    """What a picture and a step cost."""
+    """Measure the costs of a sample and of a step."""
     step_ms, main_cpu_ms = step_costs(network, config, graph=graphs)
     steps = config.epochs * max(1, len(images) // (config.batch_size * config.world.size))
     budget_s = measuring_budget_s(steps * step_ms / 1e3) / 2
-    decode_ms, augment_ms, draw_ms = picture_costs(images, config, asked, budget_s=budget_s)
+    decode_ms, augment_ms, draw_ms = sample_costs(images, config, asked, budget_s=budget_s)
     return Measured(
         step_ms=step_ms,
         main_cpu_ms=main_cpu_ms,
@@ -207,41 +208,39 @@ def measure(images: ImageSet, config: InputConfig, asked: Asked, network: nn.Mod
 
 
 def measuring_budget_s(run_s: float) -> float:
-    """How long measuring may take, of a run of this estimated length."""
+    """How long measuring may take in a run of this estimated length."""
     return min(LONGEST_S, SHARE_OF_RUN * run_s)
 
 
-# What a picture and a step of a training cost, from a few pictures and made-up steps before it begins.
-#
-# The network is left as it was, and no random number is drawn.
+# Measuring. The network and the random state are left as they were.
 
-PICTURES = 8
-"""Augmented at a time; measuring goes on until the budget is used or enough were seen."""
+SAMPLES_PER_BATCH = 8
+"""Samples read at a time; measuring stops when the budget is used or ENOUGH samples were read."""
 ENOUGH = 64
 LONGEST_STEP_S = 5.0
-"""On a CPU, a network so slow that its first step takes longer is judged by that."""
-PICTURES_OF_A_STEP = 2
-"""On a CPU, where the time of a step grows with its pictures."""
+"""On a CPU, if the first step takes longer than this, its time counts and no further step is timed."""
+CPU_STEP_IMAGES = 2
+"""Images of a measured step on a CPU, where the time of a step grows in proportion."""
 
 
-def picture_costs(
+def sample_costs(
     images: ImageSet, config: InputConfig, asked: Asked, *, budget_s: float
 ) -> tuple[float, float, float]:  # fmt: skip
-    """Milliseconds of one core per picture: decoding, augmenting, and the drawing of its numbers."""
-    pictures = ResizedImages(images, size=config.size, augment=True, shrunk=asked.shrinks)
+    """Milliseconds of one core per sample: decoding, augmenting, drawing parameters."""
+    resized = ResizedImages(images, size=config.size, augment=True, shrunk=asked.shrinks)
     source = TrainingSource(
         images,
-        pictures,
+        resized,
         config.applied_augment,
         size=config.size,
         painter="fast" if asked.decodes_once else "classic",
         class_aware=config.class_aware,
     )
-    plan = Plan(num_samples=len(images), batch_size=min(PICTURES, len(images)), seed=config.seed)
+    plan = Plan(num_samples=len(images), batch_size=min(SAMPLES_PER_BATCH, len(images)), seed=config.seed)
     seen, began = 0, time.perf_counter()
     with Feed(source, plan, FeedConfig(workers=0, slots=2, on_error="substitute")) as feed:
         batches = iter(feed)
-        next(batches)  # loads libraries, and the first files
+        next(batches)  # loads libraries and the first files
         feed.meter.restart()
         for batch in batches:
             seen += len(batch)
@@ -254,20 +253,21 @@ def picture_costs(
 
 
 class StepCosts(NamedTuple):
-    """Milliseconds of forward and backward: on the clock, and of all cores together."""
+    """Milliseconds of forward and backward."""
 
     wall_ms: float
     cpu_ms: float
+    """CPU time of all cores together."""
 
 
 def step_costs(network: nn.Module, config: InputConfig, *, graph: bool) -> StepCosts:
-    """Of a batch of black pictures; leaves the network as it was. `graph`: as if launching cost nothing.
+    """The costs of a step on a batch of black images; leaves the network as it was.
 
-    Host-device wait, before the training begins.
+    `graph`: count kernels only, as if launching them took no time. The host waits for the device here.
     """
     on_device = config.device.type == "cuda"
-    num = config.batch_size if on_device else min(config.batch_size, PICTURES_OF_A_STEP)
-    with _kept_as_it_is(network):
+    num = config.batch_size if on_device else min(config.batch_size, CPU_STEP_IMAGES)
+    with _state_restored(network):
         while True:
             try:
                 costs = _step_costs(network, config, num, graph=graph)
@@ -275,20 +275,20 @@ def step_costs(network: nn.Module, config: InputConfig, *, graph: bool) -> StepC
             except torch.OutOfMemoryError:
                 if num == 1:
                     raise
-                num //= 2  # the training says what to do about it, if it has no room either
+                num //= 2  # if the training runs out of memory, too, its own error says what to do
     if on_device:
-        torch.cuda.empty_cache()  # how many pictures are kept on the device depends on what is free
+        torch.cuda.empty_cache()  # the memory for images on the device depends on what is free
     scale = config.batch_size / num
     return StepCosts(costs.wall_ms * scale, costs.cpu_ms * scale)
 
 
 def _step_costs(network: nn.Module, config: InputConfig, num: int, *, graph: bool) -> StepCosts:
     on_device = config.device.type == "cuda"
-    pictures = torch.zeros(num, 3, config.size, config.size, device=config.device)
+    images = torch.zeros(num, 3, config.size, config.size, device=config.device)
     began, times = time.perf_counter(), []
     for _ in range(3 if on_device else 2):
-        times.append(_timed_step(network, config, pictures))
-        # A first step on a device compiles kernels, which tells nothing of the next.
+        times.append(_timed_step(network, config, images))
+        # The first step on a device compiles kernels, so its time says nothing about the next.
         if not on_device and time.perf_counter() - began > LONGEST_STEP_S:
             break
     wall_ms, cpu_ms = times[-1]
@@ -296,16 +296,16 @@ def _step_costs(network: nn.Module, config: InputConfig, num: int, *, graph: boo
         return times[-1]
     trace = DeviceTrace()
     trace.start()
-    _timed_step(network, config, pictures)
-    # Without the right to look at the device, nothing is seen of its kernels.
+    _timed_step(network, config, images)
+    # The trace is empty if this process may not profile the device.
     device_ms = trace.stop(1).busy_ms or wall_ms
     return StepCosts(device_ms, min(cpu_ms, device_ms))
 
 
-def _timed_step(network: nn.Module, config: InputConfig, pictures: Tensor) -> StepCosts:
+def _timed_step(network: nn.Module, config: InputConfig, images: Tensor) -> StepCosts:
     began, began_cpu = time.perf_counter(), time.process_time()
     with torch.autocast(config.device.type, config.dtype, enabled=config.dtype != torch.float32):
-        loss = torch.stack([tensor.float().mean() for tensor in _tensors(network(pictures))]).sum()
+        loss = torch.stack([tensor.float().mean() for tensor in _tensors(network(images))]).sum()
     loss.backward()
     if config.device.type == "cuda":
         torch.cuda.synchronize(config.device)
@@ -313,8 +313,8 @@ def _timed_step(network: nn.Module, config: InputConfig, pictures: Tensor) -> St
 
 
 @contextmanager
-def _kept_as_it_is(network: nn.Module) -> Iterator[None]:
-    """Train in the block as ever; running statistics, gradients and mode are put back."""
+def _state_restored(network: nn.Module) -> Iterator[None]:
+    """Put the network into training mode for the block; restore running statistics, gradients and mode after it."""
     was_training, kept = network.training, [buffer.clone() for buffer in network.buffers()]
     network.train()
     try:
@@ -329,7 +329,7 @@ def _kept_as_it_is(network: nn.Module) -> Iterator[None]:
 
 
 def _tensors(output: object) -> Iterator[Tensor]:
-    """All of them that can be differentiated, however deep."""
+    """All differentiable tensors in nested lists and tuples."""
     if isinstance(output, Tensor):
         if output.requires_grad:
             yield output
@@ -338,35 +338,35 @@ def _tensors(output: object) -> Iterator[Tensor]:
             yield from _tensors(part)
 
 
-# What was measured before.
+# Cache
 
 
-class Tunings:
-    """Measurements of earlier runs, in one file. What cannot be read counts as nothing remembered."""
+class TuningCache:
+    """Measurements of earlier runs in one file. A file that cannot be read counts as empty."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def recall(self, facts: Mapping[str, str]) -> Situation | None:
-        """What was found under the same facts, if anything."""
+    def load(self, facts: Mapping[str, str]) -> TuningInputs | None:
+        """The measurement made under the same facts; None if there is none, or only a damaged one."""
         found = self._read().get(fingerprint(facts))
         try:
-            situation = Situation.of(found["situation"] if isinstance(found, dict) else None)
+            inputs = TuningInputs.from_plain(found["situation"] if isinstance(found, dict) else None)
         except (ConfigError, KeyError):
             return None
-        return situation if situation.is_plausible else None
+        return inputs if inputs.is_plausible else None
 
-    def remember(self, facts: Mapping[str, str], situation: Situation) -> None:
-        """Readers see the file before or after, never half of it."""
-        content = self._read() | {fingerprint(facts): {"facts": dict(facts), "situation": situation.plain()}}
+    def save(self, facts: Mapping[str, str], inputs: TuningInputs) -> None:
+        """Add a measurement. The file is replaced as a whole, so that readers never see half of it."""
+        content = self._read() | {fingerprint(facts): {"facts": dict(facts), "situation": inputs.plain()}}
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        # A name of its own: where several machines or containers share a home, their processes have the same numbers.
+        # A unique name: containers that share a home directory may run processes with the same ids.
         handle, name = tempfile.mkstemp(prefix=f"{self._file.name}.", dir=self._file.parent)
         try:
             with open(handle, "w") as file:
                 file.write(json.dumps(content, indent=1))
             os.replace(name, self._file)
-        except BaseException:
+        except BaseException:  # also a signal must not leave the temporary file behind
             os.unlink(name)
             raise
 
@@ -379,5 +379,5 @@ class Tunings:
 
 
 def fingerprint(facts: Mapping[str, str]) -> str:
-    """Of machine, versions and data: one that differs makes a measurement unknown."""
+    """A digest of the facts that a measurement depends on: machine, versions, data, network."""
     return hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode()).hexdigest()[:16]

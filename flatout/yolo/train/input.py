@@ -1,4 +1,4 @@
-"""Where training batches come from: the pictures of a training, augmented by workers or on the GPU.
+"""The input of a training: images of a data set as augmented batches, made by workers or on the GPU.
 
 classic   files --decode every time--> worker: OpenCV, step by step --> slot --> device
 fast      files --decode once--> store --> worker: the same pixels, fewer passes --> slot --> device
@@ -35,37 +35,42 @@ from flatout.yolo.train.choose_input import Choice, InputSettings
 logger = logging.getLogger(__name__)
 
 MOST_PER_TASK = 32
+"""Samples in one task of a worker, at most."""
+
+
+# Opening the input
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputConfig:
-    """What the input depends on, beside the pictures and what is chosen (`InputSettings`)."""
+    """Everything that defines the samples of a training, except the images and the `InputSettings` of the machine."""
 
     augment: AugmentConfig
     size: int
     batch_size: int
-    """Of this rank."""
+    """Samples per batch of this rank."""
     seed: int
     grid: int
     epochs: int
     device: torch.device
     dtype: torch.dtype
-    """Of the network's input, where pictures are made on the device."""
+    """Type of the network's input, for images that are rendered on the device."""
     world: World
     class_aware: ClassAware | None = None
-    """Turn and shear mosaics by the head that their labels belong to."""
+    """Rotate and shear mosaics by the head that their labels belong to."""
     rect: bool = False
-    """Batches of pictures with like proportions, and no mosaic."""
+    """Batches of images with similar aspect ratios, without mosaics."""
     sequential: bool = False
-    """Not shuffled."""
+    """Do not shuffle."""
     channels_last: bool = False
-    """Of pictures that are made on the device."""
+    """Memory format of images that are rendered on the device."""
     persistent_workers: bool = True
     verify: bool = False
-    """Compare stored pictures with their checksums."""
+    """Compare stored images with their checksums."""
 
     @property
     def applied_augment(self) -> AugmentConfig:
+        """`augment`, without mosaics if `rect`."""
         return replace(self.augment, mosaic=0.0) if self.rect else self.augment
 
 
@@ -80,13 +85,13 @@ class TrainingInput:
 
     @property
     def expected_targets(self) -> float:
-        """Per picture, about."""
+        """Estimated targets per sample."""
         targets = self.feed.source.fields["targets"]
         assert isinstance(targets, Rows)
         return float(targets.expected)
 
     def set_weights(self, weights_N: np.ndarray, epoch: int) -> None:
-        """Draw pictures by these weights from the beginning of `epoch` on; ends a pass that is under way."""
+        """Draw images by these weights from the beginning of `epoch` on; ends the current pass."""
         self.batches.epoch(epoch)
         self.feed.set_weights(weights_N)
 
@@ -102,20 +107,21 @@ class TrainingInput:
         self._stack.close()
 
 
-Opened = Store | ResizedImages | DeviceDecoded
+ImageProvider = Store | ResizedImages | DeviceDecoded
+"""Resized images: from a store, decoded on each read, or decoded by the GPU."""
 
 
 def open_input(images: ImageSet, config: InputConfig, choices: Sequence[Choice]) -> TrainingInput:
-    """The first of `choices` that can be built, on all ranks the same one. Builds the store if there is to be one.
+    """Open the first of `choices` that every rank can build, and fill its store if it has one.
 
-    ConfigError where the last one cannot be built either.
+    ConfigError if the last one cannot be built either.
     """
     opener = _Opener(images, config)
     with ExitStack() as stack:
         for choice, after in pairwise(choices):
-            if not choice.settings.on_device:  # only a device may be unable
+            if not choice.settings.on_device:  # workers can always augment; only a device may fail
                 break
-            batches = _tried(opener, choice.settings, after.settings, stack)
+            batches = _try_open(opener, choice.settings, after.settings, stack)
             if not config.world.any(batches is None):
                 assert batches is not None
                 return TrainingInput(batches, stack.pop_all())
@@ -129,20 +135,20 @@ def open_input(images: ImageSet, config: InputConfig, choices: Sequence[Choice])
     raise AssertionError
 
 
-def _tried(
+def _try_open(
     opener: "_Opener", settings: InputSettings, after: InputSettings, stack: ExitStack
 ) -> DeviceBatches | None:  # fmt: skip
-    """None where it cannot be built; says so, and what comes next."""
+    """The opened input, or None with a warning if it cannot be built."""
     try:
         return opener.open(settings, stack)
     except ConfigError as error:
-        path = "decodes on the CPU" if after.on_device else "uses the CPU path"
-        logger.warning("%s --fast %s here.", error, path)
+        does = "decodes" if after.on_device else "augments"
+        logger.warning("%s --fast %s on the CPU instead.", error, does)
         return None
 
 
 class _Opener:
-    """Builds the input of one choice after the other; a store that two of them need is built once."""
+    """Builds the input of one choice after another; a store that several of them need is built once."""
 
     def __init__(self, images: ImageSet, config: InputConfig) -> None:
         self._images, self._config = images, config
@@ -151,29 +157,29 @@ class _Opener:
         self._store: Store | None = None
 
     def open(self, settings: InputSettings, stack: ExitStack) -> DeviceBatches | None:
-        """None where the GPU does not decode; ConfigError where the device cannot augment. `stack` closes stores."""
+        """None if the GPU cannot decode; ConfigError if the device cannot augment. `stack` closes the store."""
         if not settings.gpu_decode:
-            pictures = self._pictures(settings, stack)
-            return self._on_device(pictures, settings) if settings.on_device else self._by_workers(pictures, settings)
+            provider = self._provider(settings, stack)
+            return self._on_device(provider, settings) if settings.on_device else self._by_workers(provider, settings)
         config = self._config
         decoded = decoded_on_device(
             self._images, size=config.size, device=config.device, budget_bytes=device_budget(config.device)
         )
         return self._on_device(decoded, settings) if decoded is not None else None
 
-    def _pictures(self, settings: InputSettings, stack: ExitStack) -> Store | ResizedImages:
+    def _provider(self, settings: InputSettings, stack: ExitStack) -> Store | ResizedImages:
         if settings.keep == "off":
             return self._resized(settings)
         if self._store is None:
             store_config = StoreConfig(verify=self._config.verify)
             self._store = stack.enter_context(Store.open(self._resized(settings), store_config))
-            logger.info("Pictures for training: %s", self._store.statistics())
+            logger.info("Training images: %s", self._store.statistics())
         return self._store
 
     def _resized(self, settings: InputSettings) -> ResizedImages:
         return ResizedImages(self._images, size=self._config.size, augment=True, shrunk=settings.shrunk)
 
-    def _on_device(self, pictures: Opened, settings: InputSettings) -> DeviceBatches:
+    def _on_device(self, provider: ImageProvider, settings: InputSettings) -> DeviceBatches:
         config = self._config
         device_config = DeviceInputConfig(
             dtype=config.dtype,
@@ -186,7 +192,7 @@ class _Opener:
         )
         return training_input(
             self._images,
-            pictures,
+            provider,
             config.applied_augment,
             self._plan,
             size=config.size,
@@ -196,21 +202,21 @@ class _Opener:
             rect=self._rect,
         )
 
-    def _by_workers(self, pictures: Opened, settings: InputSettings) -> DeviceBatches:
+    def _by_workers(self, provider: ImageProvider, settings: InputSettings) -> DeviceBatches:
         config = self._config
         source = TrainingSource(
             self._images,
-            pictures,
+            provider,
             config.applied_augment,
             size=config.size,
             painter=settings.painter,
             class_aware=config.class_aware,
         )
-        # The first rank chose; this one may be on a smaller machine.
+        # The first rank chose; this rank may be on a smaller machine.
         workers = num_workers(settings.workers, config.batch_size, config.world)
         feed_config = FeedConfig(
             workers=workers,
-            micro_batch=pictures_per_task(config.batch_size, workers),
+            micro_batch=samples_per_task(config.batch_size, workers),
             slots=settings.slots,
             persistent_workers=config.persistent_workers,
             epochs=config.epochs,
@@ -220,30 +226,33 @@ class _Opener:
 
 
 def num_workers(asked: int | str, batch_size: int, world: World) -> int:
-    """`choose_input.num_workers` on this machine."""
+    """`choose_input.num_workers` for this machine."""
     cores = machine.cores().usable
     return choose_input.num_workers(asked, batch_size, cores=cores, ranks_here=world.size_here)
 
 
 def device_budget(device: torch.device) -> int | None:
-    """Bytes of device memory for pictures; the training has not taken its share yet, so half is left to it."""
+    """Bytes of GPU memory for images: half of what is free, since the training has not allocated its part yet."""
     return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else None
 
 
-def pictures_per_task(batch_size: int, workers: int) -> int:
-    """One task per worker and batch, unless that is many: draws and labels of few pictures cost as much as of many."""
+def samples_per_task(batch_size: int, workers: int) -> int:
+    """Samples per task of a worker: one task per worker and batch, but at most MOST_PER_TASK samples.
+
+    Fewer samples per task would not be cheaper: drawing parameters and labels costs the same for few as for many.
+    """
     return max(1, min(MOST_PER_TASK, -(-batch_size // max(1, workers))))
 
 
 def _plan(images: ImageSet, config: InputConfig, rect: RectBatches | None, *, sequential: bool) -> Plan:
-    """Which picture comes when. Shuffled, unless the order is wished for or follows from the shapes."""
+    """Which image goes into which step: shuffled, unless the order is sequential or follows from the shapes."""
     left_over = len(images) % (config.batch_size * config.world.size)
     plan = Plan(
         num_samples=len(images),
         batch_size=config.batch_size,
         seed=config.seed,
         shuffle=not sequential,
-        # Fewer pictures than ranks: one would train on nothing, and its loss spoil the step of all.
+        # With fewer images than ranks, a rank would train on nothing, and its loss would spoil the step of all ranks.
         last="pad" if 0 < left_over < config.world.size else "short",
         rank=config.world.rank,
         num_ranks=config.world.size,
@@ -255,24 +264,26 @@ def _plan(images: ImageSet, config: InputConfig, rect: RectBatches | None, *, se
 
 def _rect(images: ImageSet, config: InputConfig) -> RectBatches:
     if config.world.size > 1:
-        raise ConfigError("--rect gives every batch its own shape, which several ranks cannot share: leave it out.")
+        raise ConfigError(
+            "--rect gives every batch its own shape, which is not possible with several ranks: leave it out."
+        )
     return rect_batches(
         images.size_wh_N2, batch_size=config.batch_size, img_size=config.size, stride=config.grid, pad=0.0
     )
 
 
-# The pictures of a training, and how its data is told from changed data.
+# The images of a training
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """The two sets of a training; validation pictures are those of the first rank only."""
+class TrainingImages:
+    """The training and validation images of a data set."""
 
     train: ImageSet
     val: ImageSet
 
     def fingerprint(self) -> str:
-        """Changes when a picture comes, goes or changes its size, or when any label changes."""
+        """A digest that changes when images are added, removed or resized, or when a label changes."""
         digest = hashlib.sha256()
         for images in (self.train, self.val):
             digest.update("\n".join((*images.names, *images.paths)).encode(errors="surrogateescape"))
@@ -283,17 +294,19 @@ class Pictures:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelRules:
-    """Which labels of the pictures count."""
+    """Which labels are used."""
 
     strict: bool = False
-    """YOLOv7's rules: one bad line drops the picture."""
+    """YOLOv7's rules: one bad line drops the image."""
     single_class: bool = False
+    """Treat all classes as one."""
     allow_bad_labels: bool = False
+    """Go on although more than half of the labels cannot be used."""
 
 
-def open_pictures(data: DataSet, rules: LabelRules, world: World) -> Pictures:
-    """Both sets, scanned or from the cache of an earlier scan. Ranks wait for each other here."""
-    # The first rank scans, the others find its cache.
+def open_images(data: DataSet, rules: LabelRules, world: World) -> TrainingImages:
+    """Training and validation images, scanned or from the cache of an earlier scan. Ranks wait for each other here."""
+    # The first rank scans, the others read its cache.
     if not world.is_first:
         world.wait_for_all()
     train, val = open_training_splits(
@@ -304,4 +317,4 @@ def open_pictures(data: DataSet, rules: LabelRules, world: World) -> Pictures:
     )
     if world.is_first:
         world.wait_for_all()
-    return Pictures(train, val)
+    return TrainingImages(train, val)

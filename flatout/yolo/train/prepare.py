@@ -1,6 +1,8 @@
-"""The network at its first step: built or loaded, anchors checked, layers frozen, an optimizer with three groups.
+"""Everything before the first step: network, anchors, frozen layers, optimizer, and a preflight of the machine.
 
-Before a detection training begins: memory, and how fast pictures can be decoded at most.
+    weights, cfg -> network -> anchors that fit the data -> frozen layers -> optimizer with three parameter groups
+
+Dimension key:  N images   T targets   A anchors   L levels of the head   2 width, height
 """
 
 import logging
@@ -37,16 +39,16 @@ from flatout.yolo.weights.legacy import parameter_groups as names_of_groups
 
 logger = logging.getLogger(__name__)
 
-# Do the network's anchors fit the data set? If not, better ones are searched for before the training begins.
+# Anchors
 
 LEAST_RECALL = 0.98
-"""Share of boxes that an anchor must suit; with less, anchors are searched for."""
+"""Share of boxes that must match an anchor; with less, better anchors are searched for."""
 JITTER = 0.1
-"""The check looks at boxes of pictures that are up to this share smaller or larger, as in training."""
+"""Boxes are checked at sizes up to this share smaller or larger, as in training."""
 
 
 def check_anchors(head: Detect, images: ImageSet, *, size: int, threshold: float, rng: np.random.Generator) -> bool:
-    """Replace the anchors of `head` if that lets more boxes be found; True if it was done."""
+    """Replace the anchors of `head` if others match more boxes; True if they were replaced."""
     size_wh_T2, box_wh_T2 = _boxes(images)
     if not len(box_wh_T2):
         return False
@@ -55,27 +57,25 @@ def check_anchors(head: Detect, images: ImageSet, *, size: int, threshold: float
     jittered_T2 = plain_T2 * np.repeat(factor_N, np.diff(images.labels.first_N))[:, None]
     anchors_A2 = _anchors_px(head)
     fit = fit_of(anchors_A2, jittered_T2, threshold=threshold)
-    logger.info("Anchors: %.2f per target, %.4f of all boxes can be found.", fit.above_threshold, fit.best_recall)
+    logger.info("Anchors: %.2f match each target, best possible recall %.4f.", fit.above_threshold, fit.best_recall)
     if fit.best_recall >= LEAST_RECALL:
         return False
     try:
         found_A2 = search_anchors(plain_T2, len(anchors_A2), rng, threshold=threshold)
     except ValueError as error:
-        logger.warning("The anchors do not fit, but no better ones can be searched for: %s", error)
+        logger.warning("The anchors do not fit the data, and no search for better ones is possible: %s", error)
         return False
     better = fit_of(found_A2, jittered_T2, threshold=threshold)
     if better.best_recall <= fit.best_recall:
-        logger.info("Anchors that were searched for are no better (%.4f): the old ones stay.", better.best_recall)
+        logger.info("The search found no better anchors (recall %.4f): the network keeps its own.", better.best_recall)
         return False
     set_anchors(head, found_A2)
-    logger.info(
-        "New anchors, with which %.4f of all boxes can be found; the weights remember them.", better.best_recall
-    )
+    logger.info("New anchors fit the data better: recall %.4f. They are saved with the weights.", better.best_recall)
     return True
 
 
 def set_anchors(head: Detect, anchors_A2: np.ndarray) -> None:
-    """Anchors in pixels, smallest first, to the levels from the finest to the coarsest."""
+    """Assign anchors in pixels, smallest first, to the levels from the finest to the coarsest."""
     rising_LA2 = torch.tensor(anchors_A2, dtype=torch.float32).view(head.nl, head.na, 2)
     stride_L = head.stride
     by_stride = torch.argsort(stride_L)
@@ -91,26 +91,27 @@ def _anchors_px(head: Detect) -> np.ndarray:
 
 
 def _boxes(images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
-    """Size of the picture and relative size of the box, for every label."""
-    per_picture_N = np.diff(images.labels.first_N)
-    return np.repeat(images.size_wh_N2, per_picture_N, axis=0), images.labels.class_box_T5[:, 3:5].astype(np.float64)
+    """Image size and relative box size of every label."""
+    per_image_N = np.diff(images.labels.first_N)
+    return np.repeat(images.size_wh_N2, per_image_N, axis=0), images.labels.class_box_T5[:, 3:5].astype(np.float64)
 
 
-# Which parameters shrink by weight decay, and which learn as biases do: the three groups of YOLOv7's optimizers.
+# Network
 
 
 class ParameterGroups(NamedTuple):
-    """Every parameter of a network exactly once, frozen ones included, in YOLOv7's order."""
+    """The three groups of YOLOv7's optimizers: every parameter once, frozen ones included, in YOLOv7's order."""
 
     no_decay: list[nn.Parameter]
     """Weights of batch norms, and implicit vectors."""
     decay: list[nn.Parameter]
-    """All other weights: convolutions, linear layers."""
+    """All other weights: convolutions, linear layers. Weight decay applies to these alone."""
     bias: list[nn.Parameter]
+    """Biases, which have a learning rate of their own during warm-up."""
 
 
 def parameter_groups(network: nn.Module) -> ParameterGroups:
-    """The groups of a network, in the order in which an optimizer state of YOLOv7 numbers them."""
+    """The parameters of a network in YOLOv7's groups, in the order in which its optimizer states number them."""
     parameters = dict(network.named_parameters())
     groups = names_of_groups(network.state_dict())
     grouped = [name for group in groups for name in group]
@@ -119,25 +120,25 @@ def parameter_groups(network: nn.Module) -> ParameterGroups:
 
 
 def class_names(data: DataSet, *, single_cls: bool) -> list[str]:
-    """Names of the classes that the network learns."""
+    """Names of the classes that the network learns; one class "item" with --single-cls."""
     return ["item"] if single_cls and len(data.names) != 1 else list(data.names)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartConfig:
-    """What a network is built from."""
+    """Weights, model config and heads that a network is built from."""
 
     weights: str = ""
-    """A file or a name; empty: from scratch."""
+    """A file, or a name of shipped weights; empty: from scratch."""
     cfg: str = ""
-    """Empty: the one inside the weights."""
+    """Model config; empty: the one inside the weights."""
     transfer: bool = False
-    """Take tensors of the weights that fit, anchors too, and nothing else."""
+    """Take the tensors of the weights that fit, anchors included, and nothing else."""
     heads: WantedHeads = field(default_factory=WantedHeads)
 
 
 def make_network(config: StartConfig, hyp: Hyp, names: Sequence[str]) -> Start:
-    """Fresh, or with whatever fits of the weights; on the CPU, in float32."""
+    """A new network, with every tensor of the weights that fits; on the CPU, in float32."""
     weights = find_weights(config.weights)
     cfg = find_cfg(config.cfg, weights=weights)
     heads = chosen_heads(config.heads, num_classes=len(names))
@@ -151,8 +152,8 @@ def make_network(config: StartConfig, hyp: Hyp, names: Sequence[str]) -> Start:
     return start
 
 
-def network_of_run(saved: Mapping[str, Any], names: Sequence[str]) -> Start:
-    """The network of a saved training, as its file describes it; `--weights` and `--cfg` may be gone by now."""
+def rebuild_network(saved: Mapping[str, Any], names: Sequence[str]) -> Start:
+    """The network of a checkpoint, built from the config saved there: `--weights` and `--cfg` may no longer exist."""
     network = build_network(saved["config"], where="the saved model config")
     network.names = list(names)
     logger.info("%s", describe(network).line())
@@ -160,17 +161,21 @@ def network_of_run(saved: Mapping[str, Any], names: Sequence[str]) -> Start:
 
 
 def round_weights(network: Network) -> None:
-    """To half precision and back, as YOLOv7 does before training (its way of sharing anchors with the loss)."""
+    """Round all tensors to half precision and back, as YOLOv7 does when it shares its anchors with the loss."""
     network.half().float()
 
 
 def fit_anchors(network: Network, images: ImageSet, hyp: Hyp, *, size: int, seed: int) -> None:
+    """Replace the network's anchors if they do not fit the boxes of the training images."""
     rng = np.random.default_rng((seed, 0xA11C))
     check_anchors(network.head, images, size=size, threshold=hyp.anchor_t, rng=rng)
 
 
 def freeze(network: Network, layers: Sequence[int]) -> None:
-    """Stop layers from learning: all below one number, or exactly those of several. Batch-norm statistics go on."""
+    """Freeze layers: one number N freezes layers 0 to N-1, several freeze exactly these.
+
+    Batch-norm statistics of frozen layers are still updated.
+    """
     frozen = range(layers[0]) if len(layers) == 1 else layers
     prefixes = tuple(f"model.{layer}." for layer in frozen)
     count = 0
@@ -180,11 +185,14 @@ def freeze(network: Network, layers: Sequence[int]) -> None:
             count += 1
     if count:
         which = f"0 to {layers[0] - 1}" if len(layers) == 1 else ", ".join(map(str, layers))
-        logger.info("Frozen: %d tensors of layers %s.", count, which)
+        logger.info("Frozen: %d tensors in layers %s.", count, which)
+
+
+# Optimizer and training state
 
 
 def optimizer_for(network: Network, hyp: Hyp, *, total_batch: int, adam: bool) -> torch.optim.Optimizer:
-    """SGD or Adam over the groups of `param_groups`; only the weights of convolutions shrink."""
+    """SGD or Adam over the groups of `parameter_groups`; weight decay applies to the second group only."""
     groups = parameter_groups(network)
     decay = scaled_weight_decay(hyp.weight_decay, total_batch=total_batch)
     return make_optimizer(
@@ -192,18 +200,18 @@ def optimizer_for(network: Network, hyp: Hyp, *, total_batch: int, adam: bool) -
     )
 
 
-def take_over(start: Start, optimizer: torch.optim.Optimizer, average: MovingAverage) -> None:
-    """From an unfinished YOLOv7 checkpoint: momentum and the moving average, not just the weights."""
+def load_training_state(start: Start, optimizer: torch.optim.Optimizer, average: MovingAverage) -> None:
+    """Load momentum and moving average, too, if the network came from an unfinished YOLOv7 checkpoint."""
     weights = start.weights
     if weights is None or weights.optimizer is None:
         return
-    if take_over_optimizer(optimizer, weights.optimizer) and weights.ema is not None and start.transfer is not None:
+    if load_optimizer_state(optimizer, weights.optimizer) and weights.ema is not None and start.transfer is not None:
         transfer(average.network, weights.ema, skip_anchors=bool(start.transfer.skipped))
         average.updates = weights.updates or 0
 
 
-def take_over_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | None) -> bool:
-    """Momentum from a YOLOv7 checkpoint, if it is of the same network; False if it is not used."""
+def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any] | None) -> bool:
+    """Load momentum from a YOLOv7 checkpoint of the same network; False if it does not fit or there is none."""
     if not saved:
         return False
     parameters = parameters_of(optimizer)
@@ -212,9 +220,11 @@ def take_over_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, An
         entry = state.get(number, {})
         if state and not entry:
             continue  # frozen when it was saved: there is no momentum yet
-        fits = all(not _is_map(value) or value.shape == parameter.shape for value in entry.values())
+        fits = all(not _is_elementwise(value) or value.shape == parameter.shape for value in entry.values())
         if entry.keys() != optimizer.state[parameter].keys() or not fits:
-            logger.warning("The optimizer state of these weights is of another network or kind: it starts anew.")
+            logger.warning(
+                "The optimizer state in these weights belongs to another network or optimizer: starting without it."
+            )
             return False
     for number, parameter in enumerate(parameters):
         for key, value in state.get(number, {}).items():
@@ -224,89 +234,99 @@ def take_over_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, An
 
 
 def start_epoch_of(start: Start, *, epochs: int) -> tuple[int, int]:
-    """First epoch, and the number of epochs: an unfinished YOLOv7 checkpoint goes on, a finished one adds to it."""
+    """First epoch and number of epochs.
+
+    An unfinished YOLOv7 checkpoint continues; if it is already past `epochs`, they are added to its own, as in YOLOv7.
+    """
     weights = start.weights
     if weights is None or weights.optimizer is None or weights.epoch is None or weights.epoch < 0:
         return 0, epochs
     first = weights.epoch + 1
     if epochs < first:
-        logger.info("These weights were trained for %d epochs; %d more follow.", first, epochs)
+        logger.info("These weights were trained for %d epochs: training %d more.", first, epochs)
         return first, epochs + weights.epoch
     return first, epochs
 
 
-def share_batch_norms(network: nn.Module, *, ranks: int, on_gpu: bool) -> str:
-    """`--sync-bn`: statistics over the pictures of all ranks, in place; tensors stay the same. Says what was done."""
+def use_sync_batch_norm(network: nn.Module, *, ranks: int, on_gpu: bool) -> str:
+    """`--sync-bn`: compute batch-norm statistics over all ranks; returns a message for the log.
+
+    The network is converted in place and keeps its tensors.
+    """
     if ranks == 1:
-        return "--sync-bn: one rank trains alone, so its batch-norm statistics are those of all pictures."
+        return "--sync-bn has no effect with one rank."
     if not on_gpu:
         # torch has the kernel for GPUs only.
-        return "--sync-bn needs GPUs: on CPUs each rank keeps the batch-norm statistics of its own pictures."
+        return "--sync-bn needs GPUs: on CPUs each rank uses the batch-norm statistics of its own images."
     nn.SyncBatchNorm.convert_sync_batchnorm(network)
-    return f"Batch-norm statistics are those of the pictures of all {ranks} ranks."
+    return f"Batch-norm statistics are computed over the images of all {ranks} ranks."
 
 
 def grid_of(network: Network) -> int:
-    """Sides of the input are multiples of it."""
+    """The number of pixels of which the sides of the input are multiples."""
     return max(int(network.stride.max()), LEAST_GRID)
 
 
-def about(network: Network, hyp: Mapping[str, Any]) -> dict[str, Any]:
-    """What files of weights say about the network, without its tensors."""
+def network_metadata(network: Network, hyp: Mapping[str, Any]) -> dict[str, Any]:
+    """The description of a network in weights files: config, class names, hyper-parameters."""
     return {"config": network.config, "names": list(network.names), "nc": network.nc, "hyp": dict(hyp)}
 
 
-def _is_map(value: Any) -> bool:
-    """A tensor as large as a parameter; Adam also keeps a counter."""
+def _is_elementwise(value: Any) -> bool:
+    """Whether an optimizer state has a value per element of its parameter; Adam also keeps a counter."""
     return isinstance(value, Tensor) and value.dim() > 0
 
 
+# Preflight
+
 LOW_MEMORY_BYTES = 2**30
 STORE_SHARE = 0.5
-"""Of the free memory, what decoded pictures may take."""
+"""Share of the free memory that decoded images may take."""
 MEASURE_S = 0.1
-MOST_PICTURES = 32
+"""How long decoding is measured."""
+MOST_IMAGES = 32
+"""Images decoded in that time, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightConfig:
-    """What a training is going to do with its pictures."""
+    """How a training will read its images."""
 
     size: int
-    keeps_pictures: bool
-    """Decode once, into memory; else in every epoch."""
+    keeps_images: bool
+    """Decode once and keep the images in memory; else decode in every epoch."""
     workers: int
-    """Of each rank."""
+    """Workers of each rank."""
     ranks: int = 1
 
 
 def remarks(images: ImageSet, augment: AugmentConfig, config: PreflightConfig) -> Iterator[str]:
-    """What was found, a text each; what is too little is a warning of its own."""
+    """Remarks on memory and decoding speed for the preflight line; a shortage is also logged as a warning."""
     yield _memory(images, config)
     yield _shm()
-    if not config.keeps_pictures:
+    if not config.keeps_images:
         yield _decoding(images, augment, config.workers, ranks=config.ranks)
 
 
 def reads_per_sample(augment: AugmentConfig) -> float:
-    """Pictures that a training sample is made of, on average; what is pasted in is not counted."""
+    """Images that a training sample is made of, on average; pasted-in objects are not counted."""
     return (1 + 3 * augment.mosaic) * (1 + augment.mosaic * augment.mixup)
 
 
 def _memory(images: ImageSet, config: PreflightConfig) -> str:
     free = machine.memory().free
     if free < LOW_MEMORY_BYTES:
-        logger.warning("Only %s of memory are free: workers may be killed. End other programs first.", in_units(free))
-    if not config.keeps_pictures:
+        logger.warning("Only %s of memory is free: workers may be killed. Close other programs first.", in_units(free))
+    if not config.keeps_images:
         return f"memory {in_units(free)} free"
     needed = decoded_bytes(images.size_wh_N2, config.size)
     share = STORE_SHARE * free / max(1, needed)
     if share < 1:
         logger.warning(
-            "Decoded pictures take %s, and half of the free memory is %s: about %.0f %% stay decoded, the others are "
-            "decoded in every epoch.", in_units(needed), in_units(int(STORE_SHARE * free)), 100 * share,
+            "Decoded images need %s, but half of the free memory is %s: about %.0f %% of them stay decoded, the others "
+            "are decoded in every epoch.", in_units(needed), in_units(int(STORE_SHARE * free)), 100 * share,
         )  # fmt: skip
-    return f"memory {in_units(free)} free, {in_units(needed)} for decoded pictures"
+    return f"memory {in_units(free)} free, {in_units(needed)} for decoded images"
 
 
 def _shm() -> str:
@@ -315,8 +335,8 @@ def _shm() -> str:
 
 
 def _decoding(images: ImageSet, augment: AugmentConfig, workers: int, *, ranks: int) -> str:
-    """The speed that no training can exceed whose pictures are decoded in every epoch; measured on its own pictures."""
-    seconds = _seconds_per_picture(images)
+    """The upper limit on the speed of a training that decodes in every epoch, measured on its own images."""
+    seconds = _seconds_per_image(images)
     if seconds is None:
         return ""
     limit = ranks * max(1, workers) / seconds / reads_per_sample(augment)
@@ -324,11 +344,11 @@ def _decoding(images: ImageSet, augment: AugmentConfig, workers: int, *, ranks: 
     return f"decoding allows at most about {limit:,.0f} img/s with {who} (--fast-dataloader decodes once)"
 
 
-def _seconds_per_picture(images: ImageSet) -> float | None:
-    """Reading and decoding, one after the other, for a tenth of a second; None if none can be read."""
-    step = max(1, len(images) // MOST_PICTURES)
+def _seconds_per_image(images: ImageSet) -> float | None:
+    """Time to read and decode an image in one thread; None if none can be read."""
+    step = max(1, len(images) // MOST_IMAGES)
     began, count = time.perf_counter(), 0
-    for path in images.paths[::step][:MOST_PICTURES]:
+    for path in images.paths[::step][:MOST_IMAGES]:
         try:
             read_image(path)
             count += 1

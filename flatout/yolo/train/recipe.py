@@ -1,6 +1,9 @@
-"""Training a detector: the recipe that `train.py` hands to a run.
+"""The detection recipe: everything about `train.py` that is not common to all runs.
 
-options -> hyper-parameters, images, network -> run + loop of flatout.engine -> weights, results, pictures
+    TrainOptions --> YoloRecipe --flatout.runs calls its methods--> weights, results, plots
+
+`flatout.runs` owns the order of things (folder, resume, ranks, checkpoints, callbacks) and calls the methods below from
+top to bottom, as `flatout/runs/recipe.py` describes. The work itself is done by the other files of this package.
 """
 
 import logging
@@ -52,7 +55,7 @@ from flatout.yolo.options import TestOptions, TrainOptions
 from flatout.yolo.run_config import identity, write_options
 from flatout.yolo.train import prepare
 from flatout.yolo.train.autotune import input_choices
-from flatout.yolo.train.input import InputConfig, LabelRules, TrainingInput, num_workers, open_input, open_pictures
+from flatout.yolo.train.input import InputConfig, LabelRules, TrainingInput, num_workers, open_images, open_input
 from flatout.yolo.train.prepare import PreflightConfig, remarks
 from flatout.yolo.train.step import (
     BatchPlots,
@@ -61,26 +64,30 @@ from flatout.yolo.train.step import (
     StepConfig,
     YoloSchedule,
     capacity_for,
-    draw_labels,
+    plot_labels,
 )
 from flatout.yolo.train.validate import EpochResult, Validation, ValidationConfig, results_line
 
 logger = logging.getLogger(__name__)
 
 FIRST_SEED = 2
-"""YOLOv7 seeds with 2 + rank, and rank is -1 without DDP."""
+"""YOLOv7 seeds with 2 + rank, where the rank is -1 without DDP."""
 LONG_RUN_PIXELS = 1e11
-"""Ten thousand images of 320 px for a hundred epochs, about."""
+"""Pixels shown to the network in a long run: about 10,000 images of 320 px for a hundred epochs."""
 COCO_IOU = 0.7
+"""NMS threshold of the COCO evaluation after the training."""
 KEEP_EVERY = 25
+"""Epochs between two checkpoints that are kept for good."""
 KEEP_LAST = 5
+"""Last epochs whose checkpoints are all kept."""
 LATE_BEST_FROM = 200
+"""Epoch from which every new best is also kept under its own name."""
 ENDED = -1
-"""What a file says instead of an epoch when training has ended."""
+"""Epoch number in the weights of a finished training."""
 
 
 class TrainResult(RunResult):
-    """What a training left behind; `outcome` is that of the last validation."""
+    """The result of a detection training; `outcome` is that of the last validation."""
 
     outcome: Outcome | None
 
@@ -97,32 +104,33 @@ def train(
     seams: Seams | None = None,
     typed: Collection[str] | None = None,
 ) -> TrainResult | None:
-    """Train as the options say; None if only a report was asked for.
+    """Train a detector; returns None if only a compile report was requested (`diagnose_compile`).
 
-    `callbacks` hear of it. `spending` is an account that was opened before, for several trainings that share a budget.
-    Raises Interrupted once a signal was obeyed and everything is saved: the same call then continues.
+    `callbacks` are notified of what happens. `spending` is a budget that several trainings share. `seams` let a caller
+    observe the training. `typed` names the options that were given, for a resumed run; None: those that are not at
+    their defaults. Raises Interrupted after a signal, once everything is saved: the same call then continues.
     """
     if options.generations:
-        raise ConfigError("evolve: a search is many trainings. Use flatout.yolo.evolve.evolve(options).")
+        raise ConfigError("evolve is a search of many trainings: call flatout.yolo.evolve.evolve(options) instead.")
     if options.diagnose_compile:
-        logger.info("%s", _explained(options))
+        logger.info("%s", _compile_report(options))
         return None
     result = run.train(YoloRecipe, options, callbacks, spending=spending, seams=seams, typed=typed)
     return TrainResult(**vars(result))
 
 
 class YoloRecipe(Recipe):
-    """Boxes, objectness and classes of YOLOv7's networks."""
+    """How a YOLOv7 detector is trained: the parts that a run needs, made from `TrainOptions`."""
 
     name = "yolo"
     validates = True
     options: TrainOptions
-    """Resolved: what shortcuts stand for is switched on."""
+    """Resolved: shortcuts such as --fast are replaced by what they switch on here."""
 
     def __init__(self, options: RunOptions, world: World, device: torch.device, *, resume: Path | None = None) -> None:
         assert isinstance(options, TrainOptions)
-        self.written = options
-        """As typed: what opt.yaml holds."""
+        self.unresolved = options
+        """The options as given, before shortcuts are resolved; opt.yaml holds these."""
         self._cuda, self._bf16 = device.type == "cuda", default_fast_amp(device) == "bf16"
         super().__init__(options.resolved(cuda=self._cuda, bf16=self._bf16), world, device, resume=resume)
         _check(self.options)
@@ -131,17 +139,17 @@ class YoloRecipe(Recipe):
         self.saves = not options.nosave
         self._seed = options.seed if options.seed is not None else FIRST_SEED - (world.size == 1)
 
-    # Which training is meant
+    # Identity and configuration
 
     @classmethod
     def read_options(cls, folder: Path, asked: RunOptions) -> TrainOptions:
         return read_config(folder / "opt.yaml", TrainOptions)
 
     def identity(self) -> Identity:
-        return identity(self.written, self.hyp, cuda=self._cuda, bf16=self._bf16)
+        return identity(self.unresolved, self.hyp, cuda=self._cuda, bf16=self._bf16)
 
     def write_config(self, folder: Path) -> None:
-        write_options(folder, self.written, self.hyp)
+        write_options(folder, self.unresolved, self.hyp)
 
     @property
     def seed(self) -> int:
@@ -149,18 +157,18 @@ class YoloRecipe(Recipe):
 
     @property
     def amp(self) -> Amp:
-        """As asked; else YOLOv7's float16 on a GPU."""
+        """--amp; without it float16 on a GPU, as in YOLOv7, and float32 on a CPU."""
         return self.options.amp if self.options.amp is not None else "fp16" if self._cuda else "off"
 
     def loggers(self) -> list[Callback]:
-        return loggers_for(self.written)
+        return loggers_for(self.unresolved)
 
-    # Its parts
+    # Data, network, input, step
 
     def open_data(self) -> DataFacts:
         logger.info("%s", self._resolved_line())
-        self._images = open_pictures(self.data, label_rules(self.options), self.world)
-        return DataFacts(self._images.fingerprint(), f"{self.data.file}: pictures or labels")
+        self._images = open_images(self.data, label_rules(self.options), self.world)
+        return DataFacts(self._images.fingerprint(), f"{self.data.file}: images or labels")
 
     @property
     def is_long(self) -> bool:
@@ -174,8 +182,8 @@ class YoloRecipe(Recipe):
         if saved is None:
             start = prepare.make_network(start_config(options), hyp, names)
         else:
-            start = prepare.network_of_run(saved["weights"], names)
-            # A run keeps its seed when it goes on with another number of ranks, for which YOLOv7 has another one.
+            start = prepare.rebuild_network(saved["weights"], names)
+            # A run keeps its seed when it continues on another number of ranks, where YOLOv7 would use another seed.
             self._seed = saved["run"].get("seed", self._seed)
         network = self._network = start.network
         self._grid = prepare.grid_of(network)
@@ -193,11 +201,11 @@ class YoloRecipe(Recipe):
         optimizer = prepare.optimizer_for(network, hyp, total_batch=options.batch_size, adam=options.adam)
         average = MovingAverage(network)
         if saved is None:
-            prepare.take_over(start, optimizer, average)
+            prepare.load_training_state(start, optimizer, average)
         if options.sync_bn:
-            told = prepare.share_batch_norms(network, ranks=self.world.size, on_gpu=self._cuda)
+            message = prepare.use_sync_batch_norm(network, ranks=self.world.size, on_gpu=self._cuda)
             if self.world.is_first:
-                logger.info("%s", told)
+                logger.info("%s", message)
         self._epochs = options.epochs + self._more_epochs
         return Model(
             network=network, optimizer=optimizer, average=average, first_epoch=first_epoch, epochs=self._epochs
@@ -207,9 +215,9 @@ class YoloRecipe(Recipe):
         self._input = self._run.stack.enter_context(self._open_input())
         self._loss = self._make_loss()
         self._validation = self._run.stack.enter_context(self._open_validation())
-        self._weighing = ImageWeights(self._images.train, self._network.nc) if self.options.image_weights else None
-        if self._weighing is not None:
-            self._input.feed.set_weights(self._weighing(np.array(self._weighing.never_found)))
+        self._image_weights = ImageWeights(self._images.train, self._network.nc) if self.options.image_weights else None
+        if self._image_weights is not None:
+            self._input.feed.set_weights(self._image_weights(np.array(self._image_weights.never_found)))
         return self._input.batches
 
     def job(self, model: Model) -> DetectionJob:
@@ -224,15 +232,16 @@ class YoloRecipe(Recipe):
             quad=options.quad,
             capacity=capacity_for(self._input.expected_targets, self.world.share_of(options.batch_size)),
         )
-        self._pictures = BatchPlots(self._run.folder, self._network.names) if self._run.plots else None
-        self._job = DetectionJob(config, self._loss, self._pictures)
+        self._batch_plots = BatchPlots(self._run.folder, self._network.names) if self._run.plots else None
+        self._job = DetectionJob(config, self._loss, self._batch_plots)
         return self._job
 
     def schedule(self, model: Model, steps_per_epoch: int) -> YoloSchedule:
         options = self.options
         return YoloSchedule(
             self.hyp,
-            # Trained on beyond its end, YOLOv7's cosine keeps its length; a line of that length would fall below 0.
+            # When a finished training gets more epochs, YOLOv7's cosine keeps its original length; a linear decay of
+            # that length would fall below 0.
             epochs=model.epochs if options.linear_lr else options.epochs,
             steps_per_epoch=steps_per_epoch,
             total_batch=options.batch_size,
@@ -246,18 +255,18 @@ class YoloRecipe(Recipe):
     def preflight(self, model: Model) -> Iterator[str]:
         config = PreflightConfig(
             size=self._size,
-            keeps_pictures=self._keeps_pictures,
+            keeps_images=self._keeps_images,
             workers=num_workers(self.options.workers, self.world.share_of(self.options.batch_size), self.world),
             ranks=self.world.size,
         )
         return remarks(self._images.train, self.hyp.augment(), config)
 
     def num_kept_states(self, model: Model) -> int:
-        return sum(is_kept(epoch, model.epochs) for epoch in range(model.epochs))
+        return sum(keeps_checkpoint(epoch, model.epochs) for epoch in range(model.epochs))
 
     def started(self, model: Model) -> None:
         if self._run.plots:
-            draw_labels(self._images.train, self._network.names, self._run.folder)
+            plot_labels(self._images.train, self._network.names, self._run.folder)
         if self.saves and self.world.is_first:
             content = self.describe_network(model) | {"kind": "model", "state": model.network.state_dict()}
             write_container(self._weights / "init.pt", {"weights": content})
@@ -268,8 +277,8 @@ class YoloRecipe(Recipe):
     # After an epoch
 
     def plot_batches(self) -> None:
-        if self._pictures is not None:
-            self._pictures.draw()
+        if self._batch_plots is not None:
+            self._batch_plots.plot()
 
     def is_due(self, epoch: int, *, last: bool) -> bool:
         return last or not self.options.notest
@@ -288,7 +297,7 @@ class YoloRecipe(Recipe):
         )
         rates = {f"lr{index}": rate for index, rate in enumerate(report.lrs)}
         first = {name: scores[name] for name in YOLOV7_RESULTS}
-        # Scores that are new come last: whoever reads a column by its number finds it where it was.
+        # Newer scores come last, so that programs that read columns by number still find the old ones.
         row = {"epoch": epoch, **report.items, **first, **rates, **scores}
         return EpochRecord(row, _scalars(report, scores), results_line(result).rstrip("\n"))
 
@@ -296,23 +305,23 @@ class YoloRecipe(Recipe):
         self, model: Model, epoch: int, found: ValidationResult | None, sections: Callable[[], Sections], *, stops: bool
     ) -> None:
         if stops:
-            self.validate(model, epoch, last=True)  # once more, with the pictures and the table of a last epoch
-        if self._weighing is not None:
+            self.validate(model, epoch, last=True)  # once more, with the plots and the class table of a last epoch
+        if self._image_weights is not None:
             self._maps = found.outcome.evaluation.maps.tolist() if found is not None else self._maps
             if epoch + 1 < model.epochs:
-                self._weigh_again(epoch + 1)
-        if self.saves and self.world.is_first and is_kept(epoch, model.epochs):
+                self._update_image_weights(epoch + 1)
+        if self.saves and self.world.is_first and keeps_checkpoint(epoch, model.epochs):
             with clock.stage("train.save"):
                 try:
                     write_container(self._weights / f"epoch_{epoch:03d}.pt", sections())
                 except ResourceError as error:
-                    # What continues the training is saved elsewhere.
+                    # A run continues from last.pt, not from this file.
                     logger.warning("%s Training goes on.", error)
 
-    # What is saved
+    # Checkpoints and weights
 
     def describe_network(self, model: Model) -> dict[str, Any]:
-        return prepare.about(self._network, asdict(self.hyp))
+        return prepare.network_metadata(self._network, asdict(self.hyp))
 
     def describe_checkpoint(self, epoch: int, best_score: float) -> dict[str, Any]:
         return {"epoch": epoch, "best_fitness": max(0.0, best_score)}
@@ -321,7 +330,7 @@ class YoloRecipe(Recipe):
         return {"more_epochs": self._more_epochs}
 
     _maps: list[float] = []
-    """mAP of each class in the last validation; sampling weights follow from it, so it is saved."""
+    """mAP of each class in the last validation; saved, because the image weights are computed from it."""
 
     def state(self) -> dict[str, Any]:
         last = self._job.last
@@ -330,7 +339,7 @@ class YoloRecipe(Recipe):
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._maps = state.get("maps", [])
         self._job.last.targets, self._job.last.width_px = state["last"]["num_targets"], state["last"]["width_px"]
-        self._weigh_again(state["epoch"] + 1)
+        self._update_image_weights(state["epoch"] + 1)
 
     def best_weights(self, model: Model, epoch: int, found: ValidationResult | None) -> dict[str, Any]:
         return stripped(model.evaluated, 0.0 if found is None else found.score)
@@ -349,7 +358,7 @@ class YoloRecipe(Recipe):
         plot_results(folder / "results.txt", folder / "results.png")
 
     def finished(self, folder: Path) -> None:
-        """COCO's own AP, where the data set asks for it."""
+        """Evaluate last.pt and best.pt with COCO's own AP, where the data set asks for it."""
         if not (is_asked_for(self.data) and annotation_file(self.data, "val") is not None):
             return
         for name in ("last.pt", "best.pt"):
@@ -357,11 +366,11 @@ class YoloRecipe(Recipe):
                 continue
             options = TestOptions(
                 weights=(str(self._weights / name),),
-                data=self.written.data,
-                batch_size=2 * self.written.batch_size,
-                img_size=self.written.img_size[1],
+                data=self.unresolved.data,
+                batch_size=2 * self.unresolved.batch_size,
+                img_size=self.unresolved.img_size[1],
                 iou_thres=COCO_IOU,
-                device=self.written.device,
+                device=self.unresolved.device,
                 save_json=True,
                 project=str(folder),
                 name=f"coco_{Path(name).stem}",
@@ -370,13 +379,13 @@ class YoloRecipe(Recipe):
             try:
                 logger.info("%s", test(options))
             except FlatoutError as error:
-                logger.warning("%s was not judged: %s", name, error)
+                logger.warning("%s was not evaluated with COCO's AP: %s", name, error)
 
-    # Pieces
+    # Helpers
 
     @property
-    def _keeps_pictures(self) -> bool:
-        """Decoded once, as far as flags say it."""
+    def _keeps_images(self) -> bool:
+        """Whether a flag asks for images to be decoded once and kept."""
         options = self.options
         return options.fast_dataloader or options.cache_images or options.device_augment
 
@@ -385,23 +394,23 @@ class YoloRecipe(Recipe):
         return self._run.folder / self.weights_folder
 
     def _read_hyp(self, resume: Path | None) -> Hyp:
-        """Of a run that is resumed its own, unless the command names another file."""
-        options = self.written
+        """The hyper-parameters of the resumed run, unless the command names another file; else those of --hyp."""
+        options = self.unresolved
         if resume is not None and read_config(resume / "opt.yaml", TrainOptions).hyp == options.hyp:
             return load_hyp(resume / "hyp.yaml")
         hyp = load_hyp(find_file(options.hyp, flag="--hyp"))
         return hyp.for_batch(self.world.share_of(options.batch_size)) if options.auto_lr else hyp
 
     def _resolved_line(self) -> str:
-        """What the input and the step are made of, in one line for the log."""
+        """One line for the log: device, input, precision, compilation."""
         options = self.options
         if options.device_augment:
-            source = "GPU renderer"
+            images = "kept and augmented on the device"
         else:
-            source = "decode-once store" if options.fast_dataloader else "classic"
-        parts = [f"input: {source}", f"amp: {self.amp}", f"compile: {options.compile}"]
+            images = "decoded once" if options.fast_dataloader else "decoded in every epoch"
+        parts = [f"device: {self.device}", f"images: {images}", f"amp: {self.amp}", f"compile: {options.compile}"]
         parts += ["channels_last"] if options.channels_last else []
-        return f"{self.device}, " + ", ".join(parts)
+        return ", ".join(parts)
 
     def _open_input(self) -> TrainingInput:
         options, images = self.options, self._images.train
@@ -422,7 +431,7 @@ class YoloRecipe(Recipe):
             persistent_workers=not options.no_persistent_workers,
             verify=options.verify_cache,
         )
-        choices = input_choices(images, config, self.written.asked, self._network, graphs=options.as_graphs)
+        choices = input_choices(images, config, self.unresolved.asked, self._network, graphs=options.as_graphs)
         return open_input(images, config, choices)
 
     def _make_loss(self) -> DetectionLoss:
@@ -441,7 +450,7 @@ class YoloRecipe(Recipe):
             workers=num_workers(options.workers, batch, self.world),
             device=self.device,
             amp=DTYPES[self.amp],
-            keeps_pictures=self._keeps_pictures,
+            keeps_images=self._keeps_images,
             on_device=options.device_augment,
             persistent_workers=not options.no_persistent_workers,
             verify=options.verify_cache,
@@ -450,12 +459,12 @@ class YoloRecipe(Recipe):
         )
         return Validation(self._images.val, self._network.names, config, self._loss, self._run)
 
-    def _weigh_again(self, epoch: int) -> None:
-        """For `--image-weights`: what the score of each class says about the epochs to come."""
-        if self._weighing is not None:
-            # One rank has validated; all must draw the same images.
-            maps = self.world.broadcast(self._maps) or self._weighing.never_found
-            self._input.set_weights(self._weighing(np.array(maps)), epoch)
+    def _update_image_weights(self, epoch: int) -> None:
+        """With `--image-weights`: weight images by the scores of their classes, from `epoch` on."""
+        if self._image_weights is not None:
+            # Only the first rank has the scores; all ranks must draw the same images.
+            maps = self.world.broadcast(self._maps) or self._image_weights.never_found
+            self._input.set_weights(self._image_weights(np.array(maps)), epoch)
 
 
 def start_config(options: TrainOptions) -> prepare.StartConfig:
@@ -475,7 +484,7 @@ def label_rules(options: TrainOptions) -> LabelRules:
 
 
 def loggers_for(options: TrainOptions) -> list[Callback]:
-    """The loggers that flags ask for; ConfigError if a package is missing."""
+    """The loggers that the options ask for; ConfigError if the package of one in --log-to is missing."""
     wandb = {
         "project": "flatout" if options.project == TrainOptions.project else Path(options.project).stem,
         "entity": options.entity,
@@ -484,36 +493,36 @@ def loggers_for(options: TrainOptions) -> list[Callback]:
     }
     loggers = choose_loggers(options.log_to, wandb=wandb)
     if options.entity is not None and "wandb" not in options.log_to:
-        # It switches W&B on where it is installed; without it a command goes on, as it does in YOLOv7.
+        # --entity switches W&B on where it is installed; without the package training goes on, as in YOLOv7.
         try:
             loggers += choose_loggers(("wandb",), wandb=wandb)
         except ConfigError as error:
-            logger.warning("--entity: %s Training goes on without it.", error)
+            logger.warning("--entity: %s Training goes on without Weights & Biases.", error)
     if options.upload_dataset:
-        logger.warning("--upload_dataset: pictures are not sent to Weights & Biases; the data set stays where it is.")
+        logger.warning("--upload_dataset has no effect: flatout does not upload data sets to Weights & Biases.")
     if options.bbox_interval != TrainOptions.bbox_interval:
-        logger.info("--bbox_interval: pictures with boxes are sent once, after the last epoch.")
+        logger.info("--bbox_interval has no effect: images with boxes are sent once, after the last epoch.")
     return loggers
 
 
-def is_kept(epoch: int, epochs: int) -> bool:
-    """Whether YOLOv7 keeps the state after this epoch: the first, every 25th, the last five."""
+def keeps_checkpoint(epoch: int, epochs: int) -> bool:
+    """Whether the checkpoint of this epoch is kept, as in YOLOv7: the first, every 25th, and the last five."""
     return epoch == 0 or (epoch + 1) % KEEP_EVERY == 0 or epoch >= epochs - KEEP_LAST
 
 
 def stripped(network: nn.Module, fitness: float) -> dict[str, Any]:
-    """What a file of weights alone says beside how the network is built: in half precision, as in YOLOv7."""
-    state = {key: _halved(tensor) for key, tensor in network.state_dict().items()}
+    """The content of a weights file, without the description of the network: half precision, as in YOLOv7."""
+    state = {key: _to_half(tensor) for key, tensor in network.state_dict().items()}
     return {"kind": "stripped", "state": state, "epoch": ENDED, "best_fitness": fitness}
 
 
 def memory_gb() -> float:
-    """Held by torch on the GPU, in 10^9 bytes; 0 on a CPU."""
+    """GPU memory that torch has reserved, in units of 10^9 bytes; 0 on a CPU."""
     return torch.cuda.memory_reserved() / 1e9 if torch.cuda.is_available() else 0.0
 
 
-def _explained(options: TrainOptions) -> str:
-    """DIAGNOSE_COMPILE=1: where the network of a command cannot be compiled as a whole; nothing is trained."""
+def _compile_report(options: TrainOptions) -> str:
+    """DIAGNOSE_COMPILE=1: a report on where `torch.compile` breaks the network's graph; nothing is trained."""
     world = read_world(options.local_rank)
     recipe = YoloRecipe(options, world, run.device_of(options.device, world))
     names = prepare.class_names(recipe.data, single_cls=options.single_cls)
@@ -524,16 +533,20 @@ def _explained(options: TrainOptions) -> str:
 
 
 def _check(options: TrainOptions) -> None:
+    """ConfigError for options that contradict each other."""
     if options.quad and options.device_augment:
-        raise ConfigError("--quad is made of finished pictures on the CPU: leave --device-augment and --fast out.")
+        raise ConfigError(
+            "--quad joins finished images on the CPU, so it does not work with --device-augment or --fast. "
+            "Use one of them."
+        )
     if options.image_weights and options.rect:
-        raise ConfigError("--image-weights draws pictures at random, --rect sorts them by shape: use one of them.")
+        raise ConfigError("--image-weights draws images at random, --rect sorts them by shape: use one of them.")
     if options.image_weights and options.quad:
-        raise ConfigError("--image-weights and --quad exclude each other in YOLOv7: use one of them.")
+        raise ConfigError("--image-weights and --quad exclude each other, as in YOLOv7: use one of them.")
 
 
 def _scalars(report: EpochReport, scores: Mapping[str, float]) -> dict[str, float]:
-    """As YOLOv7 names them in TensorBoard."""
+    """Losses, scores and learning rates under YOLOv7's TensorBoard tags."""
     losses = {f"val_{name}": f"val/{name}_loss" for name in LOSSES}
     scalars = {f"train/{name}_loss": report.items[name] for name in LOSSES}
     scalars |= {f"metrics/{name}": score for name, score in scores.items() if name not in losses}
@@ -541,6 +554,6 @@ def _scalars(report: EpochReport, scores: Mapping[str, float]) -> dict[str, floa
     return scalars | {f"x/lr{index}": rate for index, rate in enumerate(report.lrs)}
 
 
-def _halved(tensor: Tensor) -> Tensor:
-    """A copy, so that training may go on."""
+def _to_half(tensor: Tensor) -> Tensor:
+    """A copy in half precision, so that training may go on; integers keep their type."""
     return tensor.detach().to(torch.float16 if tensor.is_floating_point() else tensor.dtype, copy=True)

@@ -1,18 +1,8 @@
-"""What a step of the detection job computes: images and targets in, loss out.
+"""One step of a detection training: images and targets in, loss out; with its schedule and the plots of first batches.
 
-Dimension key:  B pictures   T targets   H W input
+    batch --multi-scale, quad--> network --> maps --DetectionLoss--> loss, parts for the log
 
-Pictures for people, from the beginning of a training: look at these first.
-
-labels.jpg                            which classes there are, and how large their boxes are and where
-train_batch0.jpg to train_batch9.jpg  the first batches as the network sees them
-
-Learning rates, momentum, accumulation and picture sizes of a YOLOv7 training, iteration by iteration.
-
-    iteration  0 ............ num_warmup | rest of that epoch | each later epoch e
-    lr         0 -> lr0 * f(epoch)       | as warm-up left it | lr0 * f(e - 1)
-
-That a later epoch uses the factor of the one before it is a quirk of YOLOv7, kept because results depend on it.
+Dimension key:  B images   C channels   H W input   T targets   G groups of four images
 """
 
 import importlib.util
@@ -41,13 +31,59 @@ from flatout.yolo.multihead.layer import MultiHeadDetect
 
 logger = logging.getLogger(__name__)
 
+# Loss
+
+
+@dataclass(frozen=True)
+class DetectionLoss:
+    """The loss of a network's raw outputs: plain, OTA, or OTA with auxiliary outputs."""
+
+    head: Detect
+    config: LossConfig
+    """Gains are scaled to the network."""
+    ota: bool
+    """Assign targets by OTA, from epoch `ota_from` on."""
+    ota_from: int = 0
+
+    @property
+    def anchors(self) -> Anchors:
+        return Anchors(self.head.anchors, tuple(self.head.strides))
+
+    def kind(self, epoch: int) -> str:
+        """The loss that steps of this epoch compute: "aux", "ota" or "plain"."""
+        if isinstance(self.head, IAuxDetect):
+            return "aux"
+        return "ota" if self.ota and epoch >= self.ota_from else "plain"
+
+    def __call__(self, kind: str, maps: Sequence[Tensor], targets_T6: Tensor) -> LossParts:
+        if isinstance(self.head, MultiHeadDetect):
+            router = ota_router_loss if kind == "ota" else plain_router_loss
+            return router(maps, targets_T6, self.anchors, self.config, self.head.groups)
+        if kind == "aux":
+            num = self.head.nl
+            return aux_ota_loss(maps[:num], maps[num:], targets_T6, self.anchors, self.config)
+        return (ota_loss if kind == "ota" else plain_loss)(maps, targets_T6, self.anchors, self.config)
+
+    def validation(self, maps: Sequence[Tensor], targets_T6: Tensor) -> LossParts:
+        """The plain loss of the lead outputs, whatever loss is trained with, so that runs can be compared."""
+        if isinstance(self.head, MultiHeadDetect):
+            return self("plain", maps, targets_T6)
+        return plain_loss(maps[: self.head.nl], targets_T6, self.anchors, self.config)
+
+
+# Plots of the data, to be checked first in a new training:
+#
+#     labels.jpg                            classes, and sizes and positions of their boxes
+#     train_batch0.jpg to train_batch9.jpg  the first batches as the network sees them
+
 BATCHES = 10
+"""Batches that are plotted."""
 SHOWN = 16
-"""Pictures of a batch."""
+"""Images per plotted batch, at most."""
 
 
 class BatchPlots:
-    """Keeps some pictures of the first batches on the device, and draws them later: a step waits for nothing."""
+    """Keeps images of the first batches on the device and plots them after the epoch, so that no step waits."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self._folder = folder if importlib.util.find_spec("cv2") is not None else None
@@ -58,8 +94,8 @@ class BatchPlots:
         if self._folder is not None and epoch == 0 and step < BATCHES:
             self._kept.append((step, images_BCHW[:SHOWN].clone(), targets_T6.clone()))
 
-    def draw(self) -> None:
-        """Write what was kept; the host waits for the device here."""
+    def plot(self) -> None:
+        """Write the plots of the kept batches; the host waits for the device here."""
         if self._folder is None or not self._kept:
             return
         from flatout.charts import plot_batch
@@ -78,24 +114,166 @@ class BatchPlots:
                     self._folder / f"train_batch{step}.jpg",
                 )
             except OSError as error:
-                logger.warning("%s: no pictures of batches are written: %s.", self._folder, error.strerror)
+                logger.warning("%s: plots of batches cannot be written: %s.", self._folder, error.strerror)
                 return
 
 
-def draw_labels(images: ImageSet, names: Sequence[str], folder: Path) -> None:
-    """labels.jpg; that it cannot be drawn is said, and stops nothing."""
+def plot_labels(images: ImageSet, names: Sequence[str], folder: Path) -> None:
+    """Write labels.jpg; only a warning if that is not possible."""
     try:
         from flatout.charts import plot_label_statistics
 
         plot_label_statistics(images.labels.class_box_T5, names, folder / "labels.jpg")
     except (ImportError, OSError) as error:
-        logger.warning("No picture of the labels was drawn: %s.", error)
+        logger.warning("labels.jpg was not plotted: %s.", error)
 
+
+# The step
+
+QUAD_GAIN = 4.0
+"""Factor of the loss with --quad, where a batch has a quarter of its images."""
+CAPACITY_STEP = 64
+"""The target capacity of a CUDA graph is a multiple of this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepConfig:
+    """How a batch becomes a loss."""
+
+    dtype: torch.dtype
+    """Type of the network's input."""
+    channels_last: bool
+    size: int
+    grid: int
+    seed: int
+    multi_scale: bool = False
+    quad: bool = False
+    capacity: int = 0
+    """Rows of targets that a CUDA graph has room for; 0: targets are not padded."""
+
+
+class LastBatch:
+    """Targets and width of an epoch's last batch, for the results line."""
+
+    targets: int | Tensor = 0
+    """Number of targets; int32 [1] on the device if labels are finished there."""
+    width_px = 0
+
+    @property
+    def num_targets(self) -> int:
+        """Number of targets; the host may wait for the device here."""
+        return int(self.targets)
+
+
+class DetectionJob:
+    """The training step of YOLOv7's networks, as the loop of flatout.engine calls it."""
+
+    item_names = ("box", "obj", "cls", "total")
+
+    def __init__(self, config: StepConfig, loss: DetectionLoss, plots: BatchPlots | None = None) -> None:
+        """`plots` keeps the first batches, to plot them later."""
+        self._config = config
+        self._loss = loss
+        self._kind = loss.kind(0)
+        self._plots = plots
+        self.last = LastBatch()
+        self.paddings: Mapping[str, Padding] = {"targets": Padding(config.capacity, -1.0)} if config.capacity else {}
+
+    def phase(self, epoch: int) -> object:
+        self._kind = self._loss.kind(epoch)
+        return self._kind
+
+    def inputs(self, batch: DeviceBatch, epoch: int, step: int) -> dict[str, Tensor]:
+        images, targets_T6 = batch["images"], batch["targets"]
+        if self._plots is not None:
+            self._plots.keep(epoch, step, images, targets_T6)
+        if self._config.multi_scale:
+            images = self._rescaled(images, epoch, step)
+        if self._config.quad:
+            images, targets_T6 = self._in_fours(images, targets_T6, epoch, step)
+        self.last.targets = batch.fields.get("num_targets", int(batch.counts["targets"].sum()))
+        self.last.width_px = images.shape[3]
+        return {"images": images, "targets": targets_T6}
+
+    def step(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        with clock.stage("train.forward"):
+            maps = network(self._as_input(inputs["images"]))
+        with clock.stage("train.loss"):
+            parts = self._loss(self._kind, maps, inputs["targets"])
+        return parts.total * QUAD_GAIN if self._config.quad else parts.total, parts.items
+
+    def _as_input(self, images_BCHW: Tensor) -> Tensor:
+        """Scale to 0..1 in the dtype and memory format of the network's input; images rendered on the device are so."""
+        if images_BCHW.dtype == torch.uint8:
+            # 0..255 are exact in every dtype, and the quotient is rounded once.
+            images_BCHW = images_BCHW.to(self._config.dtype) / 255
+        if self._config.channels_last:
+            images_BCHW = images_BCHW.contiguous(memory_format=torch.channels_last)
+        return images_BCHW
+
+    def _rescaled(self, images_BCHW: Tensor, epoch: int, step: int) -> Tensor:
+        config = self._config
+        size = draw_size(config.size, config.grid, seed=config.seed, epoch=epoch, step=step)
+        height, width = images_BCHW.shape[2:]
+        shape_hw = scaled_shape(height, width, size=size, grid=config.grid)
+        if shape_hw == (height, width):
+            return images_BCHW
+        return F.interpolate(self._as_input(images_BCHW).float(), shape_hw, mode="bilinear", align_corners=False)
+
+    def _in_fours(self, images_BCHW: Tensor, targets_T6: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
+        """--quad: join images in groups of four. Done on the CPU, so that with a GPU the host waits for the device."""
+        uniform_G = keyed_uniform(
+            self._config.seed, epoch, np.array([step]), len(images_BCHW) // 4 or 1, purpose=Purpose.STEP
+        )[0]
+        joined, targets = quad(images_BCHW.cpu().numpy(), targets_T6.cpu().numpy(), uniform_G)
+        return torch.from_numpy(joined).to(images_BCHW.device), torch.from_numpy(targets).to(images_BCHW.device)
+
+
+def capacity_for(expected_per_image: float, batch_size: int) -> int:
+    """Rows of targets for a CUDA graph: 1.5 times the expected number. A batch with more runs without the graph."""
+    rows = int(1.5 * expected_per_image * batch_size)
+    return -(-max(rows, 1) // CAPACITY_STEP) * CAPACITY_STEP
+
+
+# Multi-scale: another image size for every batch, 0.5 to 1.5 times the training size, in steps of the grid
+
+
+def sizes_from(image_size: int, grid: int) -> range:
+    """Equally likely numbers that a size is drawn from; `size_of_draw` rounds one to the grid."""
+    return range(image_size // 2, image_size * 3 // 2 + grid)
+
+
+def size_of_draw(draw: int, grid: int) -> int:
+    """Longer side of the batch in pixels, for a number drawn from `sizes_from`."""
+    return draw // grid * grid
+
+
+def draw_size(image_size: int, grid: int, *, seed: int, epoch: int, step: int) -> int:
+    """Longer side of one step's batch; a pure function of the step, the same on all ranks and after a resume."""
+    draws = sizes_from(image_size, grid)
+    (uniform,) = keyed_uniform(seed, epoch, np.array([step]), 1, purpose=Purpose.STEP)[0]
+    return size_of_draw(draws[int(uniform * len(draws))], grid)
+
+
+def scaled_shape(height: int, width: int, *, size: int, grid: int) -> tuple[int, int]:
+    """Height and width of a batch [height, width] whose longer side becomes `size`, each a multiple of the grid."""
+    factor = size / max(height, width)
+    if factor == 1:
+        return height, width
+    return math.ceil(height * factor / grid) * grid, math.ceil(width * factor / grid) * grid
+
+
+# Learning rates, momentum and accumulation of a YOLOv7 training, iteration by iteration:
+#
+#     iteration  0 ............ num_warmup | rest of that epoch | each later epoch e
+#     lr         0 -> lr0 * f(epoch)       | as warm-up left it | lr0 * f(e - 1)
+#
+# That a later epoch uses the factor of the one before it is a quirk of YOLOv7, kept because results depend on it.
 
 NOMINAL_BATCH = 64
-"""Gradients are gathered over iterations until about this many pictures have been seen."""
+"""Gradients are accumulated until about this many images have been seen."""
 LEAST_WARMUP = 1000
-"""Iterations. Short runs never leave it; the hyp key `warmup_iters` overrides it."""
+"""Iterations of warm-up, at least. Short runs never leave it; the hyp key `warmup_iters` overrides it."""
 
 
 def accumulate_for(total_batch: int) -> int:
@@ -104,33 +282,34 @@ def accumulate_for(total_batch: int) -> int:
 
 
 def scaled_weight_decay(weight_decay: float, *, total_batch: int) -> float:
-    """The decay of a step that sees `total_batch * accumulate_for(total_batch)` pictures instead of 64."""
+    """The weight decay of an optimizer step over `total_batch * accumulate_for(total_batch)` images instead of 64."""
     return weight_decay * (total_batch * accumulate_for(total_batch) / NOMINAL_BATCH)
 
 
 def num_warmup_iterations(hyp: Hyp, *, steps_per_epoch: int) -> int:
-    """Iterations 0 to this one, both included, are warm-up; 0: there is none."""
+    """The last iteration of warm-up, which begins at 0; 0: there is no warm-up."""
     if hyp.warmup_iters is not None:
         return hyp.warmup_iters
     return max(round(hyp.warmup_epochs * steps_per_epoch), LEAST_WARMUP)
 
 
 def cosine(lrf: float, epochs: int) -> Callable[[int], float]:
-    """Factor of the learning rate in an epoch, from 1 to `lrf` along half a wave."""
+    """Factor of the learning rate by epoch: from 1 to `lrf` along half a cosine wave."""
     return lambda epoch: (1 - math.cos(epoch * math.pi / epochs)) / 2 * (lrf - 1) + 1
 
 
 def line(lrf: float, epochs: int) -> Callable[[int], float]:
-    """Factor of the learning rate in an epoch, from 1 to `lrf` along a straight line."""
+    """Factor of the learning rate by epoch: from 1 to `lrf` along a straight line."""
     last = max(epochs - 1, 1)
     return lambda epoch: (1 - epoch / last) * (1 - lrf) + lrf
 
 
 class YoloSchedule:
-    """StepSettings for the three parameter groups of prepare.py. Pure: it does not matter where a run began.
+    """(epoch, step) -> StepSettings for the three parameter groups of prepare.py.
 
-    `epochs` is the length of the decay. Where a finished run is trained on, YOLOv7 keeps the length of the first
-    training for the cosine, which then rises again, and takes the new total for the line.
+    A pure function, so a resumed run follows the same schedule. `epochs` is the length of the decay. When a finished
+    training gets more epochs, YOLOv7 keeps the original length for the cosine, which then rises again, and takes the
+    new total for the line.
     """
 
     def __init__(
@@ -163,180 +342,12 @@ class YoloSchedule:
         return max(round(wanted), 1)
 
     def _epoch_of_factor(self, epoch: int, iteration: int) -> int:
-        """Warm-up aims at the factor of the epoch at hand, and the epoch in which it ends keeps it."""
+        """The epoch whose factor applies: the current one during warm-up and in the epoch in which it ends."""
         in_warmup = iteration <= self.num_warmup or epoch == self.num_warmup // self._steps_per_epoch
         return epoch if in_warmup else epoch - 1
 
     def _warm_up(self, iteration: int, start: float, end: float) -> float:
-        """On the way from `start` at iteration 0 to `end` at the end of warm-up."""
+        """Linear from `start` at iteration 0 to `end` at the end of warm-up."""
         if iteration >= self.num_warmup:
             return end
         return (end - start) / self.num_warmup * iteration + start
-
-
-# Another picture size for every batch: half to one and a half times the training size, in steps of the grid.
-
-
-def sizes_from(image_size: int, grid: int) -> range:
-    """Numbers a size is drawn from, all equally likely; `size_of_draw` rounds one to the grid."""
-    return range(image_size // 2, image_size * 3 // 2 + grid)
-
-
-def size_of_draw(draw: int, grid: int) -> int:
-    """Longer side of the batch, in pixels."""
-    return draw // grid * grid
-
-
-def draw_size(image_size: int, grid: int, *, seed: int, epoch: int, step: int) -> int:
-    """Longer side of one step's batch, a pure function of the step: resuming and ranks agree on it."""
-    draws = sizes_from(image_size, grid)
-    (uniform,) = keyed_uniform(seed, epoch, np.array([step]), 1, purpose=Purpose.STEP)[0]
-    return size_of_draw(draws[int(uniform * len(draws))], grid)
-
-
-def scaled_shape(height: int, width: int, *, size: int, grid: int) -> tuple[int, int]:
-    """Height and width of a batch [height, width] whose longer side becomes `size`, each a multiple of the grid."""
-    factor = size / max(height, width)
-    if factor == 1:
-        return height, width
-    return math.ceil(height * factor / grid) * grid, math.ceil(width * factor / grid) * grid
-
-
-QUAD_GAIN = 4.0
-CAPACITY_STEP = 64
-
-
-@dataclass(frozen=True)
-class DetectionLoss:
-    """The loss of a network's raw outputs."""
-
-    head: Detect
-    config: LossConfig
-    """With gains scaled to the network."""
-    ota: bool
-    ota_from: int = 0
-    """First epoch of OTA."""
-
-    @property
-    def anchors(self) -> Anchors:
-        return Anchors(self.head.anchors, tuple(self.head.strides))
-
-    def kind(self, epoch: int) -> str:
-        """ "aux", "ota" or "plain": what a step of this epoch computes."""
-        if isinstance(self.head, IAuxDetect):
-            return "aux"
-        return "ota" if self.ota and epoch >= self.ota_from else "plain"
-
-    def __call__(self, kind: str, maps: Sequence[Tensor], targets_T6: Tensor) -> LossParts:
-        if isinstance(self.head, MultiHeadDetect):
-            router = ota_router_loss if kind == "ota" else plain_router_loss
-            return router(maps, targets_T6, self.anchors, self.config, self.head.groups)
-        if kind == "aux":
-            num = self.head.nl
-            return aux_ota_loss(maps[:num], maps[num:], targets_T6, self.anchors, self.config)
-        return (ota_loss if kind == "ota" else plain_loss)(maps, targets_T6, self.anchors, self.config)
-
-    def validation(self, maps: Sequence[Tensor], targets_T6: Tensor) -> LossParts:
-        """The plain loss of the lead outputs, whatever training uses, so that runs can be compared."""
-        if isinstance(self.head, MultiHeadDetect):
-            return self("plain", maps, targets_T6)
-        return plain_loss(maps[: self.head.nl], targets_T6, self.anchors, self.config)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepConfig:
-    """How a batch becomes a loss."""
-
-    dtype: torch.dtype
-    """Of the network's input."""
-    channels_last: bool
-    size: int
-    grid: int
-    seed: int
-    multi_scale: bool = False
-    quad: bool = False
-    capacity: int = 0
-    """Rows of targets that a CUDA graph has room for."""
-
-
-class LastBatch:
-    """What the results line says about an epoch's last batch."""
-
-    targets: int | Tensor = 0
-    """How many; int32 [1] on the device where labels are finished there."""
-    width_px = 0
-
-    @property
-    def num_targets(self) -> int:
-        """The host may wait for the device here."""
-        return int(self.targets)
-
-
-class DetectionJob:
-    """Boxes, objectness and classes of YOLOv7's networks."""
-
-    item_names = ("box", "obj", "cls", "total")
-
-    def __init__(self, config: StepConfig, loss: DetectionLoss, pictures: BatchPlots | None = None) -> None:
-        """`pictures` keeps some of the first batches, for people."""
-        self._config = config
-        self._loss = loss
-        self._kind = loss.kind(0)
-        self._pictures = pictures
-        self.last = LastBatch()
-        self.paddings: Mapping[str, Padding] = {"targets": Padding(config.capacity, -1.0)} if config.capacity else {}
-
-    def phase(self, epoch: int) -> object:
-        self._kind = self._loss.kind(epoch)
-        return self._kind
-
-    def inputs(self, batch: DeviceBatch, epoch: int, step: int) -> dict[str, Tensor]:
-        images, targets_T6 = batch["images"], batch["targets"]
-        if self._pictures is not None:
-            self._pictures.keep(epoch, step, images, targets_T6)
-        if self._config.multi_scale:
-            images = self._rescaled(images, epoch, step)
-        if self._config.quad:
-            images, targets_T6 = self._in_fours(images, targets_T6, epoch, step)
-        self.last.targets = batch.fields.get("num_targets", int(batch.counts["targets"].sum()))
-        self.last.width_px = images.shape[3]
-        return {"images": images, "targets": targets_T6}
-
-    def step(self, network: nn.Module, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        with clock.stage("train.forward"):
-            maps = network(self._as_input(inputs["images"]))
-        with clock.stage("train.loss"):
-            parts = self._loss(self._kind, maps, inputs["targets"])
-        return parts.total * QUAD_GAIN if self._config.quad else parts.total, parts.items
-
-    def _as_input(self, images_BCHW: Tensor) -> Tensor:
-        """0..1 in the dtype and memory format of the network's input; pictures made on the device already are that."""
-        if images_BCHW.dtype == torch.uint8:
-            # 0..255 are exact in every dtype, and the quotient is rounded once.
-            images_BCHW = images_BCHW.to(self._config.dtype) / 255
-        if self._config.channels_last:
-            images_BCHW = images_BCHW.contiguous(memory_format=torch.channels_last)
-        return images_BCHW
-
-    def _rescaled(self, images_BCHW: Tensor, epoch: int, step: int) -> Tensor:
-        config = self._config
-        size = draw_size(config.size, config.grid, seed=config.seed, epoch=epoch, step=step)
-        height, width = images_BCHW.shape[2:]
-        shape_hw = scaled_shape(height, width, size=size, grid=config.grid)
-        if shape_hw == (height, width):
-            return images_BCHW
-        return F.interpolate(self._as_input(images_BCHW).float(), shape_hw, mode="bilinear", align_corners=False)
-
-    def _in_fours(self, images_BCHW: Tensor, targets_T6: Tensor, epoch: int, step: int) -> tuple[Tensor, Tensor]:
-        """Four pictures in one, made on the CPU: on a GPU this waits, which --quad has to pay for."""
-        uniform_G = keyed_uniform(
-            self._config.seed, epoch, np.array([step]), len(images_BCHW) // 4 or 1, purpose=Purpose.STEP
-        )[0]
-        joined, targets = quad(images_BCHW.cpu().numpy(), targets_T6.cpu().numpy(), uniform_G)
-        return torch.from_numpy(joined).to(images_BCHW.device), torch.from_numpy(targets).to(images_BCHW.device)
-
-
-def capacity_for(expected_per_picture: float, batch_size: int) -> int:
-    """Rows of targets for a graph: half as many again as expected; a batch with more runs without the graph."""
-    rows = int(1.5 * expected_per_picture * batch_size)
-    return -(-max(rows, 1) // CAPACITY_STEP) * CAPACITY_STEP

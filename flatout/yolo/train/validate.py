@@ -1,4 +1,4 @@
-"""Validation inside a training: the moving average on pictures that stay decoded; and the lines of results.txt."""
+"""Validation during a training: the moving average on the validation images, and the lines of results.txt."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from flatout.yolo.augment.samples import ResizedImages
 from flatout.yolo.data.image_set import ImageSet
 from flatout.yolo.evaluate import Evaluate, Outcome
 from flatout.yolo.evaluate.evaluate import FEW_CLASSES, table
-from flatout.yolo.evaluate.run import Share
+from flatout.yolo.evaluate.run import PartialResult
 from flatout.yolo.evaluate.validation_input import ValidationBatch, ValidationInput, open_validation
 from flatout.yolo.metrics import YOLOV7_RESULTS
 from flatout.yolo.nms import Detections
@@ -25,12 +25,12 @@ from flatout.yolo.train.step import DetectionLoss
 logger = logging.getLogger(__name__)
 
 CONF_THRES, IOU_THRES = 0.001, 0.6
-"""Of validation during training."""
+"""NMS thresholds of the validation during training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationConfig:
-    """How the average is judged after an epoch."""
+    """How the moving average is evaluated after an epoch."""
 
     size: int
     batch_size: int
@@ -38,18 +38,19 @@ class ValidationConfig:
     workers: int
     device: torch.device
     amp: torch.dtype
-    keeps_pictures: bool
-    """Decode once, into memory; else in every epoch."""
+    keeps_images: bool
+    """Decode once and keep the images in memory; else decode in every epoch."""
     on_device: bool = False
-    """Keep them in the memory of the GPU."""
+    """Keep the images in the memory of the GPU."""
     persistent_workers: bool = True
     verify: bool = False
+    """Compare stored images with their checksums."""
     v5_metric: bool = False
     single_cls: bool = False
 
 
 class Validation:
-    """Judges networks again and again on the same pictures. A context manager."""
+    """Evaluates networks on the validation images. A context manager: the images and workers stay between calls."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Validation:
         loss: DetectionLoss,
         run: RunContext,
     ) -> None:
-        """The ranks of the run share the work; the first sums up."""
+        """The ranks of the run share the batches; the first rank computes the scores."""
         self._images, self._names, self._config = images, names, config
         self._loss, self._run = loss, run
         self._stack = ExitStack()
@@ -72,9 +73,9 @@ class Validation:
         self._stack.close()
 
     def __call__(self, network: nn.Module, last: bool) -> Outcome | None:
-        """Pictures and the table of classes only come with the last epoch; None on all ranks but the first.
+        """Evaluate a network; returns None on all ranks but the first.
 
-        Interrupted if a signal wants it.
+        Plots and the table of classes are made only with `last`. Raises Interrupted if a signal asks for the end.
         """
         world = self._run.world
         world.broadcast_weights(network)
@@ -88,9 +89,9 @@ class Validation:
                 amp=self._config.amp,
                 loss=self._loss.validation,
                 plots=self._run.folder if last and self._run.plots else None,
-                watchers=[self._stop_if_asked],
+                observers=[self._stop_if_asked],
                 confusion=last,
-                join=self._join if world.size > 1 else None,
+                gather=self._gather if world.size > 1 else None,
             )
         if not world.is_first:
             return None
@@ -102,16 +103,16 @@ class Validation:
     def _stop_if_asked(self, batch: ValidationBatch, found: Detections, native: Detections) -> None:
         self._run.stop_if_asked()
 
-    def _join(self, share: Share) -> Sequence[Share]:
-        return self._run.world.gather(share) or []
+    def _gather(self, partial: PartialResult) -> Sequence[PartialResult]:
+        return self._run.world.gather(partial) or []
 
     def _opened(self) -> ValidationInput:
         if self._input is None:
             config = self._config
             store = None
-            if config.keeps_pictures:
-                pictures = ResizedImages(self._images, size=config.size, augment=False)
-                store = self._stack.enter_context(Store.open(pictures, StoreConfig(verify=config.verify)))
+            if config.keeps_images:
+                resized = ResizedImages(self._images, size=config.size, augment=False)
+                store = self._stack.enter_context(Store.open(resized, StoreConfig(verify=config.verify)))
             self._input = self._stack.enter_context(
                 open_validation(
                     self._images,
@@ -131,28 +132,28 @@ class Validation:
         return self._input
 
 
-# One line of results.txt per epoch, in the 15 columns that YOLOv7's tools read.
+# results.txt
 
 
 class EpochResult(NamedTuple):
-    """What an epoch is remembered by."""
+    """The numbers of an epoch's line in results.txt."""
 
     epoch: int
     epochs: int
     memory_gb: float
-    """Most GPU memory held, in units of 10^9 bytes."""
+    """GPU memory reserved by torch, in units of 10^9 bytes."""
     mean_losses: Sequence[float]
     """box, obj, cls, total: means over the epoch."""
     num_targets: int
-    """In the last batch."""
+    """Targets in the last batch."""
     width_px: int
-    """Of the last batch."""
+    """Width of the last batch."""
     scores: Mapping[str, float]
-    """Of the validation, by name; the line takes those of YOLOv7."""
+    """Scores of the validation by name; the line holds those of YOLOv7."""
 
 
 def results_line(result: EpochResult) -> str:
-    """The line, with its line break."""
+    """The 15 columns that YOLOv7's tools read, with a line break."""
     head = f"{f'{result.epoch}/{result.epochs - 1}':>10}{f'{result.memory_gb:.3g}G':>10}"
     scores = (result.scores[name] for name in YOLOV7_RESULTS)
     numbers = (*result.mean_losses, result.num_targets, result.width_px, *scores)

@@ -1,4 +1,4 @@
-"""Exports in tests measure no times worth anything, so they spend none on it."""
+"""Exports in tests time a single call: their times are not used."""
 
 import pytest
 
@@ -12,4 +12,4 @@ def one_turn(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def single_thread(one_thread):
-    """Small maps gain nothing from a second one."""
+    """Small maps gain nothing from a second thread."""

@@ -1,4 +1,4 @@
-"""Small networks that find something, for the tests of exports."""
+"""Small networks whose outputs depend on the image, for the tests of exports."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from tests.yolo.model.test_network import narrow
 
 SIDE = 64
 FEW_ROWS = "few rows"
-"""Name of a network of a few rows of every kind: an export takes as long as it has rows."""
+"""Name of a network with a few rows of every kind: the time of an export grows with the rows."""
 CONFIG = {
     "nc": 80,
     "anchors": [[10, 13, 16, 30, 33, 23], [30, 61, 62, 45, 59, 119], [116, 90, 156, 198, 373, 326]],
@@ -30,10 +30,10 @@ CONFIG = {
 }  # fmt: skip
 
 
-def sure(name: str = FEW_ROWS, *, nc: int | None = 3) -> Network:
-    """A small network through which a picture passes undimmed: its boxes and scores depend on what it is shown.
+def confident_network(name: str = FEW_ROWS, *, nc: int | None = 3) -> Network:
+    """A small network whose boxes and scores depend on the image.
 
-    A fresh one gives nearly the same whatever it sees, so that a mistake in its first layers would not be noticed.
+    The outputs of a new network hardly depend on it, so that a mistake in the first layers would not be noticed.
     """
     torch.manual_seed(0)
     network = build_network(CONFIG, nc=nc) if name == FEW_ROWS else narrow(name, nc=nc)
@@ -47,7 +47,7 @@ def sure(name: str = FEW_ROWS, *, nc: int | None = 3) -> Network:
             norm.bias.copy_(torch.rand(norm.bias.shape, generator=generator) - 0.5)
         network(torch.from_numpy(pixels(4, (128, 128))))
         for norm in norms:
-            # A channel that hardly varied would enlarge every rounding error.
+            # A channel that hardly varied would amplify every rounding error.
             assert norm.running_var is not None
             norm.running_var.clamp_(min=0.3 * float(norm.running_var.mean()))
         for key, value in network.state_dict().items():
@@ -60,9 +60,9 @@ def sure(name: str = FEW_ROWS, *, nc: int | None = 3) -> Network:
 
 
 def exported(network: Network, folder: Path, **options: Any) -> ExportOutcome:
-    """To `folder`/x.onnx, unless other formats are asked for, with two pictures."""
-    known: dict[str, Any] = {"img_size": (SIDE, SIDE), "pictures": 2, "formats": ("onnx",)}
-    return export_network(network, ExportOptions(**(known | options)), stem=folder / "x")
+    """Export to `folder`/x.onnx, compared on two images, unless `options` say otherwise."""
+    defaults: dict[str, Any] = {"img_size": (SIDE, SIDE), "pictures": 2, "formats": ("onnx",)}
+    return export_network(network, ExportOptions(**(defaults | options)), stem=folder / "x")
 
 
 def saved(network: Network, path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""An export as a whole: what is compared, what is refused, and that a failed one leaves no file."""
+"""An export as a whole: what is compared, what is refused, and that a failed export writes no file."""
 
 import json
 import sys
@@ -13,13 +13,13 @@ import torch
 from flatout.__main__ import main
 from flatout.errors import CheckpointError, ConfigError, DataError, ParityError
 from flatout.export.onnx_model import is_there
-from flatout.yolo.export import ExportOptions, export, export_network, work
+from flatout.yolo.export import ExportOptions, export, export_network, parity
 from flatout.yolo.export.files import stem_for
-from flatout.yolo.export.postprocess import OnnxNmsTail, select
-from flatout.yolo.export.work import Difference, largest, pictures_for
+from flatout.yolo.export.parity import Difference, comparison_images, largest
+from flatout.yolo.export.postprocess import OnnxNmsPostprocess, select
 from flatout.yolo.model.deploy import fused
 from flatout.yolo.model.network import Ensemble, Network
-from tests.yolo.export.networks import SIDE, exported, pixels, saved, sure
+from tests.yolo.export.networks import SIDE, confident_network, exported, pixels, saved
 
 NEED_ONNX = pytest.mark.skipif(
     not (is_there("onnx") and is_there("onnxruntime")), reason="onnx and onnxruntime are not installed"
@@ -28,7 +28,7 @@ NEED_ONNX = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def network() -> Network:
-    return sure()
+    return confident_network()
 
 
 def folded_wrongly(network: Network) -> Network:
@@ -38,12 +38,12 @@ def folded_wrongly(network: Network) -> Network:
     return made
 
 
-# -- TorchScript ---------------------------------------------------------------------------------------------------
+# TorchScript
 
 
 @pytest.mark.parametrize("grid", [False, True])
 @torch.no_grad()
-def test_a_torchscript_file_runs_without_flatout_and_says_what_it_wants(grid, network, tmp_path):
+def test_a_torchscript_file_runs_without_flatout_and_has_metadata(grid, network, tmp_path):
     outcome = exported(network, tmp_path, grid=grid, formats=("torchscript",))
     (file,) = outcome.files
     assert file.path == tmp_path / "x.torchscript.pt"
@@ -51,8 +51,8 @@ def test_a_torchscript_file_runs_without_flatout_and_says_what_it_wants(grid, ne
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         module = torch.jit.load(str(file.path), _extra_files=content)
-    facts = json.loads(content["config.txt"])
-    assert json.loads(facts["names"]) == network.names and facts["input_colors"] == "RGB"
+    metadata = json.loads(content["config.txt"])
+    assert json.loads(metadata["names"]) == network.names and metadata["input_colors"] == "RGB"
     x = torch.from_numpy(pixels(2, (SIDE, 96)))
     expected = network(x)
     found = module(x)
@@ -61,21 +61,21 @@ def test_a_torchscript_file_runs_without_flatout_and_says_what_it_wants(grid, ne
 
 
 def test_what_only_training_needs_is_not_in_the_file(tmp_path):
-    network = sure("yolov7-w6", nc=2)
+    network = confident_network("yolov7-w6", nc=2)
     size = exported(network, tmp_path, formats=("torchscript",), img_size=(128, 128), pictures=1).files[0].num_bytes
     auxiliary = sum(value.numel() * 4 for key, value in network.state_dict().items() if ".m2." in key)
     everything = sum(value.numel() * 4 for value in fused(network).state_dict().values())
     assert auxiliary and size < everything + 400_000
 
 
-# -- comparison ----------------------------------------------------------------------------------------------------
+# Comparison
 
 
 @NEED_ONNX
 @pytest.mark.parametrize("grid", [False, True])
-def test_a_file_that_is_not_the_network_is_not_written(grid, network, tmp_path, monkeypatch):
+def test_a_file_that_differs_from_the_network_is_not_written(grid, network, tmp_path, monkeypatch):
     (tmp_path / "x.onnx").write_text("an older one")
-    monkeypatch.setattr(work, "fused", folded_wrongly)
+    monkeypatch.setattr(parity, "fused", folded_wrongly)
     with pytest.raises(ParityError, match=r"x\.onnx: differs from its network by .* so nothing was written"):
         exported(network, tmp_path, grid=grid)
     with pytest.raises(ParityError, match=r"x\.torchscript\.pt: differs"):
@@ -85,19 +85,19 @@ def test_a_file_that_is_not_the_network_is_not_written(grid, network, tmp_path, 
 
 
 @NEED_ONNX
-def test_a_tail_that_is_wrong_is_noticed_whatever_the_boxes_are(network, tmp_path, monkeypatch):
-    other = OnnxNmsTail.visible
+def test_wrong_postprocessing_is_noticed_whatever_the_boxes_are(network, tmp_path, monkeypatch):
+    other = OnnxNmsPostprocess.portable
 
-    def one_row_less(self: OnnxNmsTail, decoded: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def one_row_less(self: OnnxNmsPostprocess, decoded: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (rows,) = other(self, decoded)
         return (rows[:-1],)
 
-    monkeypatch.setattr(OnnxNmsTail, "visible", one_row_less)
+    monkeypatch.setattr(OnnxNmsPostprocess, "portable", one_row_less)
     with pytest.raises(ParityError, match=r"the model's output: ONNX Runtime gives \[\d+, 7\]"):
         exported(network, tmp_path, end2end=True, max_wh=640, conf_thres=0.1)
 
 
-def test_numbers_that_are_none_are_no_small_difference():
+def test_nan_is_never_within_a_limit():
     limit = Difference(box_px=1.0, score=1.0)
     assert not Difference(box_px=float("nan")).is_within(limit)
     assert not largest([Difference(), Difference(score=float("nan"))]).is_within(limit)
@@ -105,20 +105,20 @@ def test_numbers_that_are_none_are_no_small_difference():
     assert largest([Difference(box_px=0.5), Difference(score=1.0)]).is_within(limit)
 
 
-def test_a_network_that_enlarges_rounding_errors_is_judged_by_its_own(network, monkeypatch, caplog):
-    made = work.Work.of(network, ExportOptions(img_size=(SIDE, SIDE), pictures=1))
-    assert made.accepted(Difference(raw=1e-4), "x") == Difference(raw=1e-3)
-    assert made._rounding(raw=True).raw < 1e-4
-    with pytest.raises(ParityError, match=r"^x: differs from its network by 5\.0e-03 of a raw output"):
-        made.accepted(Difference(raw=5e-3), "x")
-    monkeypatch.setattr(work.Work, "_rounding", lambda self, *, raw: Difference(raw=2e-3))
-    assert made.accepted(Difference(raw=5e-3), "x").raw == pytest.approx(2e-2)
-    assert "float32 differs from float64 by 2.0e-03 of a raw output (at most 0.001)" in caplog.text
+def test_a_network_that_amplifies_rounding_errors_gets_wider_limits(network, monkeypatch, caplog):
+    context = parity.ExportContext.of(network, ExportOptions(img_size=(SIDE, SIDE), pictures=1))
+    assert context.accepted(Difference(raw=1e-4), "x") == Difference(raw=1e-3)
+    assert context._rounding(raw=True).raw < 1e-4
+    with pytest.raises(ParityError, match=r"^x: differs from its network by 5\.0e-03 in raw outputs"):
+        context.accepted(Difference(raw=5e-3), "x")
+    monkeypatch.setattr(parity.ExportContext, "_rounding", lambda self, *, raw: Difference(raw=2e-3))
+    assert context.accepted(Difference(raw=5e-3), "x").raw == pytest.approx(2e-2)
+    assert "float32 differs from float64 by 2.0e-03 in raw outputs (limit 0.001)" in caplog.text
 
 
 @NEED_ONNX
 def test_weights_that_are_not_finite_are_not_exported(tmp_path):
-    network = sure()
+    network = confident_network()
     with torch.no_grad():
         network.state_dict()["model.2.conv.weight"][0] = torch.nan
     with pytest.raises(ParityError):
@@ -127,7 +127,7 @@ def test_weights_that_are_not_finite_are_not_exported(tmp_path):
 
 @NEED_ONNX
 def test_our_selection_is_that_of_onnx_runtime():
-    """Crowds of boxes with equal scores among them, for many thresholds."""
+    """Many overlapping boxes, some with equal scores, for several thresholds."""
     from flatout.export.onnx_model import Session, traced
     from flatout.yolo.export.postprocess import OnnxNms
 
@@ -150,55 +150,55 @@ def test_our_selection_is_that_of_onnx_runtime():
         np.testing.assert_array_equal(found.numpy(), expected)
 
 
-# -- pictures ------------------------------------------------------------------------------------------------------
+# Images
 
 
-def test_pictures_are_drawn_or_named(tmp_path, caplog):
-    drawn = pictures_for(ExportOptions(pictures=3))
-    assert drawn.origin == "3 drawn pictures" and len(drawn.images) == 3
+def test_images_are_generated_or_named(tmp_path, caplog):
+    generated = comparison_images(ExportOptions(pictures=3))
+    assert generated.origin == "3 generated images" and len(generated.images) == 3
     folder = tmp_path / "images"
     folder.mkdir()
     cv2.imwrite(str(folder / "a.png"), np.full((40, 90, 3), 200, np.uint8))
-    (folder / "b.jpg").write_text("no picture")
-    assert pictures_for(ExportOptions(images=(str(folder),))).origin == f"1 picture of {folder}"
-    assert f"{folder}/b.jpg: left out: " in caplog.text
+    (folder / "b.jpg").write_text("no image")
+    assert comparison_images(ExportOptions(images=(str(folder),))).origin == f"1 image of {folder}"
+    assert f"{folder}/b.jpg: skipped: " in caplog.text
     with pytest.raises(DataError, match=r"nothing\.png: does not exist"):
-        pictures_for(ExportOptions(images=(str(tmp_path / "nothing.png"),)))
+        comparison_images(ExportOptions(images=(str(tmp_path / "nothing.png"),)))
     (folder / "a.png").unlink()
-    with pytest.raises(DataError, match="no picture that can be read"):
-        pictures_for(ExportOptions(images=(str(folder),)))
+    with pytest.raises(DataError, match="no image can be read"):
+        comparison_images(ExportOptions(images=(str(folder),)))
 
 
-def test_the_validation_pictures_of_a_data_set_are_taken(tmp_path):
+def test_the_validation_images_of_a_data_set_are_used(tmp_path):
     for split in ("train", "val"):
         (tmp_path / split).mkdir()
         for number in range(3):
             cv2.imwrite(str(tmp_path / split / f"{number}.png"), np.full((40, 90, 3), 50 * number, np.uint8))
     yaml = tmp_path / "set.yaml"
     yaml.write_text(f"train: {tmp_path}/train\nval: {tmp_path}/val\nnc: 1\nnames: [thing]\n")
-    pictures = pictures_for(ExportOptions(data=str(yaml), pictures=2))
-    assert pictures.origin == f"2 pictures of {yaml}"
+    images = comparison_images(ExportOptions(data=str(yaml), pictures=2))
+    assert images.origin == f"2 images of {yaml}"
     # Letterboxed in grey, red first, in 0..1.
-    images = pictures.as_input((64, 64))
-    assert images.shape == (2, 3, 64, 64) and images.dtype == np.float32
-    assert images[1, 0, 0, 0] == np.float32(114 / 255) and images[1, 0, 32, 32] == np.float32(50 / 255)
+    inputs = images.as_input((64, 64))
+    assert inputs.shape == (2, 3, 64, 64) and inputs.dtype == np.float32
+    assert inputs[1, 0, 0, 0] == np.float32(114 / 255) and inputs[1, 0, 32, 32] == np.float32(50 / 255)
 
 
-# -- at the door ---------------------------------------------------------------------------------------------------
+# The command
 
 
 @NEED_ONNX
-def test_the_command_writes_beside_the_weights_and_tells_parity_sizes_and_times(network, tmp_path, capsys):
+def test_the_command_writes_beside_the_weights_and_prints_differences_sizes_and_times(network, tmp_path, capsys):
     weights = saved(network, tmp_path / "best.pt")
     words = ["--weights", str(weights), "--img", str(SIDE), "--grid", "--pictures", "1", "--dynamic-b"]
     assert main(["yolo", "export", *words]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name in ("best.torchscript.pt", "best.onnx"):
         assert (tmp_path / name).is_file()
-        line = next(line for line in said.splitlines() if line.startswith(f"{tmp_path}/{name}: "))
+        line = next(line for line in output.splitlines() if line.startswith(f"{tmp_path}/{name}: "))
         assert " MB; largest difference " in line and " px, " in line
-        assert any(line.split()[:1] == [name] and "ms" in line for line in said.splitlines())
-    assert "torch on cpu, folded" in said
+        assert any(line.split()[:1] == [name] and "ms" in line for line in output.splitlines())
+    assert "torch on cpu, folded" in output
 
 
 def test_out_names_the_files(network, tmp_path):
@@ -217,13 +217,13 @@ def test_out_names_the_files(network, tmp_path):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @NEED_ONNX
-def test_times_of_torch_are_taken_on_the_named_gpu(network, tmp_path):
+def test_torch_is_timed_on_the_named_gpu(network, tmp_path):
     outcome = exported(network, tmp_path, end2end=True, max_wh=640, conf_thres=0.1, device="0")
     assert outcome.device == "cuda:0" and outcome.torch_ms > 0
 
 
-def test_a_failed_comparison_ends_with_8(network, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(work, "fused", folded_wrongly)
+def test_a_failed_comparison_has_exit_code_8(network, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(parity, "fused", folded_wrongly)
     weights = saved(network, tmp_path / "best.pt")
     words = ["--weights", str(weights), "--img", str(SIDE), "--formats", "torchscript", "--pictures", "1"]
     assert main(["yolo", "export", *words]) == 8
@@ -232,7 +232,7 @@ def test_a_failed_comparison_ends_with_8(network, tmp_path, monkeypatch, capsys)
 
 
 def test_ensembles_and_missing_weights_are_refused(network, tmp_path):
-    with pytest.raises(ConfigError, match="An ensemble is several networks"):
+    with pytest.raises(ConfigError, match="an ensemble cannot be exported"):
         export_network(Ensemble([network, network]), ExportOptions(), stem=tmp_path / "x")
     with pytest.raises(CheckpointError, match=r"yolor-csp-c\.pt: no such file"):
         export(ExportOptions().weights)
@@ -244,12 +244,17 @@ def test_a_missing_package_is_named_before_anything_is_loaded(monkeypatch, tmp_p
         export(tmp_path / "not even there.pt")
 
 
-def test_what_has_no_effect_is_said():
-    def told(**options: object) -> str:
+def test_options_without_effect_are_warned_about():
+    def warnings_of(**options: object) -> str:
         return " ".join(ExportOptions(**options).without_effect())  # type: ignore[arg-type]
 
-    said = told(end2end=True, dynamic=True, simplify=True, formats=("torchscript",))
-    for sentence in ("--grid is taken as given", "--dynamic has no effect", "none is written", "gives decoded boxes"):
-        assert sentence in said
-    assert told(max_wh=3, formats=("onnx",)) == "--max-wh has no effect without --end2end."
-    assert "opset 13" in told(int8=True) and told() == told(grid=True, dynamic=True) == ""
+    text = warnings_of(end2end=True, dynamic=True, simplify=True, formats=("torchscript",))
+    for words in (
+        "--grid is switched on",
+        "--dynamic has no effect",
+        "no ONNX file is written",
+        "outputs decoded boxes",
+    ):
+        assert words in text
+    assert warnings_of(max_wh=3, formats=("onnx",)) == "--max-wh has no effect without --end2end."
+    assert "opset 13" in warnings_of(int8=True) and warnings_of() == warnings_of(grid=True, dynamic=True) == ""

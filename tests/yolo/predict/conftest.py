@@ -1,4 +1,4 @@
-"""A place with weights and things to look at, made once; every test works in a folder of its own."""
+"""A folder with weights, images and a video, made once; every test works in a folder of its own."""
 
 import functools
 from collections.abc import Iterator
@@ -9,16 +9,16 @@ import torch
 
 from flatout.yolo.predict import detect
 from flatout.yolo.predict.results import load_networks
-from tests.yolo.predict.small_sources import draw_pictures, draw_video, weights_file
+from tests.yolo.predict.small_sources import draw_video, weights_file, write_images
 
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """a.pt and b.pt, pictures/00.png to 09.png, clip.mp4 of 6 frames."""
+    """a.pt and b.pt, images/00.png to 09.png, clip.mp4 of 6 frames."""
     folder = tmp_path_factory.mktemp("predict")
     weights_file(folder / "a.pt", 0)
     weights_file(folder / "b.pt", 1)
-    draw_pictures(folder / "pictures")
+    write_images(folder / "images")
     draw_video(folder / "clip.mp4")
     return folder
 
@@ -30,13 +30,13 @@ def loaded_once(weights: tuple[str, ...], device: torch.device, augment: bool = 
 
 @pytest.fixture(autouse=True)
 def fast_loading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file of weights is built into a network once for all tests: that takes longer than most of them."""
+    """Build the network of a weights file once for all tests: that takes longer than most of them."""
     monkeypatch.setattr(detect, "load_networks", loaded_once)
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing of a test may land in the checkout; and small maps gain nothing from a second thread."""
+    """No file of a test may end up in the checkout. One thread, because small maps gain nothing from a second."""
     monkeypatch.chdir(tmp_path)
     before = torch.get_num_threads()
     torch.set_num_threads(1)

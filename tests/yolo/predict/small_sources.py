@@ -1,4 +1,4 @@
-"""Small things to look at: pictures, videos, a server of streams, and networks that see something in them."""
+"""Small sources: images, videos, a server of streams, and a network that finds something in them."""
 
 import threading
 from collections.abc import Iterator
@@ -19,18 +19,18 @@ from tests.yolo.test_load import weights_of
 
 NAMES = ["bolt", "nut"]
 SIZES_WH = ((120, 60), (60, 120), (96, 96), (120, 64), (50, 110))
-"""Of pictures: at 64 px several shapes of input, some of which are equal."""
+"""Sizes of images: at 64 px they give several input shapes, some of which are equal."""
 
 
 @torch.no_grad()
-def observant(seed: int = 0) -> Network:
-    """An untrained network that finds several small boxes of both classes, others in every picture."""
+def confident_network(seed: int = 0) -> Network:
+    """An untrained network that finds several small boxes of both classes, different ones in every image."""
     network = narrow("yolov7-tiny", nc=len(NAMES), seed=seed)
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = None
             module.reset_running_stats()
-    # Statistics of pictures like those of the tests: its maps then depend on what it sees.
+    # Batch-norm statistics of images like those of the tests, so that its maps depend on the image.
     images_B3HW = np.stack([picture(number, (64, 64)) for number in range(8)]).transpose(0, 3, 1, 2)
     network.train()
     network(torch.from_numpy(images_B3HW).float() / 255)
@@ -45,7 +45,7 @@ def observant(seed: int = 0) -> Network:
 
 
 def weights_file(path: Path, seed: int = 0) -> Path:
-    save_weights(path, weights_of(observant(seed)))
+    save_weights(path, weights_of(confident_network(seed)))
     return path
 
 
@@ -54,8 +54,8 @@ def picture(seed: int, size_wh: tuple[int, int]) -> np.ndarray:
     return cv2.resize(noise, size_wh, interpolation=cv2.INTER_CUBIC)
 
 
-def draw_pictures(folder: Path, count: int = 10, suffix: str = "png") -> list[Path]:
-    """00.png, 01.png, ... of several sizes."""
+def write_images(folder: Path, count: int = 10, suffix: str = "png") -> list[Path]:
+    """Write 00.png, 01.png, ... in several sizes."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{number:02}.{suffix}" for number in range(count)]
     for number, path in enumerate(paths):
@@ -87,10 +87,10 @@ class Server(ThreadingHTTPServer):
     def __init__(
         self, *, connections: int = 1, frames: int = 24, stays: bool = False, clip: Path | None = None
     ) -> None:
-        """`connections` to /live are served, later ones refused; `stays` keeps them after the last frame, silent."""
+        """Serve this many `connections` to /live, refuse later ones; `stays` keeps them open after the last frame."""
         super().__init__(("127.0.0.1", 0), _Handler)
         self.connections, self.frames, self.clip = connections, frames, clip
-        self.asked = 0
+        self.requests = 0
         self.stays = stays
         self.over = threading.Event()
 
@@ -105,8 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Silent."""
 
     def do_GET(self) -> None:
-        if self.path == "/live" and self.server.asked < self.server.connections:
-            self.server.asked += 1
+        if self.path == "/live" and self.server.requests < self.server.connections:
+            self.server.requests += 1
             self._stream()
         elif self.path == "/clip.mp4" and self.server.clip is not None:
             content = self.server.clip.read_bytes()

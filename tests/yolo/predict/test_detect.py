@@ -1,4 +1,4 @@
-"""detect.py from weights to files: what is found, what is told, what is written, and how it ends."""
+"""detect.py from weights to files: what it finds, prints and writes, and how it ends."""
 
 import json
 import logging
@@ -25,7 +25,7 @@ from flatout.yolo.predict.results import load_networks, predictor_for
 from flatout.yolo.predict.results import results_of as in_order
 from flatout.yolo.weights import read_weights, save_weights
 from tests.reference.plain_detect import plain_detect
-from tests.yolo.predict.small_sources import NAMES, draw_pictures, draw_video, frames_in, observant, picture
+from tests.yolo.predict.small_sources import NAMES, confident_network, draw_video, frames_in, picture, write_images
 from tests.yolo.test_load import weights_of
 
 CPU = torch.device("cpu")
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 def run(place: Path, **changed: Any) -> DetectResult:
     settings: dict[str, Any] = {
         "weights": (str(place / "a.pt"),),
-        "source": str(place / "pictures"),
+        "source": str(place / "images"),
         "img_size": 64,
         "conf_thres": 0.3,
         "device": "cpu",
@@ -45,12 +45,12 @@ def run(place: Path, **changed: Any) -> DetectResult:
 def results_of(place: Path, **changed: Any) -> list[Result]:
     seen: list[Result] = []
     settings: dict[str, Any] = {"weights": (str(place / "a.pt"),), "img_size": 64, "conf_thres": 0.3, "device": "cpu"}
-    source = str(place / "pictures")
+    source = str(place / "images")
     detect(DetectOptions(**settings | {"nosave": True, "source": source} | changed), each=seen.append)
     return seen
 
 
-# -- what is found -------------------------------------------------------------------------------------------------
+# Found
 
 
 def test_results_come_in_the_order_of_the_files(place):
@@ -61,14 +61,14 @@ def test_results_come_in_the_order_of_the_files(place):
 
 @pytest.mark.parametrize(("at_once", "threads"), [(1, 1), (3, 2), (16, 3)])
 def test_every_batch_size_finds_what_the_plain_way_finds(place, at_once, threads):
-    """In float64: kernels of other batch sizes round otherwise, and near ties would change places."""
+    """In float64: kernels for other batch sizes round differently, which would swap near ties."""
     loaded = load_networks((str(place / "a.pt"),), CPU)
     network = loaded.network.double()
     predictor = predictor_for(loaded._replace(network=network), CPU, PredictOptions(img_size=64))
-    files = find_sources(str(place / "pictures"))
+    files = find_sources(str(place / "images"))
     assert isinstance(files, Files)
     for path, found in zip(
-        files.pictures, in_order(frames_of(files), predictor, threads=threads, at_once=at_once), strict=True
+        files.images, in_order(frames_of(files), predictor, threads=threads, at_once=at_once), strict=True
     ):
         plain_n6 = plain_detect(network, cv2.imread(path), size=64, stride=loaded.stride, config=NmsConfig())
         assert isinstance(found, Result) and found.path == path
@@ -77,7 +77,7 @@ def test_every_batch_size_finds_what_the_plain_way_finds(place, at_once, threads
         np.testing.assert_allclose(found.scores, plain_n6[:, 4], atol=1e-6)
 
 
-def test_boxes_lie_in_the_picture_the_surest_first(place):
+def test_boxes_lie_in_the_image_in_descending_order_of_score(place):
     for result in results_of(place):
         height, width = result.image.shape[:2]
         assert (result.boxes >= 0).all() and (result.boxes <= [width, height, width, height]).all()
@@ -85,20 +85,20 @@ def test_boxes_lie_in_the_picture_the_surest_first(place):
         assert result.boxes.dtype == result.scores.dtype == np.float32 and result.classes.dtype == np.int64
 
 
-def test_only_the_classes_that_are_wanted(place):
+def test_classes_keeps_only_these_classes(place):
     both, one = results_of(place), results_of(place, classes=(1,))
     assert {kind for result in both for kind in result.classes} == {0, 1}
     assert {kind for result in one for kind in result.classes} == {1}
-    with pytest.raises(ConfigError, match="--classes 2: the network knows the classes 0 to 1"):
+    with pytest.raises(ConfigError, match="--classes 2: no such class, the network has classes 0 to 1"):
         run(place, classes=(0, 2))
 
 
-def test_across_classes_fewer_boxes_remain(place):
+def test_class_agnostic_nms_leaves_fewer_boxes(place):
     apart, together = (results_of(place, agnostic_nms=across, iou_thres=0.2) for across in (False, True))
     assert sum(map(len, together)) < sum(map(len, apart))
 
 
-def test_an_ensemble_and_views_see_other_things(place):
+def test_an_ensemble_and_augmented_views_find_other_boxes(place):
     alone = results_of(place)
     pair = results_of(place, weights=(str(place / "a.pt"), str(place / "b.pt")))
     views = results_of(place, augment=True)
@@ -106,7 +106,7 @@ def test_an_ensemble_and_views_see_other_things(place):
         assert any(not np.array_equal(one.boxes, other.boxes) for one, other in zip(alone, others, strict=True))
 
 
-def test_frames_of_a_video_are_looked_at_like_pictures(place, tmp_path):
+def test_frames_of_a_video_give_the_results_of_the_same_images(place, tmp_path):
     frames = frames_in(place / "clip.mp4")
     for number, frame in enumerate(frames):
         cv2.imwrite(str(tmp_path / f"{number}.png"), frame)
@@ -116,25 +116,25 @@ def test_frames_of_a_video_are_looked_at_like_pictures(place, tmp_path):
         np.testing.assert_array_equal(one.boxes, other.boxes)
 
 
-# -- what is written -----------------------------------------------------------------------------------------------
+# Written
 
 
-def test_every_picture_is_written_again_under_its_name_with_its_boxes(place):
+def test_every_image_is_written_under_its_name_with_boxes(place):
     result = run(place)
     assert result.folder == Path("runs/detect/exp")
     assert sorted(path.name for path in result.folder.iterdir()) == [f"{number:02}.png" for number in range(10)]
     for found in results_of(place):
         before, after = (
-            cv2.imread(str(folder / Path(found.path).name)) for folder in (place / "pictures", result.folder)
+            cv2.imread(str(folder / Path(found.path).name)) for folder in (place / "images", result.folder)
         )
         assert before.shape == after.shape and (before != after).any() == (len(found) > 0)
 
 
-def test_a_picture_without_detections_is_written_as_it_was(place):
+def test_an_image_without_detections_is_written_unchanged(place):
     result = run(place, conf_thres=1.0)
     assert result.detections == 0
     for path in result.folder.iterdir():
-        assert (cv2.imread(str(place / "pictures" / path.name)) == cv2.imread(str(path))).all()
+        assert (cv2.imread(str(place / "images" / path.name)) == cv2.imread(str(path))).all()
 
 
 def test_folders_are_numbered_and_a_name_may_be_used_again(place):
@@ -154,7 +154,7 @@ def test_label_files_have_the_form_of_yolov7(place):
             continue
         lines = path.read_text().splitlines()
         rows = np.array([[float(word) for word in line.split()] for line in lines])
-        assert (np.diff(rows[:, 5]) >= 0).all()  # the least sure first
+        assert (np.diff(rows[:, 5]) >= 0).all()  # lowest score first
         height, width = found.image.shape[:2]
         centre, size = rows[:, 1:3] * [width, height], rows[:, 3:5] * [width, height]
         corners = np.concatenate((centre - size / 2, centre + size / 2), 1)
@@ -166,7 +166,7 @@ def test_label_files_have_the_form_of_yolov7(place):
 
 
 def test_label_files_without_scores_can_be_trained_on(place):
-    """--save-txt gives labels of the data set format: class and four shares, all within the picture."""
+    """--save-txt gives labels in the format of data sets: class and four numbers from 0 to 1."""
     result = run(place, save_txt=True, nosave=True)
     for path in (result.folder / "labels").iterdir():
         rows = np.array([[float(word) for word in line.split()] for line in path.read_text().splitlines()])
@@ -192,7 +192,7 @@ def test_a_video_keeps_its_name_size_rate_and_number_of_frames(place):
     assert sorted(path.stem for path in (result.folder / "labels").iterdir()) == sorted(found)
 
 
-def test_crops_are_what_the_boxes_hold(place):
+def test_crops_are_the_pixels_inside_the_boxes(place):
     result = run(place, save_crop=True, nosave=True)
     expected = {
         f"{NAMES[kind]}/{found.stem}_{number}.jpg": (bottom - top, right - left, 3)
@@ -207,11 +207,11 @@ def test_crops_are_what_the_boxes_hold(place):
 
 
 @pytest.mark.parametrize(("name", "folder"), [("bolt", "bolt"), ("../up", "_up"), ("a/b", "a_b"), ("..", "class")])
-def test_a_class_name_leads_nowhere_else(name, folder):
+def test_a_class_name_cannot_lead_out_of_the_crops_folder(name, folder):
     assert folder_name(name) == folder
 
 
-def test_json_is_what_python_gives(place):
+def test_json_holds_the_records_of_the_python_results(place):
     result = run(place, save_json=True, nosave=True)
     records = json.loads((result.folder / "a_predictions.json").read_text())
     assert records == [record for found in results_of(place) for record in found.to_coco()]
@@ -223,28 +223,28 @@ def test_json_is_what_python_gives(place):
 
 def test_files_of_one_name_from_several_folders_do_not_overwrite_each_other(place, tmp_path):
     for folder in ("in/x", "in/y"):
-        draw_pictures(tmp_path / folder, 2)
+        write_images(tmp_path / folder, 2)
     result = run(place, source=f"{tmp_path}/in/*/*.png", save_txt=True)
     assert sorted(path.name for path in result.folder.glob("*.png")) == ["00.png", "00_2.png", "01.png", "01_2.png"]
     assert {path.stem for path in (result.folder / "labels").iterdir()} >= {"01", "01_2"}
 
 
 def test_formats_that_cannot_be_written_become_jpeg(place, tmp_path):
-    (made,) = draw_pictures(tmp_path / "in", 1, "jpg")
+    (made,) = write_images(tmp_path / "in", 1, "jpg")
     made.rename(tmp_path / "in/photo.mpo")
     assert [path.name for path in run(place, source=str(tmp_path / "in")).folder.iterdir()] == ["photo.jpg"]
 
 
-# -- what is told --------------------------------------------------------------------------------------------------
+# Printed
 
 
-def test_a_line_per_picture_says_what_was_counted(place, caplog):
+def test_a_line_per_image_counts_the_detections(place, caplog):
     caplog.set_level(logging.INFO, "flatout")
     run(place, nosave=True)
     lines = [record.message for record in caplog.records if record.message.startswith("image ")]
     assert len(lines) == 10
     head, size, *counts, taken = lines[2].replace(": ", ", ").split(", ")
-    assert head == f"image 3/10 {place}/pictures/02.png" and size == "96x96" and taken.endswith(" ms")
+    assert head == f"image 3/10 {place}/images/02.png" and size == "96x96" and taken.endswith(" ms")
     assert all(count.split()[1] in ("bolt", "bolts", "nut", "nuts") for count in counts)
 
 
@@ -259,7 +259,7 @@ def test_one_is_singular_and_none_is_nothing(place):
 @pytest.mark.parametrize(
     "counted", ["2 crosses", "2 boxes", "2 buses", "2 benches", "2 skis", "2 persons", "1 box", "1 skis"]
 )
-def test_plurals_can_be_read(counted):
+def test_plurals_are_english(counted):
     number, _, plural = counted.partition(" ")
     singular = {"crosses": "cross", "boxes": "box", "buses": "bus", "benches": "bench", "persons": "person"}
     name = singular.get(plural, plural)
@@ -274,31 +274,31 @@ def test_plurals_can_be_read(counted):
     assert result.summary() == counted
 
 
-def test_the_end_says_how_many_and_where(place):
+def test_the_last_lines_say_how_many_and_where(place):
     result = run(place, save_txt=True)
-    assert f"Done. 10 pictures, {result.detections} detections in" in str(result)
+    assert f"Done. 10 images, {result.detections} detections in" in str(result)
     num_files = len(list((result.folder / "labels").iterdir()))
     assert f"{num_files} label files saved to runs/detect/exp/labels" in str(result)
     assert str(result).endswith("Results saved to runs/detect/exp")
 
 
 def test_unreadable_files_are_counted_listed_and_not_fatal(place, tmp_path, capsys):
-    good, bad = draw_pictures(tmp_path / "in", 2)
+    good, bad = write_images(tmp_path / "in", 2)
     bad.write_bytes(good.read_bytes()[:40])
     (tmp_path / "in/empty.jpg").write_bytes(b"")
     (tmp_path / "in/noise.mp4").write_bytes(b"?" * 64)
     words = ["--weights", str(place / "a.pt"), "--source", "in", "--img", "64", "--device", "cpu"]
     assert main(["yolo", "detect", *words]) == 0
-    told = capsys.readouterr().out
-    assert "3 sources could not be read, or not to the end:" in told
+    printed = capsys.readouterr().out
+    assert "3 sources could not be read, or not to the end:" in printed
     assert (
-        "in/empty.jpg: an empty file" in told
-        and "in/noise.mp4: not a video that can be decoded: damaged, or cut off" in told
+        "in/empty.jpg: an empty file" in printed
+        and "in/noise.mp4: cannot be decoded: damaged, cut off, or not a video" in printed
     )
     assert [path.name for path in Path("runs/detect/exp").iterdir()] == ["00.png"]
 
 
-def test_pictures_of_odd_shapes_and_names_of_odd_letters_are_no_obstacle(place, tmp_path, capsys):
+def test_images_of_odd_shapes_and_with_odd_names_are_processed(place, tmp_path, capsys):
     folder = tmp_path / "in"
     folder.mkdir()
     for size_wh, name in (((1, 1), "one"), ((900, 1), "row"), ((1, 900), "column"), ((3, 2), "a\nb"), ((9, 9), "ü ß")):
@@ -318,20 +318,20 @@ def test_pictures_of_odd_shapes_and_names_of_odd_letters_are_no_obstacle(place, 
     assert written == {"one.png", "row.png", "column.png", "a\nb.png", "ü ß.png", "deep.png", "alpha.png"}
 
 
-def test_if_nothing_can_be_read_that_is_a_fault_of_the_data(place, tmp_path, capsys):
+def test_if_nothing_can_be_read_that_is_a_data_error(place, tmp_path, capsys):
     (tmp_path / "a.jpg").write_bytes(b"")
     assert main(["yolo", "detect", "--weights", str(place / "a.pt"), "--source", "a.jpg", "--device", "cpu"]) == 3
-    told = capsys.readouterr().err
-    assert told == ("flatout: --source a.jpg: nothing of it could be read: a.jpg: an empty file. Mend or replace it.\n")
+    printed = capsys.readouterr().err
+    assert printed == ("flatout: --source a.jpg: nothing could be read: a.jpg: an empty file. Repair or replace it.\n")
 
 
-def test_of_many_that_cannot_be_read_the_error_names_the_first(place, tmp_path, capsys):
-    for path in draw_pictures(tmp_path / "in", 2):
+def test_the_error_about_many_unreadable_files_names_the_first(place, tmp_path, capsys):
+    for path in write_images(tmp_path / "in", 2):
         path.write_bytes(b"")
     assert main(["yolo", "detect", "--weights", str(place / "a.pt"), "--source", "in", "--device", "cpu"]) == 3
     assert capsys.readouterr().err == (
-        "flatout: --source in: none of its 2 files could be read, the first because of in/00.png: an empty file. "
-        "Mend or replace them.\n"
+        "flatout: --source in: none of its 2 files could be read. The first: in/00.png: an empty file. "
+        "Repair or replace them.\n"
     )
 
 
@@ -345,12 +345,12 @@ def test_mistakes_leave_no_folder_behind(place):
     assert not Path("runs").exists()
 
 
-def test_no_display_is_one_sentence_and_no_obstacle(place, caplog, monkeypatch):
+def test_a_missing_display_is_only_a_warning(place, caplog, monkeypatch):
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     assert run(place, view_img=True).frames == 10
-    told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert told == ["--view-img: this machine has no display, so nothing is shown."]
+    printed = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert printed == ["--view-img: this machine has no display, so nothing is shown."]
 
 
 def test_an_opencv_without_windows_says_so(caplog, monkeypatch):
@@ -374,10 +374,10 @@ def test_windows_show_every_result_in_order_until_q(place, monkeypatch):
     assert result.frames < 10 and result.interrupted is None
 
 
-# -- how it ends ---------------------------------------------------------------------------------------------------
+# The end
 
 
-def test_ctrl_c_ends_with_what_was_done(place, tmp_path):
+def test_ctrl_c_ends_with_all_results_so_far(place, tmp_path):
     draw_video(tmp_path / "long.mp4", 300)
     seen: list[Result] = []
 
@@ -391,23 +391,23 @@ def test_ctrl_c_ends_with_what_was_done(place, tmp_path):
     )
     result = detect(options, each=press)
     assert result.interrupted == "SIGINT" and 5 <= result.frames == len(seen) < 300
-    assert "SIGINT: ended here; everything that was seen is written." in str(result)
+    assert "SIGINT: stopped early; all results so far are saved." in str(result)
     assert len(frames_in(result.folder / "long.mp4")) == result.frames
     records = json.loads((result.folder / "a_predictions.json").read_text())
     assert len(records) == result.detections
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("flatout-")]
 
 
-def test_a_command_that_was_interrupted_says_so_by_its_code(place, monkeypatch, capsys):
+def test_an_interrupted_command_has_exit_code_130(place, monkeypatch, capsys):
     monkeypatch.setattr(
         "flatout.ranks.signals.Interrupts.requested", property(lambda self: "SIGINT", lambda self, value: None),
         raising=False,
     )  # fmt: skip
-    words = ["--weights", str(place / "a.pt"), "--source", str(place / "pictures"), "--device", "cpu"]
+    words = ["--weights", str(place / "a.pt"), "--source", str(place / "images"), "--device", "cpu"]
     assert main(["yolo", "detect", *words]) == 130
 
 
-def test_a_full_disk_is_a_sentence(place, monkeypatch):
+def test_a_full_disk_is_a_resource_error(place, monkeypatch):
     def full(path: Path, image: np.ndarray) -> None:
         raise OSError(28, "No space left on device")
 
@@ -417,37 +417,37 @@ def test_a_full_disk_is_a_sentence(place, monkeypatch):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("flatout-")]
 
 
-def test_update_strips_files_of_ours_and_leaves_others(place, tmp_path):
-    network = observant()
+def test_update_strips_full_checkpoints_and_leaves_others(place, tmp_path):
+    network = confident_network()
     save_weights(tmp_path / "full.pt", weights_of(network, kind="full", epoch=3, ema=network.state_dict()))
     result = run(place, weights=("full.pt",), nosave=True, update=True)
-    assert "full.pt no longer holds the state of its training" in str(result)
+    assert "--update: removed the training state from full.pt" in str(result)
     after = read_weights("full.pt")
     assert after.kind == "stripped" and after.ema is None
     before = (place / "a.pt").read_bytes()
-    assert "holds nothing but the network already" in str(run(place, nosave=True, update=True))
+    assert "it contains only the network already" in str(run(place, nosave=True, update=True))
     assert (place / "a.pt").read_bytes() == before
 
 
 def test_update_does_not_touch_an_unfinished_training(place, tmp_path):
     weights = tmp_path / "run/weights/last.pt"
     weights.parent.mkdir(parents=True)
-    save_weights(weights, weights_of(observant(), kind="full"))
+    save_weights(weights, weights_of(confident_network(), kind="full"))
     (tmp_path / "run/run.json").write_text(json.dumps({"config": {}, "finished": False}))
     before = weights.read_bytes()
     assert "its training is not finished" in str(run(place, weights=(str(weights),), nosave=True, update=True))
     assert weights.read_bytes() == before
 
 
-def test_letters_grow_with_the_picture(place):
+def test_letters_grow_with_the_image(place):
     small, large = (picture(0, size) for size in ((120, 90), (1600, 1200)))
-    drawn = []
+    widths = []
     for image in (small, large):
         box = np.array([[10, 20, image.shape[1] - 10, image.shape[0] - 10]], np.float32)
         result = Result(
             boxes=box, scores=np.ones(1, np.float32), classes=np.zeros(1, np.int64), names=tuple(NAMES),
             image=image, origin=results_of(place)[0].origin,
         )  # fmt: skip
-        drawn.append((result.draw() != image).any(2).mean(1).max())
+        widths.append((result.draw() != image).any(2).mean(1).max())
         assert result.image is image
-    assert drawn[1] > 0.1
+    assert widths[1] > 0.1

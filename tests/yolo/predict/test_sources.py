@@ -4,7 +4,7 @@ import pytest
 
 from flatout.errors import ConfigError, DataError
 from flatout.yolo.predict.files import Files, Frame, Origin, Streams, Unreadable, count_frames, find_sources, frames_of
-from tests.yolo.predict.small_sources import draw_pictures, draw_video
+from tests.yolo.predict.small_sources import draw_video, write_images
 
 
 def frames(source: str) -> list[Frame | Unreadable]:
@@ -13,28 +13,28 @@ def frames(source: str) -> list[Frame | Unreadable]:
     return [read() for read in frames_of(found)]
 
 
-def test_a_folder_gives_pictures_then_videos_sorted_and_nothing_below_it(tmp_path):
-    draw_pictures(tmp_path / "in", 3)
-    draw_pictures(tmp_path / "in/deeper", 2)
+def test_a_folder_gives_images_then_videos_sorted_and_nothing_of_its_subfolders(tmp_path):
+    write_images(tmp_path / "in", 3)
+    write_images(tmp_path / "in/deeper", 2)
     draw_video(tmp_path / "in/00.avi", 2)
-    (tmp_path / "in/notes.md").write_text("no picture")
+    (tmp_path / "in/notes.md").write_text("no image")
     (tmp_path / "in/.hidden.png").write_bytes(b"")
     found = find_sources(str(tmp_path / "in"))
     assert isinstance(found, Files)
-    assert [path.rpartition("/")[2] for path in found.pictures] == ["00.png", "01.png", "02.png"]
+    assert [path.rpartition("/")[2] for path in found.images] == ["00.png", "01.png", "02.png"]
     assert [path.rpartition("/")[2] for path in found.videos] == ["00.avi"]
 
 
-def test_a_pattern_reaches_below_folders(tmp_path):
-    draw_pictures(tmp_path / "in/a/b", 2)
-    draw_pictures(tmp_path / "in", 1)
+def test_a_pattern_reaches_subfolders(tmp_path):
+    write_images(tmp_path / "in/a/b", 2)
+    write_images(tmp_path / "in", 1)
     found = find_sources(f"{tmp_path}/in/**/*.png")
-    assert isinstance(found, Files) and len(found.pictures) == 3
-    assert find_sources(f"{tmp_path}/in/*.png").pictures == [f"{tmp_path}/in/00.png"]
+    assert isinstance(found, Files) and len(found.images) == 3
+    assert find_sources(f"{tmp_path}/in/*.png").images == [f"{tmp_path}/in/00.png"]
 
 
-def test_a_list_of_files_is_read_in_its_order_and_beside_itself(tmp_path):
-    first, second = draw_pictures(tmp_path / "in", 2)
+def test_a_list_of_files_is_read_in_order_with_paths_relative_to_it(tmp_path):
+    first, second = write_images(tmp_path / "in", 2)
     (tmp_path / "list.txt").write_text(f"{second}\n\n./in/00.png\nmissing.jpg\n")
     found = find_sources(str(tmp_path / "list.txt"))
     assert found == Files([str(second), str(tmp_path / "in/00.png"), "missing.jpg"], [])
@@ -57,14 +57,14 @@ def test_a_list_with_a_stream_is_a_list_of_streams(tmp_path):
     ("make", "source", "error", "words"),
     [
         (lambda folder: None, "nowhere", ConfigError, "--source nowhere: no such file or folder"),
-        (lambda folder: (folder / "in").mkdir(), "in", DataError, "no pictures and no videos in this folder"),
-        (lambda folder: None, "in/*.jpg", DataError, "no picture and no video has such a name"),
-        (lambda folder: (folder / "a.gif").write_bytes(b"GIF"), "a.gif", DataError, "neither a picture nor a video"),
-        (lambda folder: (folder / "a.txt").write_text("\n"), "a.txt", DataError, "an empty list"),
-        (lambda folder: (folder / "a.txt").write_text("a.md"), "a.txt", DataError, "no line of it names a picture"),
+        (lambda folder: (folder / "in").mkdir(), "in", DataError, "no images and no videos in this folder"),
+        (lambda folder: None, "in/*.jpg", DataError, "no image and no video matches"),
+        (lambda folder: (folder / "a.gif").write_bytes(b"GIF"), "a.gif", DataError, "neither an image nor a video"),
+        (lambda folder: (folder / "a.txt").write_text("\n"), "a.txt", DataError, "the list is empty"),
+        (lambda folder: (folder / "a.txt").write_text("a.md"), "a.txt", DataError, "no line names an image or a video"),
     ],
 )
-def test_nothing_to_look_at_is_said_in_a_sentence(tmp_path, make, source, error, words):
+def test_a_source_without_images_and_videos_is_refused(tmp_path, make, source, error, words):
     make(tmp_path)  # the working directory
     with pytest.raises(error, match=words.replace("*", r"\*")):
         find_sources(source)
@@ -77,8 +77,8 @@ def test_frames_of_a_video_are_numbered_from_one(tmp_path):
     assert count_frames(Files(["a.png"], ["v.mp4"])) == 4
 
 
-def test_what_cannot_be_decoded_says_why_and_stops_nothing(tmp_path):
-    (good,) = draw_pictures(tmp_path / "in", 1)
+def test_files_that_cannot_be_decoded_say_why_and_do_not_end_the_iteration(tmp_path):
+    (good,) = write_images(tmp_path / "in", 1)
     (tmp_path / "in/empty.jpg").write_bytes(b"")
     (tmp_path / "in/page.png").write_text("<html>404</html>")
     (tmp_path / "in/cut.png").write_bytes(good.read_bytes()[:50])
@@ -86,10 +86,10 @@ def test_what_cannot_be_decoded_says_why_and_stops_nothing(tmp_path):
     seen = {each.path.rpartition("/")[2]: each.reason for each in frames("in") if isinstance(each, Unreadable)}
     assert set(seen) == {"empty.jpg", "page.png", "cut.png", "broken.mp4"}
     assert seen["empty.jpg"] == "an empty file" and "not a picture" in seen["page.png"]
-    assert seen["broken.mp4"] == "not a video that can be decoded: damaged, or cut off"
+    assert seen["broken.mp4"] == "cannot be decoded: damaged, cut off, or not a video"
 
 
-def test_a_video_that_was_cut_off_is_seen_as_far_as_it_goes(tmp_path):
+def test_a_video_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path):
     whole = draw_video(tmp_path / "v.avi", 40).read_bytes()
     (tmp_path / "cut.avi").write_bytes(whole[: len(whole) // 2])
     seen = frames("cut.avi")
@@ -101,5 +101,5 @@ def test_a_video_that_was_cut_off_is_seen_as_far_as_it_goes(tmp_path):
     ("path", "stem"),
     [("rtsp://camera.local:554/a/b?x=1", "camera.local_554_a_b_x_1"), ("0", "0"), ("http://", "stream")],
 )
-def test_a_stream_has_a_name_that_a_file_may_have(path, stem):
+def test_the_stem_of_a_stream_is_a_valid_file_name(path, stem):
     assert Origin(path, "stream", 0, 1, frame=0).stem == stem

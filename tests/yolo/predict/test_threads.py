@@ -1,4 +1,4 @@
-"""Reading ahead and writing behind: order, bounds, errors and the end of all threads."""
+"""Prefetcher and write queue: order, limits, errors and the end of all threads."""
 
 import threading
 import time
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from flatout.yolo.predict.files import Frame, Origin, Prepare, Prepared
-from flatout.yolo.predict.results import Groups, InOrder
-from flatout.yolo.predict.threads import ReadAhead, WriteBehind
+from flatout.yolo.predict.results import ReorderBuffer, ShapeBatcher
+from flatout.yolo.predict.threads import Prefetcher, WriteQueue
 
 
 def late(number: int, wait_s: float) -> int:
@@ -25,8 +25,8 @@ def own_threads() -> list[str]:
 @pytest.mark.parametrize("threads", [1, 4])
 def test_results_come_in_the_order_of_the_calls(threads):
     calls = [partial(late, number, 0.002 * (7 - number % 8)) for number in range(40)]
-    with ReadAhead(calls, threads=threads, depth=8) as ahead:
-        assert list(ahead.results()) == list(range(40))
+    with Prefetcher(calls, threads=threads, depth=8) as prefetched:
+        assert list(prefetched.results()) == list(range(40))
     assert not own_threads()
 
 
@@ -38,69 +38,69 @@ def test_no_more_calls_are_made_than_there_is_room_for():
             made.append(number)
             yield partial(int, number)
 
-    with ReadAhead(calls(), threads=2, depth=5) as ahead:
-        results = ahead.results()
+    with Prefetcher(calls(), threads=2, depth=5) as prefetched:
+        results = prefetched.results()
         next(results)
         while len(made) < 6:
             time.sleep(0.001)
         time.sleep(0.05)
-        assert len(made) == 1 + 5  # taken and waiting; nothing is asked for that there is no room for
+        assert len(made) == 1 + 5  # one taken, five waiting
     assert not own_threads()
 
 
-def test_an_error_of_a_call_or_of_asking_reaches_the_reader():
+def test_an_error_of_a_call_or_of_the_iterator_reaches_the_reader():
     def broken() -> Iterator[partial[int]]:
         yield partial(int, "1")
         raise OSError("the source is gone")
 
     with (
-        ReadAhead([partial(int, "x")], threads=1, depth=1) as ahead,
+        Prefetcher([partial(int, "x")], threads=1, depth=1) as prefetched,
         pytest.raises(ValueError, match="invalid literal"),
     ):
-        next(ahead.results())
-    with ReadAhead(broken(), threads=1, depth=1) as ahead, pytest.raises(OSError, match="the source is gone"):
-        list(ahead.results())
+        next(prefetched.results())
+    with Prefetcher(broken(), threads=1, depth=1) as prefetched, pytest.raises(OSError, match="the source is gone"):
+        list(prefetched.results())
 
 
-def test_reading_stops_when_asked_even_if_nothing_comes():
+def test_reading_stops_on_request_even_if_nothing_comes():
     gone = threading.Event()
 
     def silent() -> Iterator[partial[int]]:
         gone.wait()
         yield partial(int, "1")
 
-    with ReadAhead(silent(), threads=1, depth=1) as ahead:
+    with Prefetcher(silent(), threads=1, depth=1) as prefetched:
         begin_s = time.monotonic()
-        assert list(ahead.results(lambda: time.monotonic() - begin_s > 0.05)) == []
+        assert list(prefetched.results(lambda: time.monotonic() - begin_s > 0.05)) == []
         gone.set()
     assert not own_threads()
 
 
-def test_work_is_finished_in_the_order_it_was_handed_over():
+def test_work_is_finished_in_the_order_of_submission():
     done: list[int] = []
-    with WriteBehind(threads=4, depth=8) as behind:
+    with WriteQueue(threads=4, depth=8) as queue:
         for number in range(40):
-            behind.submit(partial(late, number, 0.002 * (7 - number % 8)), done.append)
+            queue.submit(partial(late, number, 0.002 * (7 - number % 8)), done.append)
     assert done == list(range(40)) and not own_threads()
 
 
-def test_an_error_behind_is_told_once_and_ends_the_writing():
+def test_an_error_in_the_queue_is_raised_once_and_ends_the_writing():
     done: list[int] = []
-    behind = WriteBehind(threads=2, depth=4)
-    behind.submit(partial(int, "1"), done.append)
-    behind.submit(partial(int, "x"), done.append)
+    queue = WriteQueue(threads=2, depth=4)
+    queue.submit(partial(int, "1"), done.append)
+    queue.submit(partial(int, "x"), done.append)
     with pytest.raises(ValueError, match="invalid literal"):  # noqa: PT012 - soon, not at once
         for _ in range(100):
-            behind.submit(partial(late, 2, 0.001), done.append)
+            queue.submit(partial(late, 2, 0.001), done.append)
     with pytest.raises(ValueError, match="invalid literal"):
-        behind.close()
-    behind.close()
+        queue.close()
+    queue.close()
     assert done == [1] and not own_threads()
 
 
-def test_the_error_of_the_block_is_the_one_that_is_told():
-    with pytest.raises(KeyError), WriteBehind(threads=1, depth=1) as behind:  # noqa: PT012
-        behind.submit(partial(int, "x"), lambda number: None)
+def test_the_error_of_the_block_is_the_one_that_is_raised():
+    with pytest.raises(KeyError), WriteQueue(threads=1, depth=1) as queue:  # noqa: PT012
+        queue.submit(partial(int, "x"), lambda number: None)
         raise KeyError("first")
 
 
@@ -109,28 +109,28 @@ def prepared(width: int) -> Prepared:
     return Prepare(64, 32)(frame)
 
 
-def test_pictures_of_one_shape_go_together_whatever_lies_between():
-    groups = Groups(2, patience=4)
+def test_images_of_one_shape_share_a_batch_whatever_comes_between():
+    batcher = ShapeBatcher(2, patience=4)
     widths = [64, 32, 64, 32, 64]
-    batches = [[each.place for each in groups.add(place, prepared(width))] for place, width in enumerate(widths)]
+    batches = [[each.place for each in batcher.add(place, prepared(width))] for place, width in enumerate(widths)]
     assert batches == [[], [], [0, 2], [1, 3], []]
-    assert [[each.place for each in batch] for batch in groups.rest()] == [[4]]
+    assert [[each.place for each in batch] for batch in batcher.rest()] == [[4]]
 
 
-def test_nobody_waits_for_others_for_ever():
-    groups = Groups(2, patience=2)
-    lone = groups.add(0, prepared(32))
-    others = [groups.add(place, prepared(64)) for place in range(1, 5)]
+def test_no_image_waits_forever_for_others():
+    batcher = ShapeBatcher(2, patience=2)
+    lone = batcher.add(0, prepared(32))
+    others = [batcher.add(place, prepared(64)) for place in range(1, 5)]
     assert not lone and [[each.place for each in batch] for batch in others] == [[], [1, 2], [], [3, 4]]
-    # Three places to wait: the fourth that waits lets the oldest go.
-    small = Groups(3, patience=1)
+    # At most three may wait: a fourth completes the batch of the oldest.
+    small = ShapeBatcher(3, patience=1)
     waits = [small.add(place, prepared(width)) for place, width in enumerate([32, 64, 64, 16])]
     assert [[each.place for each in batch] for batch in waits] == [[], [], [], [0, 3]]
 
 
-def test_results_are_given_in_order_however_they_come():
-    in_order, given = InOrder[str](), []
+def test_results_are_returned_in_order_however_they_come():
+    buffer, returned = ReorderBuffer[str](), []
     for place in (2, 0, 3, 1, 4):
-        in_order.put(place, str(place))
-        given.append(list(in_order.ready()))
-    assert given == [[], ["0"], [], ["1", "2", "3"], ["4"]]
+        buffer.put(place, str(place))
+        returned.append(list(buffer.ready()))
+    assert returned == [[], ["0"], [], ["1", "2", "3"], ["4"]]

@@ -1,4 +1,4 @@
-"""Files for whole trainings: a drawn data set, a small network and a recipe with a short warm-up."""
+"""Files for whole trainings: a generated data set, a small network and a hyp file with a short warm-up."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +13,7 @@ from flatout.yolo.options import TrainOptions
 from tests.yolo.train.small_training import tiny_hyp
 
 BATCH, TRAIN, VAL = 32, 70, 6
-"""70 pictures in batches of 32: the last one is short. An optimizer step takes two batches."""
+"""70 images in batches of 32: the last batch is short. An optimizer step takes two batches."""
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +34,7 @@ def options(files: Path, tmp_path: Path) -> TrainOptions:
 
 
 def options_for(files: Path, folder: Path) -> TrainOptions:
-    """A training of seconds in `folder`."""
+    """A training in `folder` that takes seconds."""
     return TrainOptions(
         weights="",
         cfg=str(files / "narrow.yaml"),

@@ -1,4 +1,4 @@
-"""The ends of epochs of a detection training without a training: its scores are given, and its files are real."""
+"""The ends of epochs without a training: scores come from a list, files are real."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ REPORT = EpochReport(
 
 
 class ScriptedRecipe(YoloRecipe):
-    """Judges by a list of scores; the last validation of a training only draws pictures, and scores nothing."""
+    """A recipe whose scores come from a list; a validation with `last` takes none of them and scores 0."""
 
     def __init__(self, folder: Path, scores: Iterable[float], maps: Sequence[float] = (), **options: Any) -> None:
         asked = TrainOptions(**{"epochs": 300, **options})
@@ -34,10 +34,10 @@ class ScriptedRecipe(YoloRecipe):
         self.saves, self._epochs = not asked.nosave, asked.epochs
         self._script, self._class_maps = iter(scores), maps
         self.validated: list[tuple[int, bool]] = []
-        """Epochs, and whether they were validated as the last one."""
+        """Epochs that were validated, and whether with `last`."""
         self._run: Any = SimpleNamespace(folder=folder)
         self._job: Any = SimpleNamespace(last=LastBatch())
-        self._pictures = self._weighing = None
+        self._batch_plots = self._image_weights = None
 
     def validate(self, model: Model, epoch: int, *, last: bool) -> ValidationResult:
         self.validated.append((epoch, last))
@@ -50,12 +50,12 @@ class ScriptedRecipe(YoloRecipe):
 
 
 class ScriptedEnds:
-    """What the loop calls after every epoch of such a training. A context manager."""
+    """The epoch end of a `ScriptedRecipe`, called as the loop does. A context manager."""
 
     def __init__(self, recipe: ScriptedRecipe, folder: Path) -> None:
         self.recipe, self._records = recipe, Records(folder)
         self.network = nn.Linear(1, 1, bias=False)
-        """What is judged: its weight is the number of the epoch."""
+        """The network that is evaluated: its weight is the number of the epoch."""
         (folder / recipe.weights_folder).mkdir(exist_ok=True)
         optimizer = torch.optim.SGD(self.network.parameters(), lr=0.1)
         self.epoch_end = EpochEnd(
@@ -75,7 +75,7 @@ class ScriptedEnds:
         self._records.close()
 
     def __call__(self, epoch: int) -> bool:
-        """The end of an epoch, saved; True if it ends the training."""
+        """End an epoch and save; True if that ends the training."""
         nn.init.constant_(self.network.weight, epoch)
         stops = self.epoch_end(epoch, REPORT, self._sections)
         self.epoch_end.flush()
@@ -83,7 +83,7 @@ class ScriptedEnds:
 
     @property
     def state(self) -> dict[str, object]:
-        """What is saved of it."""
+        """The saved state of the job."""
         return self.epoch_end.sections()["job"]
 
     def _sections(self) -> Sections:

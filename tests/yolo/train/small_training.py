@@ -1,4 +1,4 @@
-"""A detection training without files: the real loop and job, a small network, batches from a test."""
+"""A detection training without files: the real loop and step, a small network, batches from a test."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,8 +19,8 @@ from flatout.yolo.train import prepare
 from flatout.yolo.train.step import DetectionJob, DetectionLoss, StepConfig, YoloSchedule, capacity_for
 
 
-class Silent(NoEpochEnd):
-    """The end of an epoch of a training that is neither validated nor saved; keeps the reports."""
+class RecordsReports(NoEpochEnd):
+    """The epoch end of a training that is neither validated nor saved; keeps the reports."""
 
     def __init__(self) -> None:
         self.reports: list[EpochReport] = []
@@ -60,9 +60,9 @@ def make_loop(
     device: str = "cpu",
     log_every: int = 4,
     tell: Callable[[IntervalStats], None] = lambda tick: None,
-) -> tuple[Loop, Silent]:
+) -> tuple[Loop, RecordsReports]:
     """One epoch of `num_steps`."""
-    end = Silent()
+    end = RecordsReports()
     config = StepConfig(
         dtype=DTYPES[amp],
         channels_last=device != "cpu",
@@ -88,14 +88,16 @@ def make_loop(
 
 
 def run_without_waits(network: Network, hyp: Hyp, batches: Batches, **settings: Any) -> tuple[Loop, int]:
-    """`make_loop` on a GPU, run; from the third look at the numbers on, a host that waits is an error. Also the number
-    of looks."""
-    num_looks = 0
+    """Run `make_loop` on a GPU; from the third logged interval on, an error if the host waits for the device.
+
+    Returns the loop and the number of logged intervals.
+    """
+    num_intervals = 0
 
     def tell(tick: IntervalStats) -> None:
-        nonlocal num_looks
-        num_looks += 1
-        if num_looks == 3:  # kernels are compiled and the graph is captured by now
+        nonlocal num_intervals
+        num_intervals += 1
+        if num_intervals == 3:  # kernels are compiled and the graph is captured by now
             torch.cuda.set_sync_debug_mode("error")
 
     loop, _ = make_loop(network, hyp, batches, device="cuda", tell=tell, **settings)
@@ -103,4 +105,4 @@ def run_without_waits(network: Network, hyp: Hyp, batches: Batches, **settings: 
         loop.run()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    return loop, num_looks
+    return loop, num_intervals

@@ -1,4 +1,4 @@
-"""`--fast` measures what a picture and a step cost, chooses by it, remembers, and disturbs nothing."""
+"""`--fast` measures what a sample and a step cost, chooses by it, caches the result, and changes nothing else."""
 
 import json
 import logging
@@ -22,9 +22,9 @@ from flatout.yolo.data.open_set import SplitConfig, open_split
 from flatout.yolo.train import autotune
 from flatout.yolo.train import input as input_module
 from flatout.yolo.train.autotune import (
-    Situation,
     StepCosts,
-    Tunings,
+    TuningCache,
+    TuningInputs,
     fingerprint,
     input_choices,
     is_long,
@@ -61,7 +61,7 @@ def config():
 
 @pytest.fixture
 def long_runs(monkeypatch):
-    """Every run is worth measuring."""
+    """Every run is long enough to measure."""
     monkeypatch.setattr(autotune, "LONG_RUN_PIXELS", {})
 
 
@@ -81,7 +81,7 @@ def test_what_is_measured_is_positive_and_leaves_the_network_as_it_was(images, c
         assert torch.equal(tensor, before[name]), name
 
 
-def test_what_the_pictures_take_is_known_without_measuring(images, config):
+def test_the_size_of_the_images_is_known_without_measuring(images, config):
     costs, here = unmeasured(images, config), this_machine(config)
     assert 0 < costs.decoded_bytes == decoded_bytes(images.size_wh_N2, 64) <= len(images) * 3 * 64 * 64
     assert costs.measured is None and not here.has_gpu and not here.nvjpeg
@@ -89,7 +89,7 @@ def test_what_the_pictures_take_is_known_without_measuring(images, config):
 
 @pytest.mark.usefixtures("long_runs")
 def test_a_measurement_is_made_once_per_machine_data_and_network(images, config, options, tmp_path, monkeypatch):
-    network, file = narrow_network(6), tmp_path / "cache" / "tunings.json"
+    network, file = narrow_network(6), tmp_path / "cache" / "cache.json"
     fast = replace(options, fast=True, workers=8).asked
     first = input_choices(images, config, fast, network, file=file)
     assert 0 <= first[0].settings.workers <= machine.cores().usable
@@ -106,11 +106,11 @@ def test_a_measurement_is_made_once_per_machine_data_and_network(images, config,
 
 
 @pytest.mark.usefixtures("long_runs")
-def test_a_remembered_measurement_decides_as_it_did_whatever_is_free_now(
+def test_a_cached_measurement_gives_the_same_choices_whatever_memory_is_free_now(
     images, config, options, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(autotune, "measure", lambda *_, **__: CPU)
-    fast, file = replace(options, fast=True).asked, tmp_path / "tunings.json"
+    fast, file = replace(options, fast=True).asked, tmp_path / "cache.json"
     first = input_choices(images, config, fast, narrow_network(6), file=file)
     full = replace(machine.memory(), free=1)
     monkeypatch.setattr(machine, "memory", lambda: full)
@@ -121,7 +121,7 @@ def test_a_remembered_measurement_decides_as_it_did_whatever_is_free_now(
 @pytest.mark.parametrize("keeps", [False, True])
 def test_workers_auto_leaves_everything_else_as_the_command_says(images, config, options, tmp_path, keeps):
     auto = replace(options, workers="auto", cache_images=keeps).asked
-    (choice,) = input_choices(images, config, auto, narrow_network(6), file=tmp_path / "tunings.json")
+    (choice,) = input_choices(images, config, auto, narrow_network(6), file=tmp_path / "cache.json")
     settings = choice.settings
     assert 0 <= settings.workers <= min(machine.cores().usable, config.batch_size)
     assert settings.keep == ("ram" if keeps else "off")
@@ -149,12 +149,14 @@ def test_a_run_too_short_to_measure_follows_a_rule_and_says_so(images, config, o
     assert not is_long(images, replace(config, epochs=10_000, device=torch.device("cuda")))
     caplog.set_level(logging.INFO, "flatout")
     input_choices(images, config, replace(options, workers="auto").asked, narrow_network(6))
-    (told,) = caplog.messages
-    assert told.startswith("--workers auto, too short a run to measure: 4 workers (80 % of the cores")
+    (message,) = caplog.messages
+    assert message.startswith(
+        "--workers auto: the run is too short to measure, so it gets 4 workers (80 % of the cores"
+    )
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 << 30, 4 << 30))
     on_gpu = replace(config, device=torch.device("cuda"))
     input_choices(images, on_gpu, replace(options, fast=True).asked, narrow_network(6))
-    assert "--fast, too short a run to measure: pictures are kept and augmented on the device." in caplog.messages
+    assert "--fast: the run is too short to measure, so images are kept and augmented on the device." in caplog.messages
 
 
 @pytest.mark.usefixtures("long_runs")
@@ -162,20 +164,20 @@ def test_fast_says_every_choice_with_its_reason(images, config, options, tmp_pat
     monkeypatch.setattr(autotune, "measure", lambda *_, **__: CPU)
     caplog.set_level(logging.INFO, "flatout")
     fast = replace(options, fast=True).asked
-    choices = input_choices(images, config, fast, narrow_network(6), file=tmp_path / "tunings.json")
+    choices = input_choices(images, config, fast, narrow_network(6), file=tmp_path / "cache.json")
     measured, *lines = caplog.messages
     assert measured.startswith("--fast, measured in ")
     assert measured.endswith(f" s: {choices[0].what}: {choices[0].img_s:,.0f} img/s expected.")
     assert lines == [f"--fast, choice {number}: {choice}." for number, choice in enumerate(choices, 1)]
     caplog.clear()
     input_choices(images, config, options.asked, narrow_network(6))
-    assert not caplog.messages, "a command that leaves nothing open is not commented"
+    assert not caplog.messages, "nothing is logged if the command decides everything"
 
 
 def test_all_ranks_follow_the_first(images, config, options, monkeypatch):
     """The second rank has another machine, and nothing to measure."""
-    told = Situation(machine_of(8, 2), costs_of(3, GPU)).plain()
-    monkeypatch.setattr(World, "broadcast", lambda self, value: pytest.fail("the second spoke") if value else told)
+    sent = TuningInputs(machine_of(8, 2), costs_of(3, GPU)).plain()
+    monkeypatch.setattr(World, "broadcast", lambda self, value: pytest.fail("the second sent") if value else sent)
     second = replace(config, world=World(1, 2))
     fast = replace(options, fast=True).asked
     assert input_choices(images, second, fast, narrow_network(6)) == choose_input(
@@ -183,18 +185,18 @@ def test_all_ranks_follow_the_first(images, config, options, monkeypatch):
     )
 
 
-# Opening what was chosen.
+# Opening the choices
 
 
 @pytest.fixture
 def device_choices(options) -> tuple[Choice, ...]:
-    """By the device, decoded there and not, and by workers."""
+    """Augmented on the device, decoded there or on the CPU, and augmented by workers."""
     asked = replace(options, fast=True).asked
     return choose_input(asked, machine_of(8, 2), costs_of(3, None))
 
 
-class Opened:
-    """Stands in for an input on a device; remembers what was tried."""
+class FakeDeviceInput:
+    """Replaces the input on a device and records what was tried."""
 
     def __init__(self, monkeypatch, *, decodes: bool = True, augments: bool = True) -> None:
         self.tried: list[str] = []
@@ -210,11 +212,11 @@ class Opened:
         self.tried.append("device augments")
         if not self._augments:
             raise ConfigError("It cannot.")
-        return SimpleNamespace(feed=Closed(self.tried))
+        return SimpleNamespace(feed=EmptyFeed(self.tried))
 
 
-class Closed(list[object]):
-    """A feed of no batches."""
+class EmptyFeed(list[object]):
+    """A feed without batches."""
 
     def __init__(self, tried: list[str]) -> None:
         super().__init__()
@@ -227,7 +229,7 @@ class Closed(list[object]):
 
 
 def test_the_next_choice_is_tried_where_the_gpu_does_not_decode(images, config, device_choices, monkeypatch):
-    device = Opened(monkeypatch, decodes=False)
+    device = FakeDeviceInput(monkeypatch, decodes=False)
     with open_input(images, config, device_choices):
         assert device.tried == ["GPU decodes", "device augments"]
 
@@ -235,21 +237,23 @@ def test_the_next_choice_is_tried_where_the_gpu_does_not_decode(images, config, 
 def test_workers_augment_where_the_device_cannot_and_the_log_says_so(
     images, config, device_choices, monkeypatch, caplog
 ):
-    Opened(monkeypatch, augments=False)
+    FakeDeviceInput(monkeypatch, augments=False)
     with open_input(images, config, device_choices) as opened:
         assert opened.steps_per_epoch == -(-len(images) // config.batch_size)
-    assert "It cannot. --fast uses the CPU path here." in caplog.messages
+    assert "It cannot. --fast augments on the CPU instead." in caplog.messages
 
 
-def test_who_asked_for_the_device_alone_hears_that_it_cannot(images, config, options, monkeypatch):
-    Opened(monkeypatch, augments=False)
+def test_an_error_is_raised_if_only_the_device_was_requested_and_it_cannot_augment(
+    images, config, options, monkeypatch
+):
+    FakeDeviceInput(monkeypatch, augments=False)
     with pytest.raises(ConfigError, match="It cannot"):
         open_input(images, config, by_rule(images, config, replace(options, device_augment=True)))
 
 
-def test_a_rank_that_could_follows_those_that_could_not(images, config, device_choices, monkeypatch):
-    device = Opened(monkeypatch)
-    answers = iter([True, True])  # of all ranks: another one could not decode, nor augment
+def test_a_rank_that_can_use_the_device_follows_ranks_that_cannot(images, config, device_choices, monkeypatch):
+    device = FakeDeviceInput(monkeypatch)
+    answers = iter([True, True])  # another rank can neither decode nor augment on its device
     monkeypatch.setattr(World, "any", lambda self, flag: next(answers))
     with open_input(images, config, device_choices) as opened:
         assert device.tried == ["GPU decodes", "device augments", "closed", "device augments", "closed"]
@@ -261,17 +265,17 @@ def test_decoding_at_a_smaller_size_is_a_part_of_fast_that_can_be_left_out(
     images, config, options, monkeypatch, left_out
 ):
     opened = []
-    monkeypatch.setattr(Store, "open", lambda pictures, config: opened.append(pictures) or nullcontext(pictures))
+    monkeypatch.setattr(Store, "open", lambda resized, config: opened.append(resized) or nullcontext(resized))
     monkeypatch.setattr(ResizedImages, "statistics", lambda self: "", raising=False)
     fast = replace(options, fast=True, no_scaled_decode=left_out)
     with open_input(images, config, by_rule(images, config, fast)):
-        (pictures,) = opened
-        assert ("decoded small" in pictures.parameters) != left_out
+        (resized,) = opened
+        assert ("decoded small" in resized.parameters) != left_out
 
 
 @pytest.mark.parametrize("left_out", [False, True])
 def test_decoding_by_the_gpu_is_a_part_of_fast_that_can_be_left_out(images, config, options, monkeypatch, left_out):
-    device = Opened(monkeypatch)
+    device = FakeDeviceInput(monkeypatch)
     fast = replace(options, fast=True, no_gpu_decode=left_out).asked
     with open_input(images, config, choose_input(fast, machine_of(8, 2), costs_of(3, None))):
         assert device.tried == [*([] if left_out else ["GPU decodes"]), "device augments"]
@@ -285,7 +289,7 @@ def test_workers_stay_from_epoch_to_epoch_or_end_with_the_last_batch(images, con
         pids, left = [], []
         for epoch in range(2):
             batches = source.batches.epoch(epoch)
-            for step in range(source.steps_per_epoch):  # as the loop does, which counts steps
+            for step in range(source.steps_per_epoch):  # like the loop, which counts steps
                 next(batches)
                 pids += [set(source.feed.worker_pids.values())] if step == 0 else []
             left.append(len(source.feed.worker_pids))
@@ -293,10 +297,10 @@ def test_workers_stay_from_epoch_to_epoch_or_end_with_the_last_batch(images, con
     assert pids[0].isdisjoint(pids[1]) == left_out
 
 
-# What is remembered.
+# The cache
 
 FACTS = {"GPU": "H200", "data": "abc"}
-FOUND = Situation(machine_of(8, 2), costs_of(3, GPU))
+FOUND = TuningInputs(machine_of(8, 2), costs_of(3, GPU))
 
 
 def test_measuring_takes_a_twentieth_of_the_run_and_never_over_a_minute():
@@ -304,7 +308,7 @@ def test_measuring_takes_a_twentieth_of_the_run_and_never_over_a_minute():
     assert measuring_budget_s(1e6) == 60
 
 
-def test_a_graph_is_judged_by_its_kernels(images, config, options, tmp_path, monkeypatch):
+def test_a_cuda_graph_is_measured_by_its_kernels(images, config, options, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(autotune, "step_costs", lambda *_, graph: asked.append(graph) or StepCosts(5.0, 1.0))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 << 30, 4 << 30))
@@ -315,22 +319,22 @@ def test_a_graph_is_judged_by_its_kernels(images, config, options, tmp_path, mon
     assert asked == [True, False, False]
 
 
-def test_a_measurement_is_remembered_for_the_same_facts_only(tmp_path):
-    tunings = Tunings(tmp_path / "cache" / "tunings.json")
-    assert tunings.recall(FACTS) is None
-    tunings.remember(FACTS, FOUND)
-    assert tunings.recall(FACTS) == FOUND
-    assert tunings.recall({**FACTS, "data": "abd"}) is None
+def test_a_measurement_is_cached_for_the_same_facts_only(tmp_path):
+    cache = TuningCache(tmp_path / "cache" / "cache.json")
+    assert cache.load(FACTS) is None
+    cache.save(FACTS, FOUND)
+    assert cache.load(FACTS) == FOUND
+    assert cache.load({**FACTS, "data": "abd"}) is None
     assert fingerprint({"a": "1", "b": "2"}) == fingerprint({"b": "2", "a": "1"})
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"x": 3}', '{"x": {"choice": {"keep": "ram"}}}'])
-def test_a_damaged_or_older_memory_is_no_memory(tmp_path, content):
+def test_a_damaged_or_older_cache_counts_as_empty(tmp_path, content):
     (tmp_path / "t.json").write_text(content.replace("x", fingerprint(FACTS)))
-    tunings = Tunings(tmp_path / "t.json")
-    assert tunings.recall(FACTS) is None
-    tunings.remember(FACTS, FOUND)
-    assert tunings.recall(FACTS) == FOUND
+    cache = TuningCache(tmp_path / "t.json")
+    assert cache.load(FACTS) is None
+    cache.save(FACTS, FOUND)
+    assert cache.load(FACTS) == FOUND
 
 
 @pytest.mark.parametrize(
@@ -347,20 +351,20 @@ def test_a_damaged_or_older_memory_is_no_memory(tmp_path, content):
         ("costs", {"batch_size": 2.5}),
     ],
 )
-def test_numbers_that_nobody_can_have_measured_are_not_recalled(tmp_path, part, wrong):
+def test_impossible_numbers_are_not_loaded_from_the_cache(tmp_path, part, wrong):
     file = tmp_path / "t.json"
-    Tunings(file).remember(FACTS, FOUND)
+    TuningCache(file).save(FACTS, FOUND)
     content = json.loads(file.read_text())
     content[fingerprint(FACTS)]["situation"][part] |= wrong
     file.write_text(json.dumps(content))
-    assert Tunings(file).recall(FACTS) is None
+    assert TuningCache(file).load(FACTS) is None
 
 
-def test_trainings_of_equal_process_numbers_do_not_write_into_one_file(tmp_path):
-    """Containers that share a home: every process there may be number 1."""
+def test_processes_with_equal_ids_do_not_write_into_the_same_temporary_file(tmp_path):
+    """In containers that share a home directory every process may have id 1."""
     file = tmp_path / "t.json"
     writers = [
-        threading.Thread(target=lambda name=name: [Tunings(file).remember({"x": name}, FOUND) for _ in range(20)])
+        threading.Thread(target=lambda name=name: [TuningCache(file).save({"x": name}, FOUND) for _ in range(20)])
         for name in "abcd"
     ]
     for writer in writers:

@@ -1,4 +1,4 @@
-"""One function decides what `--fast` means here: case by case, as it did before it was one, and as the page says."""
+"""`choose_input` case by case: as docs/fast.md says, and as the code decided before it was one function."""
 
 import json
 import subprocess
@@ -17,10 +17,10 @@ from flatout.yolo.train.choose_input import (
     Machine,
     Measured,
     choose_input,
-    is_worth_measuring,
-    rule_in_words,
+    depends_on_measurement,
+    describe_rule,
 )
-from tests.yolo.train.input_cases import CASES, GB, GPU, PICTURE_BYTES, Case, costs_of, machine_of
+from tests.yolo.train.input_cases import CASES, GB, GPU, IMAGE_BYTES, Case, costs_of, machine_of
 
 PAGE = Path(__file__).parents[3] / "docs/fast.md"
 FAST = TrainOptions(fast=True).asked
@@ -40,8 +40,8 @@ def test_the_page_shows_these_cases() -> None:
     assert shown == [f"--fast, choice {number}: {choice}." for number, choice in enumerate(example.choices(), 1)]
 
 
-# What was decided before there was one function: recorded from that code (commit cdcb68b; a few rows at 3ffa6a6, which
-# has the same one) with files and devices replaced. These are some rows of a grid.
+# Decisions recorded before there was one function (commit cdcb68b; a few rows at 3ffa6a6, whose code is the same), with
+# files and devices replaced: some rows of a grid. The wording of "said" was updated since.
 
 BEFORE = [json.loads(line) for line in (Path(__file__).parent / "decisions_before.jsonl").read_text().splitlines()]
 FLAGS: dict[str, dict[str, Any]] = {
@@ -61,7 +61,7 @@ def test_decisions_are_those_that_were_made_before(before: dict[str, Any]) -> No
     machine = machine_of(gpu_gb, cores, ranks=ranks)
     costs = costs_of(float(set_gb), {"short": None, "quick": QUICK, "slow": SLOW}[measured], epochs=epochs)
     choices = choose_input(asked, machine, costs)
-    left = is_worth_measuring(asked, gpu=machine.has_gpu)
+    left = depends_on_measurement(asked, gpu=machine.has_gpu)
     if "error" in before:
         assert [choice.settings.on_device for choice in choices] == [True], "nothing else to try"
         return
@@ -84,11 +84,11 @@ def seen_in(choice: Choice) -> dict[str, Any]:
 
 def said_of(asked: Asked, first: Choice, costs: Costs) -> str:
     if costs.measured is None:
-        return rule_in_words(asked, first)
+        return describe_rule(asked, first)
     return f"{asked.flag}, measured in X s: {first.what}: {first.img_s:,.0f} img/s expected."
 
 
-# The list.
+# The list of choices
 
 
 def test_a_device_that_decodes_comes_before_one_that_does_not_and_before_workers() -> None:
@@ -97,11 +97,11 @@ def test_a_device_that_decodes_comes_before_one_that_does_not_and_before_workers
         ("device", True), ("device", False), ("ram", False), ("ram", False), ("off", False)
     ]  # fmt: skip
     instead = choices[2]
-    assert instead.why == "if the device cannot augment; all 3.0 GB fit into RAM"
+    assert instead.why == "fallback if the device cannot augment; all 3.0 GB fit in RAM"
     assert (instead.settings.workers, instead.settings.slots) == (2, None), "as --workers says, within the cores"
 
 
-def test_who_insists_on_the_device_gets_nothing_else() -> None:
+def test_device_augment_without_fast_leaves_a_single_choice() -> None:
     asked = TrainOptions(device_augment=True).asked
     assert [each.settings.keep for each in choose_input(asked, machine_of(8, 16), costs_of(3, None))] == ["device"]
 
@@ -146,12 +146,12 @@ def test_flags_say_yes_no_or_nothing() -> None:
     )  # fmt: skip
 
 
-# What is predicted.
+# Predicted speeds
 
 ROOMY = Machine(cores=16, ram_free_bytes=100 << 30, gpu_free_bytes=60 << 30)
 LONG = Costs(
     batch_size=64,
-    num_pictures=(10 << 30) // PICTURE_BYTES,
+    num_pictures=(10 << 30) // IMAGE_BYTES,
     decoded_bytes=10 << 30,
     epochs=100,
     measured=Measured(step_ms=50, main_cpu_ms=20, decode_ms=2.0, augment_ms=2.0, draw_ms=0.05, render_ms=1.0),
@@ -170,7 +170,7 @@ def test_workers_are_added_up_to_the_knee() -> None:
     assert (settings.keep, settings.workers, settings.slots) == ("ram", 3, 5)
 
 
-def test_two_cores_that_train_get_no_crowd_of_workers() -> None:
+def test_two_cores_that_also_train_get_at_most_one_worker() -> None:
     choice = choose_input(ON_CPU, replace(ROOMY, cores=2), measured(step_ms=400, main_cpu_ms=780))[0]
     assert choice.settings.workers <= 1
 
@@ -178,8 +178,8 @@ def test_two_cores_that_train_get_no_crowd_of_workers() -> None:
 @pytest.mark.parametrize(
     ("room_gb", "allowed", "halved"), [(60, True, False), (60, False, False), (12, True, True), (12, False, False)]
 )
-def test_colours_are_halved_only_where_that_is_allowed_and_saves_the_way_over_the_bus(room_gb, allowed, halved):
-    """10 GiB of pictures of 4 MiB: half of 12 GiB holds them as 4:2:0, and 40 % of a batch would cross the bus else."""
+def test_colours_are_subsampled_only_if_allowed_and_if_that_saves_copies_over_the_bus(room_gb, allowed, halved):
+    """10 GiB of images of 4 MiB: half of 12 GiB holds them as 4:2:0; else 40 % of a batch would cross the bus."""
     costs = replace(measured(step_ms=5, augment_ms=8.0), num_pictures=(10 << 30) // (4 << 20))
     machine = replace(ROOMY, gpu_free_bytes=room_gb << 30)
     settings = choose_input(replace(FAST, store_420=allowed), machine, costs)[0].settings
@@ -188,7 +188,7 @@ def test_colours_are_halved_only_where_that_is_allowed_and_saves_the_way_over_th
 
 @pytest.mark.parametrize(("asked", "keep"), [(Asked(workers="auto"), "off"),
                                              (Asked(workers="auto", cache_images=True), "ram")])  # fmt: skip
-def test_a_place_that_is_given_is_kept_to(asked: Asked, keep: str) -> None:
+def test_a_location_given_by_the_command_is_kept(asked: Asked, keep: str) -> None:
     assert {choice.settings.keep for choice in choose_input(asked, ROOMY, replace(LONG, epochs=1))} == {keep}
 
 
@@ -200,8 +200,8 @@ def test_workers_never_exceed_the_cores_or_what_was_asked_for(cores: int, most: 
         assert choice.settings.workers <= min(cores, most)
 
 
-def test_a_step_without_launches_is_too_short_for_pictures_made_by_the_cpu() -> None:
-    """16 pictures x 8 ms in four workers: enough for a step of 35 ms, not for the 6 ms of its kernels alone."""
+def test_a_step_without_launches_is_too_short_for_augmentation_on_the_cpu() -> None:
+    """16 samples x 8 ms in four workers: enough for a step of 35 ms, not for the 6 ms of its kernels alone."""
     costs = replace(measured(decode_ms=4.0, augment_ms=4.0, step_ms=6.0, main_cpu_ms=2.0), batch_size=16)
     assert choose_input(replace(FAST, workers=4), ROOMY, costs)[0].settings.on_device
 
@@ -220,4 +220,4 @@ def test_deciding_needs_neither_torch_nor_numpy() -> None:
 
 
 def test_gigabytes_are_those_of_the_cases() -> None:
-    assert machine_of(8, 2).gpu_room_bytes == 4 * GB and machine_of(None, 2).gpu_room_bytes == 0
+    assert machine_of(8, 2).gpu_budget_bytes == 4 * GB and machine_of(None, 2).gpu_budget_bytes == 0

@@ -29,7 +29,7 @@ from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import build_network
 from flatout.yolo.options import TrainOptions
 from flatout.yolo.train import train
-from flatout.yolo.train.prepare import reads_per_sample, share_batch_norms
+from flatout.yolo.train.prepare import reads_per_sample, use_sync_batch_norm
 from tests.yolo.recipes import recipe
 from tests.yolo.train.scripted_recipe import ScriptedEnds, ScriptedRecipe
 from tests.yolo.train.test_metric_collapse import trained
@@ -40,13 +40,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ROOT = Path(__file__).parents[3]
 
 
-class Heard(Callback):
-    """Notes every moment; the folder must hold what a moment promises."""
+class Recorder(Callback):
+    """Records every notification, and asserts that the folder holds what it promises."""
 
     def __init__(self) -> None:
         self.moments: list[str] = []
         self.scalars: dict[str, float] = {}
-        self.end_told: End | None = None
+        self.ended: End | None = None
 
     def start(self, run: RunStart) -> None:
         assert run.folder.is_dir() and run.config["batch_size"] and len(run.histograms["classes"])
@@ -67,11 +67,11 @@ class Heard(Callback):
     def end(self, end: End) -> None:
         assert (end.folder / "results.png").is_file() == (end.how == "finished")
         self.moments.append("end")
-        self.end_told = end
+        self.ended = end
 
 
 class Raising(Callback):
-    """Fails at every moment there is."""
+    """Raises in every notification."""
 
     def __init__(self) -> None:
         self.calls = Counter[str]()
@@ -83,34 +83,34 @@ class Raising(Callback):
         return super().__getattribute__(name)
 
 
-def test_a_training_goes_on_whatever_a_callback_does_and_the_others_hear_all_of_it(
+def test_a_training_goes_on_if_a_callback_raises_and_the_others_are_notified_of_everything(
     options: TrainOptions, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard, raising = Heard(), Raising()
-    result = train(options, [raising, heard])
+    recorder, raising = Recorder(), Raising()
+    result = train(options, [raising, recorder])
     assert result is not None and result.finished
     assert sum(raising.calls.values()) == 3, "disabled after three errors"
     assert sum("Raising" in message for message in caplog.messages) == 3
-    assert (heard.moments[0], heard.moments[-1]) == ("start 0", "end")
-    counted = Counter(heard.moments)
+    assert (recorder.moments[0], recorder.moments[-1]) == ("start 0", "end")
+    counted = Counter(recorder.moments)
     assert (counted["start 0"], counted["validation 0"], counted["validation 1"], counted["end"]) == (1, 1, 1, 1)
     assert counted["log"] >= 2 and counted["checkpoint"] >= 2
-    assert heard.end_told is not None and (heard.end_told.how, heard.end_told.epoch) == ("finished", 2)
-    assert {"train/box_loss", "metrics/mAP_0.5", "val/cls_loss", "x/lr2"} <= heard.scalars.keys()
+    assert recorder.ended is not None and (recorder.ended.how, recorder.ended.epoch) == ("finished", 2)
+    assert {"train/box_loss", "metrics/mAP_0.5", "val/cls_loss", "x/lr2"} <= recorder.scalars.keys()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     tags = EventAccumulator(str(result.folder)).Reload().Tags()
-    assert set(tags["scalars"]) == heard.scalars.keys() and tags["histograms"] == ["classes"]
+    assert set(tags["scalars"]) == recorder.scalars.keys() and tags["histograms"] == ["classes"]
 
 
 def test_a_budget_that_is_used_up_stops_saved_and_a_larger_one_continues(
     options: TrainOptions, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard = Heard()
-    stopped = train(replace(options, budget="0s", price=1.5), [heard])
+    recorder = Recorder()
+    stopped = train(replace(options, budget="0s", price=1.5), [recorder])
     assert stopped is not None and not stopped.finished
     assert re.match(r"The budget of 0s is used up \(0:0\d:\d\d, cost \d\.\d\d at 1\.50 an hour\)", stopped.why)
-    assert heard.end_told is not None and (heard.end_told.how, heard.end_told.why) == ("stopped", stopped.why)
+    assert recorder.ended is not None and (recorder.ended.how, recorder.ended.why) == ("stopped", stopped.why)
     assert (stopped.folder / "weights/last.pt").is_file()
     with caplog.at_level("INFO"):
         resumed = train(replace(options, budget="1h", price=1.5, stop_after=1))
@@ -120,14 +120,14 @@ def test_a_budget_that_is_used_up_stops_saved_and_a_larger_one_continues(
     assert "Preflight: disk " in caplog.text and "decoding allows at most about" in caplog.text
 
 
-def test_patience_is_counted_on_after_a_resume(tmp_path: Path) -> None:
+def test_patience_goes_on_counting_after_a_resume(tmp_path: Path) -> None:
     ends, stops = trained([0.5, 0.4, 0.4], tmp_path, patience=3)
     assert not any(stops)
     state = ends.state
     assert resumed_stops(state, [0.3], first_epoch=3, folder=tmp_path) == [True]
     assert resumed_stops(state, [0.6, 0.5, 0.5, 0.5], first_epoch=3, folder=tmp_path) == [False, False, False, True]
-    assert resumed_stops(None, [0.3], first_epoch=3, folder=tmp_path) == [False], "without the state nothing is known"
-    # Versions before recipes called the best score so.
+    assert resumed_stops(None, [0.3], first_epoch=3, folder=tmp_path) == [False], "without a state it starts over"
+    # The keys of versions without recipes.
     older = {key: value for key, value in state.items() if key not in ("best_score", "losses")}
     older |= {"best_fitness": 0.5, "fitness": 0.4}
     assert resumed_stops(older, [0.3], first_epoch=3, folder=tmp_path) == [True]
@@ -158,7 +158,7 @@ def test_without_a_network_interface_a_training_works(options: TrainOptions) -> 
     words = {"--cfg": options.cfg, "--data": options.data, "--hyp": options.hyp, "--project": options.project}
     flags = [word for pair in words.items() for word in pair]
     flags += ["--weights", "", "--epochs", "1", "--batch", "32", "--img", "64", "--device", "cpu", "--workers", "0"]
-    flags += ["--noautoanchor", "--nosave", "--on-done", "echo outcome $FLATOUT_OUTCOME > told.txt"]
+    flags += ["--noautoanchor", "--nosave", "--on-done", "echo outcome $FLATOUT_OUTCOME > outcome.txt"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     folder = Path(options.project).parent
     ended = subprocess.run(
@@ -166,13 +166,13 @@ def test_without_a_network_interface_a_training_works(options: TrainOptions) -> 
         cwd=folder, env=environment, capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert (folder / "told.txt").read_text() == "outcome finished\n"
+    assert (folder / "outcome.txt").read_text() == "outcome finished\n"
 
 
 def test_a_gpu_that_torch_cannot_use_ends_a_command_before_anything_is_made(
     tmp_path: Path, files: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """F30 at the door: exit code 5, the reason and the command; --device cpu comes as far as the data."""
+    """F30, before anything starts: exit code 5, the reason and the command; --device cpu gets as far as the data."""
     monkeypatch.setattr(preflight, "torch_facts", lambda device: TorchFacts(version="2.13.0+cpu"))
     driver = DriverFacts(version="580.65", gpus=(DriverGpu("H100", (9, 0)),), pci_gpus=1)
     monkeypatch.setattr(preflight, "driver_facts", lambda: driver)
@@ -196,28 +196,28 @@ def test_a_disk_without_room_ends_a_training_before_anything_is_made(
     assert list(Path(options.project).iterdir()) == []
 
 
-def test_missing_weights_are_told_with_an_address_to_fetch_them_from() -> None:
-    with pytest.raises(CheckpointError) as told:
+def test_the_error_about_missing_weights_has_a_url_to_download_them_from() -> None:
+    with pytest.raises(CheckpointError) as caught:
         find_weights("weights/yolov7_training.pt")
-    assert told.value.exit_code == 4
-    assert "https://github.com/WongKinYiu/yolov7/releases/download/v0.1/yolov7_training.pt" in str(told.value)
+    assert caught.value.exit_code == 4
+    assert "https://github.com/WongKinYiu/yolov7/releases/download/v0.1/yolov7_training.pt" in str(caught.value)
     with pytest.raises(CheckpointError, match=r"^--weights mine.pt: no such file. Check the path"):
         find_weights("mine.pt")
 
 
-def test_shared_batch_norms_keep_their_tensors_and_need_several_gpus() -> None:
-    # With re-parameterised layers, whose branches have batch norms of their own.
+def test_sync_batch_norm_keeps_the_tensors_and_needs_several_gpus() -> None:
+    # The branches of re-parameterised layers have batch norms of their own.
     torch.manual_seed(0)
     config: Any = load_config("yolov7")
     network = build_network({**config, "nc": 3, "width_multiple": 0.0625})
     images = torch.rand(2, 3, 64, 64)
     alone = [level.detach() for level in copy.deepcopy(network).train()(images)]
     before = {name: parameter.data_ptr() for name, parameter in network.named_parameters()}
-    assert "alone" in share_batch_norms(network, ranks=1, on_gpu=True)
-    assert "--sync-bn needs GPUs" in share_batch_norms(network, ranks=2, on_gpu=False)
+    assert "no effect with one rank" in use_sync_batch_norm(network, ranks=1, on_gpu=True)
+    assert "--sync-bn needs GPUs" in use_sync_batch_norm(network, ranks=2, on_gpu=False)
     kinds = Counter(type(module).__name__ for module in network.modules())
     assert kinds["SyncBatchNorm"] == 0
-    share_batch_norms(network, ranks=2, on_gpu=True)
+    use_sync_batch_norm(network, ranks=2, on_gpu=True)
     after = Counter(type(module).__name__ for module in network.modules())
     assert (after["SyncBatchNorm"], after["BatchNorm2d"]) == (kinds["BatchNorm2d"], 0)
     assert {name: parameter.data_ptr() for name, parameter in network.named_parameters()} == before
@@ -226,13 +226,13 @@ def test_shared_batch_norms_keep_their_tensors_and_need_several_gpus() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="shared batch norms need two GPUs")
-def test_two_gpus_train_with_shared_batch_norms(options: TrainOptions) -> None:
-    said = torchrun(options, "--device", "0,1", "--sync-bn")
-    assert "Batch-norm statistics are those of the pictures of all 2 ranks." in said
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="sync batch norm needs two GPUs")
+def test_two_gpus_train_with_sync_batch_norm(options: TrainOptions) -> None:
+    output = torchrun(options, "--device", "0,1", "--sync-bn")
+    assert "Batch-norm statistics are computed over the images of all 2 ranks." in output
 
 
-def test_flags_of_comfort_do_not_make_a_run_another_run() -> None:
+def test_flags_that_do_not_change_the_result_do_not_change_the_identity_of_a_run() -> None:
     from flatout.yolo.run_config import config_of_run
 
     def config_of(words: str):
@@ -243,7 +243,7 @@ def test_flags_of_comfort_do_not_make_a_run_another_run() -> None:
     assert config_of("--sync-bn") != config_of("")
 
 
-def test_what_a_preflight_counts(tmp_path: Path) -> None:
+def test_preflight_counts_checkpoints_and_reads_per_sample(tmp_path: Path) -> None:
     with ScriptedEnds(ScriptedRecipe(tmp_path, [], epochs=100), tmp_path) as ends:
         model = ends.epoch_end._model
         assert ends.recipe.num_kept_states(model) == 1 + 4 + 4  # the first, every 25th, and four more of the last five
@@ -257,16 +257,17 @@ def test_a_profile_of_a_training_that_is_too_short_says_so(
     words = ["--cfg", options.cfg, "--data", options.data, "--hyp", options.hyp, "--project", options.project]
     flags = ["--weights", "", "--epochs", "1", "--batch", "32", "--img", "64", "--device", "cpu", "--workers", "0"]
     assert main(["yolo", "train", *words, *flags, "--noautoanchor", "--nosave", "--profile"]) == 0
-    told = capsys.readouterr().out
-    message = r"^--profile: Only \d+ steps? w\w+ observed; a profile needs at least \d+\. Train more epochs"
-    assert re.search(message, told, re.M)
+    output = capsys.readouterr().out
+    assert re.search(
+        r"^--profile: Only \d+ steps? w\w+ seen: at least \d+ are needed\. Train more epochs", output, re.M
+    )
 
 
 @pytest.mark.parametrize(
     ("settled_ms", "compiles"), [([11.0, 230.0], False), ([230.0, 11.0], False), ([90.0, 91.0], True)]
 )
-def test_compile_auto_judges_by_steps_that_hold_no_one_off_costs(monkeypatch, settled_ms, compiles):
-    """The first interval holds choosing, compiling and capturing kernels, any other one a pause."""
+def test_compile_auto_decides_by_steps_without_one_off_costs(monkeypatch, settled_ms, compiles):
+    """The first interval includes the time to choose, compile and capture kernels; any other may include a pause."""
     monkeypatch.setattr("flatout.engine.compile.Compiled", lambda network: "compiled")
     decides = CompileAuto(nn.Conv2d(3, 3, 1))
     used = []

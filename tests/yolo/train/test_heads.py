@@ -25,7 +25,7 @@ from flatout.yolo.train.recipe import start_config, wanted_heads
 from flatout.yolo.train.step import DetectionLoss
 from flatout.yolo.weights import read_weights
 from tests.yolo.head_batches import make_groups
-from tests.yolo.train.given_batches import GivenBatches, made_up_batch
+from tests.yolo.train.fixed_batches import FixedBatches, random_batch
 from tests.yolo.train.small_training import loss_config, make_loop, tiny_hyp
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -45,7 +45,7 @@ def heads(options: TrainOptions, tmp_path: Path) -> TrainOptions:
     return replace(options, heads=3, head_config=str(file), epochs=1)
 
 
-def test_a_run_leaves_weights_that_carry_their_heads(heads):
+def test_the_weights_of_a_run_contain_their_heads(heads):
     result = train(heads)
     best = result.folder / "weights/best.pt"
     network = load_network(best).network
@@ -53,10 +53,10 @@ def test_a_run_leaves_weights_that_carry_their_heads(heads):
     assert describe_weights(best).network.head == "MultiHeadDetect"
     row = (result.folder / "results.txt").read_text().split()
     assert all(float(loss) > 0 for loss in row[-3:]), "the losses of the validation are computed"
-    judged = evaluate(
+    evaluated = evaluate(
         TestOptions(weights=(str(best),), data=heads.data, img_size=64, device="cpu", workers=0, project=heads.project)
     )
-    assert [line.split()[0] for line in judged.text.splitlines()][1:3] == ["all", "ring"]
+    assert [line.split()[0] for line in evaluated.text.splitlines()][1:3] == ["all", "ring"]
 
 
 def test_a_run_that_was_cut_ends_as_a_whole_one_does(heads):
@@ -68,7 +68,7 @@ def test_a_run_that_was_cut_ends_as_a_whole_one_does(heads):
     assert [key for key, value in one.items() if not torch.equal(value, other[key])] == []
 
 
-def test_transferred_weights_bring_all_but_the_heads(heads, tmp_path, caplog):
+def test_transferred_weights_contain_everything_but_the_heads(heads, tmp_path, caplog):
     single = train(replace(heads, heads=0, head_config="", stop_after=1, name="single"))
     weights = single.folder / "weights/last.pt"
     for cfg in (heads.cfg, ""):
@@ -90,11 +90,11 @@ def test_all_heads_learn(loss_ota):
     groups = make_groups([[2, 0], [1]])
     network = build_network(load_config("yolov7-tiny-1b4h") | {"nc": 3, "width_multiple": 0.125}, heads=groups)
     before = {key: value.clone() for key, value in network.named_parameters() if ".heads." in key}
-    hyp, batch = tiny_hyp(loss_ota=loss_ota), made_up_batch(1, batch_size=64, size=64, num_classes=3)
+    hyp, batch = tiny_hyp(loss_ota=loss_ota), random_batch(1, batch_size=64, size=64, num_classes=3)
     loss = DetectionLoss(network.head, loss_config(network, hyp, 64), ota=hyp.ota)
     images, kind = batch["images"] / 255, loss.kind(0)
     start = float(loss(kind, network(images), batch["targets"]).items[3])
-    loop, _ = make_loop(network, hyp, GivenBatches([batch] * 30), num_steps=30, batch_size=64, size=64)
+    loop, _ = make_loop(network, hyp, FixedBatches([batch] * 30), num_steps=30, batch_size=64, size=64)
     loop.run()
     with torch.no_grad():
         assert float(loss(kind, network(images), batch["targets"]).items[3]) < 0.8 * start
@@ -116,7 +116,7 @@ def test_the_file_says_how_many_heads_there_are(heads, caplog):
     assert chosen_heads(wanted_heads(TrainOptions()), num_classes=6) is None
 
 
-def test_heads_that_cannot_be_are_refused(heads):
+def test_impossible_heads_are_refused(heads):
     with pytest.raises(ConfigError, match=r"--head-config .*: shares out 6 classes, but the data set has 5"):
         chosen_heads(wanted_heads(heads), num_classes=5)
     with pytest.raises(ConfigError, match="--heads 7: there are only 6 classes"):
@@ -125,7 +125,7 @@ def test_heads_that_cannot_be_are_refused(heads):
         chosen_heads(wanted_heads(replace(heads, head_config="nowhere.yaml")), num_classes=6)
 
 
-def test_mosaics_are_turned_by_head(heads, tmp_path, monkeypatch):
+def test_mosaics_are_rotated_by_head(heads, tmp_path, monkeypatch):
     def stop(images, config, options):
         raise Opened(config)
 
@@ -154,7 +154,7 @@ def test_the_shipped_head_parameters_are_those_of_the_search():
     assert np.allclose([one.shear for one in params], [0.1397, 1.6101, 0.1311, 3.0063])
 
 
-def test_head_parameters_that_are_not_there_are_named(tmp_path):
+def test_missing_head_parameters_are_named(tmp_path):
     file = tmp_path / "params.yaml"
     file.write_text("head_0: {degrees: 1, shear: 1, flipud: 0, fliplr: 0}\n")
     with pytest.raises(ValueError, match=r"head_0\.mixup is missing"):

@@ -1,4 +1,4 @@
-"""What works around one head works around several: one compiled graph, device augmentation, the profiler."""
+"""What works with one head works with several: one compiled graph, device augmentation, the profiler."""
 
 import copy
 import json
@@ -33,7 +33,7 @@ def test_a_whole_network_is_one_graph(name, training):
     network = narrow(name, nc=8).train(training)
     torch.compiler.reset()
     x = picture(side_px=64)
-    # Both in their first training step: batch norms move their statistics.
+    # Both in their first training step: batch norms update their statistics.
     compiled = torch.compile(copy.deepcopy(network), fullgraph=True, backend="eager")
     expected, found = network(x), compiled(x)
     if not training:
@@ -43,7 +43,7 @@ def test_a_whole_network_is_one_graph(name, training):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
-def test_pictures_are_augmented_on_the_device_by_head(heads, tmp_path):
+def test_images_are_augmented_on_the_device_by_head(heads, tmp_path):
     one = dict.fromkeys(("flipud", "fliplr", "mixup"), 0.1)
     params = {f"head_{head}": one | {"degrees": 10.0 * head, "shear": float(head)} for head in range(3)}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))

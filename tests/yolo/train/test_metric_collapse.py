@@ -1,4 +1,4 @@
-"""F28: scores that collapse are told loudly, and the best weights stay. Also what else an epoch's score decides."""
+"""F28: a collapse of the scores is reported, and the best weights are kept. Also what else depends on scores."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from tests.yolo.train.scripted_recipe import ScriptedEnds, ScriptedRecipe
 
 
 def trained(scores: list[float], folder: Path, **options: Any) -> tuple[ScriptedEnds, list[bool]]:
-    """The ends of as many epochs; the weight of epoch e is e. Says also which of them ended the training."""
+    """The ends of one epoch per score, and which of them ended the training. The weight of epoch e is e."""
     with ScriptedEnds(ScriptedRecipe(folder, scores, **options), folder) as ends:
         return ends, [ends(epoch) for epoch in range(len(scores))]
 
@@ -23,7 +23,7 @@ def best_epoch_in(folder: Path) -> float:
     return float(weights["state"]["weight"])
 
 
-def test_a_collapse_is_told_and_the_best_weights_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_a_collapse_is_reported_and_the_best_weights_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     _, stops = trained([0.4, 0.95, 0.0, 0.0], tmp_path)
     warnings = [message for message in caplog.messages if "collapsed" in message]
     assert warnings[0] == (
@@ -44,11 +44,11 @@ def test_a_training_that_has_not_begun_to_learn_cannot_collapse(tmp_path: Path, 
     assert not [message for message in caplog.messages if "collapsed" in message]
 
 
-def test_a_collapse_ends_the_training_where_patience_was_asked_for(tmp_path: Path):
+def test_a_collapse_ends_the_training_if_there_is_a_patience(tmp_path: Path):
     ends, stops = trained([0.5, 0.9, 0.0, 0.0, 0.0], tmp_path, patience=2)
     assert stops == [False, False, False, True, True]
     assert torch.tensor(best_epoch_in(tmp_path)) == 1
-    # Once more, with the pictures and the table of a last epoch.
+    # Once more, with the plots and the class table of a last epoch.
     assert ends.recipe.validated[3:5] == [(3, False), (3, True)]
 
 
@@ -58,7 +58,7 @@ def test_of_equally_good_epochs_the_newest_is_best_and_starts_the_count_of_patie
     assert stops == [False, False, False, False, False, True]
 
 
-def test_late_bests_are_kept_under_their_epochs_too_and_nosave_keeps_none_before_the_end(tmp_path: Path):
+def test_late_best_weights_are_also_kept_by_epoch_and_nosave_keeps_none_before_the_end(tmp_path: Path):
     with ScriptedEnds(ScriptedRecipe(tmp_path, [0.3, 0.5, 0.4], epochs=300), tmp_path) as ends:
         for epoch in (199, 200, 201):
             ends(epoch)

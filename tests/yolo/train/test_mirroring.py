@@ -13,7 +13,7 @@ from flatout.yolo.train import train
 def test_the_same_command_on_another_machine_goes_on_and_a_finished_one_does_nothing(
     options: TrainOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A machine is a project folder here; the mirror is what they have in common."""
+    """Each machine is a project folder here; they share nothing but the mirror."""
     caplog.set_level(logging.INFO, logger="flatout")
     options = replace(options, mirror=f"file://{tmp_path}/mirror", notest=True)
     # It is saved where an accumulation window ends: with the short last batch.

@@ -1,4 +1,4 @@
-"""Ranks under torchrun: one run folder, a validation that all share, and a run that goes on with more of them."""
+"""Ranks under torchrun: one run folder, a shared validation, and a run that continues on more ranks."""
 
 import os
 import re
@@ -18,7 +18,7 @@ SEED_OF_ONE_RANK = 1
 
 
 def torchrun(options: TrainOptions, *more: str) -> str:
-    """train.py on two ranks, on the CPU unless `more` flags say otherwise; returns what it said."""
+    """train.py on two ranks, on the CPU unless `more` flags say otherwise; returns its output."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += [str(ROOT / "train.py"), "--device", "cpu", "--noautoanchor", "--workers", "0", "--weights", ""]
     for flag, value in {
@@ -43,14 +43,14 @@ def torchrun(options: TrainOptions, *more: str) -> str:
 def test_a_run_of_one_rank_goes_on_with_two_that_share_the_validation(options: TrainOptions) -> None:
     options = replace(options, test_batch_size=2)
     assert train(replace(options, stop_after=2))
-    said = torchrun(options)
-    assert "Continuing" in said
-    assert "world_size 1 -> 2: samples and their order per step stay the same" in said
+    output = torchrun(options)
+    assert "Continuing" in output
+    assert "world_size 1 -> 2: samples and their order per step stay the same" in output
     (folder,) = Path(options.project).iterdir()
     assert [line.split()[0] for line in (folder / "results.txt").read_text().splitlines()] == ["0/1", "1/1"]
-    assert re.search(r"^ +all +6 ", said, re.MULTILINE), "pictures of both ranks are judged"
+    assert re.search(r"^ +all +6 ", output, re.MULTILINE), "images of both ranks are evaluated"
     assert (folder / "weights/best.pt").is_file()
-    assert said.count("Model Summary") == 1, "the second rank is silent"
-    # Else ranks would see other pictures than the one before them: YOLOv7's seed for two is 2.
+    assert output.count("Model Summary") == 1, "the second rank logs nothing"
+    # With YOLOv7's seed for two ranks, which is 2, they would see other images than the single rank before.
     run = read_container(folder / "weights/epoch_001.pt")["run"]
     assert isinstance(run, dict) and run["seed"] == SEED_OF_ONE_RANK

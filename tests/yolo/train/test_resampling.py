@@ -1,4 +1,4 @@
-"""`--image-weights`: what an epoch is drawn by follows from the last validation, and is saved with the training."""
+"""`--image-weights`: image weights follow from the scores of the last validation and are saved with the training."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,18 +13,18 @@ NEVER_FOUND = [0.0, 0.0]
 MAPS = [0.25, 0.75]
 
 
-class Weighed(ScriptedRecipe):
-    """Notes which scores the pictures of which epoch are drawn by."""
+class WeightedRecipe(ScriptedRecipe):
+    """Records the scores by which the images of each epoch are drawn."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         super().__init__(folder, [0.5] * 4, MAPS, epochs=4, image_weights=True, **options)
-        self.heard: list[tuple[list[float], int]] = []
-        self._weighing: Any = _AsTheyAre()
-        self._input: Any = SimpleNamespace(set_weights=lambda maps, epoch: self.heard.append((maps.tolist(), epoch)))
+        self.recorded: list[tuple[list[float], int]] = []
+        self._image_weights: Any = _IdentityWeights()
+        self._input: Any = SimpleNamespace(set_weights=lambda maps, epoch: self.recorded.append((maps.tolist(), epoch)))
 
 
-class _AsTheyAre:
-    """Scores of classes for weights of pictures."""
+class _IdentityWeights:
+    """Returns the scores of the classes as image weights."""
 
     never_found = NEVER_FOUND
 
@@ -36,18 +36,18 @@ class _AsTheyAre:
 def test_a_continued_training_draws_by_the_same_scores(
     tmp_path: Path, options: dict[str, bool], drawn_by: list[float]
 ) -> None:
-    first, continued = Weighed(tmp_path, **options), Weighed(tmp_path, **options)
+    first, continued = WeightedRecipe(tmp_path, **options), WeightedRecipe(tmp_path, **options)
     with ScriptedEnds(first, tmp_path) as ends:
         ends(0)
         state = ends.state
-    assert first.heard == [(drawn_by, 1)]
+    assert first.recorded == [(drawn_by, 1)]
     with ScriptedEnds(continued, tmp_path) as ends:
         ends.epoch_end.load_state(state)
-    assert continued.heard == first.heard
+    assert continued.recorded == first.recorded
 
 
 def test_nothing_is_drawn_after_the_last_epoch(tmp_path: Path) -> None:
-    recipe = Weighed(tmp_path)
+    recipe = WeightedRecipe(tmp_path)
     with ScriptedEnds(recipe, tmp_path) as ends:
         ends(3)
-    assert recipe.heard == []
+    assert recipe.recorded == []

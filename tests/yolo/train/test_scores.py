@@ -1,4 +1,4 @@
-"""What a new score costs: a line in the table of scores. Trainings that were begun without it go on."""
+"""A new score takes one line in the table of scores; trainings that began without it can be continued."""
 
 import csv
 import json
@@ -22,10 +22,10 @@ OLD_COLUMNS = [
     "epoch", "box", "obj", "cls", "total", "precision", "recall", "mAP_0.5", "mAP_0.5:0.95", "val_box", "val_obj",
     "val_cls", "lr0", "lr1", "lr2",
 ]  # fmt: skip
-"""Of results.csv, before there were further scores."""
+"""Columns of results.csv before there were more scores."""
 
 
-class Heard(Callback):
+class Recorder(Callback):
     def __init__(self) -> None:
         self.scalars: list[dict[str, float]] = []
 
@@ -53,11 +53,11 @@ def test_a_new_score_goes_wherever_scores_of_a_training_go(
     options: TrainOptions, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "flatout")
-    heard = Heard()
-    result = train(replace(options, epochs=1, log_to=("csv",)), [heard])
+    recorder = Recorder()
+    result = train(replace(options, epochs=1, log_to=("csv",)), [recorder])
     assert result is not None and result.outcome is not None and "rarity" in result.outcome.scores
     assert "Rarity" in caplog.text
-    assert "metrics/rarity" in heard.scalars[0]
+    assert "metrics/rarity" in recorder.scalars[0]
     assert columns_of(result.folder) == [*OLD_COLUMNS, "F1", "AR_0.5:0.95", "rarity"]
     assert "rarity" in events_of(result.folder)[0]
     assert "metrics/rarity" in (result.folder / "scalars.csv").read_text()
@@ -77,7 +77,7 @@ def test_a_run_that_was_begun_with_fewer_scores_goes_on_with_its_table(
         rows = list(csv.reader(file))
     assert rows[0] == OLD_COLUMNS and [len(row) for row in rows] == [15] * 3
     first, second = events_of(result.folder)
-    assert "F1" not in first and "F1" in second, "what the table cannot take is in log.jsonl"
+    assert "F1" not in first and "F1" in second, "scores without a column are in log.jsonl"
 
 
 def columns_of(folder: Path) -> list[str]:

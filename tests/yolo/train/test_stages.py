@@ -1,4 +1,4 @@
-"""Stages as one job: each goes on from the best of the one before, and a job that was cut ends as one that was not."""
+"""Stages as one job: each starts from the best of the one before; an interrupted job ends like an undisturbed one."""
 
 import csv
 import os
@@ -20,7 +20,7 @@ from flatout.yolo.find_file import shipped_folder
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.multihead.grouping.choose import write_grouping
 from flatout.yolo.multihead.grouping.statistics import make_grouping
-from flatout.yolo.stages import Plan, StagesResult, read_plan, run_stages
+from flatout.yolo.stages import StagePlan, StagesResult, read_plan, run_stages
 from flatout.yolo.stages.stages import begin_job
 from flatout.yolo.weights import read_weights
 
@@ -30,8 +30,8 @@ STAGES = [{"epochs": 1, "freeze": 50}, {"epochs": 2, "freeze": 30}, {"epochs": 1
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _signals_that_are_heard() -> Iterator[None]:
-    """Shells start background jobs with signals ignored, and what is ignored stays so."""
+def _default_signal_handlers() -> Iterator[None]:
+    """Shells start background jobs with signals ignored, and child processes inherit that."""
     before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in before.items():
@@ -40,7 +40,7 @@ def _signals_that_are_heard() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def file(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three stages of a narrow single-head network on 70 small pictures."""
+    """Three stages of a narrow single-head network on 70 small images."""
     path = tmp_path_factory.mktemp("stages") / "stages.small.yaml"
     common = {
         "weights": "",
@@ -57,13 +57,13 @@ def file(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def planned(file: Path, project: Path, **flags: Any) -> Plan:
+def planned(file: Path, project: Path, **flags: Any) -> StagePlan:
     return read_plan(file, {"project": str(project), **flags})
 
 
 @pytest.fixture(scope="module")
 def whole(file: Path, tmp_path_factory: pytest.TempPathFactory) -> StagesResult:
-    """A job that nobody disturbed."""
+    """A job without interruption."""
     torch.set_num_threads(1)
     return run_stages(planned(file, tmp_path_factory.mktemp("whole")))
 
@@ -77,8 +77,8 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(table))
 
 
-class Ender(Callback):
-    """Sends a signal to this process at one moment of a stage."""
+class SendsSignal(Callback):
+    """Sends SIGTERM to this process at one moment of a stage."""
 
     def __init__(self, moment: str, stage: str) -> None:
         self._moment, self._stage = moment, stage
@@ -120,7 +120,7 @@ def test_every_stage_starts_from_the_best_of_the_one_before(whole: StagesResult)
         assert all(torch.equal(start[key].half(), value.half()) for key, value in before.items())
 
 
-def test_frozen_layers_keep_their_weights_and_freed_ones_learn(whole: StagesResult):
+def test_frozen_layers_keep_their_weights_and_unfrozen_ones_learn(whole: StagesResult):
     def moved(number: int, key: str) -> bool:
         start, end = (state_of(whole.folder / f"stage{number}/weights/{name}.pt") for name in ("init", "last"))
         return not torch.equal(start[key].half(), end[key].half())
@@ -132,10 +132,10 @@ def test_frozen_layers_keep_their_weights_and_freed_ones_learn(whole: StagesResu
 
 def test_a_job_that_was_cut_twice_ends_as_one_that_was_not(file: Path, whole: StagesResult, tmp_path: Path):
     plan = planned(file, tmp_path)
-    # Between two stages, where no loop hears signals, and in the middle of one.
-    for ender in (Ender("end", "stage1"), Ender("log", "stage2")):
+    # Between two stages, where no loop handles signals, and in the middle of one.
+    for sender in (SendsSignal("end", "stage1"), SendsSignal("log", "stage2")):
         with pytest.raises(Interrupted, match=r"SIGTERM: .*saved") as caught:
-            run_stages(plan, [ender])
+            run_stages(plan, [sender])
         assert caught.value.exit_code == 75
     trained = (tmp_path / "small/stage1/weights/last.pt").stat().st_mtime_ns
     assert [row["stage"] for row in rows_of(tmp_path / "small")] == ["1"]
@@ -161,14 +161,14 @@ def test_a_finished_job_is_left_alone_and_another_plan_is_refused(
     changed = tmp_path / file.name
     changed.write_text(yaml.safe_dump(content))
     assert flatout(["yolo", "stages", str(changed), *words[3:]]) == 2
-    said = capsys.readouterr().err
-    assert "small was begun with other stages: stage2.freeze [30] -> [20]. Put them back as they were" in said
+    error = capsys.readouterr().err
+    assert "small was started with other stages: stage2.freeze [30] -> [20]. Undo these changes" in error
 
 
-def test_a_plan_is_told_from_another_by_what_it_changes(file: Path, tmp_path: Path):
+def test_plans_are_compared_by_the_options_that_change_the_result(file: Path, tmp_path: Path):
     meant, before = planned(file, tmp_path).identity(), planned(file, tmp_path).config()
     assert meant.compare(before) == ([], [], [])
-    # A version that told options apart by other rules wrote down more of them, and did not know the newest.
+    # An older version with other rules saved more options, and lacks the newest.
     newest = (".no_graphs", ".hyp.aspect", ".hyp.gamma")
     older = {key: value for key, value in before.items() if not key.endswith(newest)}
     older |= {"stage1.hyp": "hyp.yaml", "stage2.nosave": False, "stage3.fast_dataloader": False}
@@ -243,14 +243,14 @@ def test_flags_of_the_command_hold_for_all_stages(file: Path):
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ({"stages": []}, "stages: empty - name at least one."),
+        ({"stages": []}, "stages: the list is empty. Name at least one stage."),
         ({}, "stages: missing key"),
         ({"stages": [{"epoch": 3}]}, "stage 1: unknown key 'epoch' - did you mean 'epochs'?"),
         ({"stages": [{"epochs": 0}]}, "stage 1: --epochs 0 must be 1 or more"),
         ({"stages": [{"epochs": "many"}]}, "stage 1: epochs: wrong value ('many') - write a whole number"),
-        ({"stages": [{}, {"weights": "x.pt"}]}, "stage 2: weights: a stage starts from the best of the one before."),
-        ({"stages": [{"name": "x"}]}, "stage 1: name is about all stages: give it with the command, as --name."),
-        ({"common": {"resume": True}, "stages": [{}]}, "common: resume is not for stages. Leave it out."),
+        ({"stages": [{}, {"weights": "x.pt"}]}, "stage 2: weights: a stage starts from the best weights"),
+        ({"stages": [{"name": "x"}]}, "stage 1: name applies to the whole job: give it to the command, as --name."),
+        ({"common": {"resume": True}, "stages": [{}]}, "common: resume cannot be used in stages. Leave it out."),
         ({"stages": [{"hyp": "hyp.scratch.tiny.noota.stage9.yaml"}]}, "--hyp hyp.scratch.tiny.noota.stage9.yaml: no"),
     ],
 )
@@ -275,7 +275,7 @@ def test_a_job_that_failed_before_its_first_step_may_be_corrected(file: Path, tm
 
 
 def test_what_stages_cannot_do_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"--resume is not for stages: the same command continues"):
+    with pytest.raises(ConfigError, match=r"--resume cannot be used with stages: the same command continues"):
         read_plan(file, {"resume": True})
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"stages run on one GPU"):

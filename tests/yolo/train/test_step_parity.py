@@ -1,4 +1,4 @@
-"""A training step of ours is a training step of YOLOv7: same losses, same weights, same moving average."""
+"""A training step computes what YOLOv7's does: the same losses, weights and moving average."""
 
 import pytest
 import torch
@@ -8,11 +8,11 @@ from flatout.engine.loop import Loop
 from flatout.yolo.hyp import Hyp
 from flatout.yolo.model.network import Network
 from tests.reference.plain_training import Iteration, PlainTraining, states_of
-from tests.yolo.train.beside_eager import smooth
-from tests.yolo.train.given_batches import GivenBatches, made_up_batch
+from tests.yolo.train.compare_with_eager import smooth
+from tests.yolo.train.fixed_batches import FixedBatches, random_batch
 from tests.yolo.train.small_training import loss_config, make_loop, narrow_network, tiny_hyp
 
-# One thread: a rounding may decide which pixel of a pooling window is the largest, and then weights differ visibly.
+# One thread: rounding may decide which pixel of a pooling window is the largest, and then weights differ visibly.
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIZE, CLASSES = 64, 3
@@ -40,8 +40,8 @@ def test_one_step_gives_the_losses_weights_and_average_of_the_plain_twin(loss_ot
 
 @pytest.mark.parametrize(("batch_size", "num_steps"), [(32, 6), (64, 3)])
 def test_schedule_accumulation_momentum_and_decay_are_those_of_the_plain_twin(batch_size: int, num_steps: int) -> None:
-    # Plain loss and a small learning rate, so that no rounding decides who matches whom or grows from step to step; no
-    # kinks, on whose sides processors round differently.
+    # Plain loss and a small learning rate, so that rounding neither changes the assignment nor grows from step to step;
+    # no kinks, near which processors round differently.
     network, hyp = narrow_network(CLASSES), tiny_hyp(loss_ota=0, lr0=1e-4, warmup_bias_lr=1e-4)
     smooth(network)
     before = {key: value.clone() for key, value in network.named_parameters()}
@@ -57,12 +57,12 @@ def test_schedule_accumulation_momentum_and_decay_are_those_of_the_plain_twin(ba
 def trained_side_by_side(
     network: Network, hyp: Hyp, *, batch_size: int, num_steps: int
 ) -> tuple[Loop, Tensor, PlainTraining, Tensor]:
-    """The loop and its mean losses, the twin and its."""
+    """The loop with its mean losses, and the plain twin with its own."""
     twin = PlainTraining(
         network, hyp, loss_config(network, hyp, SIZE), total_batch=batch_size, num_warmup=hyp.warmup_iters or 0
     )
-    batches = [made_up_batch(step, batch_size=batch_size, size=SIZE, num_classes=CLASSES) for step in range(num_steps)]
-    loop, end = make_loop(network, hyp, GivenBatches(batches), num_steps=num_steps, batch_size=batch_size, size=SIZE)
+    batches = [random_batch(step, batch_size=batch_size, size=SIZE, num_classes=CLASSES) for step in range(num_steps)]
+    loop, end = make_loop(network, hyp, FixedBatches(batches), num_steps=num_steps, batch_size=batch_size, size=SIZE)
     loop.run()
     expected = torch.stack([twin.train(Iteration(batch["images"], batch["targets"])) for batch in batches])
     found = torch.tensor(list(end.reports[0].items.values()), dtype=torch.float64)
@@ -72,7 +72,7 @@ def trained_side_by_side(
 def test_weights_really_move() -> None:
     network, hyp = narrow_network(CLASSES), tiny_hyp()
     before = {key: value.clone() for key, value in network.state_dict().items()}
-    batches = [made_up_batch(step, batch_size=64, size=SIZE, num_classes=CLASSES) for step in range(8)]
-    loop, _ = make_loop(network, hyp, GivenBatches(batches), num_steps=8, batch_size=64, size=SIZE)
+    batches = [random_batch(step, batch_size=64, size=SIZE, num_classes=CLASSES) for step in range(8)]
+    loop, _ = make_loop(network, hyp, FixedBatches(batches), num_steps=8, batch_size=64, size=SIZE)
     loop.run()
     assert largest_difference(network.state_dict(), before) > 1e-2

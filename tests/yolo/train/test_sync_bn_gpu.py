@@ -1,6 +1,6 @@
-"""Two ranks with shared batch norms compute what one process does with the pictures of both.
+"""Two ranks with sync batch norm compute what one process does with the images of both.
 
-Both ranks use the same GPU, so gloo carries what they tell each other: NCCL wants a GPU for each.
+Both ranks use the same GPU, so they communicate by gloo: NCCL needs a GPU for each.
 """
 
 import functools
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from flatout.yolo.model.configs import load_config
 from flatout.yolo.model.network import Network, build_network
-from flatout.yolo.train.prepare import share_batch_norms
+from flatout.yolo.train.prepare import use_sync_batch_norm
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch shares batch norms on GPUs only"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has sync batch norm for GPUs only"),
 ]
-RANKS, PICTURES, SIZE = 2, 4, 64
+RANKS, IMAGES, SIZE = 2, 4, 64
 
 
 def first_network() -> Network:
@@ -31,8 +31,8 @@ def first_network() -> Network:
     return network.cuda().to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
 
 
-def pictures() -> Tensor:
-    images = torch.rand(RANKS * PICTURES, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
+def random_images() -> Tensor:
+    images = torch.rand(RANKS * IMAGES, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
     return images.cuda().contiguous(memory_format=torch.channels_last)
 
 
@@ -45,9 +45,9 @@ def be_rank(rank: int, meeting: Path, *, shared: bool) -> None:
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
     network = first_network()
     if shared:
-        assert "all 2 ranks" in share_batch_norms(network, ranks=RANKS, on_gpu=True)
+        assert "all 2 ranks" in use_sync_batch_norm(network, ranks=RANKS, on_gpu=True)
     forward = nn.parallel.DistributedDataParallel(network, device_ids=[0])
-    one_step(forward, pictures()[rank * PICTURES : (rank + 1) * PICTURES])
+    one_step(forward, random_images()[rank * IMAGES : (rank + 1) * IMAGES])
     if rank == 0:
         torch.save(tensors_of(network), meeting.with_suffix(".pt"))
     dist.destroy_process_group()
@@ -75,9 +75,9 @@ def by_ranks(meeting: Path, *, shared: bool) -> dict[str, Tensor]:
     return found
 
 
-def test_two_ranks_with_shared_batch_norms_equal_one_process_with_all_pictures(tmp_path: Path) -> None:
+def test_two_ranks_with_sync_batch_norm_equal_one_process_with_all_images(tmp_path: Path) -> None:
     alone = first_network()
-    one_step(alone, pictures())
+    one_step(alone, random_images())
     wanted = tensors_of(alone)
     assert farthest(by_ranks(tmp_path / "shared", shared=True), wanted) < 1e-3
-    assert farthest(by_ranks(tmp_path / "apart", shared=False), wanted) > 1e-2  # statistics of half the pictures
+    assert farthest(by_ranks(tmp_path / "apart", shared=False), wanted) > 1e-2  # statistics of half the images

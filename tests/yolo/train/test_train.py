@@ -1,4 +1,4 @@
-"""`train()` as a whole, on a CPU: a small network on a small drawn data set, every switch once."""
+"""`train()` as a whole, on a CPU: a small network on a small generated data set, every option once."""
 
 import errno
 import json
@@ -56,7 +56,7 @@ def results_of(folder: Path) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def one_run(files: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
-    """A training of two epochs that nothing happened to."""
+    """A training of two epochs without interruption."""
     torch.set_num_threads(1)
     return trained(options_for(files, tmp_path_factory.mktemp("one_run")))
 
@@ -87,17 +87,17 @@ def test_seeded_runs_are_the_same_to_the_bit(options: TrainOptions) -> None:
 
 
 def with_gamma(hyp: Path, gamma: float, folder: Path) -> str:
-    """A hyp file in `folder` that bends brightness, else as `hyp`."""
-    file = folder / "bent.yaml"
+    """A hyp file in `folder` with this gamma, else like `hyp`."""
+    file = folder / "gamma.yaml"
     file.write_text(yaml.safe_dump(yaml.safe_load(hyp.read_text()) | {"gamma": gamma}))
     return str(file)
 
 
-def test_a_seeded_run_with_bent_brightness_repeats_and_is_another_training(
+def test_a_seeded_run_with_gamma_repeats_and_is_another_training(
     options: TrainOptions, files: Path, tmp_path: Path, one_run: TrainResult
 ) -> None:
-    bent = replace(options, hyp=with_gamma(files / "hyp.yaml", 0.5, tmp_path))
-    first, second = trained(replace(bent, name="a")), trained(replace(bent, name="b", workers=2))
+    changed = replace(options, hyp=with_gamma(files / "hyp.yaml", 0.5, tmp_path))
+    first, second = trained(replace(changed, name="a")), trained(replace(changed, name="b", workers=2))
     assert_same_end(first.folder, second.folder)
     assert results_of(first.folder) != results_of(one_run.folder)
 
@@ -168,16 +168,16 @@ def test_a_run_goes_on_with_other_options_that_change_no_bit_and_says_nothing(
     assert not [text for text in caplog.messages if "->" in text]
 
 
-def test_resume_obeys_flags_that_make_no_other_training_of_it_and_refuses_the_others_with_a_list(
+def test_resume_accepts_flags_that_keep_the_training_the_same_and_refuses_the_others_with_a_list(
     options: TrainOptions, one_run: TrainResult, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = trained(replace(options, stop_after=3)).folder
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
     resume = ["yolo", "train", "--resume", str(folder)]
     assert main([*resume, "--batch", "16", "--workers", "1", "--img", "96", "--channels-last"]) == 2
-    told = capsys.readouterr().err
-    assert f"--resume {folder}: batch_size 32 -> 16, img_size [64, 64] -> [96, 96] would make another" in told
-    assert "Leave these options out to continue it as it was, or begin a new run without --resume." in told
+    error = capsys.readouterr().err
+    assert f"--resume {folder}: batch_size 32 -> 16, img_size [64, 64] -> [96, 96] would make another" in error
+    assert "Leave these options out to continue it as it was, or begin a new run without --resume." in error
     after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
     assert after == before
     assert main([*resume, "--workers", "1", "--fast_dataloader", "--log-every", "1"]) == 0
@@ -191,8 +191,8 @@ def test_resume_with_another_memory_layout_goes_on_and_says_so(
     caplog.set_level("INFO", "flatout")
     folder = trained(replace(options, stop_after=3)).folder
     assert trained(TrainOptions(resume=str(folder), channels_last=True)).finished
-    told = "channels_last false -> true. Sums round differently from here on; samples and schedule stay the same."
-    assert f"{folder}: {told}" in caplog.messages
+    message = "channels_last false -> true. Sums round differently from here on; samples and schedule stay the same."
+    assert f"{folder}: {message}" in caplog.messages
 
 
 def test_resume_takes_the_hyper_parameters_of_the_run_unless_another_file_is_named(
@@ -296,7 +296,7 @@ def test_patience_ends_a_training_that_gets_no_better(options: TrainOptions, mon
     assert result.finished
 
 
-def test_a_collapse_is_told(
+def test_a_collapse_is_reported(
     options: TrainOptions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     scores = iter([0.9, 0.05])
@@ -306,17 +306,17 @@ def test_a_collapse_is_told(
     assert result.best_fitness == 0.9
 
 
-def test_a_signal_while_the_last_files_are_written_does_not_keep_them_from_it(
+def test_a_signal_while_the_last_files_are_written_does_not_prevent_that(
     options: TrainOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plot = YoloRecipe.plot
 
-    def plot_when_told_to_end(recipe: YoloRecipe, folder: Path) -> None:
+    def plot_with_signal(recipe: YoloRecipe, folder: Path) -> None:
         assert callable(signal.getsignal(signal.SIGTERM)), "it would kill the tests"
         signal.raise_signal(signal.SIGTERM)
         plot(recipe, folder)
 
-    monkeypatch.setattr(YoloRecipe, "plot", plot_when_told_to_end)
+    monkeypatch.setattr(YoloRecipe, "plot", plot_with_signal)
     result = trained(replace(options, epochs=1))
     assert result.finished
     assert read_weights(result.folder / "weights/last.pt").kind == "stripped"
@@ -336,7 +336,7 @@ def test_contradicting_switches_are_refused_before_a_folder_is_made(options: Tra
     assert not (tmp_path / "runs").exists()
 
 
-def test_data_is_looked_at_before_a_network_is_built_and_leaves_no_folder(
+def test_data_is_checked_before_a_network_is_built_and_an_error_leaves_no_folder(
     options: TrainOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare, "make_network", lambda *_: pytest.fail("built a network"))
@@ -383,7 +383,7 @@ def noise(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def damaged(noise: Path) -> Iterator[Path]:
-    """One of them, while its pixels are damaged and its header is not: only whoever decodes it finds out."""
+    """One of the files with damaged pixels and an intact header: only decoding it reveals that."""
     path = noise / f"images/{DAMAGED:03}.png"
     content = path.read_bytes()
     at = content.index(b"IDAT") + 40
@@ -401,21 +401,21 @@ def test_one_damaged_png_of_110_does_not_end_a_default_training(noise, damaged, 
     words += ["--hyp", str(files / "hyp.yaml"), "--img-size", "64", "--batch-size", "32", "--epochs", "1"]
     words += ["--device", "cpu", "--workers", "2", "--notest", "--noautoanchor", "--project", str(tmp_path / "runs")]
     code = main(["yolo", "train", *words])
-    said = capsys.readouterr()
-    assert code == 0, said.err
+    output = capsys.readouterr()
+    assert code == 0, output.err
     kept = (tmp_path / "runs/exp/run.log").read_text()
     assert kept.count(f"File {damaged} is replaced by a substitute") == 1
     assert f"1 file could not be read, and others were shown instead. Repair or remove: {damaged} (" in kept
 
 
 @pytest.mark.parametrize("way", ["fast_dataloader", "device_augment"])
-def test_one_damaged_png_ends_no_other_kind_of_input_either(noise, damaged, options, caplog, way):
+def test_one_damaged_png_does_not_end_a_training_with_another_input_either(noise, damaged, options, caplog, way):
     assert trained(on_noise(options, noise, **{way: True})).finished
     assert sum(f"File {damaged} is replaced by a substitute" in text for text in caplog.messages) >= 1
     assert any(text.startswith("1 file could not be read") and str(damaged) in text for text in caplog.messages)
 
 
-def test_a_picture_that_is_deleted_after_the_scan_does_not_end_a_training(noise, damaged, options, caplog):
+def test_an_image_that_is_deleted_after_the_scan_does_not_end_a_training(noise, damaged, options, caplog):
     class Deletes(Callback):
         def start(self, run: RunStart) -> None:
             damaged.unlink()
@@ -427,7 +427,7 @@ def test_a_picture_that_is_deleted_after_the_scan_does_not_end_a_training(noise,
     )
 
 
-def test_more_damaged_pictures_than_tolerated_end_a_training_with_exit_3_and_their_names(noise, damaged, options):
+def test_more_damaged_images_than_tolerated_end_a_training_with_exit_code_3_and_their_names(noise, damaged, options):
     other = noise / "images/070.png"
     content = other.read_bytes()
     try:
@@ -440,11 +440,11 @@ def test_more_damaged_pictures_than_tolerated_end_a_training_with_exit_3_and_the
     assert str(damaged) in str(caught.value) and str(other) in str(caught.value)
 
 
-# The end: finished means that everything is on the disk.
+# The end of a run: finished means that all files are on the disk.
 
 
 class Killed(BaseException):
-    """As far as the run can tell: nothing is done after it."""
+    """Simulates a kill: the run does nothing after it."""
 
 
 def kill(*args: Any, **keys: Any) -> None:
@@ -464,7 +464,7 @@ def files_in(folder: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def one_epoch(files: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainResult:
-    """An undisturbed training."""
+    """A training of one epoch without interruption."""
     torch.set_num_threads(1)
     return trained(replace(options_for(files, tmp_path_factory.mktemp("undisturbed")), epochs=1))
 
@@ -487,10 +487,10 @@ def test_a_disk_that_is_full_at_the_end_costs_no_training(
 
     with monkeypatch.context() as patch:
         patch.setattr(atomic, "_check_room", refuse)
-        with pytest.raises(ResourceError, match="no room: ") as told:
+        with pytest.raises(ResourceError, match="no room: ") as caught:
             train(options)
-    is_trained = name != "best.pt"  # which is written before the last state: its epoch is worked off once more
-    assert str(told.value).endswith(
+    is_trained = name != "best.pt"  # best.pt is written before the last checkpoint, so its epoch end is repeated
+    assert str(caught.value).endswith(
         "same command then completes the run." if is_trained else "same command then continues."
     )
     caplog.clear()

@@ -1,12 +1,12 @@
-"""Training on a GPU: the host never waits inside a step, and a CUDA graph changes nothing but the speed."""
+"""Training on a GPU: the host never waits within a step, and a CUDA graph changes nothing but the speed."""
 
 import pytest
 import torch
 
 from flatout.engine.compile import Compiled
 from flatout.engine.step import Amp
-from tests.yolo.train.beside_eager import run_beside_eager, smooth
-from tests.yolo.train.given_batches import GivenBatches, made_up_batch
+from tests.yolo.train.compare_with_eager import run_and_compare_with_eager, smooth
+from tests.yolo.train.fixed_batches import FixedBatches, random_batch
 from tests.yolo.train.small_training import make_loop, narrow_network, run_without_waits, tiny_hyp
 
 pytestmark = [
@@ -16,9 +16,9 @@ pytestmark = [
 SIZE, CLASSES, BATCH = 64, 3, 16
 
 
-def given(num_steps: int) -> GivenBatches:
-    return GivenBatches(
-        [made_up_batch(n, batch_size=BATCH, size=SIZE, num_classes=CLASSES, device="cuda") for n in range(num_steps)]
+def given(num_steps: int) -> FixedBatches:
+    return FixedBatches(
+        [random_batch(n, batch_size=BATCH, size=SIZE, num_classes=CLASSES, device="cuda") for n in range(num_steps)]
     )
 
 
@@ -26,10 +26,10 @@ def given(num_steps: int) -> GivenBatches:
 @pytest.mark.parametrize("amp", ["bf16", "fp16", "off"])
 def test_the_host_never_waits_inside_a_step(amp: Amp, graphs: bool) -> None:
     network = narrow_network(CLASSES).cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    loop, num_looks = run_without_waits(
+    loop, num_intervals = run_without_waits(
         network, tiny_hyp(), given(40), num_steps=40, batch_size=BATCH, size=SIZE, amp=amp, graphs=graphs
     )
-    assert num_looks > 5
+    assert num_intervals > 5
     assert loop.epoch == 1
 
 
@@ -41,7 +41,7 @@ def test_a_graph_computes_what_eager_steps_do(loss_ota: int) -> None:
         network, tiny_hyp(loss_ota=loss_ota), given(16), num_steps=16, batch_size=BATCH, size=SIZE,
         graphs=True, device="cuda",
     )  # fmt: skip
-    assert run_beside_eager(loop, network) >= 10
+    assert run_and_compare_with_eager(loop, network) >= 10
 
 
 def test_compiled_steps_run_as_a_graph_and_compute_what_eager_ones_do() -> None:
@@ -51,7 +51,7 @@ def test_compiled_steps_run_as_a_graph_and_compute_what_eager_ones_do() -> None:
         network, tiny_hyp(loss_ota=0), given(10), num_steps=10, batch_size=BATCH, size=SIZE, graphs=True, device="cuda"
     )
     loop._training_step.use_forward(Compiled(network))
-    assert run_beside_eager(loop, network) >= 5
+    assert run_and_compare_with_eager(loop, network) >= 5
 
 
 def test_a_step_that_is_not_finite_changes_nothing_and_is_counted() -> None:

@@ -1,4 +1,4 @@
-"""Batches that a test makes up, in the form in which a feed hands them to the training loop."""
+"""Batches made by tests, in the form in which a feed hands them to the training loop."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from flatout.feed.device import DeviceBatch
 
 
-class GivenBatches:
+class FixedBatches:
     """The same batches in every epoch."""
 
     held_back_s = 0.0
@@ -21,7 +21,7 @@ class GivenBatches:
         return iter(self._batches[start:])
 
 
-def made_up_batch(step: int, *, batch_size: int, size: int, num_classes: int, device: str = "cpu") -> DeviceBatch:
+def random_batch(step: int, *, batch_size: int, size: int, num_classes: int, device: str = "cpu") -> DeviceBatch:
     """Noise with coloured squares, and their boxes."""
     rng = np.random.default_rng(step)
     images = rng.integers(0, 60, (batch_size, 3, size, size), np.uint8)

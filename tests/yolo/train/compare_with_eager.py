@@ -1,9 +1,9 @@
-"""Every step of a training beside the same step without a CUDA graph, from the same weights.
+"""Compare every step of a training with the same step without a CUDA graph, from the same weights.
 
-Comparing two whole trainings would say little: these small networks turn a rounding error into per cents within ten
-steps, with graphs or without. One step is no better if a rounding error puts an activation on the other side of its
-kink: in three of ten steps a change of the weights by 2e-7 changes gradients by more than 0.1 %. Therefore the networks
-here are smooth but for their max-pooling, where that happens once in some sixty steps.
+Comparing two whole trainings would say little: in these small networks a rounding error grows to several per cent
+within ten steps, with graphs or without. Single steps differ, too, if a rounding error moves an activation to the other
+side of its kink: in three of ten steps a change of the weights by 2e-7 changes gradients by more than 0.1 %. Therefore
+the networks here are smooth except for max-pooling, where that happens once in about sixty steps.
 """
 
 import copy
@@ -16,7 +16,7 @@ from flatout.engine.loop import Loop
 
 ITEMS_RTOL, GRADIENT_RTOL = 1e-3, 1e-3
 TIES, TIE_RTOL = 1, 0.1
-"""Steps in which a maximum may be found at another place, and what that may change."""
+"""Steps in which another pixel may be the maximum, and the difference allowed in these."""
 
 
 def smooth(network: nn.Module) -> None:
@@ -28,9 +28,11 @@ def smooth(network: nn.Module) -> None:
             smooth(module)
 
 
-def run_beside_eager(loop: Loop, network: nn.Module) -> int:
-    """Run the loop; its numbers, gradients and running statistics must be those of eager steps. The number of steps
-    that a graph has run."""
+def run_and_compare_with_eager(loop: Loop, network: nn.Module) -> int:
+    """Run the loop and assert that its losses, gradients and running statistics are those of eager steps.
+
+    Returns the number of steps that a graph has run.
+    """
     step, num_graphed = loop._training_step, 0
     work = step.work
     apart: list[tuple[float, str]] = []
@@ -63,5 +65,5 @@ def run_beside_eager(loop: Loop, network: nn.Module) -> int:
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:
-    """Relative to the size of `wanted`."""
+    """Difference relative to the norm of `wanted`."""
     return float((found - wanted).norm()) / (float(wanted.norm()) + 1e-3)
