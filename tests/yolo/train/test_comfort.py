@@ -259,7 +259,7 @@ def test_a_profile_of_a_training_that_is_too_short_says_so(
     assert main(["yolo", "train", *words, *flags, "--noautoanchor", "--nosave", "--profile"]) == 0
     output = capsys.readouterr().out
     assert re.search(
-        r"^--profile: Only \d+ steps? w\w+ seen: at least \d+ are needed\. Train more epochs", output, re.M
+        r"^--profile: Only \d+ steps? w\w+ observed; a profile needs at least \d+\. Train more epochs", output, re.M
     )
 
 
