@@ -177,7 +177,7 @@ class FeedWorkers:
 
     def begin(self) -> None:
         self._before = {id(crew): (crew, worker_registry.spent(crew)) for crew in worker_registry.at_work()}
-        self._latest: dict[int, tuple[worker_registry.Crew, worker_registry.Spent, int]] = {}
+        self._latest: dict[int, tuple[worker_registry.WorkerGroup, worker_registry.Spent, int]] = {}
         self._timelines: dict[int, dict[str, list[Event]]] = {}
         self._looked_s = -math.inf
         for crew, _ in self._before.values():
@@ -212,7 +212,7 @@ class FeedWorkers:
                 if crew.num_workers and not crew.is_apart:
                     self._timelines[id(crew)] = worker_timelines(crew.timelines)
 
-    def _spent_before(self, crew: worker_registry.Crew) -> worker_registry.Spent:
+    def _spent_before(self, crew: worker_registry.WorkerGroup) -> worker_registry.Spent:
         before = self._before.get(id(crew))
         return before[1] if before else worker_registry.Spent(Counter(), Counter(), 0, 0)
 

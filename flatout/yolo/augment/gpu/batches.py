@@ -193,7 +193,7 @@ class DeviceInput(DeviceFeed):
     def _pasting(self, batch: Batch, fields: dict[str, Tensor]) -> Pasting:
         # The render before this has been queued: pictures of its own may be staged over by those of the objects.
         sources = self._store.sources_of(
-            batch["pasted"][:, PICTURE_COLUMN], fields["pasted"][:, PICTURE_COLUMN], self._brought(batch, fields)
+            batch["pasted"][:, PICTURE_COLUMN], fields["pasted"][:, PICTURE_COLUMN], self._streamed(batch, fields)
         )
         num_B, num_points_B = batch.counts["pasted"], batch.counts["outlines"]
         samples = np.flatnonzero(num_B)
