@@ -1,7 +1,7 @@
 """What does a `stage()` mark cost, off and on?
 
-It stands in code that runs for every sample, so off it must cost less than 0.5 us more than an empty
-`with` block. Answer: bench/results/clock_<machine>_<yyyymm>.md (rewrite it with --write).
+Marks are in code that runs for every sample, so a mark that is off must cost less than 0.5 us more than an empty `with`
+block. Answer: bench/results/clock_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
 import sys
@@ -15,7 +15,7 @@ OFF_LIMIT_US = 0.5
 
 
 class Nothing:
-    """The cheapest context manager Python code can be."""
+    """The cheapest possible context manager in Python."""
 
     __slots__ = ()
 

@@ -202,7 +202,7 @@ class Feed:
         self._logged |= bad.keys()
         where = self.source.where_item if isinstance(self.source, ItemSource) else self.source.where
         logger.warning(
-            "%d %s could not be read; others were used instead. Repair or remove: %s.",
+            "%d %s could not be read, and others were shown instead. Repair or remove: %s.",
             len(bad),
             "file" if len(bad) == 1 else "files",
             "; ".join(f"{where(item)} ({cause})" for item, cause in bad.items()),

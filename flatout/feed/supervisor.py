@@ -238,7 +238,7 @@ class Supervisor:
             )
         for item, cause in new.items():
             name = self._describe_item(item)
-            logger.warning("%s is unreadable and is replaced: %s", name[0].upper() + name[1:], cause)
+            logger.warning("%s is replaced by a substitute: %s", name[0].upper() + name[1:], cause)
 
     def _watch(self) -> None:
         """Warn about workers that spend long on one item, and kill those that hang."""

@@ -400,7 +400,7 @@ def test_too_many_unreadable_items_end_the_run_with_their_names(caplog):
     ):
         digests(feed)
     assert all(f"images/{item:04}.png (DecodeError: broken)" in str(caught.value) for item in faults)
-    assert sum("is unreadable and is replaced" in text for text in caplog.messages) == 2
+    assert sum("is replaced by a substitute" in text for text in caplog.messages) == 2
 
 
 def test_each_item_is_named_once_when_it_is_found_and_once_at_the_end(caplog):
@@ -408,9 +408,9 @@ def test_each_item_is_named_once_when_it_is_found_and_once_at_the_end(caplog):
         digests(feed)
         feed.log_replaced()
     feed.log_replaced()
-    assert sorted(text for text in caplog.messages if "is replaced" in text) == [
-        "File images/0021.png is unreadable and is replaced: DecodeError: broken",
-        "File images/0050.png is unreadable and is replaced: FileNotFoundError: gone",
+    assert sorted(text for text in caplog.messages if "replaced by" in text) == [
+        "File images/0021.png is replaced by a substitute: DecodeError: broken",
+        "File images/0050.png is replaced by a substitute: FileNotFoundError: gone",
     ]
     (summary,) = (text for text in caplog.messages if text.startswith("2 files could not be read"))
     assert "images/0021.png (DecodeError: broken)" in summary
