@@ -143,12 +143,12 @@ def _collated(parts: Sequence[BatchPart], head: PartHead, leaf_tensors: _LeafTen
     """A batch under the default collate whose rows are all in place."""
     tensors = iter(leaf_tensors.tensors)
     in_place = {number: next(tensors) for number, leaf in enumerate(head.leaves) if leaf is not None}
-    carried = [pickle.loads(part.content) for part in parts] if len(in_place) < len(head.leaves) else []
+    pickled_values = [pickle.loads(part.content) for part in parts] if len(in_place) < len(head.leaves) else []
 
     def fill(hole: Hole) -> Any:
         if hole.number in in_place:
             return in_place[hole.number]
-        values = [value for by_number in carried for value in by_number[hole.number]]
+        values = [value for by_number in pickled_values for value in by_number[hole.number]]
         collated = default_collate(values)
         return tuple(values) if collated is values and hole.in_tuple else collated
 
@@ -168,13 +168,15 @@ def _samples(parts: Sequence[BatchPart], heads: list[PartHead], leaf_tensors: _L
     return samples
 
 
-def _row(head: PartHead, carried: dict[int, list[Any]], leaf_tensors: _LeafTensors, row: int, row_of_piece: int) -> Any:
+def _row(
+    head: PartHead, pickled_values: dict[int, list[Any]], leaf_tensors: _LeafTensors, row: int, row_of_part: int
+) -> Any:
     places = {number: place for place, number in enumerate(n for n, leaf in enumerate(head.leaves) if leaf is not None)}
 
     def fill(hole: Hole) -> Any:
         leaf = head.leaves[hole.number]
         if leaf is None:
-            return carried[hole.number][row_of_piece]
+            return pickled_values[hole.number][row_of_part]
         return row_value(leaf, leaf_tensors.tensors[places[hole.number]], row)
 
     return load_filled(head.skeleton, fill)

@@ -61,17 +61,17 @@ class BodyRegion(NamedTuple):
     """Whether the batch uses this layout; see SlotBuffers.agree_on_layout."""
 
 
-def lay_rows(samples: Sequence[Any], region: BodyRegion) -> BatchPart:
+def write_default_collated(samples: Sequence[Any], region: BodyRegion) -> BatchPart:
     """Collate samples like torch's default collate, with the rows written to their final place."""
-    parts: list[Sequence[Any]] = []
+    values_by_leaf: list[Sequence[Any]] = []
 
-    def catch(values: Sequence[Any], *, collate_fn_map: object = None) -> Hole:
-        parts.append(values)
-        return Hole(len(parts) - 1, isinstance(values, tuple))
+    def collect(values: Sequence[Any], *, collate_fn_map: object = None) -> Hole:
+        values_by_leaf.append(values)
+        return Hole(len(values_by_leaf) - 1, isinstance(values, tuple))
 
     # Torch's own traversal of the containers, so that the result is the same as torch's.
-    skeleton = collate(samples, collate_fn_map=dict.fromkeys(default_collate_fn_map, catch))
-    found = [leaf_of(values) for values in parts]
+    skeleton = collate(samples, collate_fn_map=dict.fromkeys(default_collate_fn_map, collect))
+    found = [leaf_of(values) for values in values_by_leaf]
     leaves = tuple(leaf if isinstance(leaf, Leaf) else None for leaf in found)
     paths = {hole.number: path for path, hole in _holes(skeleton, "")}
     in_place = [leaf for leaf in leaves if leaf is not None]
@@ -83,32 +83,32 @@ def lay_rows(samples: Sequence[Any], region: BodyRegion) -> BatchPart:
     numbers = [number for number, leaf in enumerate(leaves) if leaf is not None]
     for leaf, offset, number in zip(in_place, placed.offsets, numbers, strict=True):
         rows = _rows(region, leaf, offset, len(samples))
-        write_rows(leaf, parts[number], rows)
+        write_rows(leaf, values_by_leaf[number], rows)
     messages = tuple(
         f"sample{paths.get(number, '')} is sent by pickle: {why}"
         for number, why in enumerate(found)
         if isinstance(why, str)
     )
     head = PartHead(leaves, dump_with_holes(skeleton, _hole_or_none), messages)
-    carried = {number: list(parts[number]) for number, leaf in enumerate(leaves) if leaf is None}
-    return BatchPart(PartKind.ROWS, pickle.dumps(head), pickle.dumps(carried), placed.nbytes)
+    pickled_values = {number: list(values_by_leaf[number]) for number, leaf in enumerate(leaves) if leaf is None}
+    return BatchPart(PartKind.ROWS, pickle.dumps(head), pickle.dumps(pickled_values), placed.nbytes)
 
 
-def lay_part(part: Any, num_samples: int, region: BodyRegion) -> BatchPart:
-    """A micro-batch made by a collate_fn with a join_fn: tensors with one row per sample go next to each other."""
+def write_micro_batch(collated: Any, num_samples: int, region: BodyRegion) -> BatchPart:
+    """Write a micro-batch made by a collate_fn with a join_fn; tensors with one row per sample become adjacent."""
 
     def row_shape(shape: Shape) -> Shape | None:
         return shape[1:] if shape[:1] == (num_samples,) else None
 
-    return _lay_collated(part, region, row_shape, num_samples)
+    return _write_collated(collated, region, row_shape, num_samples)
 
 
-def lay_whole(batch: Any, region: BodyRegion) -> BatchPart:
-    """A batch made by a collate_fn without join_fn: each of its tensors is the only row of a leaf."""
-    return _lay_collated(batch, region._replace(num_rows=1, begin=0), lambda shape: shape, 1)
+def write_batch(batch: Any, region: BodyRegion) -> BatchPart:
+    """Write a batch made by a collate_fn without join_fn: each of its tensors is the only row of a leaf."""
+    return _write_collated(batch, region._replace(num_rows=1, begin=0), lambda shape: shape, 1)
 
 
-def _lay_collated(
+def _write_collated(
     value: Any, region: BodyRegion, row_shape: Callable[[Shape], Shape | None], num_rows: int
 ) -> BatchPart:
     leaves: list[Leaf] = []
@@ -376,7 +376,7 @@ class DatasetSource:
                 self._buffers.body(slot),
                 request.probe or len(request.keys),
                 begin,
-                lambda lay: self._buffers.agree_on_layout(slot, lay),
+                lambda layout: self._buffers.agree_on_layout(slot, layout),
             )
             part = self._collate(samples, request, region)
             # Only the size of a probe is needed; a large sample would not fit into the scratch.
@@ -389,13 +389,13 @@ class DatasetSource:
 
     def _collate(self, samples: Any, request: BatchRequest, region: BodyRegion) -> BatchPart:
         if self._collate_mode == "rows":
-            return lay_rows(samples, region)
+            return write_default_collated(samples, region)
         if not self._round_robin:
             seed_everything(request.step_seed())
         collated = self._collate_fn(samples)
         if self._collate_mode == "part":
-            return lay_part(collated, len(samples), region)
-        part = lay_whole(collated, region)
+            return write_micro_batch(collated, len(samples), region)
+        part = write_batch(collated, region)
         return part._replace(body_bytes=part.body_bytes * max(1, request.probe))
 
     def _fetch(self, request: BatchRequest, begin: int, end: int) -> Any:
