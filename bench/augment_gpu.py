@@ -156,11 +156,11 @@ def measure_case(case: Case, *, quick: bool) -> tuple[list[str], list[Criterion]
     paced = complete(case, image_set, images, store, pace=case.complete, num_steps=num_steps)
     lines = [f"{name}: {store}"]
     lines += [f"  render, {way}: {rate:,.0f} img/s" for way, rate in rates.items()]
-    lines.append(f"  complete: {fastest.pictures_per_s:,.0f} img/s at most ({fastest.cores:.2f} cores)")
-    lines.append(f"  at a pace of {paced.pictures_per_s:,.0f} img/s: {paced.cores:.2f} cores")
+    lines.append(f"  complete: {fastest.images_per_s:,.0f} img/s at most ({fastest.cores:.2f} cores)")
+    lines.append(f"  at a pace of {paced.images_per_s:,.0f} img/s: {paced.cores:.2f} cores")
     criteria = [
         _rate(f"{name}: render", rates["kernel"], case.render),
-        _rate(f"{name}: complete", fastest.pictures_per_s, case.complete),
+        _rate(f"{name}: complete", fastest.images_per_s, case.complete),
         Criterion(promise=f"{name}: cores at the promised pace", value=paced.cores, limit=2, unit=" cores"),
     ]
     if case.size == 320:
@@ -171,7 +171,7 @@ def measure_case(case: Case, *, quick: bool) -> tuple[list[str], list[Criterion]
     _, streamed_line = speed_from_host(case, num_steps // 4, pinned_bytes=0)
     lines += [line, streamed_line]
     if case.pinned is not None:
-        criteria.append(_rate(f"{name}: complete, from pinned RAM", pinned.pictures_per_s, case.pinned))
+        criteria.append(_rate(f"{name}: complete, from pinned RAM", pinned.images_per_s, case.pinned))
     return lines, criteria
 
 
@@ -191,8 +191,8 @@ def polygon_lines(case: Case, images: Pictures, store: DeviceStore, num_steps: i
             complete(case, outlined, images, store, pace=np.inf, num_steps=num_steps, config=config)
             for config in (DeviceInputConfig(workers=workers, polygons_on_device=where) for where in (True, False))
         ]
-        texts = [f"{speed.pictures_per_s:,.0f} img/s ({speed.cores:.2f} cores)" for speed in speeds]
-        ratio = speeds[0].pictures_per_s / speeds[1].pictures_per_s
+        texts = [f"{speed.images_per_s:,.0f} img/s ({speed.cores:.2f} cores)" for speed in speeds]
+        ratio = speeds[0].images_per_s / speeds[1].images_per_s
         lines.append(
             f"  complete, labels with polygons, {workers} workers: {texts[0]} finished on the GPU, {texts[1]} made by "
             f"the workers: {ratio:.2f} x"
@@ -211,7 +211,7 @@ def speed_from_host(case: Case, num_steps: int, *, pinned_bytes: int | None = No
     where, workers = ("in pinned RAM", 2) if pinned_bytes is None else ("streamed by 8 workers", 8)
     config = DeviceInputConfig(workers=workers)
     speed = complete(case, image_set, images, store, pace=np.inf, num_steps=num_steps, config=config)
-    return speed, f"  complete, {away:.0%} {where}: {speed.pictures_per_s:,.0f} img/s ({speed.cores:.2f} cores)"
+    return speed, f"  complete, {away:.0%} {where}: {speed.images_per_s:,.0f} img/s ({speed.cores:.2f} cores)"
 
 
 def memory_lines() -> list[str]:

@@ -1,7 +1,7 @@
-"""How long does a `stage()` mark take, off and on?
+"""What does a `stage()` mark cost, off and on?
 
-It is in code that runs for every sample, so when off it may take at most 0.5 us longer than an empty `with` block.
-Answer: bench/results/clock_<machine>_<yyyymm>.md (rewrite it with --write).
+Marks are in code that runs for every sample, so a mark that is off must cost less than 0.5 us more than an empty `with`
+block. Answer: bench/results/clock_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
 import sys

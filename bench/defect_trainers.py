@@ -224,7 +224,7 @@ class LoopTrainer:
 class Ready:
     """A batch that is always there."""
 
-    held_back_s = 0.0
+    device_wait_s = 0.0
 
     def __init__(self, batch: DeviceBatch) -> None:
         self._batch = replace(batch, fields={name: tensor.clone() for name, tensor in batch.fields.items()})

@@ -1,8 +1,8 @@
-"""Does the way of a batch to the GPU cost the training step anything?
+"""Does copying batches to the GPU slow down the training step?
 
-Two questions, each with both sides in one run: how close does the copy of a feed's slots come to a
-plain pinned copy while a compute kernel runs, and how much longer is a step that is fed than one
-whose batch lies on the device already? Needs a CUDA GPU.
+Two questions, each with both sides in one run: how close does the copy of a feed's slots come to a plain pinned copy
+while a compute kernel runs, and how much longer is a step with a feed than one whose batch is already on the device?
+Needs a CUDA GPU.
 
 Answer: bench/results/device_copy_<machine>_<yyyymm>.md (rewrite it with --write).
 """
@@ -23,7 +23,7 @@ NUM_STEPS = 60
 
 
 class Stamped:
-    """Pictures that cost nothing to read: one byte each is written, the rest stays as it is."""
+    """Images that cost nothing to read: only one byte of each is written."""
 
     fields = {"image": Field(SHAPE)}
 
@@ -41,7 +41,7 @@ class Stamped:
 
 
 class Compute:
-    """A training step's worth of matrix products, about `target_ms` of them."""
+    """Matrix products that take about `target_ms`, like a training step."""
 
     def __init__(self, target_ms: float) -> None:
         self._a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
@@ -54,7 +54,7 @@ class Compute:
 
 
 def time_on_device(fn: Callable[[], object], repeats: int) -> Timing:
-    """Device time of each of `repeats` calls, by events."""
+    """Device time of each of `repeats` calls, measured by events."""
     for _ in range(3):
         fn()
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
@@ -67,9 +67,9 @@ def time_on_device(fn: Callable[[], object], repeats: int) -> Timing:
 
 
 def copy_durations(profiler: "torch.profiler.profile") -> list[float]:
-    """Seconds of each host-to-device copy of a whole batch in a trace."""
+    """Durations, in seconds, of the host-to-device copies of whole batches in a trace."""
     durations = [event.time_range.elapsed_us() for event in profiler.events() if "Memcpy HtoD" in event.name]
-    # Small fields and the profiler's own copies are no batches.
+    # Ignore small fields and the profiler's own copies.
     return [us / 1e6 for us in durations if us > 0.2 * max(durations)]
 
 
@@ -82,7 +82,7 @@ def trace(fn: Callable[[], None]) -> "torch.profiler.profile":
 
 
 def plain_pinned_copies(compute: Compute | None) -> None:
-    """The other side: one pinned tensor copied over and over, on a stream of its own."""
+    """The other side: one pinned tensor that is copied repeatedly on a separate stream."""
     host = torch.empty(BATCH_BYTES, dtype=torch.uint8, pin_memory=True)
     device, stream = torch.empty_like(host, device="cuda"), torch.cuda.Stream()
     for _ in range(20):
@@ -93,13 +93,13 @@ def plain_pinned_copies(compute: Compute | None) -> None:
 
 
 def fed_steps(feed: Feed, compute: Compute, num_steps: int) -> Timing:
-    """Wall time of each of the fed steps, as a training loop sees it."""
+    """Wall time of each step with a feed, as a training loop sees it."""
     durations = []
     begin_s = time.perf_counter()
     for _, batch in zip(range(num_steps), feed.to_device("cuda"), strict=False):
         compute()
         batch["image"][:1].float().mean()
-        # As a loop that logs now and then: the host never runs further ahead than two steps.
+        # Like a loop that logs now and then: the host is never more than two steps ahead.
         torch.cuda.current_stream().synchronize() if batch.step % 2 else None
         durations.append(time.perf_counter() - begin_s)
         begin_s = time.perf_counter()
@@ -107,7 +107,7 @@ def fed_steps(feed: Feed, compute: Compute, num_steps: int) -> Timing:
 
 
 def resident_steps(compute: Compute, num_steps: int) -> Timing:
-    """The same loop with a batch that lies on the device."""
+    """The same loop with a batch that is already on the device."""
     image, durations = torch.zeros((BATCH, *SHAPE), dtype=torch.uint8, device="cuda"), []
     begin_s = time.perf_counter()
     for step in range(num_steps):

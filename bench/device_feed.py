@@ -1,8 +1,8 @@
-"""Can a batch be rendered on the GPU faster than anyone can train on it, from VRAM and from pinned RAM?
+"""Can a batch be rendered on the GPU faster than a network can train on it, from VRAM and from pinned RAM?
 
-Both sides in one run: random crops of decoded pictures by `DeviceFeed` (examples/gpu_crops.py) against the
-same crops cut by NumPy in the workers of a `Feed` and copied over; and the staging of pictures that
-did not fit against a plain pinned copy and one copy per picture. Needs a CUDA GPU.
+Both sides in one run: random crops of decoded images by `DeviceFeed` (examples/gpu_crops.py) against the same crops
+made by NumPy in the workers of a `Feed` and copied to the GPU; and the staging of images that did not fit against a
+plain pinned copy and one copy per image. Needs a CUDA GPU.
 
 Answer: bench/results/device_feed_<machine>_<yyyymm>.md (rewrite it with --write).
 """
@@ -28,34 +28,34 @@ WORKERS = 2
 
 
 class HostCrops(SampleSource):
-    """The other side: the same crops from decoded pictures in RAM, cut by workers."""
+    """The other side: the same crops of decoded images in RAM, made by workers."""
 
-    def __init__(self, pictures: list[np.ndarray], size: int) -> None:
-        self.pictures = pictures
+    def __init__(self, images: list[np.ndarray], size: int) -> None:
+        self.images = images
         self.size = size
         self.fields = {"image": Field((3, size, size))}
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.images)
 
     def sample(self, index: int, rng: np.random.Generator) -> Mapping[str, ArrayLike]:
-        picture, size = self.pictures[index], self.size
-        y, x = (int(rng.integers(side - size + 1)) for side in picture.shape[:2])
-        crop = picture[y : y + size, x : x + size]
+        image, size = self.images[index], self.size
+        y, x = (int(rng.integers(side - size + 1)) for side in image.shape[:2])
+        crop = image[y : y + size, x : x + size]
         return {"image": (crop[:, ::-1] if rng.random() < 0.5 else crop).transpose(2, 0, 1)}
 
 
 class Speed(NamedTuple):
-    """Pictures per second, and the cores that all our processes kept busy meanwhile."""
+    """Images per second, and the cores that all processes of the feed kept busy."""
 
-    pictures_per_s: float
+    images_per_s: float
     cores: float
 
 
 def run(
     make: Callable[[Feed], Iterable[object]], feed: Feed, *, warmup: int, num_steps: int, step_s: float = 0
 ) -> Speed:
-    """Take a batch every `step_s`, or as fast as they come, and close the feed; the device drained at both ends."""
+    """Take a batch every `step_s`, or as fast as they come, and close the feed; waits for the device at both ends."""
     batches = iter(make(feed))
     list(islice(batches, warmup))
     torch.cuda.synchronize()
@@ -75,13 +75,13 @@ def _cpu_s(feed: Feed) -> float:
     return sum(each.user + each.system for each in times)
 
 
-def compare(name: str, size: int, num_pictures: int, batch_size: int, num_steps: int, wanted: float) -> list[str]:
-    """Rendered on the device, and cut on the host and copied."""
-    pictures = draw_pictures(num_pictures, size)
-    heights, widths = (np.array([picture.shape[axis] for picture in pictures]) for axis in (0, 1))
-    store = DeviceStore(pictures, "cuda")
-    order = np.random.default_rng(0).integers(0, num_pictures, batch_size * (num_steps + 10))
-    plan = Plan(num_samples=num_pictures, batch_size=batch_size, order=order)
+def compare(name: str, size: int, num_images: int, batch_size: int, num_steps: int, wanted: float) -> list[str]:
+    """Compare crops rendered on the device with crops made on the host and copied."""
+    images = draw_pictures(num_images, size)
+    heights, widths = (np.array([image.shape[axis] for image in images]) for axis in (0, 1))
+    store = DeviceStore(images, "cuda")
+    order = np.random.default_rng(0).integers(0, num_images, batch_size * (num_steps + 10))
+    plan = Plan(num_samples=num_images, batch_size=batch_size, order=order)
 
     def rendered(feed: Feed) -> Iterable[object]:
         return DeviceFeed(feed, store, render_crops, {"image": ((3, size, size), torch.float16)})
@@ -94,25 +94,25 @@ def compare(name: str, size: int, num_pictures: int, batch_size: int, num_steps:
     host_config = FeedConfig(workers="auto")
     host = run(
         lambda feed: feed.to_device("cuda"),
-        Feed(HostCrops(pictures, size), plan, host_config),
+        Feed(HostCrops(images, size), plan, host_config),
         warmup=2,
         num_steps=min(num_steps, 30),
     )
-    passed = device.pictures_per_s >= wanted and paced.cores <= 1
+    passed = device.images_per_s >= wanted and paced.cores <= 1
     return [
-        f"{name}: rendered {device.pictures_per_s:,.0f} img/s at most ({device.cores:.2f} cores); at a pace of "
-        f"{paced.pictures_per_s:,.0f} img/s {paced.cores:.2f} cores   "
+        f"{name}: rendered {device.images_per_s:,.0f} img/s at most ({device.cores:.2f} cores); at a pace of "
+        f"{paced.images_per_s:,.0f} img/s {paced.cores:.2f} cores   "
         f"{'PASS' if passed else 'FAIL'} (>= {wanted:,.0f} img/s, <= 1 core)",
-        f"{'':{len(name)}}  cut on the host {host.pictures_per_s:,.0f} img/s with {host.cores:.1f} cores "
-        f"({host_config.num_workers} workers): {device.pictures_per_s / host.pictures_per_s:.1f}x",
+        f"{'':{len(name)}}  cropped on the host {host.images_per_s:,.0f} img/s with {host.cores:.1f} cores "
+        f"({host_config.num_workers} workers): {device.images_per_s / host.images_per_s:.1f}x",
     ]
 
 
 def stage(size: int, batch_size: int) -> list[str]:
-    """Pictures that did not fit: staged by one gather, by one copy each, and a plain copy of as many bytes."""
-    pictures = [np.full((size, size, 3), number % 256, np.uint8) for number in range(batch_size * 4)]
-    nbytes = batch_size * pictures[0].nbytes
-    store = DeviceStore(pictures, "cuda", budget_bytes=nbytes + (1 << 20), batch_items=batch_size)
+    """Images that did not fit: staged by one gather, by one copy each, and a plain copy of the same size."""
+    images = [np.full((size, size, 3), number % 256, np.uint8) for number in range(batch_size * 4)]
+    nbytes = batch_size * images[0].nbytes
+    store = DeviceStore(images, "cuda", budget_bytes=nbytes + (1 << 20), batch_items=batch_size)
     numbers = np.random.default_rng(0).permutation(np.arange(store.residence.num_resident, len(store)))[:batch_size]
     host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
     device = torch.empty_like(host, device="cuda")
@@ -122,8 +122,8 @@ def stage(size: int, batch_size: int) -> list[str]:
     one_each = time_on_device(lambda: [to.copy_(of, non_blocking=True) for to, of in each], 20)
     ratio = plain.median / staged.median
     return [
-        f"staging {batch_size} pictures of {size} px: {nbytes / 1e9 / staged.median:.1f} GB/s, a plain pinned copy "
-        f"{nbytes / 1e9 / plain.median:.1f}, one copy per picture {nbytes / 1e9 / one_each.median:.1f}",
+        f"staging {batch_size} images of {size} px: {nbytes / 1e9 / staged.median:.1f} GB/s, a plain pinned copy "
+        f"{nbytes / 1e9 / plain.median:.1f}, one copy per image {nbytes / 1e9 / one_each.median:.1f}",
         f"ratio staging / plain copy {ratio:.2f}   {'PASS' if ratio >= 0.8 else 'FAIL'} (>= 0.80)",
     ]
 

@@ -17,7 +17,7 @@ import numpy as np
 from bench import items, noise
 from bench.loaders import FlatoutLoader, Loader, Pass, TorchLoader, held_bytes, run_pass
 from bench.measure import arguments, facts_line, report
-from bench.promises import FEED, FEED_READ, TORCH, Row, judge, table
+from bench.promises import FEED, FEED_READ, TORCH, Row, check_promises, table
 
 KINDS: dict[str, Callable[[], items.Sample]] = {
     "sleeping": lambda: items.sleeping,
@@ -33,13 +33,13 @@ class Setting:
     batch_size: int
     workers: tuple[int, ...]
     pairs: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
-    """Kind of items -> workers -> passes of each side; 1 where nothing is said."""
+    """Kind of items -> workers -> passes of each side; 1 by default."""
     rounds: int
-    """Batches of a pass per worker; the first and the last round do not count as steady."""
+    """Batches of a pass per worker; the first and the last round do not count as steady state."""
     fewest_batches: int
-    """Batches of a pass, at least."""
+    """Minimum number of batches in a pass."""
     still_s: float
-    """Shared memory is full when it has not changed for so long."""
+    """Seconds without a change after which shared memory counts as full."""
 
     def num_batches(self, num_workers: int) -> int:
         return max(self.rounds * num_workers, self.fewest_batches)
@@ -70,7 +70,7 @@ def main() -> int:
     repeats = 10 if options.quick else 60
     before = noise.listen(repeats).line()
     print(before, file=sys.stderr, flush=True)
-    cv2.setNumThreads(1)  # DataLoader forks its workers: there must be no OpenCV threads to lose
+    cv2.setNumThreads(1)  # DataLoader forks its workers, and OpenCV's threads do not survive a fork
     rows = [
         row
         for kind in options.items
@@ -79,7 +79,7 @@ def main() -> int:
     ]
     held = {workers: hold(sides("trivial"), workers, setting) for workers in setting.workers}
     after = noise.listen(repeats).line()
-    criteria = judge(rows, held)
+    criteria = check_promises(rows, held)
     elapsed = f"measured in {time.perf_counter() - begin_s:.0f} s"
     if options.quick:
         elapsed += "; a quick run shows that the script works, its verdicts mean nothing"
@@ -101,7 +101,7 @@ Maker = Callable[[int, int, int], Loader]
 
 
 def sides(kind: str) -> dict[str, Maker]:
-    """Who is compared on these items."""
+    """The loaders that are compared on these items."""
     sample = KINDS[kind]()
     makers: dict[str, Maker] = {
         TORCH: lambda n, b, w: TorchLoader(sample, num_samples=n, batch_size=b, num_workers=w),
@@ -113,7 +113,7 @@ def sides(kind: str) -> dict[str, Maker]:
 
 
 def compare(kind: str, makers: Mapping[str, Maker], workers: int, setting: Setting) -> list[Row]:
-    """Start every side, then let them take turns."""
+    """Start every side, then measure them alternately."""
     num_batches = setting.num_batches(workers)
     loaders: dict[str, Loader] = {}
     rows: dict[str, Row] = {}
@@ -125,7 +125,7 @@ def compare(kind: str, makers: Mapping[str, Maker], workers: int, setting: Setti
         rows[side] = Row(kind, side, workers, made_s + cold.arrival_K[0], [], [], [], [], [])
     for turn in range(setting.pairs.get(kind, {}).get(workers, 1)):
         for side in list(loaders)[:: 1 if turn % 2 == 0 else -1]:
-            _note(rows[side], run_pass(loaders[side], num_batches), setting.batch_size)
+            _record(rows[side], run_pass(loaders[side], num_batches), setting.batch_size)
     for side, row in rows.items():
         row.start_s = max(0.0, row.start_s - median(row.first_P))
         loaders[side].close()
@@ -133,17 +133,17 @@ def compare(kind: str, makers: Mapping[str, Maker], workers: int, setting: Setti
     return list(rows.values())
 
 
-def _note(row: Row, run: Pass, batch_size: int) -> None:
-    steady_K = run.steady_K(row.num_workers)
-    row.first_P.append(float(run.arrival_K[0]))
+def _record(row: Row, measured: Pass, batch_size: int) -> None:
+    steady_K = measured.steady_K(row.num_workers)
+    row.first_P.append(float(measured.arrival_K[0]))
     row.gap_P.append(float(np.diff(steady_K).max()))
     row.rate_P.append((len(steady_K) - 1) * batch_size / float(steady_K[-1] - steady_K[0]))
-    row.cpu_ms_P.append(1e3 * run.main_cpu_s / len(run.arrival_K))
-    row.workers_cpu_ms_P.append(1e3 * run.workers_cpu_s / len(run.arrival_K))
+    row.cpu_ms_P.append(1e3 * measured.main_cpu_s / len(measured.arrival_K))
+    row.workers_cpu_ms_P.append(1e3 * measured.workers_cpu_s / len(measured.arrival_K))
 
 
 def hold(makers: Mapping[str, Maker], workers: int, setting: Setting) -> dict[str, int]:
-    """Shared memory of each side at its fullest, in bytes."""
+    """Peak shared memory of each side, in bytes."""
     num_batches, batch_size = 2 * workers + 4, setting.batch_size
 
     def held_by(make: Maker) -> int:

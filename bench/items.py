@@ -1,8 +1,8 @@
-"""The samples that both loaders are measured with, defined once for both sides. Imports no torch.
+"""The samples for the comparison of loaders, defined once for both sides. Does not import torch.
 
-sleeping   waits a fixed time and costs next to no CPU: shows scheduling, also with more workers than cores
+sleeping   waits a fixed time and uses almost no CPU: shows scheduling, even with more workers than cores
 real       JPEG decode, random affine warp, BGR -> RGB, CHW: shows throughput
-trivial    a constant picture: shows what a loader itself costs
+trivial    a constant image: shows the overhead of the loader itself
 """
 
 import time
@@ -20,12 +20,12 @@ SLEEP_S = 0.002
 NUM_PHOTOS = 64
 
 Sample = Callable[[int, np.random.Generator], np.ndarray]
-"""(index, rng) -> picture uint8 [3, 320, 320], RGB."""
+"""(index, rng) -> image uint8 [3, 320, 320], RGB."""
 
 
 def sleeping(index: int, rng: np.random.Generator) -> np.ndarray:
     time.sleep(SLEEP_S)
-    return PICTURES[index % len(PICTURES)]
+    return IMAGES[index % len(IMAGES)]
 
 
 def trivial(index: int, rng: np.random.Generator) -> np.ndarray:
@@ -34,14 +34,14 @@ def trivial(index: int, rng: np.random.Generator) -> np.ndarray:
 
 def real(index: int, rng: np.random.Generator, *, jpegs: list[np.ndarray]) -> np.ndarray:
     image_HWC = cv2.imdecode(jpegs[index % len(jpegs)], cv2.IMREAD_COLOR)
-    assert image_HWC is not None  # drawn below
+    assert image_HWC is not None  # the files are generated below
     image_HWC = cv2.warpAffine(image_HWC, _random_affine(rng, image_HWC.shape), SHAPE[:0:-1], borderValue=(114,) * 3)
     return np.ascontiguousarray(image_HWC[..., ::-1].transpose(2, 0, 1))
 
 
 @cache
 def real_items() -> Sample:
-    """`real` with its JPEG files, which are drawn here."""
+    """`real` with its JPEG files, which are generated here."""
     return partial(real, jpegs=[draw_jpeg(seed) for seed in range(NUM_PHOTOS)])
 
 
@@ -49,7 +49,7 @@ def draw_jpeg(seed: int) -> np.ndarray:
     """A JPEG file of 640 x 480, quality 90, about as large and as costly to decode as a photograph."""
     rng = np.random.default_rng(seed)
     image = np.full((480, 640, 3), 128, np.float32)
-    # Detail at every scale, the coarser the stronger, mostly grey: like the spectrum of a photograph.
+    # Detail at all scales, stronger at coarser ones, mostly grey: like the spectrum of a photograph.
     for cells, strength in ((4, 70), (16, 45), (64, 22), (200, 10)):
         detail = rng.normal(0, strength, (cells * 3 // 4 + 1, cells + 1, 3)).astype(np.float32)
         detail = 0.4 * detail + 1.2 * detail.mean(2, keepdims=True)
@@ -63,7 +63,7 @@ def draw_jpeg(seed: int) -> np.ndarray:
 
 
 def _random_affine(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Turn by up to 10 degrees and scale to about the output's size, around the middle."""
+    """Rotation by up to 10 degrees and scaling to about the output's size, around the centre."""
     scale = SHAPE[2] / shape[1] * rng.uniform(0.8, 1.5)
     matrix = cv2.getRotationMatrix2D((shape[1] / 2, shape[0] / 2), rng.uniform(-10, 10), scale)
     to_middle = np.array([[0, 0, (SHAPE[2] - shape[1]) / 2], [0, 0, (SHAPE[1] - shape[0]) / 2]])
@@ -71,7 +71,7 @@ def _random_affine(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarr
 
 
 class ItemSource(SampleSource):
-    """The items for a Feed, one at a time: what most users write."""
+    """The items as a source of a Feed, one sample at a time, as most users write it."""
 
     fields = {"image": Field(SHAPE)}
 
@@ -87,7 +87,7 @@ class ItemSource(SampleSource):
 
 
 class TrivialSource:
-    """`trivial` for a Feed, a micro-batch at a time: written straight into the batch, nothing copied."""
+    """`trivial` as a source of a Feed, a micro-batch at a time: written directly into the batch, without a copy."""
 
     fields = {"image": Field(SHAPE)}
 
@@ -107,4 +107,4 @@ class TrivialSource:
         return f"sample {index}"
 
 
-PICTURES = [np.full(SHAPE, value, np.uint8) for value in range(4)]
+IMAGES = [np.full(SHAPE, value, np.uint8) for value in range(4)]

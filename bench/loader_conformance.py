@@ -3,8 +3,8 @@
     python -m bench.loader_conformance PATH/test_dataloader.py
 
 The file is test/stateful_dataloader/test_dataloader.py of github.com/meta-pytorch/data, a port of PyTorch's tests. It
-is no part of this repository. It is run as a whole on either class, with nothing but its import changed. Needs pytest,
-pytest-timeout, psutil and expecttest. About 15 minutes on two cores.
+is not part of this repository. All of it is run on both classes, with only its import changed. Needs pytest,
+pytest-timeout, psutil and expecttest. Takes about 15 minutes on two cores.
 
 Answer: bench/results/loader_conformance_<machine>_<yyyymm>.md (rewrite it with --write).
 """
@@ -57,14 +57,14 @@ KNOWN = {
     "test_worker_seed_reproducibility": ANY_WORKER,
     "test_out_of_order_index_ds": IN_ORDER,
 }
-"""Tests that fail on the Loader, and why that is meant to be; docs/loader.md has the same list."""
+"""Tests that fail on the Loader, and why that is intended; docs/loader.md has the same list."""
 
 Outcomes = Mapping[str, str]
 """'class::test' -> 'passed', 'failed' or 'skipped'."""
 
 
 def run_tests(tests: str, side: str) -> Outcomes:
-    """What becomes of each test if DataLoader is the class of that side."""
+    """Outcome of each test if DataLoader is the class of that side."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "test_dataloader.py").write_text(tests.replace(IMPORT, IMPORTS[side]))
@@ -83,7 +83,7 @@ def run_tests(tests: str, side: str) -> Outcomes:
 
 
 def outcomes(document: "ElementTree.ElementTree[ElementTree.Element]") -> Outcomes:
-    """From pytest's own record; of a test with several entries the worst counts."""
+    """Outcomes from pytest's report; if a test has several entries, the worst counts."""
     found: dict[str, str] = {}
     for case in document.iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
@@ -94,7 +94,7 @@ def outcomes(document: "ElementTree.ElementTree[ElementTree.Element]") -> Outcom
 
 
 def differences(torch: Outcomes, ours: Outcomes) -> dict[str, str]:
-    """Tests that pass on the DataLoader and not on the Loader, each with the reason, empty if it has none."""
+    """Tests that pass on the DataLoader but not on the Loader, with the reason; "" if it is unknown."""
     return {
         name: KNOWN.get(name.partition("::")[2], "")
         for name, outcome in torch.items()
@@ -103,7 +103,7 @@ def differences(torch: Outcomes, ours: Outcomes) -> dict[str, str]:
 
 
 def answer(torch: Outcomes, ours: Outcomes) -> Iterator[str]:
-    """The counts, and a line for every reason and every test without one."""
+    """The counts, and a line for every reason and every test without a known reason."""
     for side, found in {TORCH: torch, OURS: ours}.items():
         counts = Counter(found.values())
         yield f"{side:12}" + "  ".join(f"{counts[kind]:4} {kind}" for kind in ("passed", "failed", "skipped"))
@@ -127,7 +127,7 @@ def main() -> int:
     options = parser.parse_args()
     tests = options.tests.read_text()
     if IMPORT not in tests:
-        parser.error(f"{options.tests} has no line '{IMPORT}': it is not the file that is meant.")
+        parser.error(f"{options.tests} has no line '{IMPORT}': it is not the expected file.")
     torch, ours = run_tests(tests, TORCH), run_tests(tests, OURS)
     lines = [f"test_dataloader.py, sha256 {hashlib.sha256(tests.encode()).hexdigest()[:16]}", *answer(torch, ours)]
     report("loader_conformance", "\n".join(lines), {"outcomes": {TORCH: torch, OURS: ours}}, options)

@@ -1,8 +1,8 @@
 """Does the Loader beat torch's DataLoader on the same dataset: first batch, gaps, memory, throughput, main-process CPU?
 
-Three ways to collate: the default one; a custom collate_fn (torch.stack), which gets whole batches on
-both sides; and a pair of collate_fn and join_fn, which the Loader divides among its workers. Items,
-passes and columns as in feed_vs_dataloader.py. Exit code 1 if a promise is broken.
+Three ways to collate: the default; a custom collate_fn (torch.stack), which gets whole batches on both sides; and a
+collate_fn with a join_fn, for which the Loader divides batches among its workers. Items, passes and columns are those
+of feed_vs_dataloader.py. Exit code 1 if a promise is broken.
 Answer: bench/results/loader_vs_dataloader_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -61,10 +61,10 @@ def main() -> int:
     repeats = 10 if options.quick else 60
     before = noise.listen(repeats).line()
     print(before, file=sys.stderr, flush=True)
-    cv2.setNumThreads(1)  # both sides fork their workers: there must be no OpenCV threads to lose
+    cv2.setNumThreads(1)  # both sides fork their workers, and OpenCV's threads do not survive a fork
     measured = [measure_way(way, options.items, setting) for way in options.ways]
     after = noise.listen(repeats).line()
-    criteria = [criterion for each in measured for criterion in judge(each)]
+    criteria = [criterion for each in measured for criterion in check_promises(each)]
     elapsed = f"measured in {time.perf_counter() - begin_s:.0f} s"
     if options.quick:
         elapsed += "; a quick run shows that the script works, its verdicts mean nothing"
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def measure_way(way: str, kinds: Sequence[str], setting: Setting) -> Measured:
-    """All items and worker counts under one way of collating."""
+    """Measure all items and worker counts with one way of collating."""
     print(f"{way}:", file=sys.stderr, flush=True)
     rows = [
         row
@@ -105,13 +105,13 @@ def _make(sample: Any, options: dict[str, Any], num_samples: int, batch_size: in
     return TorchLoader(sample, num_samples=num_samples, batch_size=batch_size, num_workers=num_workers, **options)
 
 
-def judge(measured: Measured) -> list[Criterion]:
-    """Every promise that these measurements can decide."""
+def check_promises(measured: Measured) -> list[Criterion]:
+    """All promises that these measurements can check."""
     way, rows, held = measured
     ratios = [ratios_to_torch(rows, row) for row in rows if row.side == LOADER]
     found = [Criterion.of_median(_title(way, "throughput", each), each.rate_P, 0.95, at_most=False) for each in ratios]
     if way == "custom collate":
-        return found  # one worker makes a whole batch, as in torch: nothing to promise about the first one
+        return found  # one worker makes a whole batch, as in torch: there is no promise about the first batch
     found += [
         Criterion.of_median(_title(way, "first batch", each), each.first_P, 1 / 3, at_most=True)
         for each in ratios

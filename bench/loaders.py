@@ -1,7 +1,7 @@
-"""The two sides of the comparison, and one pass over either.
+"""The two sides of the comparison of loaders, and one pass over either.
 
-Both are set up the way their documentation suggests, deliver shuffled batches of uint8 [B, 3, 320, 320],
-and prepare nothing beyond the pass they are asked for, so that the other side can be measured next.
+Both are set up as their documentation suggests, yield shuffled batches of uint8 [B, 3, 320, 320], and prepare nothing
+beyond the requested pass, so that the other side can be measured next.
 
 Dimension key:  B batch size   K batches of a pass   W workers
 """
@@ -23,12 +23,12 @@ from torch.utils.data import DataLoader, Dataset
 from bench.items import Sample
 from flatout.feed import Batch, Feed, FeedConfig, Plan, Source
 
-# More workers than cores is one of the questions here.
+# More workers than cores are measured on purpose.
 warnings.filterwarnings("ignore", message="This DataLoader will create")
 
 
 class Loader(Protocol):
-    """Either side. Workers and memory stay between passes."""
+    """Either side. Workers and memory are kept between passes."""
 
     def batches(self, num_batches: int) -> Iterator[Any]:
         """A new pass. Nothing is read before this call."""
@@ -39,7 +39,7 @@ class Loader(Protocol):
 
 
 class TorchLoader:
-    """torch.utils.data.DataLoader, or a class with the same face, with its start method and prefetch factor."""
+    """torch.utils.data.DataLoader, or a class with the same interface, with its default start method and prefetch."""
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class TorchLoader:
         return int(batch[0, 0, 0, 0])
 
     def close(self) -> None:
-        self._loader = None  # the DataLoader's own way: its workers end when it is dropped
+        self._loader = None  # a DataLoader's workers end when it is dropped
 
 
 class ItemDataset(Dataset[torch.Tensor]):
-    """The items for a DataLoader. One generator per worker, as is usual there."""
+    """The items as a dataset for a DataLoader, with one generator per worker, as is usual there."""
 
     def __init__(self, sample: Sample, num_samples: int) -> None:
         self._sample = sample
@@ -107,7 +107,7 @@ class FlatoutLoader:
     """flatout.feed.Feed with its defaults."""
 
     def __init__(self, source: Source, *, batch_size: int, num_workers: int) -> None:
-        # epochs=1: a pass does not read ahead into the next one, which is the other side's time.
+        # epochs=1: a pass must not read ahead into the next one, while the other side is measured.
         config = FeedConfig(workers=num_workers, epochs=1)
         self._feed = Feed(source, Plan(num_samples=len(source), batch_size=batch_size), config)
         self._num_steps = len(source) // batch_size
@@ -125,31 +125,31 @@ class FlatoutLoader:
 
 
 def use_one_opencv_thread(worker: int) -> None:
-    """What flatout does for its workers by itself."""
+    """What flatout does for its workers automatically."""
     cv2.setNumThreads(1)
 
 
 @dataclass(frozen=True)
 class Pass:
-    """When the batches of one pass arrived, in seconds after it was asked for."""
+    """Arrival times of the batches of one pass, in seconds since it was requested."""
 
     arrival_K: np.ndarray
     main_cpu_s: float
     """CPU time of the main process, all its threads, over the whole pass."""
     workers_cpu_s: float
-    """CPU time of its children: less disturbed by other programs than wall time is."""
+    """CPU time of its children; less affected by other programs than wall time."""
 
     def steady_K(self, num_workers: int) -> np.ndarray:
         """Arrivals from the end of the first round of W batches to the end of the last but one.
 
-        Whole rounds: DataLoader's workers may finish W batches at one moment, and counting from within
-        a round would flatter or wrong it.
+        Only whole rounds: DataLoader's workers may finish W batches at the same time, so counting from within a round
+        would be biased.
         """
         return self.arrival_K[num_workers - 1 : len(self.arrival_K) - num_workers]
 
 
 def run_pass(loader: Loader, num_batches: int) -> Pass:
-    """Take every batch of a pass as fast as they come, touching one byte of each."""
+    """Take the batches of a pass as fast as they come, reading one byte of each."""
     arrivals = []
     workers_cpu_s = _children_cpu_s()
     cpu_s, begin_s = time.process_time(), time.perf_counter()
@@ -161,11 +161,11 @@ def run_pass(loader: Loader, num_batches: int) -> Pass:
 
 
 def held_bytes(make: Callable[[], Loader], num_batches: int, *, still_s: float) -> int:
-    """Shared memory of a new loader that has read ahead as far as it will while one batch is in use.
+    """Peak shared memory of a new loader: while one batch is in use and the loader has read ahead as far as it does.
 
-    That is its peak: read when nothing has changed for `still_s`.
+    Measured when nothing has changed for `still_s`.
     """
-    gc.collect()  # loaders of earlier measurements that only the collector can free
+    gc.collect()  # free the loaders of earlier measurements
     before = shared_bytes()
     loader = make()
     batches = loader.batches(num_batches)
@@ -176,7 +176,7 @@ def held_bytes(make: Callable[[], Loader], num_batches: int, *, still_s: float) 
         if (now := shared_bytes()) != held:
             held, since_s = now, time.monotonic()
     del batch
-    for _ in batches:  # to the end, so that no worker is at work when the next loader is measured
+    for _ in batches:  # to the end, so that no worker is busy when the next loader is measured
         pass
     loader.close()
     return held - before
@@ -188,9 +188,9 @@ def _children_cpu_s() -> float:
 
 
 def shared_bytes() -> int:
-    """Shared memory that this process and its children hold, each file counted once.
+    """Shared memory that this process and its children hold, with each file counted once.
 
-    By descriptor: both sides use nameless files, and other programs' memory must not count.
+    Found by file descriptor: both sides use files without names, and other programs' memory must not count.
     """
     sizes: dict[tuple[int, int], int] = {}
     here = psutil.Process()
@@ -199,12 +199,12 @@ def shared_bytes() -> int:
         try:
             names = os.listdir(folder)
         except OSError:
-            continue  # ended meanwhile
+            continue  # it has ended
         for name in names:
             try:
                 target, status = os.readlink(f"{folder}/{name}"), os.stat(f"{folder}/{name}")
             except OSError:
-                continue  # closed meanwhile
+                continue  # it was closed
             if target.startswith(("/dev/shm/", "/memfd:")):
                 sizes[status.st_dev, status.st_ino] = status.st_blocks * 512
     return sum(sizes.values())

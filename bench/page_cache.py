@@ -1,4 +1,4 @@
-"""Do files lie in memory already, or will reading them ask a disk? Linux only."""
+"""Are files in the page cache, or does reading them need the disk? Linux only."""
 
 import ctypes
 import mmap
@@ -25,7 +25,7 @@ def resident_share(paths: Sequence[Path]) -> float:
                 failed = _LIBC.mincore(
                     ctypes.c_void_p(view_N.ctypes.data), ctypes.c_size_t(size), ctypes.c_void_p(pages_P.ctypes.data)
                 )
-                del view_N  # a mapping that somebody looks at cannot be closed
+                del view_N  # a mapping with views cannot be closed
                 if failed:
                     raise OSError(ctypes.get_errno(), f"mincore of {path}")
             held, total = held + int((pages_P & 1).sum()), total + len(pages_P)
@@ -33,7 +33,7 @@ def resident_share(paths: Sequence[Path]) -> float:
 
 
 def drop(paths: Sequence[Path]) -> None:
-    """Ask the kernel to forget the files; in a tmpfs they stay. `resident_share` says what came of it."""
+    """Ask the kernel to drop the files from the page cache; in a tmpfs they stay. Check with `resident_share`."""
     for path in paths:
         with path.open("rb") as file:
             os.fsync(file.fileno())

@@ -1,8 +1,8 @@
 """Is drawing keyed numbers cheap?
 
-A micro-batch of 24 samples with 64 numbers each: one call of `keyed_uniform`, against what keyed
-numbers usually cost, a generator per sample. A single shared generator is the floor, but its numbers
-depend on who drew before. Answer: bench/results/philox_<machine>_<yyyymm>.md (rewrite it with --write).
+A micro-batch of 24 samples with 64 numbers each: one call of `keyed_uniform` against the usual way to get keyed
+numbers, a generator per sample. A single shared generator is the lower bound, but its numbers depend on earlier draws.
+Answer: bench/results/philox_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""What was measured on both sides, as a table, and which promises of the Feed it keeps. Pure: numbers in, text out.
+"""Tables of what was measured on both sides, and the promises of the Feed that are checked. Pure functions.
 
 Dimension key:  P passes
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 TORCH, FEED, FEED_READ = "DataLoader", "Feed", "Feed, own read()"
 
 Held = Mapping[int, Mapping[str, int]]
-"""Workers -> side -> bytes of shared memory at the fullest."""
+"""Workers -> side -> peak bytes of shared memory."""
 
 
 @dataclass
@@ -22,9 +22,9 @@ class Row:
     side: str
     num_workers: int
     start_s: float
-    """From nothing to the first batch, less the time to the first batch of a loader that is up."""
+    """Seconds to the first batch of a new loader, minus that of a running loader."""
     first_P: list[float]
-    """Seconds from asking for a pass to its first batch."""
+    """Seconds from requesting a pass to its first batch."""
     gap_P: list[float]
     """Seconds of the longest wait between two batches in steady state."""
     rate_P: list[float]
@@ -36,7 +36,7 @@ class Row:
 
 
 class Ratios(NamedTuple):
-    """A row / DataLoader's, pass by pass: the two of a pair were measured next to each other."""
+    """A row divided by the DataLoader's, pass by pass: the two passes of a pair were measured after each other."""
 
     kind: str
     num_workers: int
@@ -64,7 +64,7 @@ class Criterion:
     at_most: bool = True
     unit: str = "x"
     passes: Sequence[float] = ()
-    """The single measurements whose median `value` is."""
+    """The single measurements; `value` is their median."""
 
     @classmethod
     def of_median(cls, promise: str, passes: Sequence[float], limit: float, *, at_most: bool, unit: str = "x") -> Self:
@@ -80,8 +80,8 @@ class Criterion:
         return f"{verdict}  {self.promise:52}{self.value:7.3f}{self.unit} {sign} {self.limit:.3f}{self.unit}{spread}"
 
 
-def judge(rows: Sequence[Row], held: Held) -> list[Criterion]:
-    """Every promise that these measurements can decide."""
+def check_promises(rows: Sequence[Row], held: Held) -> list[Criterion]:
+    """All promises that these measurements can check."""
     ratios = [ratios_to_torch(rows, row) for row in rows if row.side == FEED]
     found = [
         Criterion.of_median(f"first batch, {each.kind} items, 4 workers", each.first_P, 1 / 3, at_most=True)
@@ -93,7 +93,7 @@ def judge(rows: Sequence[Row], held: Held) -> list[Criterion]:
             f"largest gap, {each.kind} items, {each.num_workers} workers", each.gap_P, 1 / 3, at_most=True
         )
         for each in ratios
-        # With real items and more workers than cores, the DataLoader's workers drift apart: judged at 4 only.
+        # With real items and more workers than cores, the DataLoader's workers drift apart: only checked at 4.
         if (each.kind == "sleeping" and each.num_workers >= 4) or (each.kind == "real" and each.num_workers == 4)
     ]
     found += [
@@ -111,14 +111,14 @@ def judge(rows: Sequence[Row], held: Held) -> list[Criterion]:
 
 
 def table(rows: Sequence[Row], held: Held) -> list[str]:
-    """All medians, one line per side; in brackets the ratio to the DataLoader's line above it."""
+    """All medians, one line per side, with the ratio to the DataLoader's line above in parentheses."""
     head = ("start-up s", "first batch s", "largest gap s", "samples/s", "workers' CPU ms", "main CPU ms", "shared MiB")
     lines = [f"{'items':9}{'workers':>7}  {'side':16}" + "".join(f"{name:>16}" for name in head)]
     for row in rows:
         passes = (row.first_P, row.gap_P, row.rate_P, row.workers_cpu_ms_P, row.cpu_ms_P)
         forms = (".2f", ".3f", ".3f", ".0f", ".0f", ".2f")
         cells = [f"{value:{form}}" for value, form in zip((row.start_s, *map(median, passes)), forms, strict=True)]
-        # Measured once, with trivial items: it does not depend on them.
+        # Only measured with trivial items: it does not depend on the items.
         cells.append(f"{held[row.num_workers][row.side] / 2**20:.0f}" if row.kind == "trivial" else "")
         if row.side != TORCH:
             ratios = ratios_to_torch(rows, row)

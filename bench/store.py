@@ -1,8 +1,8 @@
 """What does decoding once gain, what does it cost, and which items should a store that is too small keep?
 
-Three questions, each with both sides in one run: reading pictures from a store against decoding their JPEG files;
-memory of a store that 1 to 8 worker processes read against caches of their own; hit rates of a fixed resident subset
-against the items used last, in shuffled epochs. Exit code 1 if a promise is broken.
+Three questions, each with both sides in one run: reading images from a store against decoding their JPEG files;
+memory of a store that 1 to 8 worker processes share against a cache in each of them; hit rates of a fixed resident
+subset against the items used last, in shuffled epochs. Exit code 1 if a promise is broken.
 Answer: bench/results/store_<machine>_<yyyymm>.md (rewrite it with --write).
 
 Dimension key:  T turns   W workers
@@ -29,24 +29,24 @@ from bench.promises import Criterion
 from flatout.feed import DecodeError, Feed, FeedConfig, Field, Items, Plan, SampleSource, Store, StoreConfig
 from flatout.feed.plan import shuffled_order
 
-PICTURE_BYTES = 480 * 640 * 3
+IMAGE_BYTES = 480 * 640 * 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """How much is measured."""
 
-    pictures: int
+    num_images: int
     turns: int
     workers: tuple[int, ...]
     items: int
-    """Items whose hits are counted."""
+    """Number of items for the hit rates."""
     epochs: int
     shares: tuple[float, ...] = (0.25, 0.5, 0.75, 0.9)
 
 
-FULL = Setting(pictures=384, turns=9, workers=(1, 2, 4, 8), items=2000, epochs=6)
-QUICK = Setting(pictures=16, turns=2, workers=(1, 2), items=200, epochs=3)
+FULL = Setting(num_images=384, turns=9, workers=(1, 2, 4, 8), items=2000, epochs=6)
+QUICK = Setting(num_images=16, turns=2, workers=(1, 2), items=200, epochs=3)
 
 
 class Jpegs:
@@ -68,12 +68,12 @@ class Jpegs:
     def decode(self, index: int) -> np.ndarray:
         image = cv2.imread(self.paths[index])
         if image is None:
-            raise DecodeError("not a picture")
+            raise DecodeError("not an image")
         return image
 
 
 class Kilobytes:
-    """Items that cost nothing, to count visits."""
+    """Items that cost nothing to decode, for counting hits."""
 
     parameters = ""
 
@@ -93,7 +93,7 @@ class Kilobytes:
 
 
 class FirstBytes(SampleSource):
-    """Touches every byte of an item, and delivers one."""
+    """Reads every byte of an item, and returns one."""
 
     fields = {"byte": Field(())}
 
@@ -117,12 +117,12 @@ def main() -> int:
     before = noise.listen().line()
     print(before, file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        jpegs = draw(Path(folder), setting.pictures)
+        jpegs = draw(Path(folder), setting.num_images)
         rates = read_rates(jpegs, Path(folder) / "stores", setting)
         memory = {workers: held(jpegs, Path(folder) / "stores", workers) for workers in setting.workers}
         hits = {share: hit_rates(share, Path(folder) / "stores", setting) for share in setting.shares}
     after = noise.listen().line()
-    criteria = judge(rates, memory, hits)
+    criteria = check_promises(rates, memory, hits)
     elapsed = f"measured in {time.perf_counter() - begin_s:.0f} s"
     if options.quick:
         elapsed += "; a quick run shows that the script works, its verdicts mean nothing"
@@ -138,15 +138,15 @@ def main() -> int:
     return int(not options.quick and not all(each.passed for each in criteria))
 
 
-def draw(folder: Path, num_pictures: int) -> Jpegs:
-    paths = [folder / f"{number:04}.jpg" for number in range(num_pictures)]
+def draw(folder: Path, num_images: int) -> Jpegs:
+    paths = [folder / f"{number:04}.jpg" for number in range(num_images)]
     for seed, path in enumerate(paths):
         path.write_bytes(draw_jpeg(seed % 64).tobytes())
     return Jpegs(paths)
 
 
 def read_rates(jpegs: Jpegs, folder: Path, setting: Setting) -> dict[str, list[float]]:
-    """Pictures per second of one core in each turn: decoded, or copied out of a store, in shuffled order."""
+    """Images per second of one core in each turn: decoded, or copied from a store, in shuffled order."""
     knobs: dict[str, Any] = {"folder": folder, "workers": "auto", "progress": False}
     begin_s = time.perf_counter()
     with Store.open(jpegs, StoreConfig(place="disk", **knobs)):
@@ -167,7 +167,7 @@ def read_rates(jpegs: Jpegs, folder: Path, setting: Setting) -> dict[str, list[f
 
 
 def read_all(store: Store, epoch: int) -> float:
-    """Every picture into a batch's place, once; pictures per second of CPU time."""
+    """Copy every image once into a batch's place; returns images per second of CPU time."""
     target = np.zeros((480, 640, 3), np.uint8)
     begin_s = time.process_time()
     for index in shuffled_order(len(store), seed=1, epoch=epoch).tolist():
@@ -176,8 +176,8 @@ def read_all(store: Store, epoch: int) -> float:
 
 
 def held(jpegs: Jpegs, folder: Path, workers: int) -> dict[str, int]:
-    """Bytes that all processes together hold of the decoded pictures: one shared store, or a cache in each worker."""
-    total_bytes = len(jpegs) * (PICTURE_BYTES + 4096)
+    """Bytes of decoded images that all processes hold together: in one shared store, or in a cache in each worker."""
+    total_bytes = len(jpegs) * (IMAGE_BYTES + 4096)
     base: dict[str, Any] = {"folder": folder, "workers": workers, "progress": False}
     configs = {
         "resident": StoreConfig(**base),
@@ -214,9 +214,9 @@ def _field(text: str, name: str) -> int:
 
 
 def hit_rates(share: float, folder: Path, setting: Setting) -> dict[str, float]:
-    """Share of the visits in shuffled epochs after the first that need no decoding."""
+    """Share of the accesses in shuffled epochs after the first that need no decoding."""
     items: Items = Kilobytes(setting.items)
-    # Room for the index as well: it is the share of the items that is asked for.
+    # Plus room for the index: `share` is the share of the items.
     index_bytes = 4096 * (2 + 80 * setting.items // 4096)
     configs = {
         "resident": StoreConfig(folder=folder, workers=0, budget_bytes=index_bytes + int(share * setting.items) * 1024),
@@ -239,7 +239,7 @@ Rates = Mapping[str, Sequence[float]]
 Sides = Mapping[float, Mapping[str, float]]
 
 
-def judge(rates: Rates, memory: Mapping[int, Mapping[str, int]], hits: Sides) -> list[Criterion]:
+def check_promises(rates: Rates, memory: Mapping[int, Mapping[str, int]], hits: Sides) -> list[Criterion]:
     ratios = {
         side: [mine / theirs for mine, theirs in zip(rates[side], rates["decode"], strict=True)]
         for side in ("ram", "disk")

@@ -1,11 +1,11 @@
-"""Start a Triton kernel at little cost to the host.
+"""Launch Triton kernels with little host overhead.
 
-A Triton launch examines every argument to find the compiled kernel that suits them: tens of microseconds, which for a
-network of 100 small layers is more than the GPU needs for all of them. A caller that can name what its arguments
-depend on (shapes, types, alignment) gets the compiled kernel by that name instead. One that also keeps what belongs to
-the name has the kernel `prepared` once and then starts it with bare addresses.
+A Triton launch examines every argument to find the compiled kernel that matches: tens of microseconds, which for a
+network of 100 small layers is more than the GPU needs for all of them. A caller that can give a key for what its
+arguments depend on (shapes, types, alignment) gets the compiled kernel by that key instead (`launch`, `start`). One
+that keeps the kernel itself compiles it once with `prepared` and then starts it with bare addresses.
 
-Neither calls the launch hooks of Triton's own profiler; torch.profiler and Nsight see these launches like any other.
+None of these calls the launch hooks of Triton's own profiler; torch.profiler and Nsight see the launches as usual.
 """
 
 import importlib.util
@@ -21,14 +21,17 @@ ALIGNMENT_BYTES = 16
 
 Grid = tuple[int, int, int]
 Start = Callable[..., None]
-"""start(stream, *addresses), both as whole numbers."""
+"""start(stream, *addresses), all of them integers."""
 
 _compiled: dict[Hashable, Any] = {}
 
 
 def launch(kernel: Any, key: Hashable, grid: Grid, *args: Any, num_warps: int = 4, **compiling: Any) -> None:
-    """Start the kernel on the current device. Calls with equal `key` must agree in all whole numbers that the kernel is
-    specialised for, in constants, types and alignments, and in `compiling`, options of Triton's compiler."""
+    """Start the kernel on the current device.
+
+    Calls with equal `key` must agree in all integers that the kernel is specialised for, in constants, types and
+    alignments, and in `compiling`, the options of Triton's compiler.
+    """
     device = torch.cuda.current_device()
     name = (kernel, device, key)
     known = _compiled.get(name)
@@ -41,7 +44,7 @@ def launch(kernel: Any, key: Hashable, grid: Grid, *args: Any, num_warps: int = 
 def start(kernel: Any, num_programs: int, *args: Any, num_warps: int = 4, **constants: Any) -> None:
     """Run `num_programs` programs of `kernel(*args, **constants)`; `constants` are its last parameters, in order.
 
-    For kernels that are specialised for no whole number: the key follows from the arguments.
+    For kernels that are not specialised for any integer: the key is derived from the arguments.
     """
     values = tuple(constants.values())
     kinds = tuple((each.dtype, is_aligned(each)) if isinstance(each, Tensor) else type(each) for each in args)
@@ -50,7 +53,7 @@ def start(kernel: Any, num_programs: int, *args: Any, num_warps: int = 4, **cons
 
 @dataclass(frozen=True)
 class Pointer:
-    """What Triton asks of a tensor when it compiles a kernel for it."""
+    """The properties of a tensor that Triton needs to compile a kernel for it."""
 
     dtype: torch.dtype
     is_aligned: bool = True
@@ -60,10 +63,10 @@ class Pointer:
 
 
 def prepared(kernel: Any, grid: Grid, pointers: Sequence[Pointer], rest: Sequence[Any], num_warps: int = 4) -> Start:
-    """Compile kernel(*pointers, *rest) for the current device, without starting it; `rest` are numbers and constants.
+    """Compile kernel(*pointers, *rest) for the current device without starting it; `rest` are numbers and constants.
 
-    The result starts it, on that device, with the addresses of tensors that are as the pointers say. Nothing is looked
-    at on the way, so a tensor of another type, or on the CPU, is read wrongly and not refused.
+    The returned function starts it, on that device, with the addresses of tensors that match the pointers. Nothing is
+    checked: a tensor of another type, or on the CPU, is read incorrectly instead of being rejected.
     """
     compiled = kernel.warmup(*pointers, *rest, grid=grid, num_warps=num_warps)
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
@@ -76,11 +79,11 @@ def prepared(kernel: Any, grid: Grid, pointers: Sequence[Pointer], rest: Sequenc
 
 
 def stream_of(device: int) -> int:
-    """The current stream of a device, as launches take it: a tenth of the cost of torch.cuda.current_stream()."""
+    """Handle of a device's current stream, for launches; a tenth of the cost of torch.cuda.current_stream()."""
     stream: int = torch._C._cuda_getCurrentRawStream(device)
     return stream
 
 
 def is_aligned(x: Tensor) -> bool:
-    """Does the data begin where wide loads may begin? Triton compiles other code if not."""
+    """Whether the data is aligned for wide loads; Triton compiles different code if it is not."""
     return x.data_ptr() % ALIGNMENT_BYTES == 0

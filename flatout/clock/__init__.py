@@ -1,11 +1,11 @@
-"""Where time goes and what the machine has: stamped and read by every part, without torch.
+"""Stage times and machine resources, used by all parts of the package. Does not import torch.
 
 Files:
 
-    cgroup           Which limits do control groups (v1 and v2) put on a process?
-    clock            Where does the time go? Named stages, stamped wherever work is done
-    machine          What may this process use of the machine: cores, memory, shared memory, file descriptors?
-    worker_registry  Which workers are at work for this process
+    cgroup           Limits that control groups (v1 and v2) set for a process
+    clock            Named stages: how long each part of the work takes
+    machine          Cores, memory, shared memory and file descriptors that this process may use
+    worker_registry  The workers of this process's open feeds: their stage times and timelines
 """
 
 from typing import TYPE_CHECKING

@@ -1,11 +1,11 @@
-"""Which limits do control groups (v1 and v2) put on a process?
+"""Limits that control groups (v1 and v2) set for a process.
 
-    /proc/<pid>/cgroup        where the process sits in each hierarchy
+    /proc/<pid>/cgroup        path of the process in each hierarchy
     /proc/self/mountinfo      where each hierarchy is mounted, and which part of it
     cpu.max, memory.max, ...  the limits, one folder per level
 
-A limit binds when any level sets it, from the process's own folder up to the mount point (a pod around a
-container around a job), so every question below is put to all of these folders. `root` stands for "/": tests build
+A limit applies if any level sets it, from the process's own folder up to the mount point (for example a pod around a
+container around a job), so the functions below look at all of these folders. `root` replaces "/" in tests, which build
 a small tree elsewhere.
 """
 
@@ -14,11 +14,11 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 UNLIMITED_BYTES = 1 << 60
-"""v1 says "no limit" with a number near 2**63, rounded to the page size: whatever is this large is no limit."""
+"""v1 writes "no limit" as a number near 2**63, rounded to the page size: values from here on mean no limit."""
 
 
 class Mount(NamedTuple):
-    """One mounted hierarchy: its v1 controllers (empty for v2), the part of it that is visible, and where."""
+    """One mounted hierarchy: its v1 controllers (empty for v2), the visible part of it, and the mount point."""
 
     controllers: frozenset[str]
     top: str
@@ -26,14 +26,14 @@ class Mount(NamedTuple):
 
 
 class MemoryUse(NamedTuple):
-    """The level with the least room left; `used_bytes` leaves out page cache that can be dropped at once."""
+    """Limit and use of the level with the least memory left; `used_bytes` excludes reclaimable page cache."""
 
     limit_bytes: int
     used_bytes: int
 
 
 def parse_mounts(mountinfo: str) -> list[Mount]:
-    """Cgroup mounts in the text of /proc/self/mountinfo."""
+    """The cgroup mounts listed in the text of /proc/self/mountinfo."""
     mounts = []
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
@@ -47,7 +47,7 @@ def parse_mounts(mountinfo: str) -> list[Mount]:
 
 
 def parse_memberships(cgroup: str) -> dict[str, str]:
-    """Path of the process per v1 controller in the text of /proc/<pid>/cgroup; the v2 path has the key ""."""
+    """Path of the process for each v1 controller, from the text of /proc/<pid>/cgroup; the v2 path has the key ""."""
     paths = {}
     for line in cgroup.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -56,14 +56,14 @@ def parse_memberships(cgroup: str) -> dict[str, str]:
 
 
 def levels(path: str, mount: Mount) -> list[PurePosixPath]:
-    """Visible folders that hold a process at `path` of the hierarchy, innermost first, the mount point last."""
+    """Visible folders that contain a process at `path` of the hierarchy, innermost first, the mount point last."""
     point = PurePosixPath(mount.point)
     try:
         inside = PurePosixPath(path).relative_to(mount.top)
     except ValueError:
         inside = PurePosixPath()
-    # A path that climbs out of the namespace (/../..) or lies outside the mounted part names no visible folder:
-    # then the mount point is the nearest known ancestor.
+    # A path that leaves the namespace (/../..) or is outside the mounted part is not a visible folder: then the mount
+    # point is the nearest known ancestor.
     if ".." in inside.parts:
         inside = PurePosixPath()
     own = point / inside
@@ -71,7 +71,7 @@ def levels(path: str, mount: Mount) -> list[PurePosixPath]:
 
 
 def folders(controller: str, *, root: Path = Path("/"), pid: int | None = None) -> list[Path]:
-    """Folders whose limits bind a process (by default this one) for `cpu` or `memory`; empty without cgroups."""
+    """Folders whose `cpu` or `memory` limits apply to a process (by default this one); empty without cgroups."""
     paths = parse_memberships(_read(root / f"proc/{pid or 'self'}/cgroup") or "")
     found = []
     for mount in parse_mounts(_read(root / "proc/self/mountinfo") or ""):
@@ -82,18 +82,18 @@ def folders(controller: str, *, root: Path = Path("/"), pid: int | None = None) 
 
 
 def cpu_quota(cpu_folders: Iterable[Path]) -> float | None:
-    """Smallest CPU quota, in cores (1.5: 150 ms of CPU time every 100 ms); None without one."""
+    """Smallest CPU quota, in cores (1.5 means 150 ms of CPU time per 100 ms); None without a quota."""
     return min((quota for folder in cpu_folders if (quota := _cpu_quota_of(folder)) is not None), default=None)
 
 
 def memory_use(memory_folders: Iterable[Path]) -> MemoryUse | None:
-    """Limit and use of the level with the least room; None where no level sets a limit."""
+    """Limit and use of the level with the least memory left; None if no level sets a limit."""
     uses = [use for folder in memory_folders if (use := _memory_use_of(folder)) is not None]
     return min(uses, key=lambda use: use.limit_bytes - use.used_bytes, default=None)
 
 
 def oom_kills(memory_folders: Sequence[Path]) -> int | None:
-    """Processes of this cgroup killed for lack of memory so far; None where the kernel does not count them."""
+    """Number of processes of this cgroup killed for lack of memory so far; None if the kernel does not count them."""
     for folder in memory_folders:
         for name in ("memory.events", "memory.oom_control"):
             count = parse_stat(_read(folder / name)).get("oom_kill")
@@ -103,7 +103,7 @@ def oom_kills(memory_folders: Sequence[Path]) -> int | None:
 
 
 def parse_stat(text: str | None) -> dict[str, int]:
-    """`name value` lines, as in memory.stat, memory.events or /proc/vmstat."""
+    """Values by name from `name value` lines, as in memory.stat, memory.events or /proc/vmstat."""
     pairs = (line.split() for line in (text or "").splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
@@ -121,19 +121,19 @@ def _memory_use_of(folder: Path) -> MemoryUse | None:
     if limit is None or used is None:
         return None
     stat = parse_stat(_read(folder / "memory.stat"))
-    # v1 also reports the limit of parents that a container cannot see.
+    # v1 also reports the limits of parents that are not visible in a container.
     limit_bytes = min(
         int(limit) if limit.isdigit() else UNLIMITED_BYTES, stat.get("hierarchical_memory_limit", UNLIMITED_BYTES)
     )
     if limit_bytes >= UNLIMITED_BYTES:
         return None
-    # total_inactive_file (v1) includes children, as the usage does; v2's inactive_file does so by itself.
+    # total_inactive_file (v1) includes children, as the usage does; v2's inactive_file always does.
     reclaimable = stat.get("total_inactive_file", stat.get("inactive_file", 0))
     return MemoryUse(limit_bytes, max(0, int(used) - reclaimable))
 
 
 def _read(path: Path) -> str | None:
-    # Absent, or present but refusing (a controller may be off at this level): both mean "no word from here".
+    # The file may be absent or unreadable (a controller may be off at this level): both mean "no information".
     try:
         return path.read_text().strip()
     except OSError:

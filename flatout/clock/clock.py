@@ -1,20 +1,19 @@
-"""Where does the time go? Named stages, stamped wherever work is done.
+"""Named stages: how long each part of the work takes.
 
     with clock.stage("decode"):
         image = decode(data)
 
-Off (the default) a mark costs a fraction of a microsecond (bench/clock.py). On, each mark adds its
-duration to the table of the recorder installed for this thread: `Totals`, a fixed-size array that may
-lie in shared memory, so that a parent process can read what its workers spend while they work.
+When recording is off (the default), a mark costs a fraction of a microsecond (bench/clock.py). When it is on, each mark
+adds its duration to the table of this thread's recorder: `Totals`, an array of fixed size that may be in shared memory,
+so that a parent process can read the times of its workers while they work.
 
-A stage may nest in another. `total_ns` is its whole time; the time of the stages inside it is counted
-apart, so that self times (`read_self_ns`) add up to the time covered and nothing is charged twice.
-Imports no torch.
+Stages may be nested. `total_ns` is the whole time of a stage; the time of nested stages is also counted separately, so
+that self times (`read_self_ns`) add up to the covered time and nothing is counted twice.
 
-What the stages are called for a person, and what kind of work they are.
+STAGES lists the label and kind of each stage. A stage that is not listed is shown under its own name and counts as
+"other", so marks can be added anywhere without changing that table.
 
-A stage that is not listed is shown under its own name and counts as "other": marks may be added anywhere without
-touching this table.
+Must not import torch: workers use this module.
 """
 
 import threading
@@ -28,35 +27,38 @@ import numpy as np
 STAGE_DTYPE = np.dtype([("name", "S32"), ("runs", np.int64), ("total_ns", np.int64), ("inside_ns", np.int64)])
 
 
+# Recording
+
+
 class StageTime(NamedTuple):
-    """How often a stage ran, and for how long altogether, the stages inside it included."""
+    """How often a stage ran, and its total time, nested stages included."""
 
     runs: int
     total_ns: int
 
 
 class Totals:
-    """Runs and duration per stage, in a table of fixed size.
+    """Number of runs and total time per stage, in a table of fixed size.
 
-    One thread writes a table; any thread or process may read it at any time. A reader may see a
-    run counted ahead of its duration, never a torn number.
+    Only one thread writes a table; any thread or process may read it at any time. A reader may see a run that is
+    counted before its duration is, but never a torn number.
     """
 
     innermost: "_Mark | None" = None
-    """The stage that runs now, if any."""
+    """The innermost running stage, if any."""
 
     def __init__(self, table: np.ndarray | None = None, *, capacity: int = 64) -> None:
-        """`table` is STAGE_DTYPE [capacity], zeroed by its owner; a private one is made without it."""
+        """`table` is STAGE_DTYPE [capacity], zeroed by its owner; without it, a private table is created."""
         self.table = np.zeros(capacity, STAGE_DTYPE) if table is None else table
-        # Views of memory: a number in them is read and written in a third of the time NumPy takes.
+        # Memoryviews: reading or writing a number takes a third of the time that NumPy takes.
         self._runs = self.table["runs"].data
         self._total_ns = self.table["total_ns"].data
         self._inside_ns = self.table["inside_ns"].data
-        # A table may have been begun by a worker that this one replaces.
+        # The table may contain rows of a worker that this one replaces.
         self._rows = {name: row for row, name in enumerate(read_totals(self.table))}
 
     def add(self, name: str, duration_ns: int, inside_ns: int = 0) -> None:
-        """Charge one run of stage `name`, of which `inside_ns` is charged to other stages as well."""
+        """Count one run of stage `name`, of which `inside_ns` was spent in nested stages."""
         row = self._rows.get(name)
         if row is None:
             row = self._open_row(name)
@@ -65,21 +67,21 @@ class Totals:
         self._inside_ns[row] += inside_ns
 
     def opened(self, name: str) -> None:
-        """A stage begins. Nothing to do here; recorders that keep a timeline want to know."""
+        """Called when a stage begins; does nothing here, but recorders that keep a timeline override it."""
 
     def closed(self, name: str, begin_ns: int, end_ns: int, inside_ns: int) -> None:
-        """A stage has ended."""
+        """Called when a stage has ended."""
         self.add(name, end_ns - begin_ns, inside_ns)
 
     def step_ended(self, num_images: int) -> None:
-        """A training step has ended. Totals do not tell steps apart; a `StepRecorder` does."""
+        """Called when a training step has ended; does nothing here, but a `StepRecorder` records each step."""
 
     def read(self) -> dict[str, StageTime]:
-        """The table as it stands, in order of first appearance."""
+        """Current times of all stages, in order of first appearance."""
         return read_totals(self.table)
 
     def _open_row(self, name: str) -> int:
-        # The last row collects whatever has no row of its own: a full table loses names, not time.
+        # The last row collects all stages that have no row of their own: a full table loses names, not time.
         row = min(len(self._rows), len(self.table) - 1)
         self.table["name"][row] = name.encode() if row == len(self._rows) else b"(other stages)"
         self._rows[name] = row
@@ -87,19 +89,19 @@ class Totals:
 
 
 def read_totals(table: np.ndarray) -> dict[str, StageTime]:
-    """Stages of a STAGE_DTYPE table that this or another process fills."""
+    """Times of all stages in a STAGE_DTYPE table, which this or another process may be filling."""
     used = table[table["name"] != b""]
     return {row["name"].decode(): StageTime(int(row["runs"]), int(row["total_ns"])) for row in used}
 
 
 def read_self_ns(table: np.ndarray) -> dict[str, int]:
-    """Time per stage without the stages inside it: these add up to the time that is covered by marks."""
+    """Time per stage without its nested stages; these add up to the time that marks cover."""
     used = table[table["name"] != b""]
     return {row["name"].decode(): int(row["total_ns"] - row["inside_ns"]) for row in used}
 
 
-class _Off:
-    """The mark that does nothing."""
+class _NullMark:
+    """The mark when recording is off: does nothing."""
 
     __slots__ = ()
 
@@ -111,10 +113,10 @@ class _Off:
 
 
 class _Mark:
-    """A running stage; charged when the block ends, also by an exception.
+    """A running stage; recorded when its block ends, also by an exception.
 
-    It is the innermost one for no longer than its time counts: a garbage collection may come at any call made here, and
-    is taken off the stage that is innermost then.
+    It is the innermost stage for exactly the time that is counted for it: a garbage collection may happen during any
+    call made here, and its time is subtracted from the stage that is innermost at that moment.
     """
 
     __slots__ = ("_begin_ns", "_recorder", "inside_ns", "name", "outer")
@@ -139,56 +141,56 @@ class _Mark:
         recorder.closed(self.name, self._begin_ns, end_ns, self.inside_ns)
 
 
-class _Thread(threading.local):
-    """Who takes this thread's marks; None is off."""
+class _ThreadState(threading.local):
+    """The recorder of this thread; None if recording is off."""
 
     recorder: Totals | None = None
 
 
-_OFF = _Off()
-_thread = _Thread()
+_NULL_MARK = _NullMark()
+_thread = _ThreadState()
 
 
-def stage(name: str) -> _Off | _Mark:
-    """Context manager around the work of stage `name` (32 bytes at most)."""
+def stage(name: str) -> _NullMark | _Mark:
+    """Context manager that records its block as stage `name` (at most 32 bytes)."""
     recorder = _thread.recorder
-    return _OFF if recorder is None else _Mark(recorder, name)
+    return _NULL_MARK if recorder is None else _Mark(recorder, name)
 
 
 def count(name: str) -> None:
-    """Charge one run of `name` that takes no time worth measuring."""
+    """Count one run of `name` without a duration."""
     recorder = _thread.recorder
     if recorder is not None:
         recorder.add(name, 0)
 
 
 def recorder() -> Totals | None:
-    """Who takes this thread's marks; None: nobody."""
+    """The recorder of this thread; None if recording is off."""
     return _thread.recorder
 
 
 def innermost() -> _Mark | None:
-    """The stage of this thread that runs now, if any; None also where nobody takes its marks."""
-    taker = _thread.recorder
-    return None if taker is None else taker.innermost
+    """The innermost running stage of this thread; None if there is none or recording is off."""
+    current = _thread.recorder
+    return None if current is None else current.innermost
 
 
 def step_ended(num_images: int) -> None:
-    """Tell the recorder of this thread that a training step over `num_images` has ended."""
+    """Notify the recorder of this thread that a training step over `num_images` has ended."""
     recorder = _thread.recorder
     if recorder is not None:
         recorder.step_ended(num_images)
 
 
 def stop(recorder: Totals) -> None:
-    """Take no more marks of this thread, if `recorder` is the one that takes them."""
+    """Stop recording this thread if `recorder` is its current recorder."""
     if _thread.recorder is recorder:
         _thread.recorder = None
 
 
 @contextmanager
 def recording(recorder: Totals | None = None) -> Iterator[Totals]:
-    """Record this thread's marks inside the block, into `recorder` or a table of its own."""
+    """Record this thread's stages inside the block, in `recorder` or a new table."""
     previous, _thread.recorder = _thread.recorder, Totals() if recorder is None else recorder
     try:
         yield _thread.recorder
@@ -196,22 +198,24 @@ def recording(recorder: Totals | None = None) -> Iterator[Totals]:
         _thread.recorder = previous
 
 
+# Labels and kinds of stages
+
 AHEAD = "ahead"
-"""The main thread has queued its part of the step, and the device is still at it."""
+"""The main thread has queued its part of the step, and the device is still working on it."""
 
 
 class Stage(NamedTuple):
-    """How a stage is shown."""
+    """How a stage is displayed and classified."""
 
     label: str
     kind: str
-    """wait, copy, input, compute, loss, update, after, pause, idle or other: its colour, and which rules look at it."""
+    """wait, copy, input, compute, loss, update, after, pause, idle or other: its colour, and which rules use it."""
 
 
 STAGES = {
     "feed.wait": Stage("wait for data", "wait"),
     "copy": Stage("copy to the device", "copy"),
-    "transfer": Stage("copy to the device, beside the step", "input"),
+    "transfer": Stage("copy to the device, during the step", "input"),
     "render": Stage("augment on the device", "input"),
     "prepare": Stage("prepare the batch", "input"),
     "forward": Stage("forward", "compute"),
@@ -219,17 +223,17 @@ STAGES = {
     "assign": Stage("loss: assignment", "loss"),
     "backward": Stage("backward", "compute"),
     "optimizer": Stage("optimizer", "update"),
-    "ema": Stage("weight average (EMA)", "update"),
+    "ema": Stage("moving average (EMA)", "update"),
     "schedule": Stage("schedule", "update"),
     "log": Stage("logging", "after"),
     "validate": Stage("validation", "after"),
     "checkpoint": Stage("checkpoint", "after"),
-    "pictures": Stage("pictures for people", "after"),
-    "between": Stage("end of an epoch, the rest of it", "after"),
+    "pictures": Stage("plots", "after"),
+    "between": Stage("rest of the epoch's end", "after"),
     "gc": Stage("Python's garbage collector", "pause"),
     "graph": Stage("forward, loss and backward (CUDA graph)", "compute"),
     "draw": Stage("draw random numbers", "input"),
-    "read": Stage("read: own work", "input"),
+    "read": Stage("read: the source's own code", "input"),
     "fetch": Stage("dataset[i]", "input"),
     "decode": Stage("decode", "input"),
     "resize": Stage("resize", "input"),
@@ -241,7 +245,7 @@ STAGES = {
     "deliver": Stage("flip and write", "input"),
     "collate": Stage("collate", "input"),
     "hand over": Stage("hand over", "input"),
-    "frames": Stage("frames out of the store", "input"),
+    "frames": Stage("frames from the store", "input"),
     "spikes": Stage("cut and count spikes", "input"),
     "store miss": Stage("decode (not in the store)", "input"),
     AHEAD: Stage("ahead of the device", "idle"),
@@ -265,35 +269,35 @@ ENGINE = {
     "train.between": "between",
     "train.drain": AHEAD,
 }
-"""The engine's marks -> the names above: a rule knows one name for one thing."""
+"""The engine's stage names -> the names above, so that rules need only one name per stage."""
 
 PLACES = {
     "host": "main thread",
     "device": "GPU, compute stream",
     "copy": "GPU, other streams",
-    "workers": "loader workers (one, on average)",
+    "workers": "loader workers (mean per worker)",
 }
 
 
 def canonical(stage: str) -> str:
-    """The one name of a stage that goes by several."""
+    """The canonical name of a stage that has several names."""
     return ENGINE.get(stage, stage)
 
 
 def label_of(stage: str) -> str:
-    """The stage in words."""
+    """The label of a stage; its name if it is not listed."""
     stage = canonical(stage)
     return STAGES[stage].label if stage in STAGES else stage
 
 
 def kind_of(stage: str) -> str:
-    """What kind of work it is."""
+    """The kind of a stage; "other" if it is not listed."""
     stage = canonical(stage)
     return STAGES[stage].kind if stage in STAGES else "other"
 
 
 def place_label(place: str) -> str:
-    """The place in words."""
+    """The label of a place; its name if it is not listed."""
     return PLACES.get(place, place)
 
 
@@ -306,30 +310,30 @@ class Event(NamedTuple):
     depth: int
 
 
-# What happens between steps: a validation, a checkpoint, pictures for people, the end of an epoch.
+# Pauses between steps: validations, checkpoints, plots, the end of an epoch.
 #
-# It is part of the time that a training takes, and of no step: whatever is marked, waited for or traced in a pause
-# must not be taken for something that every step does.
+# They are part of a training's time, but of no step: what is marked, waited for or traced in a pause must not be
+# mistaken for something that every step does.
 
 PAUSES = frozenset({"between", "validate", "checkpoint", "pictures"})
 """Stages that run between two steps, never inside one."""
 
 LOG = "log"
-"""Between steps if it comes now and then; part of a step if it comes with every one."""
+"""A pause if it only happens now and then; part of the step if it happens in every step."""
 
 PAUSING = PAUSES | {name for name, stage in ENGINE.items() if stage in PAUSES}
-"""The same and the engine's own names for them."""
+"""PAUSES, and the engine's names for them."""
 
 _APART = frozenset({*PAUSES, LOG, AHEAD})
 
 
 def is_pause(name: str) -> bool:
-    """Whether a mark of this name is a pause; the engine's own names too."""
+    """Whether a stage of this name is a pause; knows the engine's names too."""
     return name in PAUSING
 
 
 def stage_apart(mark: _Mark | None) -> str | None:
-    """Innermost of the open stages that are no part of an ordinary step; None inside of one."""
+    """The innermost open stage that is not part of an ordinary step; None within an ordinary step."""
     while mark is not None:
         if (stage := canonical(mark.name)) in _APART:
             return stage
@@ -338,13 +342,13 @@ def stage_apart(mark: _Mark | None) -> str | None:
 
 
 def owners(marks: Sequence[tuple[str, int]]) -> list[str]:
-    """To which stage each mark's own time is charged: inside a pause, to the pause.
+    """The stage to which the self time of each mark is attributed: inside a pause, that is the pause.
 
-    Waiting for the pictures of a validation is validation, not a step that waits for data. Marks are (name, depth) in
-    the order of their ends.
+    Waiting for the images of a validation is validation, not a step that waits for data. Marks are (name, depth) in
+    the order in which they ended.
     """
     charged: list[str] = []
-    around: list[tuple[int, str | None]] = []  # depth and owner of what encloses the mark
+    around: list[tuple[int, str | None]] = []  # depth and pause of the enclosing marks
     for name, depth in reversed(marks):
         while around and around[-1][0] >= depth:
             around.pop()

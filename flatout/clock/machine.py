@@ -1,7 +1,7 @@
-"""What may this process use of the machine: cores, memory, shared memory, file descriptors?
+"""Cores, memory, shared memory and file descriptors that this process may use.
 
-Standard library only, so that workers and `--help` may ask. In a container the machine's own numbers mislead: what
-counts is the tightest of machine, CPU affinity and cgroup limit. `root` stands for "/", for tests.
+Standard library only, so that workers and `--help` can use it. In a container the machine's own numbers are misleading:
+the tightest of machine, CPU affinity and cgroup limit counts. `root` replaces "/" in tests.
 """
 
 import os
@@ -21,13 +21,13 @@ ROOT = Path("/")
 
 @dataclass(frozen=True)
 class Cores:
-    """Logical cores; `quota` is in cores and may be a fraction, None without a cgroup quota."""
+    """Logical cores; `quota` is in cores and may be fractional, None without a cgroup quota."""
 
     machine: int
     affinity: int
     quota: float | None
     usable: int
-    """What worker counts start from: the smallest of the three, the quota rounded down, never below 1."""
+    """Basis of worker counts: the smallest of the three, with the quota rounded down; at least 1."""
 
     def __str__(self) -> str:
         quota = "no cgroup quota" if self.quota is None else f"cgroup quota {self.quota:g}"
@@ -42,9 +42,9 @@ class Memory:
     available: int
     cgroup_limit: int | None
     cgroup_used: int | None
-    """Without page cache that the kernel can drop at once."""
+    """Excludes reclaimable page cache."""
     free: int
-    """What can still be taken without swapping or being killed: the smaller of `available` and limit - used."""
+    """Memory that can still be used without swapping or being killed: the smaller of `available` and limit - used."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Shm:
 
 @dataclass(frozen=True)
 class Descriptors:
-    """Limits on open files of this process (None: unlimited), and how many it holds now."""
+    """Limits on the open files of this process (None: unlimited), and how many it has open now."""
 
     soft: int | None
     hard: int | None
@@ -73,7 +73,7 @@ def cores(root: Path = ROOT) -> Cores:
 
 
 def cpu_name(root: Path = ROOT) -> str:
-    """The processor's model; its architecture where the system does not tell."""
+    """The processor's model name; its architecture if the system does not report one."""
     try:
         lines = (root / "proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -82,13 +82,13 @@ def cpu_name(root: Path = ROOT) -> str:
 
 
 def usable_cores(machine: int, affinity: int, quota: float | None) -> int:
-    """The smallest of the three, whole, at least 1."""
+    """The smallest of the three as an integer, at least 1."""
     whole_quota = machine if quota is None else int(quota)
     return max(1, min(machine, affinity, whole_quota))
 
 
 def memory(root: Path = ROOT) -> Memory:
-    """RAM of the machine, the cgroup limit, and what is free under both."""
+    """RAM of the machine, the cgroup limit, and the memory that is free under both."""
     total, available = _ram(root)
     use = cgroup.memory_use(cgroup.folders("memory", root=root))
     if use is None:
@@ -104,7 +104,7 @@ def parse_meminfo(text: str) -> dict[str, int]:
 
 
 def shm(root: Path = ROOT) -> Shm | None:
-    """/dev/shm, None where there is none."""
+    """Size and free space of /dev/shm; None if there is none."""
     try:
         usage = shutil.disk_usage(root / "dev/shm")
     except OSError:
@@ -117,14 +117,14 @@ def descriptors() -> Descriptors:
     soft, hard = (
         None if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
     )
-    # The listing itself holds one descriptor.
+    # The listing itself opens one descriptor.
     return Descriptors(soft, hard, len(os.listdir("/dev/fd")) - 1)
 
 
 def oom_kills(pid: int | None = None, root: Path = ROOT) -> int | None:
-    """How often the kernel has killed for lack of memory: in the cgroup of `pid` (default: ours), else anywhere.
+    """Number of OOM kills in the cgroup of `pid` (default: this process) or, if that is not counted, on the machine.
 
-    Only growth means something: read it before and after a child's death. None where nothing counts it.
+    Only an increase is meaningful: compare the values before and after a child's death. None if nothing counts them.
     """
     count = cgroup.oom_kills(cgroup.folders("memory", root=root, pid=pid))
     if count is not None:
@@ -141,22 +141,22 @@ def _ram(root: Path) -> tuple[int, int]:
         names = parse_meminfo((root / "proc/meminfo").read_text())
         return names["MemTotal"], names["MemAvailable"]
     except (OSError, KeyError):
-        # No Linux /proc: all that POSIX promises is the total.
+        # No Linux /proc: POSIX only offers the total.
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return total, total
 
 
-# How many cores do other processes keep busy? What they take, no remedy can give back.
+# Cores that other processes keep busy, which no remedy can give back
 
 
 class OtherLoad:
-    """Counts from when it is made."""
+    """Measures the load of other processes since it was created."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter(), _busy_s()
 
     def cores(self, own_cpu_s: float) -> float | None:
-        """Cores busy with other work since then, on average; `own_cpu_s` is what this training used. None: unknown."""
+        """Average number of cores busy with other work; `own_cpu_s` is this training's CPU time. None: unknown."""
         began_s, busy_s = self._began
         now_busy_s = _busy_s()
         if busy_s is None or now_busy_s is None:
@@ -165,17 +165,17 @@ class OtherLoad:
 
 
 def fitting_threads(num_threads: int, free_cores: float) -> int | None:
-    """For how many of so many threads a core is free; None if for all. One thread is never too many."""
+    """How many of `num_threads` threads have a free core; None if all do. One thread always counts as fitting."""
     if num_threads <= max(1.0, free_cores + 0.5):
         return None
     return max(1, int(free_cores + 0.25))
 
 
 def busy_cores(*, glances: int = 5, pause_s: float = 0.01, root: Path = Path("/")) -> float:
-    """Cores that other processes of the machine keep busy at the moment; 0 where the system does not say.
+    """Cores that other processes of the machine keep busy at the moment; 0 if the system does not report it.
 
-    The smaller of two numbers: processes that run or wait for a core now, and the load of the last minute. A command
-    that has just ended is in the second alone, and one that starts up for an instant in the first.
+    The smaller of two numbers: the threads that run or wait for a core now, and the load average of the last minute. A
+    command that has just ended only appears in the second, and one that runs for an instant only in the first.
     """
     running = []
     for _ in range(glances):
@@ -189,7 +189,7 @@ def busy_cores(*, glances: int = 5, pause_s: float = 0.01, root: Path = Path("/"
 
 
 def _num_running(root: Path) -> int:
-    """Threads that run or wait for a core, this one included; 1 where the system does not say."""
+    """Number of threads that run or wait for a core, this one included; 1 if the system does not report it."""
     try:
         found = re.search(r"^procs_running (\d+)", (root / "proc/stat").read_text(), re.MULTILINE)
     except OSError:
@@ -198,7 +198,7 @@ def _num_running(root: Path) -> int:
 
 
 def _busy_s() -> float | None:
-    """Seconds all cores together have worked since boot, time stolen by other guests included."""
+    """CPU seconds of all cores since boot, including time stolen by other guests; None if unknown."""
     try:
         first = Path("/proc/stat").read_text().splitlines()[0]
     except OSError:

@@ -1,7 +1,7 @@
-"""Which workers are at work for this process, and what each did last, in memory that the main process reads.
+"""The workers of this process's open feeds: their stage times, CPU time and timelines.
 
-A ring of the last stages with their begin and end. Keeping them costs a worker about a microsecond per stage, so it
-does so only while somebody looks.
+A timeline is a ring buffer of a worker's last stages with their begin and end, in memory that the main process reads.
+It costs a worker about a microsecond per stage, so it is only kept while it is wanted.
 """
 
 import os
@@ -19,14 +19,17 @@ from flatout.clock.clock import Event, stage_apart
 EVENTS_KEPT = 512
 EVENT_DTYPE = np.dtype([("name", "S32"), ("begin_ns", np.int64), ("end_ns", np.int64), ("depth", np.int64)])
 TIMELINE_DTYPE = np.dtype([("wanted", np.int64), ("num_events", np.int64), ("events", EVENT_DTYPE, EVENTS_KEPT)])
-"""Of one worker; `wanted` is set by whoever looks."""
+"""Timeline of one worker; the main process sets `wanted`."""
+
+
+# Timelines
 
 
 class TracedTotals(clock.Totals):
-    """Totals that also keep begin and end of the last stages, while that is wanted."""
+    """Totals that also keep the begin and end of the last stages, while that is wanted."""
 
     def __init__(self, table: np.ndarray, timeline: np.ndarray) -> None:
-        """`timeline` is TIMELINE_DTYPE [1]: live, and zeroed by its owner."""
+        """`timeline` is TIMELINE_DTYPE [1], in shared memory, zeroed by its owner."""
         super().__init__(table)
         self._wanted = timeline["wanted"].data
         self._number = timeline["num_events"].data
@@ -45,12 +48,12 @@ class TracedTotals(clock.Totals):
 
 
 def want(timelines: np.ndarray, wanted: bool) -> None:
-    """Have the workers of these timelines keep their stages from now on, or no more."""
+    """Switch on or off the recording of these workers' timelines."""
     timelines["wanted"] = wanted
 
 
 def worker_timelines(timelines: np.ndarray) -> dict[str, list[Event]]:
-    """Worker -> what it did last, in order; perf_counter_ns is one clock for all processes of a machine."""
+    """Worker -> its last stages, in order; perf_counter_ns is the same clock in all processes of a machine."""
     return {f"worker {worker}": _events(row["events"].copy()) for worker, row in enumerate(timelines)}
 
 
@@ -60,63 +63,63 @@ def _events(kept: np.ndarray) -> list[Event]:
     return sorted(found, key=lambda event: event.end_ns)
 
 
-# Which workers are at work for this process, and what do they spend?
+# The registry.
 #
-# A feed announces its workers when it starts; an observation asks for all of them when it begins and when it ends.
-# Workers write their stages into shared memory anyway, so asking costs them nothing.
+# A feed announces its workers when it starts; an observation reads all of them when it begins and when it ends.
+# Workers write their stages into shared memory anyway, so reading them costs the workers nothing.
 
 
-class Crew(NamedTuple):
-    """Workers of one feed."""
+class WorkerGroup(NamedTuple):
+    """The workers of one feed."""
 
-    stages: np.ndarray  # STAGE_DTYPE [workers, rows], live
-    timelines: np.ndarray  # TIMELINE_DTYPE [workers], live
+    stages: np.ndarray  # STAGE_DTYPE [workers, rows], in shared memory
+    timelines: np.ndarray  # TIMELINE_DTYPE [workers], in shared memory
     num_workers: int
     """0: the main thread does their work, under its own recorder."""
     pids: Callable[[], Mapping[int, int]]
     """Worker -> process id; empty for threads."""
     is_apart: bool = False
-    """They work for something between steps, as a validation does: its feed was started in a pause."""
+    """Whether the feed was started in a pause, so that it serves something between steps, such as a validation."""
 
 
 class Spent(NamedTuple):
-    """Sums over the workers of all crews, since they started."""
+    """Sums over the workers of a group, since they started."""
 
     self_ns: Counter[str]
     runs: Counter[str]
     cpu_ns: int
     wanted_ns: int
-    """Ran, or queued for a core."""
+    """Time that the processes ran or queued for a core."""
 
 
-_crews: "weakref.WeakKeyDictionary[object, Crew]" = weakref.WeakKeyDictionary()
+_groups: "weakref.WeakKeyDictionary[object, WorkerGroup]" = weakref.WeakKeyDictionary()
 
 
-def announce(owner: object, crew: Crew) -> None:
-    """`crew` is at work for as long as `owner` lives."""
-    _crews[owner] = crew._replace(is_apart=stage_apart(clock.innermost()) is not None)
+def announce(owner: object, group: WorkerGroup) -> None:
+    """Register `group` for as long as `owner` lives."""
+    _groups[owner] = group._replace(is_apart=stage_apart(clock.innermost()) is not None)
 
 
-def at_work() -> list[Crew]:
-    """Crews whose feeds are open."""
-    return list(_crews.values())
+def at_work() -> list[WorkerGroup]:
+    """The worker groups of all open feeds."""
+    return list(_groups.values())
 
 
-def spent(crew: Crew) -> Spent:
-    """What a crew's workers have spent so far."""
+def spent(group: WorkerGroup) -> Spent:
+    """Stage and CPU times of a group's workers so far."""
     self_ns: Counter[str] = Counter()
     runs: Counter[str] = Counter()
-    for table in crew.stages:
+    for table in group.stages:
         self_ns.update(clock.read_self_ns(table))
         runs.update({name: time.runs for name, time in clock.read_totals(table).items()})
-    pids = list(crew.pids().values())
+    pids = list(group.pids().values())
     return Spent(self_ns, runs, sum(map(cpu_ns, pids)), sum(map(wanted_ns, pids)))
 
 
 def cpu_ns(pid: int) -> int:
-    """CPU time of a process, 0 if it is gone."""
+    """CPU time of a process; 0 if it is gone."""
     try:
-        # The name in parentheses may hold anything; the fields behind it are fixed.
+        # The name in parentheses may contain anything; the fields after it are fixed.
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0
@@ -124,7 +127,7 @@ def cpu_ns(pid: int) -> int:
 
 
 def wanted_ns(pid: int) -> int:
-    """Time the main thread of a process has run or queued for a core, 0 where the system does not tell."""
+    """Time for which the main thread of a process ran or queued for a core; 0 if the system does not report it."""
     try:
         ran, queued, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
     except (OSError, ValueError):

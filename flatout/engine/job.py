@@ -18,7 +18,7 @@ class Batches(Protocol):
     """Where batches come from; the loop says of which epoch, and from which step on."""
 
     @property
-    def held_back_s(self) -> float:
+    def device_wait_s(self) -> float:
         """Seconds so far for which `next()` waited for the device, not for data."""
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]: ...

@@ -222,10 +222,10 @@ class Loop:
             self._pause_if_due()
         batches = iter(self.batches.epoch(self.epoch, start=self.step))
         while self.step < self.config.steps_per_epoch:
-            began, held_back_s = time.perf_counter(), self.batches.held_back_s
+            began, device_wait_s = time.perf_counter(), self.batches.device_wait_s
             batch = self._next_batch(batches)
             # A host that is ahead of its device waits here too, but not for data.
-            self._meter.waited(time.perf_counter() - began - (self.batches.held_back_s - held_back_s))
+            self._meter.waited(time.perf_counter() - began - (self.batches.device_wait_s - device_wait_s))
             self._train_step(batch)
         self._look_at_all()
 

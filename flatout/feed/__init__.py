@@ -1,23 +1,23 @@
-"""Batches for training, read by workers straight into their final place. See docs/feed.md.
+"""Batches for training, written by workers directly into shared, page-locked memory. See docs/feed.md.
 
 Files:
 
-    batch           What the feed hands out: one step's samples as arrays, and how ragged rows become one of them
-    config          How a feed runs
-    device          The way of a batch to the GPU: one batch ahead, on a stream of its own, without a host-device wait
-    device_store    Decoded arrays kept where batches are rendered
-    feed            Batches for training: in plan order, with any number of workers, resumable at any step
+    batch           The host batch that a feed yields, and how ragged rows of many workers become one array
+    config          Settings of a feed, and how many workers each GPU gets
+    device          Copies batches to the GPU one ahead of the step, and renders them there
+    device_store    Decoded arrays kept in device memory, with pinned RAM for those that do not fit
+    feed            The resumable stream of batches, in plan order, with any number of workers
     forkserver      The small process that worker processes are forked from
-    plan            Which sample goes where, decided before anything is read
-    processes       Worker processes, and the nursery they come from, as seen by the process that trains
-    ring            The slots that batches are filled in, and the queue of work on them, in shared memory
-    runtime         The machinery of a started feed
-    source          What the feed reads from: anything that can fill rows of a batch
-    streamed_items  Items that a device store cannot keep, brought along by the batches that need them
-    supervisor      Sees that every published step gets done, whatever happens to the workers
-    worker          What a worker does with a task: draw, read into the slot, hand over its ragged rows, report
-    loader/         The feed for any torch map-style dataset, with the face of torch's DataLoader. See docs/loader.md
-    store/          Decode once: items as arrays that every worker and rank of a machine shares. See docs/store.md
+    plan            Which sample goes into which step, and random numbers keyed by position
+    processes       Worker backends: inline, threads, or processes forked by a forkserver
+    ring            Slots for batches and a task queue in shared memory
+    runtime         Slots, workers, ordered batches and throughput meter of a started feed
+    source          The protocol of data sources, and substitutes for unreadable items
+    streamed_items  Items that a device store cannot keep, sent along with the batches that need them
+    supervisor      Publishes tasks, and recovers from workers that die, hang or fail
+    worker          The worker's loop: draw, read into the slot, hand over ragged rows, report
+    loader/         The feed behind the interface of torch's DataLoader, for any map-style dataset. See docs/loader.md
+    store/          Items decoded once into arrays that all workers and ranks of a machine share. See docs/store.md
 """
 
 from typing import TYPE_CHECKING

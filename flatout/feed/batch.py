@@ -1,4 +1,7 @@
-"""What the feed hands out: one step's samples as arrays, and how ragged rows become one of them."""
+"""The host batch that a feed yields, and how ragged rows of many workers become one array.
+
+Dimension key:  B samples of a batch   T rows of all samples   W row width   N items   D dimensions of an item
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,20 +17,19 @@ from flatout.feed.source import Rows
 class Batch:
     """One rank's share of a step, B samples.
 
-    Borrowed: every array is a view of a slot that is overwritten after the next `next()`. `copy()`
-    makes one to keep.
+    Borrowed: every array is a view of a slot that is overwritten after the next `next()`. Use `copy()` to keep one.
     """
 
     epoch: int
     step: int
     num_valid: int
-    """Rows from here on repeat samples to fill a padded last batch."""
+    """Number of rows that are not padding: rows from here on repeat samples to fill a padded last batch."""
 
     indices: np.ndarray
-    """int64 [B], which samples these are (substitutes included)."""
+    """int64 [B], sample indices (substitutes included)."""
 
     positions: np.ndarray
-    """int64 [B], where in the epoch's order."""
+    """int64 [B], positions in the epoch's order."""
 
     fields: Mapping[str, np.ndarray]
     """Field -> [B, *shape of this step]; Rows -> [T, width], the rows of all samples one after another."""
@@ -56,35 +58,38 @@ class Batch:
         )
 
 
-# How ragged rows get from many workers into one array in batch order.
+# Ragged rows: from many workers into one array in batch order.
 #
-# Workers finish in any order and do not know how many rows come before theirs. Each puts its piece
-# into the slot's scratch, wherever there is room, and notes where; when the batch is complete the
-# parent copies the pieces, a few kilobytes each, into one buffer in batch order.
+# Workers finish in any order and do not know how many rows come before theirs. Each writes the rows of its micro-batch
+# into the slot's scratch, wherever there is room, and records the offset; when the batch is complete, the parent
+# copies these parts, a few kilobytes each, into one buffer in batch order.
 
 
 def rows_layout(fields: Mapping[str, Rows], num_rows: Mapping[str, int]) -> Layout:
-    """Where the rows of each ragged field lie in one block."""
+    """The layout of all ragged fields in one block of memory."""
     return pack([(name, field.dtype, (num_rows[name], field.width)) for name, field in fields.items()])
 
 
 def hand_over(ring: Ring, task: Task, taken: Mapping[str, Sequence[np.ndarray]]) -> int:
-    """Copy a task's rows, one array per sample, to scratch; returns the bytes needed if they do not fit, else 0."""
+    """Copy a task's rows, one array per sample, to the slot's scratch.
+
+    Returns the bytes needed if they do not fit, else 0.
+    """
     slot, fields = ring.slots[task.slot], ring.spec.rows_fields
     layout = rows_layout(fields, {name: sum(map(len, taken[name])) for name in fields})
-    offset = _place_for(ring, task, layout.nbytes)
+    offset = _reserve(ring, task, layout.nbytes)
     if offset is None:
         return layout.nbytes
     views = layout.views(ring.arena.bytes_at(offset, layout.nbytes))
     for number, name in enumerate(fields):
         np.concatenate(taken[name], out=views[name])
         slot.counts[name][task.begin : task.end] = list(map(len, taken[name]))
-        slot.rows_at[ring.piece_of(task), number] = offset + layout.parts[name][0]
+        slot.rows_at[ring.micro_batch_of(task), number] = offset + layout.parts[name][0]
     return 0
 
 
 def gather_rows(ring: Ring, slot_number: int, buffer: "RowsBuffer") -> dict[str, np.ndarray]:
-    """Rows [T, W] of each ragged field of a complete batch, in batch order."""
+    """Rows [T, W] of each ragged field of a complete batch, in batch order, as views of `buffer`."""
     slot, fields = ring.slots[slot_number], ring.spec.rows_fields
     counts = {name: slot.counts[name][: slot.num_rows] for name in fields}
     layout = rows_layout(fields, {name: int(counts[name].sum()) for name in fields})
@@ -100,7 +105,7 @@ def gather_rows(ring: Ring, slot_number: int, buffer: "RowsBuffer") -> dict[str,
 
 
 class RowsBuffer:
-    """Memory for the gathered rows of one slot; grows as batches ask for more."""
+    """Memory for the gathered rows of one slot; grows as batches need more."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, np.uint8)
@@ -111,22 +116,22 @@ class RowsBuffer:
         return self._memory
 
     def allocate(self, nbytes: int) -> np.ndarray:
-        """Fresh bytes; the way to the GPU overrides this with pinned ones."""
+        """New memory, uint8 [nbytes]; the copy to the GPU overrides this to pin it."""
         return np.empty(nbytes, np.uint8)
 
 
-def _place_for(ring: Ring, task: Task, nbytes: int) -> int | None:
+def _reserve(ring: Ring, task: Task, nbytes: int) -> int | None:
     if not task.spill_bytes:
         return ring.reserve(task.slot, nbytes)
     ring.arena.extent(task.spill_offset, task.spill_bytes)
     return task.spill_offset if nbytes <= task.spill_bytes else None
 
 
-# Decoded items by number.
+# Decoded items by number
 
 
 class Arrays(Protocol):
-    """Decoded items, cheap to look at: a list of arrays, or a Store."""
+    """Decoded items that are cheap to access: a list of arrays, or a Store."""
 
     def __len__(self) -> int: ...
 
@@ -135,8 +140,8 @@ class Arrays(Protocol):
 
 @runtime_checkable
 class ShapedArrays(Arrays, Protocol):
-    """Items of one dtype and rank that are made when they are asked for; their shapes are known before."""
+    """Items of one dtype and number of dimensions that are made on access, but whose shapes are known in advance."""
 
     dtype: np.dtype
     shapes_ND: np.ndarray
-    """int64, one row for each item."""
+    """int64 [N, D], one row per item."""

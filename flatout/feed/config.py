@@ -1,4 +1,4 @@
-"""How a feed runs: every setting, none of which changes what is delivered; and how many workers a GPU gets."""
+"""Settings of a feed, none of which changes the batches it yields, and how many workers each GPU gets."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 from flatout.clock import machine
 from flatout.errors import ConfigError
 
-# How many workers, for each GPU, for training and for validation?
+# Worker counts per GPU, for training and for validation.
 #
 #     total    "auto" = 80 % of the cores, "cpu*0.9" = that share of them, or a number
 #     per GPU  total // GPUs, at least 1; validation gets half as many
@@ -15,14 +15,14 @@ from flatout.errors import ConfigError
 
 AUTO_SHARE = 0.8
 MOST_CORES = 8192
-"""The Linux kernel's own ceiling: a larger count is a typing mistake."""
+"""The Linux kernel's own limit: a larger count is a typing mistake."""
 MOST_GPUS = 1024
 TOTAL_WORDS = '"auto", "cpu*0.9" or '
 
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """Workers in all and per GPU; `str(plan)` tells it in one line."""
+    """Number of workers in total and per GPU; `str(plan)` describes it in one line."""
 
     total: int
     per_gpu: int
@@ -33,10 +33,10 @@ class WorkerPlan:
     train_sum: int
     """Training workers on all GPUs; may exceed `total`, since every GPU gets at least one."""
     rule: str
-    """The total as it was asked for."""
+    """The total as the caller gave it, for example "auto"."""
     gpus: int
     cores: str
-    """The core count the plan started from, and where it came from."""
+    """The core count that the plan is based on, and its origin."""
 
     def __str__(self) -> str:
         each = f" per GPU ({self.train_sum} on {self.gpus} GPUs)" if self.gpus > 1 else ""
@@ -82,12 +82,12 @@ def _total(value: int | str, cores: int, most: int) -> int:
     # The double-precision product, truncated: 100 * 0.29 is 28 (golden spike/workers.json).
     product = cores * share
     if not 0 <= product < most + 1:
-        raise _refusal("workers", value, 0, most, TOTAL_WORDS)
+        raise _invalid("workers", value, 0, most, TOTAL_WORDS)
     return max(1, int(product))
 
 
 def _share(value: int | str) -> float | None:
-    """The share of the cores that "auto" or "cpu*f" asks for; None for anything else."""
+    """Share of the cores that "auto" or "cpu*f" stands for; None for anything else."""
     head, star, factor = value.partition("*") if isinstance(value, str) else ("", "", "")
     if not star and head.strip().lower() == "auto":
         return AUTO_SHARE
@@ -106,70 +106,70 @@ def _per_gpu(name: str, value: int | str | None, default: int, most: int) -> int
 
 
 def _whole(name: str, value: int | str, least: int, most: int, others: str = "") -> int:
-    """`value` as a whole number from `least` to `most`; a numeric string counts, a bool or a fraction does not."""
+    """`value` as an integer from `least` to `most`; numeric strings are accepted, bools and fractions are not."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
-        raise _refusal(name, value, least, most, others) from None
+        raise _invalid(name, value, least, most, others) from None
     if isinstance(value, bool) or not least <= number <= most or (not isinstance(value, str) and number != value):
-        raise _refusal(name, value, least, most, others)
+        raise _invalid(name, value, least, most, others)
     return number
 
 
-def _refusal(name: str, value: object, least: int, most: int, others: str) -> ConfigError:
-    return ConfigError(f"{name}={value!r:.60} cannot be obeyed. Use {others}a whole number from {least} to {most}.")
+def _invalid(name: str, value: object, least: int, most: int, others: str) -> ConfigError:
+    return ConfigError(f"{name}={value!r:.60} is not valid. Use {others}a whole number from {least} to {most}.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeedConfig:
-    """How the feed runs. None of this changes what it delivers."""
+    """Settings of a feed. None of them changes the batches it yields."""
 
     workers: int | str = "auto"
-    """A number, "auto" (80 % of the cores) or "cpu*0.9"; the last two are shared among `local_ranks`.
-    0 reads in the caller's own thread."""
+    """A number, "auto" (80 % of the cores) or "cpu*0.9"; the last two are divided among `local_ranks`.
+    With 0, samples are read in the caller's own thread."""
 
     local_ranks: int = 1
     """Training processes on this machine."""
 
     backend: Literal["process", "thread"] = "process"
-    """Threads start at once and need no pickling, but only pay off if `read` releases the GIL."""
+    """Threads start immediately and need no pickling, but are only faster if `read` releases the GIL."""
 
     start_method: Literal["spawn", "fork"] = "spawn"
-    """How the process comes to be that workers are forked from: a fresh interpreter, or a fork of this
-    one. A fork needs no pickling, but must not be made after CUDA or threads were started."""
+    """How the forkserver is started, the process that workers are forked from: as a fresh interpreter, or as a fork of
+    this process. A fork needs no pickling, but must not be made after CUDA or threads were started."""
 
     slots: int | None = None
     """Batches in flight. Memory = slots * batch_size * bytes per sample. None: enough for the workers."""
 
     prefetch_factor: int | None = None
-    """PyTorch's word for it: complete batches to hold ready. Means slots = prefetch_factor + 2."""
+    """PyTorch's name for the same setting: complete batches to keep ready. Sets slots = prefetch_factor + 2."""
 
     micro_batch: int | None = None
     """Samples per task. None: a quarter of each worker's share of a batch."""
 
     persistent_workers: bool = True
-    """False ends the workers after each epoch and starts them for the next."""
+    """False ends the workers after each epoch and starts new ones for the next."""
 
     epochs: int | None = None
     """Epochs of the whole run, if known: the feed reads ahead into the next epoch, up to the last."""
 
     on_error: Literal["raise", "substitute"] = "raise"
-    """A sample that cannot be read (OSError, DecodeError) ends the epoch, or is replaced by another one
-    that follows from its place in the stream; anything else always raises. Of a sample made of several items
-    (see `ItemSource`) only those are replaced that cannot be read."""
+    """Whether a sample that cannot be read (OSError, DecodeError) ends the epoch or is replaced by another one that is
+    chosen by its position in the stream; any other error is always raised. In a sample made of several items (see
+    `ItemSource`), only the unreadable items are replaced."""
 
     bad_share: float = 0.01
-    """Share of all samples, or items if they are fewer, that may be replaced before it counts as a broken data set."""
+    """Share of all samples (or items, if there are fewer) that may be replaced; more is an error in the data set."""
 
     watchdog_s: float = 60
-    """A worker that is at one sample for longer is killed and replaced; 0 waits for ever."""
+    """A worker that spends more seconds than this on one sample is killed and replaced; 0 waits forever."""
 
     def __post_init__(self) -> None:
         if self.slots is not None and self.prefetch_factor is not None:
-            raise ConfigError("slots and prefetch_factor say the same thing: give one of them.")
+            raise ConfigError("slots and prefetch_factor set the same thing: give only one of them.")
         if self.slots is not None and self.slots < 2:
             raise ConfigError(
-                f"slots={self.slots} is too small: one batch is used while the next is filled. Use slots=2 or more."
+                f"slots={self.slots} is too small: one batch is in use while the next is filled. Use slots=2 or more."
             )
         for name in ("prefetch_factor", "micro_batch", "epochs", "local_ranks"):
             value = getattr(self, name)
@@ -183,9 +183,9 @@ class FeedConfig:
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name}={getattr(self, name)!r} is unknown: use {' or '.join(map(repr, known))}.")
         if not 0 <= self.bad_share <= 1:
-            raise ConfigError(f"bad_share={self.bad_share} must lie in 0..1.")
+            raise ConfigError(f"bad_share={self.bad_share} must be between 0 and 1.")
         if not self.watchdog_s >= 0:  # also refuses NaN
-            raise ConfigError(f"watchdog_s={self.watchdog_s} must not be negative; 0 switches the watchdog off.")
+            raise ConfigError(f"watchdog_s={self.watchdog_s} must not be negative. Use 0 to switch the watchdog off.")
 
     @property
     def num_workers(self) -> int:

@@ -1,16 +1,16 @@
-"""The way of a batch to the GPU: one batch ahead, on a stream of its own, without a host-device wait.
+"""Batches on the GPU: copied one batch ahead on a separate stream, without a host-device wait, or rendered there.
 
     slot (pinned) --copy stream--> device buffer A | B --compute stream--> training step
 
-While the step works on buffer A, the next batch is copied into B. Streams wait for each other by
-events on the device; the host only asks whether a copy has ended, to give its slot back.
+While the step works on buffer A, the next batch is copied into B. Streams wait for each other by events on the device;
+the host only queries whether a copy has ended, to give its slot back.
 
-Batches that are rendered on the device: workers draw numbers, the pixels never leave the device.
+In a `DeviceFeed`, batches are rendered on the device: workers draw numbers, and the pixels never leave the device.
 
     worker: draw + small fields -> slot -> copy stream: copy, stage, render -> out A | B -> training step
 
-The same feed, order, randomness and resume as on the host: a renderer gets sources and explicit
-parameters and has no randomness of its own, so what it makes follows from (seed, epoch, step).
+Order, randomness and resume are the same as on the host: a renderer gets sources and explicit parameters and has no
+randomness of its own, so its output is a function of (seed, epoch, step).
 """
 
 import itertools
@@ -31,7 +31,7 @@ from torch import Tensor
 from flatout.clock import clock
 from flatout.errors import ConfigError, ResourceError
 from flatout.feed.batch import Batch, RowsBuffer
-from flatout.feed.device_store import Brought, DeviceStore, Sources
+from flatout.feed.device_store import DeviceStore, Sources, StreamedChunks
 from flatout.feed.feed import Feed
 from flatout.feed.runtime import FeedRuntime, Lease
 from flatout.feed.streamed_items import CHUNKS, NUMBERS
@@ -39,9 +39,12 @@ from flatout.feed.streamed_items import CHUNKS, NUMBERS
 logger = logging.getLogger(__name__)
 
 
+# Copied batches
+
+
 @dataclass(frozen=True)
 class DeviceBatch:
-    """A batch whose fields are tensors on a device; the bookkeeping stays on the host.
+    """A batch whose fields are tensors on a device; indices, positions and counts stay on the host.
 
     Borrowed: the tensors are overwritten after the next `next()`, once the work queued by then is done.
     """
@@ -55,7 +58,7 @@ class DeviceBatch:
     """Field -> [B, *shape of this step]; Rows -> [T, width]."""
 
     counts: dict[str, np.ndarray]
-    """Rows field -> int32 [B] on the host: the loss can plan without asking the device."""
+    """Rows field -> int32 [B] on the host: the loss can use them without a host-device wait."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self.fields[name]
@@ -68,10 +71,10 @@ DevicePass = Generator[DeviceBatch, None, None]
 
 
 class HostPass(Protocol):
-    """The batches of an epoch in the slots they were made in, below the copy to the device: what `Feed.open` gives."""
+    """The host batches of an epoch, still in their slots, from which they are copied; `Feed.open` returns one."""
 
     @property
-    def works(self) -> FeedRuntime: ...
+    def runtime(self) -> FeedRuntime: ...
 
     def is_ready(self) -> bool: ...
 
@@ -83,21 +86,22 @@ class HostPass(Protocol):
 
 
 OpenPass = Callable[[Feed, int, int], HostPass]
-"""(feed, epoch, first step) -> the pass that is copied to the device."""
+"""(feed, epoch, first step) -> the pass whose batches are copied to the device."""
 
 
 class DeviceBatches:
-    """A feed's stream as tensors on a device. Its state is that of the batch handed out last."""
+    """A feed's stream as tensors on a device. Its state is the one after the batch that was yielded last."""
 
     def __init__(self, feed: Feed, device: str | torch.device) -> None:
         self.feed = feed
         self.device = torch.device(device)
         self.open_pass: OpenPass = Feed.open
-        """Opens the passes below the copies; may be replaced before the first epoch, to copy other ones."""
-        self.held_back_s = 0.0
-        """Seconds for which the host, asking for a batch, waited for a device that was behind: no wait for data."""
+        """Opens the host passes; may be replaced before the first epoch, to copy from a different pass."""
+        self.device_wait_s = 0.0
+        """Seconds that the host spent waiting for a device that was behind when it requested a batch; not data time."""
         self._position: tuple[int, int] | None = None
-        # Weak, or both would live until a collection; in a forked child torch's events do not survive one.
+        # Weak, because a cycle would live until a garbage collection; in a forked child torch's events do not survive
+        # one.
         self._pass: weakref.ref[DevicePass] | None = None
 
     def __len__(self) -> int:
@@ -108,18 +112,18 @@ class DeviceBatches:
         return self.epoch(state["epoch"], start=state["next_step"])
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[DeviceBatch]:
-        """The batches of an epoch from step `start` on."""
+        """The batches of an epoch, from step `start` on."""
         if self._pass is not None and (unfinished := self._pass()) is not None:
-            unfinished.close()  # its copies must end before the slots they read are used anew
-        run = self.open_pass(self.feed, epoch, start)
+            unfinished.close()  # its copies must end before the slots they read are filled again
+        host_pass = self.open_pass(self.feed, epoch, start)
         self._position = (epoch, start)
-        batches = self._copied_ahead(run) if self.device.type == "cuda" else self._wrapped(run)
-        tracked = self._tracked(run, batches)
+        batches = self._copied_ahead(host_pass) if self.device.type == "cuda" else self._wrapped(host_pass)
+        tracked = self._tracked(host_pass, batches)
         self._pass = weakref.ref(tracked)
         return tracked
 
     def state_dict(self) -> dict[str, Any]:
-        """As Feed.state_dict, but of the batch that left here last: copies run ahead of the step."""
+        """Like Feed.state_dict, but after the batch that was yielded here last: copies run ahead of the step."""
         return self.feed.state_dict() if self._position is None else self.feed.state_at(*self._position)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -127,46 +131,49 @@ class DeviceBatches:
         self._position = None
 
     def _finish(self, turn: int, batch: Batch, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What is done with a batch on the device before it is handed out; on the stream of the copy."""
+        """Process a batch on the device before it is yielded, on the copy stream; for subclasses.
+
+        `turn` counts the batches of a pass.
+        """
         return tensors
 
-    def _tracked(self, run: HostPass, batches: DevicePass) -> DevicePass:
+    def _tracked(self, host_pass: HostPass, batches: DevicePass) -> DevicePass:
         with closing(batches):
             for batch in batches:
-                self._position = run.position_after(batch.step)
+                self._position = host_pass.position_after(batch.step)
                 yield batch
 
-    def _wrapped(self, run: HostPass) -> DevicePass:
-        """On the host nothing is copied: tensors are views of the slot."""
+    def _wrapped(self, host_pass: HostPass) -> DevicePass:
+        """Batches on the CPU, without a copy: tensors are views of the slot."""
         for turn in itertools.count():
-            if (lease := run.take()) is None:
+            if (lease := host_pass.take()) is None:
                 return
             views = {name: _tensor(array) for name, array in lease.batch.fields.items()}
             yield _device_batch(lease.batch, self._finish(turn, lease.batch, views))
-            run.give_back(lease)
+            host_pass.give_back(lease)
 
-    def _copied_ahead(self, run: HostPass) -> DevicePass:
-        """Before a batch is handed out, the copy of the next one is under way if it is complete by then."""
-        copier = _Copier(run, self.device, self._finish, self._count_held_back)
+    def _copied_ahead(self, host_pass: HostPass) -> DevicePass:
+        """Batches on the GPU; before one is yielded, the copy of the next is started if that is complete."""
+        copier = _Copier(host_pass, self.device, self._finish, self._add_device_wait)
         try:
             while copier.copy_next():
                 current = copier.next_copied()
-                if run.is_ready():
+                if host_pass.is_ready():
                     copier.copy_next()
                 yield current
                 copier.mark_consumed()
         finally:
             copier.give_all_back()
 
-    def _count_held_back(self, seconds: float) -> None:
-        self.held_back_s += seconds
+    def _add_device_wait(self, seconds: float) -> None:
+        self.device_wait_s += seconds
 
 
 Finish = Callable[[int, Batch, dict[str, Tensor]], dict[str, Tensor]]
 
 
 class _Copy(NamedTuple):
-    """A copy under way, and the event that ends it."""
+    """A copy in progress, and the event that marks its end."""
 
     lease: Lease
     batch: DeviceBatch
@@ -174,29 +181,31 @@ class _Copy(NamedTuple):
 
 
 class _Copier:
-    """Two sets of device buffers, filled in turn on a side stream."""
+    """Two sets of device buffers, filled alternately on a separate stream."""
 
-    def __init__(self, run: HostPass, device: torch.device, finish: Finish, held_back: Callable[[float], None]) -> None:
-        """`held_back` hears for how many seconds the device was waited for."""
-        self._run = run
-        self._finish, self._held_back = finish, held_back
+    def __init__(
+        self, host_pass: HostPass, device: torch.device, finish: Finish, add_device_wait: Callable[[float], None]
+    ) -> None:
+        """`add_device_wait` is called with the seconds of each wait for the device."""
+        self._host_pass = host_pass
+        self._finish, self._add_device_wait = finish, add_device_wait
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        # Whatever is still queued may use the buffers of an earlier pass.
+        # Work that is still queued may use the buffers of an earlier pass.
         self._stream.wait_stream(torch.cuda.current_stream(device))
         self._buffers = _Buffers(device), _Buffers(device)
         self._consumed: list[torch.cuda.Event | None] = [None, None]
         self._turn = 0
-        self._copied: deque[_Copy] = deque()  # not handed out yet
+        self._copied: deque[_Copy] = deque()  # not yielded yet
         self._held: deque[_Copy] = deque()  # slots that a copy may still read
-        pin_slots(run.works)
+        pin_slots(host_pass.runtime)
 
     def copy_next(self) -> bool:
-        """Have a batch on its way that was not handed out; waits for the feed if it must. False at the end."""
+        """Start copying the next batch unless one is already waiting; waits for the feed. False at the end."""
         if self._copied:
             return True
         self._give_back_ended()
-        lease = self._run.take()
+        lease = self._host_pass.take()
         if lease is None:
             return False
         copy = self._copy(lease)
@@ -205,24 +214,24 @@ class _Copier:
         return True
 
     def next_copied(self) -> DeviceBatch:
-        """The oldest batch on its way; the current stream waits for it, the host does not."""
+        """The oldest batch not yielded yet; the current stream waits for its copy, the host does not."""
         copy = self._copied.popleft()
         torch.cuda.current_stream(self._device).wait_event(copy.done)
         return copy.batch
 
     def mark_consumed(self) -> None:
-        """Everything that uses the batch handed out last is queued by now."""
+        """Record that all work on the batch yielded last has been queued."""
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
-        # If the next copy is under way, it has taken the other turn since.
+        # If the next copy has been started, it uses the other set of buffers.
         self._consumed[(self._turn - len(self._copied) - 1) % 2] = event
 
     def give_all_back(self) -> None:
-        """Host-device wait: a pass that ends must not leave copies that read slots about to be refilled."""
+        """Wait for all copies and return their slots, which are about to be refilled. A host-device wait."""
         while self._held:
             copy = self._held.popleft()
             copy.done.synchronize()
-            self._run.give_back(copy.lease)
+            self._host_pass.give_back(copy.lease)
 
     def _copy(self, lease: Lease) -> _Copy:
         turn, self._turn = self._turn, self._turn + 1
@@ -242,13 +251,13 @@ class _Copier:
     def _give_back_ended(self) -> None:
         while self._held:
             if not self._held[0].done.query():
-                if len(self._held) < self._run.works.ring.spec.num_slots - 1:
+                if len(self._held) < self._host_pass.runtime.ring.spec.num_slots - 1:
                     return
-                # Host-device wait: the device is behind by so many batches that copies hold all slots but one.
+                # Host-device wait: the device is so many batches behind that copies hold all slots but one.
                 began = time.perf_counter()
                 self._held[0].done.synchronize()
-                self._held_back(time.perf_counter() - began)
-            self._run.give_back(self._held.popleft().lease)
+                self._add_device_wait(time.perf_counter() - began)
+            self._host_pass.give_back(self._held.popleft().lease)
 
 
 class _Buffers:
@@ -259,7 +268,7 @@ class _Buffers:
         self._memory: dict[str, Tensor] = {}
 
     def views_for(self, batch: Batch, copy_stream: torch.cuda.Stream) -> dict[str, Tensor]:
-        """A tensor per field with the shapes of this batch."""
+        """One tensor per field, with the shapes of this batch."""
         return {name: self._view(name, array, copy_stream) for name, array in batch.fields.items()}
 
     def _view(self, name: str, array: np.ndarray, copy_stream: torch.cuda.Stream) -> Tensor:
@@ -267,38 +276,38 @@ class _Buffers:
         if memory is None or memory.numel() < array.nbytes:
             memory = torch.empty(array.nbytes + array.nbytes // 4, dtype=torch.uint8, device=self._device)
             self._memory[name] = memory
-            # The allocator may hand out memory that queued work still uses; that work is on this stream.
+            # The allocator may return memory that queued work on the current stream still uses.
             copy_stream.wait_stream(torch.cuda.current_stream(self._device))
         return memory[: array.nbytes].view(_torch_dtype(array.dtype)).view(array.shape)
 
 
 class PinnedRowsBuffer(RowsBuffer):
-    """Gathered rows in pinned memory."""
+    """A RowsBuffer in pinned memory."""
 
     def allocate(self, nbytes: int) -> np.ndarray:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
 
 
-def pin_slots(works: FeedRuntime) -> None:
-    """Register the slots with CUDA, once per feed, so that copies from them do not block the host."""
-    stream = works.stream
+def pin_slots(runtime: FeedRuntime) -> None:
+    """Pin the slots, once per feed, so that copies from them do not block the host."""
+    stream = runtime.stream
     if isinstance(stream.buffers[0], PinnedRowsBuffer):
         return
     stream.buffers = [PinnedRowsBuffer() for _ in stream.buffers]
-    memory, cudart = works.ring.arena.extent(0, works.ring.spec.fixed_bytes), torch.cuda.cudart()
+    memory, cudart = runtime.ring.arena.extent(0, runtime.ring.spec.fixed_bytes), torch.cuda.cudart()
     status = cudart.cudaHostRegister(memory.ctypes.data, memory.nbytes, 0)
     if int(status) != 0:
         logger.warning(
             "The feed's slots could not be pinned (%s): each copy to the GPU blocks the host and runs at about half "
-            "the speed. Raise the locked-memory limit (ulimit -l).",
+            "speed. Raise the locked-memory limit (ulimit -l).",
             status,
         )
         return
-    works.before_close.append(lambda: cudart.cudaHostUnregister(memory.ctypes.data))
+    runtime.before_close.append(lambda: cudart.cudaHostUnregister(memory.ctypes.data))
 
 
 def _device_batch(batch: Batch, tensors: dict[str, Tensor]) -> DeviceBatch:
-    # The bookkeeping is copied: the slot is refilled while the step still runs.
+    # Indices, positions and counts are copied: the slot is refilled while the step still runs.
     return DeviceBatch(
         epoch=batch.epoch,
         step=batch.step,
@@ -318,6 +327,9 @@ def _torch_dtype(dtype: np.dtype) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
+# Rendered batches
+
+
 class Render(Protocol):
     """Fills `out` from `sources` and `params` on the current stream, without a host-device wait."""
 
@@ -325,21 +337,21 @@ class Render(Protocol):
 
 
 class Output(NamedTuple):
-    """A tensor that is rendered; `outputs` of a feed may also be plain tuples of the first two or of all three."""
+    """A rendered tensor; the `outputs` of a feed may also be plain tuples of the first two or of all three."""
 
     shape: tuple[int, ...]
-    """Per sample; the largest one where steps differ."""
+    """Per-sample shape; the largest one if it differs between steps."""
     dtype: torch.dtype
     channels_last: bool = False
-    """[C, H, W] per sample, with the channels of a pixel side by side in memory."""
+    """Whether a sample [C, H, W] is stored with the channels of a pixel next to each other."""
 
 
 class DeviceFeed(DeviceBatches):
-    """A feed of parameters, rendered one batch ahead of the step.
+    """A feed of parameters whose batches are rendered one batch ahead of the step.
 
-    The feed's source has a field of item numbers, int [B] or [B, n]; its other fields arrive as
-    `params`. A batch holds them and the rendered `outputs`, by name. Where the store does not keep
-    all items, the source brings the others along (`DeviceStore.bringing`).
+    The feed's source has a field of item numbers, int [B] or [B, n]; its other fields are passed as `params`. A batch
+    contains all of these and the rendered `outputs`, by name. Items that the store does not keep must be streamed by
+    the source (`DeviceStore.bringing`).
     """
 
     def __init__(
@@ -353,19 +365,22 @@ class DeviceFeed(DeviceBatches):
     ) -> None:
         super().__init__(feed, store.device)
         if items not in feed.source.fields:
-            raise ConfigError(f"The source has no field '{items}' that says which items a sample is made of.")
+            raise ConfigError(
+                f"The source has no field '{items}'. Give it one with the item numbers of each sample, "
+                "or pass its name as items=..."
+            )
         if clash := sorted(set(outputs) & set(feed.source.fields)):
-            raise ConfigError(f"Output '{clash[0]}' has the name of a field of the source: rename one of them.")
+            raise ConfigError(f"Output '{clash[0]}' has the same name as a field of the source: rename one of them.")
         if store.num_away and NUMBERS not in feed.source.fields:
             raise ResourceError(
                 f"{store.num_away} of {len(store)} items fit neither on {store.device} nor into half of the free RAM, "
-                "and the source does not bring them. Use a larger budget, smaller items or fewer of them."
+                "and the source does not stream them. Use a larger budget, smaller items or fewer of them."
             )
         self._store = store
         self._render = render
         self._items = items
         self._outputs = {name: Output(*output) for name, output in outputs.items()}
-        # Two sets, filled in turn: one is trained on while the other is rendered.
+        # Two sets, filled alternately: one is trained on while the other is rendered.
         self._memory = [
             {
                 name: torch.empty(feed.plan.batch_size * math.prod(shape), dtype=dtype, device=store.device)
@@ -375,11 +390,11 @@ class DeviceFeed(DeviceBatches):
         ]
 
     def shape_of(self, name: str, batch: Batch) -> tuple[int, ...]:
-        """Per-sample shape of an output in this batch, no larger than promised; for classes that vary it."""
+        """Per-sample shape of an output in this batch, no larger than declared; for subclasses that vary it."""
         return self._outputs[name].shape
 
     def _finish(self, turn: int, batch: Batch, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        sources = self._store.sources_of(batch[self._items], tensors[self._items], self._brought(batch, tensors))
+        sources = self._store.sources_of(batch[self._items], tensors[self._items], self._streamed(batch, tensors))
         out = {
             name: _shaped(memory, (len(batch), *self.shape_of(name, batch)), self._outputs[name].channels_last)
             for name, memory in self._memory[turn % 2].items()
@@ -388,13 +403,13 @@ class DeviceFeed(DeviceBatches):
             self._render(sources, tensors, out)
         return tensors | out
 
-    def _brought(self, batch: Batch, tensors: Mapping[str, Tensor]) -> Brought | None:
-        """The items that came with this batch."""
-        return Brought(batch[NUMBERS][:, 0], tensors[CHUNKS]) if NUMBERS in batch.fields else None
+    def _streamed(self, batch: Batch, tensors: Mapping[str, Tensor]) -> StreamedChunks | None:
+        """The items that were streamed with this batch; None if its source streams none."""
+        return StreamedChunks(batch[NUMBERS][:, 0], tensors[CHUNKS]) if NUMBERS in batch.fields else None
 
 
 def _shaped(memory: Tensor, shape: tuple[int, ...], channels_last: bool) -> Tensor:
-    """The first part of flat memory as a tensor without gaps."""
+    """The beginning of flat memory as a dense tensor."""
     part = memory[: math.prod(shape)]
     if not channels_last:
         return part.view(shape)

@@ -1,11 +1,12 @@
-"""Decoded arrays kept where batches are rendered: in device memory, and what does not fit in pinned RAM.
+"""The device store: decoded arrays kept in device memory, with pinned RAM for those that do not fit.
 
-All items lie in one flat buffer, each from an offset on; a render function gathers from it. Items that stay in RAM are
-staged into the end of that buffer when a batch needs them, by one gather that reads the pinned memory across the bus.
-That takes the same few microseconds of the host whatever the number of items, and is faster than a copy per item
-(bench/device_feed.py). What fits into neither memory stays where it is, and batches bring it along (see `brought`).
+All items are in one flat buffer, each starting at an offset; a render function gathers from it. Items that stay in RAM
+are staged into the end of that buffer when a batch needs them, by one gather that reads the pinned memory across the
+bus. That costs the host a few microseconds, whatever the number of items, and is faster than one copy per item
+(bench/device_feed.py). Items that fit into neither memory stay where they are, and are streamed with the batches
+(streamed_items.py).
 
-Dimension key:  N items   D dimensions of an item   Q items of a batch   K items that are brought   C chunks
+Dimension key:  N items   D dimensions of an item   Q items of a batch   K streamed items   C chunks   W chunk width
 """
 
 import logging
@@ -20,14 +21,14 @@ from torch import Tensor
 from flatout.clock import machine
 from flatout.errors import ConfigError, DataError, ResourceError
 from flatout.feed.batch import Arrays, ShapedArrays
-from flatout.feed.source import UNREADABLE_ERRORS, read_patiently
+from flatout.feed.source import UNREADABLE_ERRORS, read_with_retries
 from flatout.feed.streamed_items import StreamedItems
 from flatout.feed.worker import cause_of
 from flatout.progress import progress
 
 logger = logging.getLogger(__name__)
 
-# Arrays into one flat buffer, on the host or a device, by several threads, with a progress bar.
+# Upload of arrays into one flat buffer, on the host or a device
 
 BLOCK_CHUNKS = 1 << 16
 
@@ -35,17 +36,20 @@ BLOCK_CHUNKS = 1 << 16
 def upload(
     arrays: Arrays, numbers: range, begin_N: np.ndarray, chunks_N: np.ndarray, target: Tensor, name: str
 ) -> None:
-    """Write arrays `numbers` to the rows (chunks) of `target` from begin_N on; blocks until they are there."""
+    """Write arrays `numbers` into the rows (chunks) of `target`, starting at begin_N; blocks until they are there.
+
+    Uses several threads, and shows a progress bar called `name`.
+    """
     on_device = target.device.type == "cuda"
     with progress(name, len(numbers)) as advance, ThreadPoolExecutor(4) as pool:
         for group in _blocks(numbers, chunks_N):
             begin, end = int(begin_N[group[0]]), int(begin_N[group[-1]] + chunks_N[group[-1]])
             rows = target[begin:end]
-            # The allocator hands a pinned block out again only when its copy has ended, so the
-            # threads fill the next block while this one is on its way.
+            # The allocator reuses a pinned block only when its copy has ended, so the threads fill the next block while
+            # this one is being copied.
             block = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True) if on_device else rows
             starts = (begin_N[group.start : group.stop] - begin) * rows.shape[1] * rows.element_size()
-            list(pool.map(_Placing(arrays, block), group, starts.tolist()))
+            list(pool.map(_BlockWriter(arrays, block), group, starts.tolist()))
             if on_device:
                 rows.copy_(block, non_blocking=True)
             advance(
@@ -55,8 +59,8 @@ def upload(
         torch.cuda.current_stream(target.device).synchronize()
 
 
-class _Placing:
-    """Writes one array into a block, at a byte."""
+class _BlockWriter:
+    """Writes arrays into a block, each at a byte offset."""
 
     def __init__(self, arrays: Arrays, block: Tensor) -> None:
         self._arrays = arrays
@@ -68,7 +72,7 @@ class _Placing:
 
 
 def _blocks(numbers: range, chunks_N: np.ndarray) -> Iterator[range]:
-    """Consecutive items of about BLOCK_CHUNKS together, at least one each."""
+    """Groups of consecutive items, each of about BLOCK_CHUNKS and at least one item."""
     begin, size = numbers.start, 0
     for index in numbers:
         if size and size + chunks_N[index] > BLOCK_CHUNKS:
@@ -79,63 +83,66 @@ def _blocks(numbers: range, chunks_N: np.ndarray) -> Iterator[range]:
         yield range(begin, numbers.stop)
 
 
+# The store
+
 CHUNK_BYTES = 1024
-"""Items begin on chunks, and staging moves whole chunks."""
+"""Items are aligned to chunks, and staging copies whole chunks."""
 DEVICE_SHARE, RAM_SHARE = 0.8, 0.5
-"""Of the free memory, what a store may take if no budget is given."""
+"""Shares of the free memory that a store may take if no budget is given."""
 
 
 class Sources(NamedTuple):
     """The items of a batch, for a render function; everything on the device."""
 
     data: Tensor
-    """[E], all items in one row, in the items' dtype."""
+    """All items as one flat tensor, in the items' dtype."""
 
     offsets: Tensor
-    """int64, shaped like the batch's item numbers: where in `data` each item begins."""
+    """int64, shaped like the batch's item numbers: the offset in `data` at which each item begins."""
 
     shapes: Tensor
     """int64 [..., D], the shape of each item."""
 
 
-class Brought(NamedTuple):
-    """Items that came with a batch; one may be there more than once."""
+class StreamedChunks(NamedTuple):
+    """Items that were streamed with a batch; an item may occur more than once."""
 
     number_K: np.ndarray
-    """int, on the host."""
+    """Item numbers, int, on the host."""
     chunks_CW: Tensor
-    """uint8, on the device: the chunks of all K items, one after the other."""
+    """uint8, on the device: the chunks of all K items, one after another."""
 
 
 class Residence(NamedTuple):
-    """Which items lie where: the first ones on the device, then some in pinned RAM. Sizes in chunks."""
+    """Where each item is kept: the first ones on the device, the next ones in pinned RAM. Sizes are in chunks."""
 
     num_resident: int
     num_pinned: int
     begin_N: np.ndarray
-    """First chunk of each item, in its own place; what is brought has none."""
+    """First chunk of each item in the memory that keeps it; meaningless for streamed items."""
 
     device_chunks: int
     host_chunks: int
-    """Of the pinned ones."""
+    """Chunks of the pinned items."""
 
     @property
     def num_kept(self) -> int:
-        """Items from this number on are brought by the batches."""
+        """Number of items on the device or in pinned RAM; items from this number on are streamed."""
         return self.num_resident + self.num_pinned
 
 
 def chunks_of(bytes_N: np.ndarray) -> np.ndarray:
-    """Chunks that items of so many bytes take, int64 [N]."""
+    """Number of chunks that items of `bytes_N` bytes take, int64 [N]."""
     return np.asarray(-(-bytes_N // CHUNK_BYTES))
 
 
 def settle(
     chunks_N: np.ndarray, *, budget: int, batch_items: int, pinned_budget: int | None = None
 ) -> tuple[Residence, int]:
-    """Items on the device, in order, as many as the budget holds, and the chunks kept for staging the others.
+    """Decide where items are kept; also returns the chunks reserved for staging. Sizes and budgets are in chunks.
 
-    Of those, as many are pinned as the other budget holds; None: all.
+    The first items stay on the device, as many as fit into `budget`. Of the others, as many as fit into
+    `pinned_budget` (None: all) stay in pinned RAM.
     """
     everything = int(chunks_N.sum())
     staging = 0 if everything <= budget else int(np.sort(chunks_N)[-batch_items:].sum())
@@ -151,7 +158,7 @@ def settle(
 
 
 class DeviceStore:
-    """Items of one dtype and rank on a device, ready to be gathered from. On "cpu" they lie in memory."""
+    """Items of one dtype and number of dimensions on a device, ready to be gathered. On "cpu" they are in RAM."""
 
     def __init__(
         self,
@@ -164,16 +171,16 @@ class DeviceStore:
     ) -> None:
         """Upload `items`.
 
-        `budget_bytes` of device memory (default: 80 % of what is free). `batch_items`, the most items a
-        batch may need, is wanted only if the budget does not hold all of them: room to stage them is kept.
-        `pinned_bytes` of RAM for those (default: half of what is free); what exceeds it is left to `bringing`.
+        `budget_bytes` is the device memory to use (default: 80 % of what is free). `batch_items`, the most items that
+        a batch may need, is only required if not all items fit into the budget: room to stage them is reserved.
+        `pinned_bytes` is the RAM for those (default: half of what is free); the rest must be streamed (`bringing`).
 
-        An item that cannot be read (OSError, DecodeError) is blank; give `unreadable` to the feed, which then does
-        without it.
+        An item that cannot be read (OSError, DecodeError) is blank; pass `unreadable` to the feed, which then replaces
+        it.
         """
         self.device = torch.device(device)
         self.unreadable: dict[int, str] = {}
-        """Item -> why it could not be read."""
+        """Item -> cause of the failure to read it."""
         self._dtype, shapes_ND = _dtype_and_shapes(items, self.unreadable)
         self._chunks_N = chunks_of(shapes_ND.prod(axis=1) * self._dtype.itemsize)
         budget = (free_bytes(self.device) if budget_bytes is None else budget_bytes) // CHUNK_BYTES
@@ -185,21 +192,21 @@ class DeviceStore:
         if staging and batch_items < 1:
             raise ConfigError(
                 f"{_size(self._chunks_N.sum())} of items do not fit into {_size(budget)} on {self.device}: "
-                "give batch_items, the most items a batch needs, so that room is kept to stage the others."
+                "give batch_items, the most items that a batch needs, so that room is reserved to stage the others."
             )
         if staging > budget:
             raise ResourceError(
-                f"A batch of {batch_items} items takes {_size(staging)}, but only {_size(budget)} of {self.device} "
-                "may be used. Use a smaller batch or a larger budget."
+                f"A batch of {batch_items} items takes {_size(staging)}, but the budget on {self.device} is only "
+                f"{_size(budget)}. Use a smaller batch or a larger budget."
             )
         self._memory = _chunk_rows(self.residence.device_chunks + staging, device=self.device)
-        host, self._host_seen_by_device = _host_chunks(self.residence.host_chunks, self.device)
+        host, self._host_device_view = _host_chunks(self.residence.host_chunks, self.device)
         resident = range(self.residence.num_resident)
-        readable = _OrBlank(items, self._dtype, shapes_ND, self.unreadable)
+        readable = _BlankIfUnreadable(items, self._dtype, shapes_ND, self.unreadable)
         upload(readable, resident, self.residence.begin_N, self._chunks_N, self._memory, "to the device")
         pinned_items = range(self.residence.num_resident, self.residence.num_kept)
         upload(readable, pinned_items, self.residence.begin_N, self._chunks_N, host, "to pinned memory")
-        # On the device as well: a batch then gathers them there, instead of being sent 32 bytes per item.
+        # Also on the device: a batch gathers them there, instead of copying 32 bytes per item from the host.
         self._offset_N = torch.from_numpy(self.residence.begin_N * (CHUNK_BYTES // self._dtype.itemsize)).to(device)
         self._shape_ND = torch.from_numpy(shapes_ND).to(device)
         logger.info("%s", self)
@@ -215,75 +222,75 @@ class DeviceStore:
         )
         if self.residence.num_pinned:
             text += f", {self.residence.num_pinned} staged from pinned memory ({_size(self.residence.host_chunks)})"
-        return text + (f", {num_away} brought by the batches that need them" if (num_away := self.num_away) else "")
+        return text + (f", {num_away} streamed with the batches that need them" if (num_away := self.num_away) else "")
 
     @property
     def num_away(self) -> int:
-        """Items that are kept in neither memory."""
+        """Number of items that are kept neither on the device nor in pinned RAM."""
         return len(self) - self.residence.num_kept
 
     def bringing(self) -> StreamedItems | None:
-        """What a source needs to write the items that are not kept here; None where all are."""
+        """For the source: writes the items that must be streamed; None if all items are kept here."""
         if not self.num_away:
             return None
         return StreamedItems(self._items, self._chunks_N, first=self.residence.num_kept, chunk_bytes=CHUNK_BYTES)
 
     def sources_of(
-        self, items: np.ndarray, device_items: Tensor | None = None, brought: Brought | None = None
+        self, items: np.ndarray, device_items: Tensor | None = None, streamed: StreamedChunks | None = None
     ) -> Sources:
-        """Have every item of a batch in device memory, on the current stream; the host does not wait.
+        """Make every item of a batch available in device memory, on the current stream; the host does not wait.
 
-        `items` holds item numbers in any shape; `device_items` the same ones on the device, where they are there
-        already. `brought` are those that are not kept here. What an earlier call staged is void.
+        `items` are item numbers in any shape; `device_items` the same numbers on the device, if they are already there.
+        `streamed` are the items that are not kept here. Overwrites what an earlier call staged.
         """
         numbers = self.send(items) if device_items is None else device_items
         if self.residence.num_resident == len(self):
             offsets = self._offset_N[numbers]
         else:
-            offsets = self.send(self._offsets_with_staging(items, brought))
+            offsets = self.send(self._offsets_with_staging(items, streamed))
         data = self._memory.view(-1).view(torch.from_numpy(np.empty(0, self._dtype)).dtype)
         return Sources(data, offsets, self._shape_ND[numbers])
 
-    def _offsets_with_staging(self, items: np.ndarray, brought: Brought | None) -> np.ndarray:
+    def _offsets_with_staging(self, items: np.ndarray, streamed: StreamedChunks | None) -> np.ndarray:
         number_Q = items.reshape(-1)
         begin_Q, staged_to = self.residence.begin_N[number_Q], self.residence.device_chunks
-        is_away_Q, is_brought_Q = number_Q >= self.residence.num_resident, number_Q >= self.residence.num_kept
-        for chosen_Q in (is_away_Q & ~is_brought_Q, is_brought_Q):
+        is_away_Q, is_streamed_Q = number_Q >= self.residence.num_resident, number_Q >= self.residence.num_kept
+        for chosen_Q in (is_away_Q & ~is_streamed_Q, is_streamed_Q):
             if not chosen_Q.any():
                 continue
             unique, inverse = np.unique(number_Q[chosen_Q], return_inverse=True)
-            if chosen_Q is is_brought_Q:
-                rows, begin = self._brought_rows(unique, brought)
+            if chosen_Q is is_streamed_Q:
+                rows, begin = self._streamed_rows(unique, streamed)
             else:
-                rows, begin = self._host_seen_by_device, self.residence.begin_N[unique]
+                rows, begin = self._host_device_view, self.residence.begin_N[unique]
             begin_Q[chosen_Q] = self._stage(rows, begin, self._chunks_N[unique], staged_to)[inverse]
             staged_to += int(self._chunks_N[unique].sum())
         return np.asarray((begin_Q * (CHUNK_BYTES // self._dtype.itemsize)).reshape(items.shape))
 
-    def _brought_rows(self, unique: np.ndarray, brought: Brought | None) -> tuple[Tensor, np.ndarray]:
-        """The chunks that came with a batch, and where these items begin among them."""
-        if brought is None:
+    def _streamed_rows(self, unique: np.ndarray, streamed: StreamedChunks | None) -> tuple[Tensor, np.ndarray]:
+        """The chunks that were streamed with a batch, and the first chunk of each of these items."""
+        if streamed is None:
             raise ConfigError(
-                f"Item {unique[0]} is kept in neither device memory nor pinned RAM, and did not come with the batch: "
-                "give the source what `bringing()` returns, or a larger budget."
+                f"Item {unique[0]} is kept neither in device memory nor in pinned RAM, and was not streamed with the "
+                "batch: pass what `bringing()` returns to the source, or use a larger budget."
             )
-        number_B, place_B = np.unique(brought.number_K, return_index=True)
-        chunks_K = self._chunks_N[brought.number_K]
+        number_B, place_B = np.unique(streamed.number_K, return_index=True)
+        chunks_K = self._chunks_N[streamed.number_K]
         begin_K = np.cumsum(chunks_K) - chunks_K
-        return brought.chunks_CW.view(torch.int64), begin_K[place_B[np.searchsorted(number_B, unique)]]
+        return streamed.chunks_CW.view(torch.int64), begin_K[place_B[np.searchsorted(number_B, unique)]]
 
     def _stage(self, rows: Tensor, begin: np.ndarray, counts: np.ndarray, staged_to: int) -> np.ndarray:
-        """Copy ranges of rows to the staging chunks from `staged_to` on; returns the chunk at which each begins."""
+        """Copy ranges of rows into the staging chunks, starting at `staged_to`; returns the first chunk of each."""
         ends = np.cumsum(counts)
         room = len(self._memory) - staged_to
         if ends[-1] > room:
             raise ConfigError(
-                f"A batch needs {len(counts)} items that are not on the device ({_size(ends[-1])}), but room was kept "
-                f"for {_size(room)}: give a larger batch_items."
+                f"A batch needs {len(counts)} items that are not on the device ({_size(ends[-1])}), but only "
+                f"{_size(room)} were reserved for them: use a larger batch_items."
             )
         begins = ends - counts
-        # Ranges of chunks are listed on the device: there are hundreds for each item, and sending them would keep
-        # every core busy with copies to pinned memory.
+        # Chunk numbers are computed on the device: there are hundreds per item, and sending them would keep every core
+        # busy with copies to pinned memory.
         total = int(ends[-1])
         shift_C = torch.repeat_interleave(self.send(begin - begins), self.send(counts), output_size=total)
         chunk_C = torch.arange(total, device=self.device) + shift_C
@@ -296,11 +303,11 @@ class DeviceStore:
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
 
-class _SeenByDevice:
-    """Pinned host memory under the address at which the device sees it."""
+class _DeviceView:
+    """Pinned host memory, exposed under its device address."""
 
     def __init__(self, rows: Tensor) -> None:
-        self._rows = rows  # kept alive with the view
+        self._rows = rows  # keeps the memory alive as long as the view
         self.__cuda_array_interface__: dict[str, Any] = {
             "shape": tuple(rows.shape),
             "typestr": "<i8",
@@ -310,19 +317,19 @@ class _SeenByDevice:
 
 
 def _host_chunks(num_chunks: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Memory for the items that stay in RAM, as the host and as the device sees it."""
+    """Memory for the items that stay in RAM, as a host tensor and as a device tensor over the same memory."""
     rows = _chunk_rows(num_chunks, pin_memory=device.type == "cuda" and num_chunks > 0)
     if device.type != "cuda" or not num_chunks:
         return rows, rows
-    return rows, torch.as_tensor(_SeenByDevice(rows), device=device)
+    return rows, torch.as_tensor(_DeviceView(rows), device=device)
 
 
 def _chunk_rows(num_chunks: int, **where: Any) -> Tensor:
     return torch.empty((num_chunks, CHUNK_BYTES // 8), dtype=torch.int64, **where)
 
 
-class _OrBlank:
-    """Items, and zeros in place of those that cannot be read, which are noted in `unreadable`."""
+class _BlankIfUnreadable:
+    """Items, with zeros in place of those that cannot be read, which are recorded in `unreadable`."""
 
     def __init__(self, items: Arrays, dtype: np.dtype, shapes_ND: np.ndarray, unreadable: dict[int, str]) -> None:
         self._items, self._dtype, self._shapes_ND = items, dtype, shapes_ND
@@ -338,16 +345,16 @@ class _OrBlank:
 
 def _item_or_none(items: Arrays, index: int, unreadable: dict[int, str]) -> np.ndarray | None:
     try:
-        return read_patiently(lambda: items[index])
+        return read_with_retries(lambda: items[index])
     except UNREADABLE_ERRORS as error:
         unreadable[index] = cause_of(error)
         return None
 
 
 def _dtype_and_shapes(items: Arrays, unreadable: dict[int, str]) -> tuple[np.dtype, np.ndarray]:
-    """What all items have in common, and the shape of each, int64 [N, D]; of an unreadable one any."""
+    """The dtype of all items, and the shape of each, int64 [N, D]; arbitrary for unreadable ones."""
     if len(items) == 0:
-        raise DataError("There are no items to keep on the device. Check the data path.")
+        raise DataError("There are no items to put on the device. Check the data path.")
     if isinstance(items, ShapedArrays):
         return items.dtype, items.shapes_ND
     shapes: dict[int, tuple[int, ...]] = {}
@@ -360,24 +367,24 @@ def _dtype_and_shapes(items: Arrays, unreadable: dict[int, str]) -> tuple[np.dty
             first, dtype = index, item.dtype
         elif item.dtype != dtype or item.ndim != len(shapes[first]):
             raise DataError(
-                f"Item {index} is {item.dtype} with {item.ndim} dimensions, item {first} is {dtype} with "
-                f"{len(shapes[first])}: one dtype and rank for all."
+                f"Item {index} is {item.dtype} with {item.ndim} dimensions, but item {first} is {dtype} with "
+                f"{len(shapes[first])}: all items must have the same dtype and number of dimensions."
             )
         shapes[index] = item.shape
     if not shapes:
-        raise DataError(f"None of {len(items)} items can be read; the first: {unreadable[0]}. Check the data set.")
+        raise DataError(f"None of the {len(items)} items can be read; the first: {unreadable[0]}. Check the data set.")
     return dtype, np.array([shapes.get(index, shapes[first]) for index in range(len(items))], np.int64)
 
 
 def free_bytes(device: torch.device) -> int:
-    """What a store may take on a device if no budget is given."""
+    """Memory that a store may take on a device if no budget is given."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * DEVICE_SHARE)
     return free_ram_bytes()
 
 
 def free_ram_bytes() -> int:
-    """What a store may take of RAM if no budget is given."""
+    """RAM that a store may take if no budget is given."""
     return int(machine.memory().free * RAM_SHARE)
 
 

@@ -1,4 +1,4 @@
-"""Batches for training: in plan order, with any number of workers, resumable at any step.
+"""The feed: a resumable stream of batches, in plan order, with any number of workers.
 
 source --read--> worker --write--> ring slot --yield--> batch
 """
@@ -30,7 +30,7 @@ class Feed:
     """Resumable stream of host batches, in plan order.
 
     A batch is a view of its slot: it is overwritten after the next `next()`. Copy it to keep it.
-    Iterating gives the rest of the current epoch; iterating again, the next epoch:
+    Iterating yields the rest of the current epoch; iterating again, the next epoch:
 
         with Feed(source, Plan(num_samples=len(source), batch_size=64), FeedConfig(workers=8)) as feed:
             for epoch in range(10):
@@ -48,10 +48,10 @@ class Feed:
         *,
         unreadable: Mapping[int, str] | None = None,
     ) -> None:
-        """`unreadable`: items that were found to be so before, and why; they are replaced from the start."""
+        """`unreadable`: items that are already known to be unreadable, and why; they are replaced from the start."""
         check_source(source)
         if plan.num_samples != len(source):
-            raise ConfigError(f"The plan is for {plan.num_samples} samples, the source has {len(source)}.")
+            raise ConfigError(f"The plan is for {plan.num_samples} samples, but the source has {len(source)}.")
         self.source = source
         self.plan = plan
         self.config = config or FeedConfig()
@@ -63,8 +63,8 @@ class Feed:
         self._bad: dict[int, str] = {}
         self._num_replaced = 0
         self._logged: set[int] = set()
-        self._works: FeedRuntime | None = None
-        self._pass: weakref.ref[Pass] | None = None  # weak, so that a feed that is dropped ends at once
+        self._runtime: FeedRuntime | None = None
+        self._pass: weakref.ref[FeedPass] | None = None  # weak, so that dropping the feed closes it immediately
 
     def __enter__(self) -> "Feed":
         self.start()
@@ -81,53 +81,53 @@ class Feed:
         return self.epoch(self._epoch, start=self._next_step)
 
     def start(self) -> None:
-        """Bring up slots and workers; blocks until they are there. Iterating does it if need be."""
-        if self._works is not None and self._works.stream.is_broken:
+        """Create the slots and start the workers; blocks until they are ready. Iterating does this if necessary."""
+        if self._runtime is not None and self._runtime.stream.is_broken:
             self.close()
-        fresh = self._works is None
-        if self._works is None:
-            self._works = FeedRuntime(self.source, self.plan, self.config, self._num_workers)
+        fresh = self._runtime is None
+        if self._runtime is None:
+            self._runtime = FeedRuntime(self.source, self.plan, self.config, self._num_workers)
         try:
             if fresh:
-                self._works.foreman.give_up(self._unreadable, deadly=False)
-                self._works.foreman.give_up(self._quarantine, deadly=True)
-            self._works.crew.call_up()
+                self._runtime.supervisor.exclude(self._unreadable, deadly=False)
+                self._runtime.supervisor.exclude(self._quarantine, deadly=True)
+            self._runtime.backend.start_workers()
         except BaseException:
             self.close()
             raise
         if fresh:
-            self._works.meter.restart()  # nobody waits for batches while workers start
+            self._runtime.meter.restart()  # the start of the workers does not count as waiting
 
     def close(self) -> None:
-        """End the workers and give the memory back."""
-        if self._works is not None:
+        """Stop the workers and free the memory. May be called twice."""
+        if self._runtime is not None:
             self._remember_bad()
-            self._num_replaced += self._works.stream.num_replaced
-            self._works.close()
-            self._works = None
+            self._num_replaced += self._runtime.stream.num_replaced
+            self._runtime.close()
+            self._runtime = None
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from step `start` on. Ends any other pass over this feed."""
-        return _borrow(self.open(epoch, start))
+        """The batches of an epoch, from step `start` on. Ends any other pass over this feed."""
+        return _lend_batches(self.open(epoch, start))
 
-    def open(self, epoch: int, start: int = 0) -> "Pass":
-        """As `epoch`, for those who must hold several batches at a time, such as the copy to a device."""
+    def open(self, epoch: int, start: int = 0) -> "FeedPass":
+        """Like `epoch`, but for callers that hold several batches at a time, such as the copy to a device."""
         num_steps = self._epochs[epoch].num_steps
         if epoch < 0 or not 0 <= start <= num_steps:
             raise ConfigError(f"epoch={epoch}, start={start} is outside the plan: an epoch has {num_steps} steps.")
         self.start()
         self._seek(epoch, start)
         self._epoch, self._next_step = epoch, start
-        run = Pass(self, self._started, epoch, range(start, num_steps))
-        self._pass = weakref.ref(run)
-        return run
+        feed_pass = FeedPass(self, self._started, epoch, range(start, num_steps))
+        self._pass = weakref.ref(feed_pass)
+        return feed_pass
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands: after the batch that was handed out last. Plain containers only."""
+        """Position of the stream, after the batch that was yielded last. Contains plain containers only."""
         return self.state_at(self._epoch, self._next_step)
 
     def state_at(self, epoch: int, next_step: int) -> dict[str, Any]:
-        """The state of a trainer that has trained on every step before `next_step` of `epoch`."""
+        """The state after training on every step before `next_step` of `epoch`."""
         self._remember_bad()
         return {
             "epoch": epoch,
@@ -140,9 +140,9 @@ class Feed:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict()` stood; refuses, with the differences, if the stream would differ."""
+        """Continue from a `state_dict()`; raises ConfigError with the differences if the stream would change."""
         if not isinstance(state, dict) or STATE_KEYS - state.keys():
-            raise ConfigError("This is not the state of a feed: give what its state_dict() returned.")
+            raise ConfigError("This is not the state of a feed: pass what its state_dict() returned.")
         mine, saved = self.plan.fingerprint(), state["plan"]
         if changed := [
             f"{name} was {saved.get(name)}, is {mine[name]}" for name in mine if saved.get(name) != mine[name]
@@ -154,47 +154,47 @@ class Feed:
         self.close()
         self.plan, self._epochs = plan, EpochPlans(plan)
         self._epoch, self._next_step = state["epoch"], state["next_step"]
-        # Numbered otherwise, they are other things; what kills workers is found out again.
+        # If items are numbered differently, the saved numbers mean other items; deadly ones will be found again.
         is_same = state.get("num_items", self.plan.num_samples) == self._num_items
         self._quarantine = {int(item): cause for item, cause in state["quarantine"].items()} if is_same else {}
 
     def set_weights(self, weights: np.ndarray | None) -> None:
-        """Sampling weights from the next epoch on; to be called between epochs."""
+        """Set the sampling weights from the next epoch on; to be called between epochs."""
         if self._next_step:
             raise ConfigError(
-                f"Weights can change between epochs only; epoch {self._epoch} is at step {self._next_step}."
+                f"Weights can only change between epochs, but epoch {self._epoch} is at step {self._next_step}."
             )
         self.plan = self.plan.with_weights(_as_weights(weights))
         self._epochs = EpochPlans(self.plan)
-        if self._works is not None:
-            self._works.stream.follow(iter(()))
+        if self._runtime is not None:
+            self._runtime.stream.follow(iter(()))
 
     def to_device(self, device: "str | Any") -> "DeviceBatches":
-        """The same stream as torch tensors on `device`, copied one batch ahead on a side stream."""
+        """The same stream as torch tensors on `device`, copied one batch ahead on a separate CUDA stream."""
         from flatout.feed.device import DeviceBatches
 
         return DeviceBatches(self, device)
 
     @property
     def meter(self) -> Meter:
-        """Live numbers of a started feed: `print(feed.meter.read().line())`."""
+        """Throughput meter of a started feed: `print(feed.meter.read().line())`."""
         return self._started.meter
 
     @property
     def bad_samples(self) -> dict[int, str]:
-        """Samples that had to be replaced so far, and why; of an `ItemSource`, its items."""
+        """Samples (for an `ItemSource`, items) that had to be replaced so far -> cause."""
         self._remember_bad()
         return self._bad | self._quarantine
 
     @property
     def num_replaced(self) -> int:
-        """How often a substitute was shown since the start."""
+        """Number of substitutes shown since the feed was created."""
         return self._num_replaced + self._started.stream.num_replaced
 
     def log_replaced(self) -> None:
-        """One warning that lists the files that could not be read, less those that were listed before.
+        """Log one warning that lists the unreadable files, except those listed by an earlier call.
 
-        For the end of a run: each file was named when it was found, perhaps days before.
+        Meant for the end of a run: the warning about each file may have been logged days before.
         """
         bad = {item: cause for item, cause in self.bad_samples.items() if item not in self._logged}
         if not bad:
@@ -215,29 +215,29 @@ class Feed:
     @property
     def worker_pids(self) -> dict[int, int]:
         """Worker -> process id."""
-        return self._started.crew.pids()
+        return self._started.backend.pids()
 
     @property
     def memory_bytes(self) -> int:
-        """Shared memory the slots take."""
+        """Shared memory that the slots occupy."""
         return self._started.ring.arena.reserved_bytes
 
     @property
     def _started(self) -> "FeedRuntime":
-        if self._works is None:
-            raise ConfigError("The feed is not started: iterate it, use it in a `with` block, or call start().")
-        return self._works
+        if self._runtime is None:
+            raise ConfigError("The feed is not started: iterate over it, use it in a `with` block, or call start().")
+        return self._runtime
 
-    def _is_open(self, run: "Pass") -> bool:
-        return self._pass is not None and self._pass() is run and self._works is run.works
+    def _is_open(self, feed_pass: "FeedPass") -> bool:
+        return self._pass is not None and self._pass() is feed_pass and self._runtime is feed_pass.runtime
 
     def _seek(self, epoch: int, start: int) -> None:
-        """Make (epoch, start) the next step delivered; what was read ahead stays if it is just that."""
+        """Make (epoch, start) the next step; keeps what was read ahead if that is already the case."""
         stream = self._started.stream
         if stream.next_step is not None and (stream.next_step.epoch, stream.next_step.step) == (epoch, start):
             stream.reclaim()
         else:
-            # On into the next epochs if workers stay.
+            # Persistent workers read ahead into the next epochs.
             last_epoch = (self.config.epochs or np.inf) - 1 if self.config.persistent_workers else epoch
             stream.follow(self._epochs.steps(epoch, start, last_epoch))
 
@@ -246,47 +246,47 @@ class Feed:
         return self.source.num_items if isinstance(self.source, ItemSource) else len(self.source)
 
     def _remember_bad(self) -> None:
-        if self._works is not None:
-            bad = self._works.foreman.bad
+        if self._runtime is not None:
+            bad = self._runtime.supervisor.bad
             self._bad |= bad
-            self._quarantine = {item: bad[item] for item in self._works.ring.deadly_items()}
+            self._quarantine = {item: bad[item] for item in self._runtime.ring.deadly_items()}
 
 
-class Pass:
-    """The rest of one epoch: take batches in order, give their slots back in any order."""
+class FeedPass:
+    """The rest of one epoch: take batches in order, return their slots in any order."""
 
-    def __init__(self, feed: Feed, works: FeedRuntime, epoch: int, steps: range) -> None:
+    def __init__(self, feed: Feed, runtime: FeedRuntime, epoch: int, steps: range) -> None:
         self._feed = feed
         self._epoch = epoch
         self._steps = steps
-        self.works = works
+        self.runtime = runtime
 
     def is_ready(self) -> bool:
-        """Whether `take` would return at once."""
-        return not self._steps or self.works.stream.is_ready()
+        """Whether `take` would return without waiting."""
+        return not self._steps or self.runtime.stream.is_ready()
 
     def take(self) -> Lease | None:
-        """The next batch, None after the last; blocks until it is complete."""
+        """The next batch, or None after the last; blocks until it is complete."""
         if not self._steps:
             return None
         if not self._feed._is_open(self):
-            raise ConfigError("This pass has ended: the feed was closed, or iterated anew.")
-        lease = self.works.stream.take()
-        # Before the batch is handed out: a checkpoint taken while it trains must not replay it.
+            raise ConfigError("This pass has ended: the feed was closed, or a new iteration was started.")
+        lease = self.runtime.stream.take()
+        # Before the batch is returned: a checkpoint saved during its step must not repeat it.
         self._feed._epoch, self._feed._next_step = self.position_after(lease.batch.step)
         self._steps = self._steps[1:]
         if not self._steps and not self._feed.config.persistent_workers:
-            # Now, not when `None` is asked for: who counts steps never does.
-            self.works.crew.send_home()
+            # Now, not on the call that returns None: a loop that counts its steps never makes that call.
+            self.runtime.backend.stop_workers()
         return lease
 
     def give_back(self, lease: Lease) -> None:
-        """The batch is no longer needed; its slot is filled anew."""
+        """Return a batch that is no longer needed, so that its slot can be filled again."""
         if self._feed._is_open(self):
-            self.works.stream.give_back(lease)
+            self.runtime.stream.give_back(lease)
 
     def position_after(self, step: int) -> tuple[int, int]:
-        """Epoch and step that follow `step` of this pass."""
+        """Epoch and step that come after `step` of this pass."""
         return (self._epoch, step + 1) if step + 1 < self._steps.stop else (self._epoch + 1, 0)
 
 
@@ -294,8 +294,8 @@ def _as_weights(weights: np.ndarray | list[float] | None) -> np.ndarray | None:
     return None if weights is None else np.asarray(weights, np.float64)
 
 
-def _borrow(run: Pass) -> Iterator[Batch]:
-    """Each batch until the next one is asked for; after a `break`, until the feed is iterated anew."""
-    while (lease := run.take()) is not None:
+def _lend_batches(feed_pass: FeedPass) -> Iterator[Batch]:
+    """Each batch stays valid until the next is requested; after a `break`, until the feed is iterated again."""
+    while (lease := feed_pass.take()) is not None:
         yield lease.batch
-        run.give_back(lease)
+        feed_pass.give_back(lease)

@@ -1,22 +1,19 @@
-"""Which sample goes where, decided before anything is read.
+"""Which sample goes into which step, decided before anything is read, and random numbers keyed by position.
 
-Pure NumPy: no files, no processes, no torch. Same arguments, same answer, on any machine and in any
-version; resuming and sharding rest on that.
+Pure NumPy: no files, no processes, no torch. The same arguments give the same result on any machine and in any
+version; resuming and sharding depend on that.
 
 A *position* counts samples along the epoch's order, over all ranks: position p shows sample order[p].
 Random draws are keyed by position, so a sample that an epoch shows twice is augmented differently.
 
-Dimension key:  N samples in the epoch's order   R ranks   S steps   B batch size per rank
+The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), vectorised in
+NumPy. There is no generator state to carry, split or restore: the numbers of a sample are a pure function of
+(seed, epoch, position), so they do not depend on which worker draws them, on the size of its micro-batch, or on where
+a run was resumed. It is written out here instead of taken from numpy.random because that module does not promise the
+same stream in every version.
 
-Random numbers as a pure function of where they are used.
-
-Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), vectorised in
-NumPy. There is no generator state to carry, split or restore: the numbers for a sample follow from
-(seed, epoch, position), so they do not depend on which worker draws them, on the size of its
-micro-batch, or on where a run was resumed. Written out here instead of taken from numpy.random
-because that module does not promise the same stream in every version.
-
-Dimension key:  M positions   K numbers per position
+Dimension key:  N samples in the epoch's order   R ranks   S steps   B batch size per rank   M positions
+                In Philox: N counters, each of 4 words, 2 of them even and 2 odd
 """
 
 import hashlib
@@ -36,11 +33,14 @@ _WEYL = 0x9E3779B9, 0xBB67AE85
 _32_BITS = 0xFFFFFFFF
 _32 = np.uint64(32)
 _LOW = 0 if sys.byteorder == "little" else 1
-"""Which half of a uint64 in memory is the lower one."""
+"""Index of the lower half of a uint64 in memory."""
+
+
+# Keyed random numbers
 
 
 class Purpose(IntEnum):
-    """Keeps the streams of different uses apart, also where seed, epoch and position are equal."""
+    """Separates the random streams of different uses, even where seed, epoch and position are equal."""
 
     SAMPLE = 0
     ORDER = 1
@@ -51,14 +51,14 @@ class Purpose(IntEnum):
 def philox4x32(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
     """Ten rounds of Philox over counters uint64 [..., 4] of 32-bit words; returns words uint64 [..., 4].
 
-    For a few dozen samples the number of array operations is what counts, so there are three per round: words 0 and 2
-    are treated as one array, 1 and 3 as another, and halves of products are views of them.
+    For a few dozen samples the cost is the number of array operations, so there are only three per round: words 0 and 2
+    are treated as one array, 1 and 3 as another, and the halves of the products are views.
     """
     word_N4 = counter.reshape(-1, 4)
     even_2N = np.ascontiguousarray(word_N4[:, 0::2].T, np.uint64)
     odd_2N = word_N4[:, 1::2].T.astype(np.uint32)
     even_low_2N = even_2N.view(np.uint32)[:, _LOW::2]
-    # Two, in turns: the halves of one are read while the next is computed.
+    # Two buffers, used alternately: the halves of one are read while the next product is computed.
     products_22N = np.empty((2, *even_2N.shape), np.uint64)
     halves = products_22N.view(np.uint32)
     # Reversed: the product of word 0 goes into words 2 and 3, that of word 2 into 0 and 1.
@@ -76,7 +76,7 @@ def philox4x32(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _round_keys(k0: int, k1: int) -> tuple[np.ndarray, ...]:
-    """The two keys of each of ten rounds, uint32 [2, 1]."""
+    """The keys of the ten rounds, uint32 [2, 1] each."""
     rounds = (
         [(key + number * step) & _32_BITS for key, step in zip((k0, k1), _WEYL, strict=True)] for number in range(10)
     )
@@ -88,9 +88,9 @@ def keyed_bits(
 ) -> np.ndarray:
     """Random uint64 [M, num], row m a pure function of (seed, epoch, positions_M[m], purpose).
 
-    A longer row begins with the shorter one: asking for more numbers changes none of the first. `skip`, an even number,
+    A longer row begins with the shorter one: a larger `num` does not change the first numbers. `skip`, an even number,
     leaves out that many numbers at the beginning of the row without computing them.
-    Positions below 2**48, epochs and seeds below 2**32 and 2**64 give distinct streams.
+    Streams are distinct for positions below 2**48, epochs below 2**32 and seeds below 2**64.
     """
     positions_M = np.asarray(positions_M, np.uint64)
     num_blocks = (num + 1) // 2  # a block of four 32-bit words holds two 64-bit numbers
@@ -107,7 +107,7 @@ def keyed_bits(
 def keyed_uniform(
     seed: int, epoch: int, positions_M: np.ndarray, num: int, *, purpose: Purpose = Purpose.SAMPLE
 ) -> np.ndarray:
-    """Uniform float64 [M, num] in [0, 1), keyed as `keyed_bits`."""
+    """Uniform float64 [M, num] in [0, 1), keyed like `keyed_bits`."""
     bits = keyed_bits(seed, epoch, positions_M, num, purpose=purpose)
     return np.asarray((bits >> np.uint64(11)) * 2.0**-53)
 
@@ -116,6 +116,8 @@ def keyed_generator(bits_2: np.ndarray) -> np.random.Generator:
     """An ordinary NumPy generator for one sample, from two of its `keyed_bits`."""
     return np.random.Generator(np.random.Philox(key=bits_2))
 
+
+# Orders and steps
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Per-sample shape of some fields, by field name."""
@@ -128,7 +130,7 @@ def shuffled_order(num_samples: int, *, seed: int, epoch: int) -> np.ndarray:
 
 
 def weighted_order(weights_N: np.ndarray, *, seed: int, epoch: int) -> np.ndarray:
-    """N draws with replacement, int64 [N]: sample i appears about N * weight_i / sum(weights) times."""
+    """N samples drawn with replacement, int64 [N]: sample i appears about N * weight_i / sum(weights) times."""
     cumulative_N = np.cumsum(weights_N, dtype=np.float64)
     drawn_N = keyed_uniform(seed, epoch, np.arange(len(weights_N)), 1, purpose=Purpose.ORDER)[:, 0]
     order_N = np.searchsorted(cumulative_N, drawn_N * cumulative_N[-1], side="right")
@@ -136,7 +138,7 @@ def weighted_order(weights_N: np.ndarray, *, seed: int, epoch: int) -> np.ndarra
 
 
 def count_steps(order_length: int, *, per_step: int, last: str) -> int:
-    """Steps in an epoch; an incomplete last one counts unless it is dropped."""
+    """Steps per epoch; an incomplete last one counts unless it is dropped."""
     return order_length // per_step if last == "drop" else -(-order_length // per_step)
 
 
@@ -145,8 +147,8 @@ def positions_of(
 ) -> tuple[np.ndarray, int]:
     """Positions of one rank's share of a step, int64 [<= B], and how many of them are not padding.
 
-    Step-major: a step trains on the same samples however many ranks share it, so a loss curve does
-    not change when the machine does. The rest of a short last step is dealt out evenly.
+    Step-major: a step trains on the same samples however many ranks share it, so the loss curve does not change with
+    the number of GPUs. The samples of a short last step are divided evenly.
     """
     per_step = batch_size * num_ranks
     begin, end = step * per_step, (step + 1) * per_step
@@ -159,17 +161,17 @@ def positions_of(
 
 
 def micro_batches(num_rows: int, micro_batch: int) -> list[tuple[int, int]]:
-    """Row ranges [begin, end) of the pieces that workers fill side by side."""
+    """Row ranges [begin, end) of the micro-batches that workers fill in parallel."""
     return [(begin, min(begin + micro_batch, num_rows)) for begin in range(0, num_rows, micro_batch)]
 
 
 def choose_micro_batch(batch_size: int, num_workers: int) -> int:
-    """Samples per task: four tasks per worker and batch even out unequal samples; 64 at most."""
+    """Samples per task: four tasks per worker and batch, to balance samples of unequal cost; 64 at most."""
     return max(1, min(64, -(-batch_size // (4 * max(1, num_workers)))))
 
 
 def choose_slots(batch_size: int, num_workers: int) -> int:
-    """Batches in flight: four, or more where batches are so small that workers would run dry."""
+    """Batches in flight: four, or more where batches are so small that workers would run out of work."""
     return max(4, -(-2 * num_workers // batch_size) + 1)
 
 
@@ -178,9 +180,9 @@ class Step(NamedTuple):
 
     epoch: int
     step: int
-    indices: np.ndarray  # int64 [<= B], which sample
-    positions: np.ndarray  # int64 [<= B], where in the epoch's order
-    num_valid: int  # rows before this one count; the rest repeats samples to fill a padded batch
+    indices: np.ndarray  # int64 [<= B], sample indices
+    positions: np.ndarray  # int64 [<= B], positions in the epoch's order
+    num_valid: int  # number of rows that are not padding; the others repeat samples to fill a padded batch
     shapes: Shapes  # per-sample shapes that differ from the source's fields in this step
 
 
@@ -195,7 +197,7 @@ class Plan:
     """Samples per step on this rank; a step takes batch_size * num_ranks in all."""
 
     seed: int = 0
-    """Seed of the order and of every random draw."""
+    """Seed of the order and of all random draws."""
 
     shuffle: bool = True
     """A new order each epoch; False keeps the source's order."""
@@ -210,24 +212,24 @@ class Plan:
     """Sampling weights [num_samples]: each epoch draws num_samples times with replacement."""
 
     order: Callable[[int], np.ndarray] | np.ndarray | None = None
-    """Sample indices to show, in this order: an array for every epoch, or a function of the epoch."""
+    """Sample indices to show, in this order: one array for all epochs, or a function of the epoch."""
 
     shapes: Callable[[int, int], Shapes] | None = None
     """Per-sample shapes as a function of (epoch, step), none larger than the source's fields."""
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
-            raise DataError("The source is empty (0 samples): there is nothing to feed. Check the data path.")
+            raise DataError("The source is empty (0 samples). Check the data path.")
         if self.batch_size < 1:
             raise ConfigError(f"batch_size={self.batch_size} must be 1 or more.")
         if not 0 <= self.rank < self.num_ranks:
-            raise ConfigError(f"rank={self.rank} must lie in 0..{self.num_ranks - 1} (num_ranks={self.num_ranks}).")
+            raise ConfigError(f"rank={self.rank} must be in 0..{self.num_ranks - 1} (num_ranks={self.num_ranks}).")
         if not 0 <= self.seed < 2**64:
-            raise ConfigError(f"seed={self.seed} must lie in 0..2**64-1.")
+            raise ConfigError(f"seed={self.seed} must be in 0..2**64-1.")
         if self.last not in ("drop", "pad", "short"):
             raise ConfigError(f"last={self.last!r} is unknown: use 'drop', 'pad' or 'short'.")
         if self.weights is not None and self.order is not None:
-            raise ConfigError("weights and order exclude each other: an order already says what comes when.")
+            raise ConfigError("weights and order cannot be combined: an order already decides which sample comes when.")
         if self.weights is not None:
             _check_weights(self.weights, self.num_samples)
 
@@ -240,7 +242,10 @@ class Plan:
         return EpochPlan(self, epoch, self._order_of(epoch))
 
     def fingerprint(self) -> dict[str, Any]:
-        """What must be equal for a stream to continue; the number of ranks may change, the step may not."""
+        """The values that must be equal for a stream to continue.
+
+        The number of ranks may change, the number of samples per step may not.
+        """
         return {
             "num_samples": self.num_samples,
             "samples_per_step": self.batch_size * self.num_ranks,
@@ -260,7 +265,7 @@ class Plan:
 
 
 class EpochPlan:
-    """The steps of one epoch, worked out one at a time: memory is N integers, not S * B."""
+    """The steps of one epoch, computed one at a time: memory is N integers, not S * B."""
 
     def __init__(self, plan: Plan, epoch: int, order_N: np.ndarray) -> None:
         self._plan = plan
@@ -270,7 +275,7 @@ class EpochPlan:
         self.num_steps = count_steps(len(order_N), per_step=per_step, last=plan.last)
         if self.num_steps == 0:
             raise ConfigError(
-                f"An epoch of {len(order_N)} samples has no full step of {per_step} samples "
+                f"An epoch of {len(order_N)} samples has no complete step of {per_step} samples "
                 f"(batch_size={plan.batch_size}, num_ranks={plan.num_ranks}). "
                 "Use a smaller batch, or last='short' or last='pad'."
             )
@@ -291,12 +296,12 @@ class EpochPlan:
         return Step(self._epoch, step, indices, positions, num_valid, shapes)
 
     def digest(self) -> str:
-        """Short name of the order: two runs with the same digest show the same samples."""
+        """Short hash of the order: two runs with the same digest show the same samples."""
         return hashlib.sha256(np.ascontiguousarray(self._order_N, np.int64).tobytes()).hexdigest()[:16]
 
 
 class EpochPlans:
-    """The epochs of a plan; two are kept: the one that trains and the one that is read ahead."""
+    """The epochs of a plan; keeps two of them: the one that is trained on and the one that is read ahead."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -318,17 +323,17 @@ class EpochPlans:
             epoch, start = epoch + 1, 0
             try:
                 plan = self[epoch]
-            except Exception:
-                return  # nobody has asked for this epoch yet; whoever does, meets the error
+            except Exception:  # `plan.order` is the user's function; its error is raised when this epoch is opened
+                return
 
 
 def _check_weights(weights: np.ndarray, num_samples: int) -> None:
     if np.shape(weights) != (num_samples,):
         raise ConfigError(
-            f"weights has shape {np.shape(weights)}, the source has {num_samples} samples: give one each."
+            f"weights has shape {np.shape(weights)}, but the source has {num_samples} samples: give one weight each."
         )
     if not np.all(np.isfinite(weights)) or np.min(weights) < 0 or np.sum(weights) <= 0:
-        raise ConfigError("weights must be finite, not negative, and not all zero.")
+        raise ConfigError("weights must be finite, non-negative, and not all zero.")
 
 
 def _check_order(order: np.ndarray, num_samples: int) -> np.ndarray:
@@ -337,9 +342,9 @@ def _check_order(order: np.ndarray, num_samples: int) -> np.ndarray:
         raise ConfigError(f"order has shape {order_N.shape}: give a list of at least one sample index.")
     if order_N.dtype.kind not in "iu":
         raise ConfigError(
-            f"order has dtype {order_N.dtype}: give whole numbers, the samples' indices (of a mask: np.flatnonzero)."
+            f"order has dtype {order_N.dtype}: give sample indices as integers (for a mask, use np.flatnonzero)."
         )
     if order_N.min() < 0 or order_N.max() >= num_samples:
         bad = int(order_N[(order_N < 0) | (order_N >= num_samples)][0])
-        raise ConfigError(f"order names sample {bad}, but the source has samples 0..{num_samples - 1}.")
+        raise ConfigError(f"order contains sample {bad}, but the source has samples 0..{num_samples - 1}.")
     return order_N.astype(np.int64)

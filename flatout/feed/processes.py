@@ -1,9 +1,10 @@
-"""Worker processes, and the nursery they come from, as seen by the process that trains.
+"""Worker backends: start, stop, kill and replace the workers of a feed, in the process that trains.
 
-The workers of a feed, as its owner sees them: started, ended, killed, told to go home.
+    InlineBackend    no workers: the owner runs the tasks itself while it waits
+    ThreadBackend    threads of this process
+    ProcessBackend   processes forked by a forkserver (forkserver.py)
 
-Three crews with one face: `Processes` (in processes.py), threads, and nobody (the owner does the
-work itself while it waits). Which task a worker is at is not known here; the ring knows.
+Backends do not know which task a worker is running; the ring does.
 """
 
 import contextlib
@@ -28,117 +29,131 @@ from multiprocessing import spawn
 from typing import IO, Protocol
 
 from flatout.errors import ChildLostError, ConfigError, ResourceError
-from flatout.feed.forkserver import Ended, Nursery, NurseryFds, Refused, Started, live_by_the_pipe, opening_a_source
+from flatout.feed.forkserver import (
+    Forkserver,
+    ForkserverFds,
+    StartFailed,
+    WorkerEnded,
+    WorkerStarted,
+    ignore_signals,
+    is_loading_source,
+)
 from flatout.feed.ring import Ring, RingSpec
 from flatout.feed.source import Source
-from flatout.feed.worker import QUIT, WORK, Bench, Report, WorkOrders, work
+from flatout.feed.worker import QUIT, WORK, Report, TaskRunner, WorkerSettings, work
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 120
+END_TIMEOUT_S = 5
+MAIN_KEYS = "init_main_from_name", "init_main_from_path"
 
 
-class Crew(Protocol):
-    """Those who fill the slots."""
+class WorkerBackend(Protocol):
+    """The workers that fill the slots."""
 
     can_be_killed: bool
 
-    def call_up(self) -> None:
-        """Have every worker at its place; blocks until they are. Does nothing if they are already."""
+    def start_workers(self) -> None:
+        """Start all workers that are not running; blocks until they are."""
 
     def announce(self, num_tasks: int, lane: int = 0) -> None:
-        """Tell the workers of a lane that tasks were published."""
+        """Wake the workers of a lane: tasks were published."""
 
-    def remind(self, num_unclaimed: Sequence[int]) -> None:
-        """Announce again, in each lane, what a worker took note of but did not claim: it ended or was stopped."""
+    def announce_again(self, num_unclaimed: Sequence[int]) -> None:
+        """Repeat, in each lane, the announcements that a worker received but did not act on before it ended."""
 
-    def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[Ended]]:
-        """What was done and who ended, after `timeout_s` at most; returns at once if there is something."""
+    def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[WorkerEnded]]:
+        """Reports and ended workers; waits for at most `timeout_s`, and returns as soon as there is something."""
 
     def restart(self, worker: int) -> None:
-        """Put a new worker in the place of one that ended."""
+        """Start a new worker in the place of one that ended."""
 
     def kill(self, worker: int) -> None:
-        """End a worker that hangs."""
+        """Kill a worker that hangs."""
 
     def pids(self) -> dict[int, int]:
-        """Worker -> process id, of those that are processes."""
+        """Worker -> process id; empty if workers are not processes."""
 
-    def send_home(self) -> None:
-        """Let the workers end after the tasks they are at; `call_up` brings new ones."""
+    def stop_workers(self) -> None:
+        """Stop the workers after their current tasks; `start_workers` starts new ones."""
 
     def close(self) -> None:
-        """End everything. May be called twice."""
+        """Stop everything. May be called twice."""
 
 
-class Lines:
-    """The lines of communication: tokens to the workers of each lane, reports from all of them."""
+class WorkerPipes:
+    """Pipes between the owner and its workers: tokens to the workers of each lane, reports from all of them."""
 
     def __init__(self, num_lanes: int) -> None:
         pipes = [os.pipe() for _ in range(num_lanes)]
-        self.tokens_out, self.tokens_in = (tuple(ends) for ends in zip(*pipes, strict=True))
-        for end in self.tokens_in:
+        self.token_readers, self.token_writers = (tuple(ends) for ends in zip(*pipes, strict=True))
+        for end in self.token_writers:
             os.set_blocking(end, False)
-        self.reports_out, self.reports_in = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.reports_out.setblocking(False)
+        self.report_reader, self.report_writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.report_reader.setblocking(False)
 
     def read_reports(self) -> list[Report]:
-        """Every report that has arrived."""
+        """All reports that have arrived."""
         reports = []
         while True:
             try:
-                reports.append(pickle.loads(self.reports_out.recv(1 << 18)))
+                reports.append(pickle.loads(self.report_reader.recv(1 << 18)))
             except BlockingIOError:
                 return reports
 
     def announce(self, num_tasks: int, lane: int = 0) -> None:
         self._put(WORK * num_tasks, lane)
 
-    def remind(self, num_unclaimed: Sequence[int]) -> None:
-        """Have a token in the pipe for each unclaimed task; one too many wakes a worker for nothing, no more."""
+    def announce_again(self, num_unclaimed: Sequence[int]) -> None:
+        """Top up each pipe to one token per unclaimed task; an extra token only wakes a worker for nothing."""
         for lane, num_tasks in enumerate(num_unclaimed):
             self.announce(max(0, num_tasks - self._num_tokens(lane)), lane)
 
-    def send_home(self, num_workers: int) -> None:
-        for lane in range(len(self.tokens_in)):
-            self._put(QUIT * num_workers, lane)  # more than a lane of its own needs; see `forget_tokens`
+    def stop_workers(self, num_workers: int) -> None:
+        for lane in range(len(self.token_writers)):
+            self._put(QUIT * num_workers, lane)  # a lane with a single worker needs fewer; see `drain_tokens`
 
-    def forget_tokens(self) -> None:
-        """Empty the pipes; nobody may be reading them."""
-        for lane, end in enumerate(self.tokens_out):
+    def drain_tokens(self) -> None:
+        """Empty the pipes; no worker may be reading them."""
+        for lane, end in enumerate(self.token_readers):
             if num_tokens := self._num_tokens(lane):
                 os.read(end, num_tokens)
 
     def _put(self, tokens: bytes, lane: int) -> None:
-        # What does not fit is made up for by `remind`: to wait for room here would be to wait for workers
-        # that may be waiting for their reports to be read.
+        # Tokens that do not fit are repeated by `announce_again`. Waiting for room here could deadlock with workers
+        # that wait for their reports to be read.
         with contextlib.suppress(BlockingIOError):
-            os.write(self.tokens_in[lane], tokens)
+            os.write(self.token_writers[lane], tokens)
 
     def _num_tokens(self, lane: int) -> int:
-        return int.from_bytes(fcntl.ioctl(self.tokens_out[lane], termios.FIONREAD, bytes(4)), sys.byteorder)
+        return int.from_bytes(fcntl.ioctl(self.token_readers[lane], termios.FIONREAD, bytes(4)), sys.byteorder)
 
     def close(self) -> None:
-        for fd in (*self.tokens_out, *self.tokens_in):
+        for fd in (*self.token_readers, *self.token_writers):
             os.close(fd)
-        self.reports_out.close()
-        self.reports_in.close()
+        self.report_reader.close()
+        self.report_writer.close()
 
 
-class Nobody:
-    """No workers: tasks are done by whoever waits for their reports."""
+class InlineBackend:
+    """No workers: tasks run in the thread that waits for their reports."""
 
     can_be_killed = False
 
-    def __init__(self, ring: Ring, source: Source, orders: WorkOrders) -> None:
+    def __init__(self, ring: Ring, source: Source, settings: WorkerSettings) -> None:
         self._reports: list[Report] = []
-        self._bench = Bench(0, ring, source, orders, self._reports.append)
+        self._runner = TaskRunner(0, ring, source, settings, self._reports.append)
 
-    def call_up(self) -> None: ...
+    def start_workers(self) -> None: ...
 
     def announce(self, num_tasks: int, lane: int = 0) -> None: ...
 
-    def remind(self, num_unclaimed: Sequence[int]) -> None: ...
+    def announce_again(self, num_unclaimed: Sequence[int]) -> None: ...
 
-    def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[Ended]]:
+    def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[WorkerEnded]]:
         if timeout_s > 0:
-            self._bench.do_next_task()
+            self._runner.run_next_task()
         reports = self._reports[:]
         self._reports.clear()
         return reports, []
@@ -150,44 +165,44 @@ class Nobody:
     def pids(self) -> dict[int, int]:
         return {}
 
-    def send_home(self) -> None: ...
+    def stop_workers(self) -> None: ...
 
     def close(self) -> None: ...
 
 
-class Threads:
-    """Workers in this process: nothing to start, nothing to pickle; sources must release the GIL to gain."""
+class ThreadBackend:
+    """Workers as threads of this process: nothing to pickle, but only faster if the source releases the GIL."""
 
     can_be_killed = False
 
-    def __init__(self, ring: Ring, source: Source, orders: WorkOrders) -> None:
-        self._work = (ring, source, orders)
-        self._lines: Lines | None = Lines(ring.spec.num_lanes)
+    def __init__(self, ring: Ring, source: Source, settings: WorkerSettings) -> None:
+        self._work = (ring, source, settings)
+        self._pipes: WorkerPipes | None = WorkerPipes(ring.spec.num_lanes)
         self._threads: list[threading.Thread] = []
 
-    def call_up(self) -> None:
-        assert self._lines is not None
+    def start_workers(self) -> None:
+        assert self._pipes is not None
         if self._threads:
             return
         for worker in range(self._work[0].spec.num_workers):
-            tokens = self._lines.tokens_out[worker % len(self._lines.tokens_out)]
-            args = (worker, *self._work, tokens, self._lines.reports_in)
+            tokens = self._pipes.token_readers[worker % len(self._pipes.token_readers)]
+            args = (worker, *self._work, tokens, self._pipes.report_writer)
             thread = threading.Thread(target=work, args=args, name=f"flatout-feed-{worker}", daemon=True)
             thread.start()
             self._threads.append(thread)
 
     def announce(self, num_tasks: int, lane: int = 0) -> None:
-        assert self._lines is not None
-        self._lines.announce(num_tasks, lane)
+        assert self._pipes is not None
+        self._pipes.announce(num_tasks, lane)
 
-    def remind(self, num_unclaimed: Sequence[int]) -> None:
-        assert self._lines is not None
-        self._lines.remind(num_unclaimed)
+    def announce_again(self, num_unclaimed: Sequence[int]) -> None:
+        assert self._pipes is not None
+        self._pipes.announce_again(num_unclaimed)
 
-    def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[Ended]]:
-        assert self._lines is not None
-        wait_readable([self._lines.reports_out], timeout_s)
-        return self._lines.read_reports(), []
+    def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[WorkerEnded]]:
+        assert self._pipes is not None
+        wait_readable([self._pipes.report_reader], timeout_s)
+        return self._pipes.read_reports(), []
 
     def restart(self, worker: int) -> None: ...
 
@@ -196,28 +211,28 @@ class Threads:
     def pids(self) -> dict[int, int]:
         return {}
 
-    def send_home(self) -> None:
-        assert self._lines is not None
-        self._lines.send_home(len(self._threads))
+    def stop_workers(self) -> None:
+        assert self._pipes is not None
+        self._pipes.stop_workers(len(self._threads))
         for thread in self._threads:
             thread.join()
         self._threads = []
 
     def close(self) -> None:
-        if self._lines is None:
+        if self._pipes is None:
             return
-        self._lines.send_home(len(self._threads))
+        self._pipes.stop_workers(len(self._threads))
         deadline = time.monotonic() + 1
         for thread in self._threads:
             thread.join(timeout=max(0, deadline - time.monotonic()))
-        # Closed under a thread that still reads, a descriptor could come back as something else.
+        # While a thread still reads a descriptor, closing it could let its number be reused for another file.
         if not any(thread.is_alive() for thread in self._threads):
-            self._lines.close()
-        self._lines = None
+            self._pipes.close()
+        self._pipes = None
 
 
 def wait_readable(sockets: Sequence[socket.socket], timeout_s: float) -> set[int]:
-    """Descriptors that have something to read, after `timeout_s` at most."""
+    """File descriptors with data to read; waits for at most `timeout_s`."""
     poll = select.poll()  # select() would refuse descriptors above 1023
     for each in sockets:
         poll.register(each, select.POLLIN)
@@ -225,154 +240,127 @@ def wait_readable(sockets: Sequence[socket.socket], timeout_s: float) -> set[int
 
 
 class RemoteError(Exception):
-    """Shows a worker's traceback where Python prints causes."""
+    """Holds a worker's traceback, for use as the `__cause__` of another exception."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"\n{text}")
 
 
 def describe_exit(status: int) -> str:
-    """'exit code 1' or 'SIGKILL', from os.waitstatus_to_exitcode."""
+    """A result of os.waitstatus_to_exitcode in words: 'exit code 1' or 'SIGKILL'."""
     if status >= 0:
         return f"exit code {status}"
     known = {each.value: each.name for each in signal.Signals}
     return known.get(-status, f"signal {-status}")
 
 
-logger = logging.getLogger(__name__)
-
-# Which part of an object keeps it from being sent to another process?
-
-
-def unpicklable_attributes(owner: object) -> list[str]:
-    """Names of the attributes of `owner` that cannot be pickled."""
-    return [name for name, value in getattr(owner, "__dict__", {}).items() if not _can_be_pickled(value)]
-
-
-def blame(owner: object) -> str:
-    """The attributes to blame, as part of a sentence; 'it' if none of them alone is."""
-    culprits = unpicklable_attributes(owner)
-    return f"its attribute {' and '.join(map(repr, culprits))}" if culprits else "it"
-
-
-def _can_be_pickled(value: object) -> bool:
-    try:
-        pickle.dumps(value)
-    except Exception:  # whatever a class does when it is pickled
-        return False
-    return True
-
-
-START_TIMEOUT_S = 120
-END_TIMEOUT_S = 5
-MAIN_KEYS = "init_main_from_name", "init_main_from_path"
-
-
-class Processes:
-    """Workers in processes of their own, forked by a nursery that is a fresh interpreter or a fork of this one."""
+class ProcessBackend:
+    """Workers as processes, forked by a forkserver that is a fresh interpreter or a fork of this process."""
 
     can_be_killed = True
 
-    def __init__(self, ring: Ring, source: Source, orders: WorkOrders, *, start_method: str) -> None:
+    def __init__(self, ring: Ring, source: Source, settings: WorkerSettings, *, start_method: str) -> None:
         self._ring = ring
         self._source = source
-        self._orders = orders
+        self._settings = settings
         self._start_method = start_method
-        self._lines: Lines | None = Lines(ring.spec.num_lanes)
+        self._pipes: WorkerPipes | None = WorkerPipes(ring.spec.num_lanes)
         self._control: socket.socket | None = None
-        self._nursery: subprocess.Popen[bytes] | ForkedProcess | None = None
-        self._nurseries_lost = 0
+        self._forkserver: subprocess.Popen[bytes] | ForkedProcess | None = None
+        self._num_forkservers_lost = 0
         self._pids: dict[int, int] = {}
         self._awaited: set[int] = set()
-        self._ended: list[Ended] = []
+        self._ended: list[WorkerEnded] = []
 
-    def call_up(self) -> None:
+    def start_workers(self) -> None:
         if self._control is None:
-            self._start_nursery()
-        everybody = set(range(self._ring.spec.num_workers))
-        # Those whose end nobody has been told of yet are restarted after what they were at is known.
-        untold = {end.worker for end in self._ended}
-        for worker in sorted(everybody - self._pids.keys() - self._awaited - untold):
+            self._start_forkserver()
+        all_workers = set(range(self._ring.spec.num_workers))
+        # Workers whose end has not been reported yet are restarted by the supervisor, once it knows their task.
+        unreported = {end.worker for end in self._ended}
+        for worker in sorted(all_workers - self._pids.keys() - self._awaited - unreported):
             self.restart(worker)
-            self._listen(timeout_s=0)  # or hundreds of workers would fill both directions of the socket
+            self._receive(timeout_s=0)  # otherwise hundreds of workers would fill both directions of the socket
         deadline = time.monotonic() + START_TIMEOUT_S
         while self._awaited:
             if time.monotonic() > deadline:
                 raise ChildLostError(
                     f"The feed's workers did not start within {START_TIMEOUT_S} s. The machine may be out of memory or "
-                    "its disk may hang; use fewer workers, or workers=0 to do without them."
+                    "its disk may hang; use fewer workers, or workers=0 to read without worker processes."
                 )
-            self._listen(timeout_s=1)
+            self._receive(timeout_s=1)
 
     def announce(self, num_tasks: int, lane: int = 0) -> None:
-        assert self._lines is not None
-        self._lines.announce(num_tasks, lane)
+        assert self._pipes is not None
+        self._pipes.announce(num_tasks, lane)
 
-    def remind(self, num_unclaimed: Sequence[int]) -> None:
-        assert self._lines is not None
-        self._lines.remind(num_unclaimed)
+    def announce_again(self, num_unclaimed: Sequence[int]) -> None:
+        assert self._pipes is not None
+        self._pipes.announce_again(num_unclaimed)
 
-    def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[Ended]]:
-        assert self._lines is not None
-        self._listen(timeout_s, also=self._lines.reports_out)
-        # Ended first, then the reports: whatever a worker sent before it ended is among them.
+    def wait_for_reports(self, timeout_s: float) -> tuple[list[Report], list[WorkerEnded]]:
+        assert self._pipes is not None
+        self._receive(timeout_s, also=self._pipes.report_reader)
+        # Ended workers first, then the reports: these then include everything that a worker sent before it ended.
         ended, self._ended = self._ended, []
-        return self._lines.read_reports(), ended
+        return self._pipes.read_reports(), ended
 
     def restart(self, worker: int) -> None:
         assert self._control is not None
         self._awaited.add(worker)
-        with contextlib.suppress(ConnectionError):  # a nursery that is gone; the next one is asked again
+        with contextlib.suppress(ConnectionError):  # the forkserver has ended; the next one is asked again
             self._control.send(str(worker).encode())
 
     def kill(self, worker: int) -> None:
-        with contextlib.suppress(KeyError, ProcessLookupError):  # it has ended by itself meanwhile
+        with contextlib.suppress(KeyError, ProcessLookupError):  # it has ended by itself in the meantime
             os.kill(self._pids[worker], signal.SIGKILL)
 
     def pids(self) -> dict[int, int]:
         return dict(self._pids)
 
-    def send_home(self) -> None:
-        assert self._lines is not None
-        # Those on their way too: a worker replaced a moment ago may not have been heard of.
-        self._lines.send_home(len(self._pids) + len(self._awaited))
+    def stop_workers(self) -> None:
+        assert self._pipes is not None
+        # Count those still starting too: a worker that was just replaced may not have been reported yet.
+        self._pipes.stop_workers(len(self._pids) + len(self._awaited))
         deadline = time.monotonic() + END_TIMEOUT_S
         while self._pids or self._awaited:
-            self._listen(timeout_s=min(1, END_TIMEOUT_S))
+            self._receive(timeout_s=min(1, END_TIMEOUT_S))
             if time.monotonic() > deadline:
                 for worker in self._pids:
                     self.kill(worker)
         self._ended.clear()
-        self._lines.forget_tokens()
+        self._pipes.drain_tokens()
 
     def close(self) -> None:
-        if self._lines is None:
+        if self._pipes is None:
             return
         if self._control is not None:
-            # Not only closed: a child that was forked for other purposes may hold a copy.
+            # Shut down, not only closed: a child that was forked for other purposes may hold a copy.
             with contextlib.suppress(OSError):
                 self._control.shutdown(socket.SHUT_RDWR)
             self._control.close()
             self._control = None
-        self._lines.close()
-        self._lines = None
-        self._reap_nursery()
+        self._pipes.close()
+        self._pipes = None
+        self._reap_forkserver()
 
-    def _start_nursery(self) -> None:
-        assert self._lines is not None
-        if opening_a_source():
+    def _start_forkserver(self) -> None:
+        assert self._pipes is not None
+        if is_loading_source():
             raise ConfigError(
-                "A feed was started while a worker imports the script that defines its source. "
+                "A feed was started while its own forkserver was importing the script that defines the source. "
                 "Put the training code under `if __name__ == '__main__':`"
             )
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        fds = NurseryFds(theirs.fileno(), self._ring.arena.fd, self._lines.reports_in.fileno(), self._lines.tokens_out)
+        fds = ForkserverFds(
+            theirs.fileno(), self._ring.arena.fd, self._pipes.report_writer.fileno(), self._pipes.token_readers
+        )
         try:
             if self._start_method == "fork":
                 warn_of_opencv_threads()
-                self._nursery = ForkedProcess(lambda: self._be_forked_nursery(fds))
+                self._forkserver = ForkedProcess(lambda: self._serve_in_fork(fds))
             else:
-                self._nursery = self._spawn_nursery(fds)
+                self._forkserver = self._spawn_forkserver(fds)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.ENOMEM):
                 raise
@@ -380,74 +368,74 @@ class Processes:
         finally:
             theirs.close()
 
-    def _spawn_nursery(self, fds: NurseryFds) -> "subprocess.Popen[bytes]":
-        # One thread per worker process for numerical libraries: the parallelism is the workers'.
+    def _spawn_forkserver(self, fds: ForkserverFds) -> "subprocess.Popen[bytes]":
+        # One thread per worker for numerical libraries: the workers already run in parallel.
         one_thread = dict.fromkeys(
             ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OPENCV_FOR_THREADS_NUM"), "1"
         )
-        with tempfile.TemporaryFile() as parcel:
-            self._pack(parcel)
-            parcel.seek(0)
+        with tempfile.TemporaryFile() as payload:
+            self._write_payload(payload)
+            payload.seek(0)
             return subprocess.Popen(
                 [sys.executable, "-c", "from flatout.feed.forkserver import main; main()", *map(str, fds.flat)],
-                stdin=parcel,
+                stdin=payload,
                 pass_fds=fds.flat,
                 env=one_thread | dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                # Out of the terminal's reach: Ctrl-C is the trainer's to answer.
+                # A new session keeps Ctrl-C away from it: the trainer handles that.
                 start_new_session=True,
             )
 
-    def _pack(self, parcel: IO[bytes]) -> None:
-        work_pickled = pickle_work(self._source, self._ring.spec, self._orders)
-        # The caller's script is imported over there only if the source was defined in it.
-        wanted = {"sys_path", "dir"} | ({"sys_argv", *MAIN_KEYS} if b"__main__" in work_pickled else set())
-        preparation = spawn.get_preparation_data("flatout-feed-nursery")
-        pickle.dump({key: value for key, value in preparation.items() if key in wanted}, parcel)
-        parcel.write(work_pickled)
+    def _write_payload(self, payload: IO[bytes]) -> None:
+        pickled = pickle_for_workers(self._source, self._ring.spec, self._settings)
+        # The forkserver imports the caller's script only if the source was defined in it.
+        wanted = {"sys_path", "dir"} | ({"sys_argv", *MAIN_KEYS} if b"__main__" in pickled else set())
+        preparation = spawn.get_preparation_data("flatout-feed-forkserver")
+        pickle.dump({key: value for key, value in preparation.items() if key in wanted}, payload)
+        payload.write(pickled)
 
-    def _be_forked_nursery(self, fds: NurseryFds) -> None:
-        assert self._lines is not None
+    def _serve_in_fork(self, fds: ForkserverFds) -> None:
+        assert self._pipes is not None
         assert self._control is not None
         os.setsid()
-        live_by_the_pipe()
-        # The trainer's ends: held open here, they would hide its death from the workers.
+        ignore_signals()
+        # The trainer's ends: if they stayed open here, workers would not notice the trainer's death.
         self._control.close()
-        self._lines.reports_out.close()
-        for end in self._lines.tokens_in:
+        self._pipes.report_reader.close()
+        for end in self._pipes.token_writers:
             os.close(end)
-        Nursery(self._source, self._ring.spec, self._orders, fds).serve()
+        Forkserver(self._source, self._ring.spec, self._settings, fds).serve()
 
-    def _listen(self, timeout_s: float, also: socket.socket | None = None) -> None:
-        """Take in what the nursery says, after `timeout_s` at most or when `also` has something."""
+    def _receive(self, timeout_s: float, also: socket.socket | None = None) -> None:
+        """Process the forkserver's messages; waits for at most `timeout_s`, or until `also` has data."""
         assert self._control is not None
         ready = wait_readable([self._control, also] if also else [self._control], timeout_s)
         while self._control.fileno() in ready:
-            message = self._hear()
+            message = self._receive_message()
             if not message:
-                self._lose_nursery()
+                self._replace_forkserver()
                 return
-            self._take_in(pickle.loads(message))
+            self._handle_message(pickle.loads(message))
             ready = wait_readable([self._control], 0)
 
-    def _hear(self) -> bytes:
+    def _receive_message(self) -> bytes:
         assert self._control is not None
         try:
             return self._control.recv(1 << 18)
         except ConnectionResetError:
-            # Said once if the nursery ended before it had read everything; what it told before comes after.
+            # Raised once if the forkserver ended with unread requests; the messages it sent before follow.
             return self._control.recv(1 << 18)
 
-    def _take_in(self, message: Started | Ended | Refused) -> None:
-        if isinstance(message, Started):
+    def _handle_message(self, message: WorkerStarted | WorkerEnded | StartFailed) -> None:
+        if isinstance(message, WorkerStarted):
             self._pids[message.worker] = message.pid
             self._awaited.discard(message.worker)
-        elif isinstance(message, Ended):
+        elif isinstance(message, WorkerEnded):
             self._pids.pop(message.worker, None)
             self._ended.append(message)
         elif message.worker is None:
             raise ConfigError(
-                f"The workers cannot open {type(self._source).__name__}: {message.cause}. Define the source in a "
-                "module that can be imported (in a script: guard the training code with `if __name__ == '__main__':`), "
+                f"The workers cannot load {type(self._source).__name__}: {message.cause}. Define the source in an "
+                "importable module (in a script, put the training code under `if __name__ == '__main__':`), "
                 "or use start_method='fork' or backend='thread'."
             ) from RemoteError(message.traceback)
         else:
@@ -456,66 +444,67 @@ class Processes:
 
     def _too_few_processes(self, cause: object) -> ResourceError:
         return ResourceError(
-            f"{cause}. The feed needs {self._ring.spec.num_workers + 1} processes; "
+            f"{cause}. The feed needs {self._ring.spec.num_workers + 1} processes: "
             "raise the limit (ulimit -u) or use fewer workers."
         )
 
-    def _lose_nursery(self) -> None:
-        """The nursery was killed, and its workers with it: start over; what they were at is redone."""
-        status = self._reap_nursery()
-        self._nurseries_lost += 1
-        if self._nurseries_lost > 3:
+    def _replace_forkserver(self) -> None:
+        """Start a new forkserver after the old one was killed, and its workers with it; their tasks are repeated."""
+        status = self._reap_forkserver()
+        self._num_forkservers_lost += 1
+        if self._num_forkservers_lost > 3:
             raise ChildLostError(
-                f"The process that starts the feed's workers ended {self._nurseries_lost} times ({status}). Something "
-                "kills it: look for the memory killer in the system log (dmesg), use fewer workers, or workers=0 to do "
-                "without it. A training, started again, continues from its last saved state."
+                f"The feed's forkserver, which starts its workers, died {self._num_forkservers_lost} times ({status}). "
+                "Something kills it: look for the OOM killer in the system log (dmesg), and use fewer workers, or "
+                "workers=0 to read without worker processes. A training that is started again resumes from its last "
+                "checkpoint."
             )
-        logger.warning("The process that starts the feed's workers ended (%s); starting it again.", status)
+        logger.warning("The feed's forkserver, which starts its workers, died (%s); starting a new one.", status)
         for pid in self._pids.values():
             _wait_until_gone(pid)  # the kernel kills them; until then they may still write and report
-        self._ended += [Ended(worker, pid, -signal.SIGKILL) for worker, pid in self._pids.items()]
+        self._ended += [WorkerEnded(worker, pid, -signal.SIGKILL) for worker, pid in self._pids.items()]
         self._pids = {}
         assert self._control is not None
         self._control.close()
-        self._start_nursery()
+        self._start_forkserver()
         for worker in sorted(self._awaited):
             self.restart(worker)
 
-    def _reap_nursery(self) -> str:
-        """Wait for the end of a nursery that has been hung up on; returns how it ended."""
-        nursery, self._nursery = self._nursery, None
-        if nursery is None:
+    def _reap_forkserver(self) -> str:
+        """Wait until the forkserver, whose control socket is closed, has ended; returns how it ended."""
+        forkserver, self._forkserver = self._forkserver, None
+        if forkserver is None:
             return "not started"
         try:
-            return describe_exit(nursery.wait(END_TIMEOUT_S))
+            return describe_exit(forkserver.wait(END_TIMEOUT_S))
         except subprocess.TimeoutExpired:
-            nursery.kill()
-            return describe_exit(nursery.wait())
+            forkserver.kill()
+            return describe_exit(forkserver.wait())
 
 
 @cache
 def warn_of_opencv_threads() -> None:
-    """Once: OpenCV waits for ever for threads that a fork has left behind."""
+    """Warn, once per process, that OpenCV hangs in a fork while waiting for threads of its parent."""
     cv2 = sys.modules.get("cv2")
     if cv2 is not None and cv2.getNumThreads() > 1:
         logger.warning(
-            "Workers are forked from a process whose OpenCV uses threads, and may hang in it. Call "
-            "cv2.setNumThreads(1) before any other OpenCV function, or start them with 'spawn' instead of 'fork'."
+            "Workers are forked from a process in which OpenCV uses threads, so they may hang in OpenCV. Call "
+            "cv2.setNumThreads(1) before any other OpenCV function, or use 'spawn' instead of 'fork'."
         )
 
 
 class ForkedProcess:
-    """A child that shares this process's memory as it is now, with the face of subprocess.Popen."""
+    """A fork of this process, with the interface of subprocess.Popen."""
 
     def __init__(self, target: Callable[[], None]) -> None:
         self._pid = os.fork()
         if self._pid == 0:
             try:
                 target()
-            except BaseException:
+            except BaseException:  # the child must never return into the parent's code
                 traceback.print_exc()
             finally:
-                os._exit(0)  # nothing of the parent's may be flushed or cleaned up twice
+                os._exit(0)  # buffers and exit handlers belong to the parent
 
     def wait(self, timeout: float | None = None) -> int:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -524,7 +513,7 @@ class ForkedProcess:
             if pid:
                 return os.waitstatus_to_exitcode(status)
             if deadline is not None and time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("nursery", timeout or 0)
+                raise subprocess.TimeoutExpired("forkserver", timeout or 0)
             time.sleep(0.005)
 
     def kill(self) -> None:
@@ -532,12 +521,12 @@ class ForkedProcess:
 
 
 def _wait_until_gone(pid: int) -> None:
-    """Wait for the end of a killed process that is nobody's child here."""
+    """Wait until a killed process, not a child of this one, has ended."""
     deadline = time.monotonic() + END_TIMEOUT_S
     while not _has_ended(pid):
         if time.monotonic() > deadline:
             raise ChildLostError(
-                f"Worker process {pid} was killed but does not end; the disk it reads from may be dead."
+                f"Worker process {pid} was killed but does not end: the disk that it reads from may have failed."
             )
         time.sleep(0.001)
 
@@ -550,12 +539,35 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
-def pickle_work(source: Source, spec: RingSpec, orders: WorkOrders) -> bytes:
-    """What workers need, pickled; a source that cannot be pickled is told which part of it is to blame."""
+# Pickling the source
+
+
+def pickle_for_workers(source: Source, spec: RingSpec, settings: WorkerSettings) -> bytes:
+    """Everything that workers need, pickled; raises ConfigError that names the attribute which cannot be pickled."""
     try:
-        return pickle.dumps((source, spec, orders))
-    except Exception as error:
+        return pickle.dumps((source, spec, settings))
+    except Exception as error:  # a class may raise anything when it is pickled
         raise ConfigError(
-            f"{type(source).__name__} cannot be sent to worker processes: {blame(source)} cannot be pickled ({error}). "
-            "Open such things on first use in `read`, or use start_method='fork' or backend='thread'."
+            f"{type(source).__name__} cannot be sent to worker processes: {describe_unpicklable(source)} cannot be "
+            f"pickled ({error}). Open files and handles on first use in `read`, or use start_method='fork' or "
+            "backend='thread'."
         ) from error
+
+
+def unpicklable_attributes(owner: object) -> list[str]:
+    """Names of the attributes of `owner` that cannot be pickled."""
+    return [name for name, value in getattr(owner, "__dict__", {}).items() if not _can_be_pickled(value)]
+
+
+def describe_unpicklable(owner: object) -> str:
+    """The unpicklable attributes as the subject of a sentence; 'it' if each of them can be pickled by itself."""
+    culprits = unpicklable_attributes(owner)
+    return f"its attribute {' and '.join(map(repr, culprits))}" if culprits else "it"
+
+
+def _can_be_pickled(value: object) -> bool:
+    try:
+        pickle.dumps(value)
+    except Exception:  # a class may raise anything when it is pickled
+        return False
+    return True

@@ -1,23 +1,20 @@
-"""The slots that batches are filled in, and the queue of work on them, in shared memory.
+"""The ring: slots for batches and a task queue, in shared memory.
 
     control   queue counters | task table | one cell per worker | stage times, last stages | state of items
     slot 0    head | indices positions shown replaced shapes row counts | field bytes ...
     slot 1    ...
     scratch   one extent per slot for rows of ragged fields, enlarged when a batch has more
 
-The parent publishes tasks (rows of a slot to fill), in one lane for all workers or in one for each;
-workers claim those of their lane one at a time, in order, and never wait for the parent while one is
-left. Everything a crash could leave unclear is decided under one lock that the kernel releases when
-its holder dies.
+The parent publishes tasks (rows of a slot to fill), in one lane for all workers or in one lane per worker. Workers
+claim the tasks of their lane one at a time, in order, and never wait for the parent while there is one left. Every
+state that a crash could leave ambiguous changes under one lock, which the kernel releases when its holder dies.
 
-Dimension key:  B rows of a batch   M micro-batches   F fields
+The memory is an arena, one file without a name: a memfd or, where that is missing, an unlinked file in /dev/shm or the
+temporary folder. Every page is reserved before it is used: if /dev/shm is full, an allocation fails with an error
+message, but no process is ever killed by SIGBUS. The kernel frees the arena with the last process that holds it,
+however that process ends.
 
-Memory that several processes see, that cannot be torn away, and that leaves nothing behind.
-
-An arena is one nameless file: a memfd, or where that is missing an unlinked file in /dev/shm or the
-temporary folder. Every page is reserved before it is used, so a full /dev/shm or a greedy neighbour
-can make an allocation fail with a sentence, but never ends a process by SIGBUS. The kernel frees it
-with the last process that holds it, however that process ends.
+Dimension key:  B rows of a batch   M micro-batches   F fields   N items
 """
 
 import ctypes
@@ -57,19 +54,22 @@ _libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
+# Shared memory
+
+
 def page_aligned(nbytes: int) -> int:
     return -(-nbytes // PAGE) * PAGE
 
 
 class Arena:
-    """Extents of shared memory in one growing file; offsets mean the same in every process.
+    """Extents of shared memory in one growing file; offsets are valid in every process.
 
-    The creator grows it; others attach by descriptor and map an extent when they first look at it.
+    The creator grows it; other processes attach by file descriptor and map an extent on first access.
     Views stay valid after `close()` until they are dropped.
     """
 
     def __init__(self, fd: int, *, populate: bool = False) -> None:
-        """With `populate` pages are entered when an extent is mapped, not one by one as they are written."""
+        """With `populate`, all pages of an extent are faulted in when it is mapped, not one by one on first write."""
         self.fd = fd
         self._flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
         self._maps: dict[int, np.ndarray] = {}
@@ -77,12 +77,12 @@ class Arena:
 
     @classmethod
     def create(cls, nbytes: int) -> "Arena":
-        """An arena with a first extent of `nbytes` at offset 0, in the best memory that has room for it."""
-        _refuse_beyond_file_limit(page_aligned(nbytes))
+        """A new arena with a first extent of `nbytes` at offset 0, in the best kind of memory that has room for it."""
+        _check_file_size_limit(page_aligned(nbytes))
         for opener in (_open_memfd, _open_in_dev_shm, _open_in_temporary_folder):
             try:
                 fd = opener()
-            except (OSError, AttributeError):  # forbidden, or a Python built for an older system
+            except (OSError, AttributeError):  # not permitted, or a Python built without memfd_create
                 continue
             arena = cls(fd)
             try:
@@ -92,14 +92,14 @@ class Arena:
                 continue
             return arena
         raise ResourceError(
-            f"The feed's slots need {nbytes / 2**20:.0f} MiB, and neither shared memory nor the temporary folder has "
+            f"The feed's slots need {nbytes / 2**20:.0f} MiB, but neither shared memory nor the temporary folder has "
             "that much room. Use a smaller batch or fewer slots."
         )
 
     def grow(self, nbytes: int) -> int:
         """Reserve and map a new extent; returns its offset. Raises ResourceError if there is no room."""
         offset, length = self._end, page_aligned(nbytes)
-        _refuse_beyond_file_limit(offset + length)
+        _check_file_size_limit(offset + length)
         try:
             os.posix_fallocate(self.fd, offset, length)
         except OSError as error:
@@ -114,7 +114,7 @@ class Arena:
         return offset
 
     def map(self, offset: int, length: int) -> None:
-        """Make the extent at `offset` readable and writable here."""
+        """Map the extent at `offset` into this process, readable and writable."""
         self._maps[offset] = _map(self.fd, offset, page_aligned(length), self._flags)
 
     def extent(self, offset: int, length: int) -> np.ndarray:
@@ -124,19 +124,19 @@ class Arena:
         return self._maps[offset][:length]
 
     def bytes_at(self, offset: int, length: int) -> np.ndarray:
-        """Bytes [length] at any offset inside an extent that is mapped here."""
+        """Bytes [length] at any offset inside an extent that this process has mapped."""
         begin = max(begin for begin in self._maps if begin <= offset)
         return self._maps[begin][offset - begin : offset - begin + length]
 
     def discard(self, offset: int) -> None:
-        """Give the pages of an extent back to the system; nobody may look at it again."""
+        """Return the pages of an extent to the system; it must not be accessed again."""
         memory = self._maps.pop(offset)
-        # Where a file system cannot do it, the pages stay until the end.
+        # On a file system that does not support this, the pages stay until the arena is freed.
         _libc.madvise(memory.ctypes.data, memory.nbytes, mmap.MADV_REMOVE)
 
     @property
     def reserved_bytes(self) -> int:
-        """Memory this arena really holds."""
+        """Memory that this arena occupies."""
         return os.fstat(self.fd).st_blocks * 512
 
     def close(self) -> None:
@@ -146,25 +146,25 @@ class Arena:
             self._maps.clear()
 
 
-def _refuse_beyond_file_limit(nbytes: int) -> None:
+def _check_file_size_limit(nbytes: int) -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit != resource.RLIM_INFINITY and nbytes > limit:
         raise ResourceError(
-            f"The feed's slots need {nbytes / 2**20:.1f} MiB, and this process may write files of {limit / 2**20:.1f} "
-            "MiB at most, shared memory included. Raise the limit: ulimit -f unlimited"
+            f"The feed's slots need {nbytes / 2**20:.1f} MiB, but this process may only write files of up to "
+            f"{limit / 2**20:.1f} MiB, shared memory included. Raise the limit: ulimit -f unlimited"
         )
 
 
 def _map(fd: int, offset: int, length: int, flags: int) -> np.ndarray:
-    """Bytes of a file, shared with all who map them, until the array and its views are dropped.
+    """Part of a file as a shared mapping, uint8 [length], which lives until the array and its views are dropped.
 
-    mmap.mmap would hold a descriptor for each map: a hundred overflowing batches would run out of them.
+    mmap.mmap would keep a file descriptor per mapping: a hundred overflowing batches would run out of them.
     """
     address = _libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
     if address == _MAP_FAILED:
         raise OSError(ctypes.get_errno(), f"{length} bytes of shared memory could not be mapped")
     memory = (ctypes.c_uint8 * length).from_address(address)
-    # Not at exit: the kernel does that, and someone may still be writing.
+    # Not at exit: the kernel unmaps it then, and another thread may still be writing.
     weakref.finalize(memory, _libc.munmap, address, length).atexit = False
     return np.ctypeslib.as_array(memory)
 
@@ -179,7 +179,7 @@ def _open_in_dev_shm() -> int:
 
 def _open_in_temporary_folder() -> int:
     logger.warning(
-        "No room in shared memory: batches pass through a file in %s, which may cost disk writes. "
+        "Shared memory is full: batches go through a file in %s, which may cause disk writes. "
         "Give the container a larger /dev/shm, or use backend='thread'.",
         tempfile.gettempdir(),
     )
@@ -191,11 +191,13 @@ def _open_unlinked(folder: str) -> int:
         return os.dup(file.fileno())
 
 
+# Slots, tasks and their layout
+
 CACHE_LINE = 64
 IDLE = -1
 UNKNOWN = -1
 READABLE, UNREADABLE, DEADLY = 0, 1, 2
-"""States of an item: as far as is known; it cannot be read; workers died of it."""
+"""States of an item: readable as far as is known; cannot be read; kills the workers that read it."""
 
 TASK_DTYPE = np.dtype([(name, np.int64) for name in ("slot", "begin", "end", "singly", "spill_offset", "spill_bytes")])
 CELL_DTYPE = np.dtype([("ticket", np.int64), ("since_ns", np.int64), ("item", np.int64)])
@@ -203,9 +205,9 @@ HEAD_DTYPE = np.dtype([(name, np.int64) for name in ("epoch", "num_rows", "scrat
 
 
 class Task(NamedTuple):
-    """Rows [begin, end) of a slot to fill; `singly` reads them one by one to find a bad one.
+    """Rows [begin, end) of a slot to fill; with `singly` they are read one by one, to find a bad one.
 
-    A spill is an extent of its own for ragged rows that did not fit the slot's scratch.
+    A spill is a separate extent for ragged rows that did not fit into the slot's scratch.
     """
 
     slot: int
@@ -217,7 +219,7 @@ class Task(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A worker's cell: the task it is at, since when, and the item it reads (UNKNOWN if not noted)."""
+    """A worker's cell: the ticket of its current task, since when, and the item it reads (UNKNOWN if not recorded)."""
 
     ticket: int
     since_ns: int
@@ -226,7 +228,7 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RingSpec:
-    """All that is needed to lay out or attach to a ring."""
+    """Everything needed to create or attach to a ring."""
 
     fields: Fields
     batch_size: int
@@ -234,9 +236,9 @@ class RingSpec:
     num_slots: int
     num_workers: int
     num_items: int
-    """What can be unreadable: samples, or what they are made of. 0: nothing is ever replaced."""
+    """Number of samples, or of the items that samples are made of, that may be unreadable. 0: nothing is replaced."""
     num_lanes: int = 1
-    """Queues of tasks: 1, which all workers share, or as many as workers, one for each."""
+    """Task queues: 1, shared by all workers, or one per worker."""
 
     @property
     def tasks_per_slot(self) -> int:
@@ -256,14 +258,14 @@ class RingSpec:
 
     @property
     def scratch_bytes(self) -> int:
-        """First size of a slot's scratch: twice the expected rows, and the gaps between pieces."""
+        """Initial size of a slot's scratch: twice the expected rows, plus the gaps between micro-batches."""
         expected = sum(2 * field.expected * field.row_bytes for field in self.rows_fields.values())
         gaps = CACHE_LINE * self.tasks_per_slot * len(self.rows_fields)
         return page_aligned(int(expected * self.batch_size) + gaps)
 
     @property
     def slot_bytes(self) -> int:
-        """Memory of one more slot, scratch included."""
+        """Memory that one more slot takes, scratch included."""
         return _slot_layout(self).nbytes + self.scratch_bytes
 
     @property
@@ -277,7 +279,7 @@ class RingSpec:
 
 
 class Layout(NamedTuple):
-    """Where each named array lies in a block of memory."""
+    """Offset, dtype and shape of each named array in a block of memory."""
 
     parts: dict[str, tuple[int, np.dtype, tuple[int, ...]]]
     nbytes: int
@@ -289,7 +291,7 @@ class Layout(NamedTuple):
 
 
 def pack(parts: Iterable[tuple[str, DTypeLike, tuple[int, ...]]]) -> Layout:
-    """Lay arrays out one after another, each on a cache line of its own."""
+    """Lay out arrays one after another, each beginning on a new cache line."""
     placed: dict[str, tuple[int, np.dtype, tuple[int, ...]]] = {}
     end = 0
     for name, dtype, shape in parts:
@@ -340,9 +342,9 @@ class Slot:
         self.indices = views["indices"]
         self.positions = views["positions"]
         self.shown = views["shown"]
-        """Which samples the rows show, where `indices` are those asked for."""
+        """The samples that the rows show; `indices` are the samples of the plan."""
         self.replaced = views["replaced"]
-        """Items of each row that are substitutes."""
+        """Number of substituted items in each row."""
         self.rows_at = views["rows_at"]
         self.done = views["done"]
         self.counts = {name: views[f"counts {name}"] for name in spec.rows_fields}
@@ -360,9 +362,11 @@ class Slot:
         return bool(self.done.all())
 
     def open_for(self, step: Step, num_tasks: int) -> None:
-        """Write down what is to be filled in; called by the parent before it publishes the tasks."""
+        """Record which samples to fill in; called by the parent before it publishes the tasks."""
         if unknown := step.shapes.keys() - self._fixed.keys():
-            raise DataError(f"The plan gives a shape for {_quoted(unknown)}; the source has {_quoted(self._fixed)}.")
+            raise DataError(
+                f"The plan gives a shape for {_quoted(unknown)}, but the source's fields are {_quoted(self._fixed)}."
+            )
         self.head["epoch"] = step.epoch
         self.head["num_rows"] = len(step.indices)
         self.head["cursor"] = 0
@@ -378,15 +382,18 @@ class Slot:
             self._shapes[row, : len(shape)] = shape
 
     def field(self, name: str) -> np.ndarray:
-        """A fixed field of the whole batch, [num_rows, *shape of this step], without gaps."""
+        """A fixed field of the whole batch, [num_rows, *shape of this step], contiguous."""
         field = self._fixed[name]
         row = list(self._fixed).index(name)
         shape = (self.num_rows, *map(int, self._shapes[row, : len(field.shape)]))
         return np.ndarray(shape, field.dtype, self._bytes[name].data)
 
 
+# The ring
+
+
 class Ring:
-    """Slots and queue, as seen by one process."""
+    """One process's view of the slots and the task queue."""
 
     def __init__(self, spec: RingSpec, arena: Arena, lock: AbstractContextManager[object]) -> None:
         self.spec = spec
@@ -404,7 +411,7 @@ class Ring:
 
     @classmethod
     def create(cls, spec: RingSpec, *, shared_by_processes: bool) -> "Ring":
-        """A new ring, every page of it reserved."""
+        """A new ring, with all its pages reserved."""
         arena = Arena.create(spec.fixed_bytes)
         ring = cls(spec, arena, KernelLock(arena.fd) if shared_by_processes else threading.Lock())
         ring._cells["ticket"] = IDLE
@@ -418,10 +425,10 @@ class Ring:
 
     @classmethod
     def attach(cls, spec: RingSpec, fd: int) -> "Ring":
-        """The ring that another process created, by its descriptor."""
+        """The ring that another process created, by its file descriptor."""
         return cls(spec, Arena(fd, populate=True), KernelLock(fd))
 
-    # The parent's side.
+    # Called by the parent
 
     def publish(self, tasks: list[Task], lane: int = 0) -> list[int]:
         """Add tasks to a lane's queue; returns their tickets."""
@@ -434,7 +441,7 @@ class Ring:
         return [self._ticket(number, lane) for number in range(first, first + len(tasks))]
 
     def withdraw_unclaimed(self) -> set[int]:
-        """Take back every task nobody has claimed; returns their tickets."""
+        """Withdraw all unclaimed tasks; returns their tickets."""
         with self._lock:
             queues = self._queues.tolist()
             self._queues[:, 1] = self._queues[:, 0]
@@ -445,7 +452,7 @@ class Ring:
         }
 
     def num_unclaimed(self) -> list[int]:
-        """Published tasks that nobody has claimed, in each lane."""
+        """Number of published but unclaimed tasks in each lane."""
         with self._lock:
             return [published - claimed for published, claimed in self._queues.tolist()]
 
@@ -456,26 +463,26 @@ class Ring:
         return number * self.spec.num_lanes + lane
 
     def claim_of(self, worker: int) -> Claim | None:
-        """What a worker is at."""
+        """The current claim of a worker; None if it has none."""
         with self._lock:
             cell = Claim(*self._cells[worker].tolist())
-            # A worker that dies between the two last writes of claim() has claimed nothing.
+            # A worker that dies between the last two writes of claim() has claimed nothing.
             claimed = self._queues[self.lane_of(cell.ticket), 1]
             taken = IDLE < cell.ticket < self._ticket(int(claimed), 0)
         return cell if taken else None
 
     def enlarge_scratch(self, slot: int, nbytes: int) -> None:
-        """Give a slot that nobody works on a larger scratch."""
+        """Give an idle slot a larger scratch."""
         head = self.slots[slot].head
         offset = self.arena.grow(nbytes)
         if head["scratch_bytes"]:
             self.arena.discard(int(head["scratch_offset"]))
         head["scratch_offset"], head["scratch_bytes"] = offset, page_aligned(nbytes)
 
-    # The workers' side.
+    # Called by workers
 
     def claim(self, worker: int) -> tuple[int, Task] | None:
-        """The next task of its lane, now this worker's; None if there is none."""
+        """Claim the next task of the worker's lane; returns its ticket and the task, None if there is none."""
         lane = worker % self.spec.num_lanes
         queue, table = self._queues[lane], self._tasks[lane]
         with self._lock:
@@ -483,58 +490,58 @@ class Ring:
             if number == published:
                 return None
             ticket, task = self._ticket(number, lane), Task(*table[number % len(table)].tolist())
-            # Once the queue moves on, the cell of one that died half-way through this would look like a claim.
+            # Once the queue advances, the cell of a worker that died halfway through this would look like a claim.
             self._tickets[self._tickets == ticket] = IDLE
             self._cells[worker] = (ticket, time.monotonic_ns(), UNKNOWN)
             queue[1] = number + 1
         return ticket, task
 
     def note_item(self, worker: int, item: int) -> None:
-        """This worker reads `item` now; its watch starts again."""
+        """Record that this worker now reads `item`, and restart its watchdog time."""
         cell = self._cells[worker]
         cell["item"] = item
         cell["since_ns"] = time.monotonic_ns()
 
     def finish(self, task: Task) -> bool:
-        """A task's rows are in their place; True if that completes its slot."""
+        """Mark a task as done; True if that completes its slot."""
         slot = self.slots[task.slot]
-        with self._lock:  # of two workers that finish at the same time, one must see both
-            slot.done[self.piece_of(task)] = True
+        with self._lock:  # if two workers finish at the same time, one of them must see both
+            slot.done[self.micro_batch_of(task)] = True
             return slot.is_complete
 
-    def piece_of(self, task: Task) -> int:
-        """Which of its slot's micro-batches a task fills."""
+    def micro_batch_of(self, task: Task) -> int:
+        """Index of the micro-batch, within its slot, that a task fills."""
         return task.begin // self.spec.micro_batch
 
     def is_done(self, task: Task) -> bool:
-        return bool(self.slots[task.slot].done[self.piece_of(task)])
+        return bool(self.slots[task.slot].done[self.micro_batch_of(task)])
 
-    def put_down(self, worker: int) -> None:
-        """This worker is at nothing."""
+    def release(self, worker: int) -> None:
+        """Mark a worker as idle."""
         self._cells[worker]["ticket"] = IDLE
 
     def reserve(self, slot: int, nbytes: int) -> int | None:
-        """Room for `nbytes` of rows in a slot's scratch: its offset, or None if it is full."""
+        """Reserve `nbytes` in a slot's scratch; returns the offset, or None if the scratch is full."""
         head = self.slots[slot].head
         with self._lock:
             cursor = int(head["cursor"])
             if cursor + nbytes > head["scratch_bytes"]:
                 return None
             head["cursor"] = cursor + nbytes
-        # Mapped here on first use: the parent may have enlarged the scratch since the last task.
+        # Maps it on first use: the parent may have enlarged the scratch since the last task.
         self.arena.extent(int(head["scratch_offset"]), int(head["scratch_bytes"]))
         return int(head["scratch_offset"]) + cursor
 
-    # Both sides.
+    # Called by both
 
     def mark(self, item: int, state: int) -> None:
-        """Have every worker do without `item` from now on."""
-        # One byte each, which only grows: no lock is needed.
+        """Mark `item` as UNREADABLE or DEADLY, so that no worker reads it again."""
+        # One byte per item, which only increases: no lock is needed.
         self._items[item] = max(int(self._items[item]), state)
         self._any_bad[0] = True
 
     def bad_items(self) -> np.ndarray | None:
-        """bool [N], a copy: the items to do without; None if there are none."""
+        """Which items are marked, bool [N], a copy; None if there are none."""
         return self._items != READABLE if self._any_bad[0] else None
 
     def deadly_items(self) -> list[int]:
@@ -545,7 +552,7 @@ class Ring:
 
 
 class KernelLock:
-    """Mutual exclusion between processes that the kernel undoes when the holder dies."""
+    """A lock between processes that the kernel releases when its holder dies."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -557,7 +564,7 @@ class KernelLock:
         fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def holder(self) -> int | None:
-        """The other process that holds it now."""
+        """Process id of the other process that holds the lock; None if there is none."""
         layout = "hhqqi4x"  # struct flock: type, whence, start, length, process
         asked = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, *_, pid = struct.unpack(layout, fcntl.fcntl(self._fd, fcntl.F_GETLK, asked))
@@ -571,5 +578,5 @@ def _quoted(names: Iterable[str]) -> str:
 def _check_step_shape(name: str, shape: tuple[int, ...], largest: tuple[int, ...]) -> None:
     if len(shape) != len(largest) or any(side < 1 or side > limit for side, limit in zip(shape, largest, strict=True)):
         raise DataError(
-            f"The plan gives field '{name}' the shape {tuple(shape)}, but the source's largest is {tuple(largest)}."
+            f"The plan gives field '{name}' the shape {tuple(shape)}, but the source allows at most {tuple(largest)}."
         )

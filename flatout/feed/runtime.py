@@ -1,4 +1,4 @@
-"""The machinery of a started feed: does it fit, slots, workers, batches in order, and how well it keeps up."""
+"""The runtime of a started feed: memory checks, slots, workers, batches in order, and a throughput meter."""
 
 import logging
 import os
@@ -16,37 +16,37 @@ from flatout.errors import ResourceError
 from flatout.feed.batch import Batch, RowsBuffer, gather_rows
 from flatout.feed.config import FeedConfig
 from flatout.feed.plan import Plan, Step, choose_micro_batch, choose_slots
-from flatout.feed.processes import Crew, Nobody, Processes, Threads
+from flatout.feed.processes import InlineBackend, ProcessBackend, ThreadBackend, WorkerBackend
 from flatout.feed.ring import Ring, RingSpec
 from flatout.feed.source import ItemSource, Source
-from flatout.feed.supervisor import Foreman, SampleError
-from flatout.feed.worker import WorkOrders
+from flatout.feed.supervisor import SampleError, Supervisor
+from flatout.feed.worker import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
-# Will it fit? Asked before anything is started, answered with numbers.
+# Resource checks, made before anything is started
 
-FEWEST_SLOTS = 2
+MIN_SLOTS = 2
 MEMORY_SHARE = 0.5
-"""Of the free memory, what the slots may take: the model, the page cache and the workers need the rest."""
+"""Share of the free memory that slots may take: the model, the page cache and the workers need the rest."""
 DESCRIPTORS_NEEDED = 16
-"""Two pipes, three sockets and the ring, and a few for starting processes; every further lane needs a pipe."""
+"""Two pipes, three sockets and the ring, and a few for starting processes; every additional lane needs a pipe."""
 
 
 def fit_slots(spec: RingSpec, free_bytes: int) -> RingSpec:
-    """The same ring, with fewer slots if memory demands it; ResourceError if even the fewest do not fit."""
+    """The same ring, with fewer slots if memory is short; raises ResourceError if even MIN_SLOTS do not fit."""
     budget = int(free_bytes * MEMORY_SHARE)
     if spec.total_bytes <= budget:
         return spec
     fixed_bytes = spec.total_bytes - spec.num_slots * spec.slot_bytes
     num_slots = (budget - fixed_bytes) // spec.slot_bytes
-    if num_slots < FEWEST_SLOTS:
+    if num_slots < MIN_SLOTS:
         raise ResourceError(
-            f"A batch of {spec.batch_size} takes {_mib(spec.slot_bytes)}, and at least {FEWEST_SLOTS} must fit into "
-            f"half of the free memory ({_mib(free_bytes)} free). Use a smaller batch, or free memory."
+            f"A batch of {spec.batch_size} takes {_mib(spec.slot_bytes)}, and at least {MIN_SLOTS} batches must fit "
+            f"into half of the free memory ({_mib(free_bytes)} free). Use a smaller batch, or free some memory."
         )
     logger.warning(
-        "Memory: %d slots of %s would take more than half of the %s that are free; using %d slots.",
+        "Memory: %d slots of %s would take more than half of the %s of free memory; using %d slots.",
         spec.num_slots,
         _mib(spec.slot_bytes),
         _mib(free_bytes),
@@ -56,7 +56,7 @@ def fit_slots(spec: RingSpec, free_bytes: int) -> RingSpec:
 
 
 def check_descriptors(limits: Descriptors, num_lanes: int = 1) -> None:
-    """Refuse to start what would fail half-way for lack of descriptors."""
+    """Raise ResourceError if the process does not have enough file descriptors left to start a feed."""
     needed = DESCRIPTORS_NEEDED + 2 * (num_lanes - 1)
     if limits.soft is not None and limits.soft - limits.open < needed:
         raise ResourceError(
@@ -69,38 +69,38 @@ def _mib(nbytes: int) -> str:
     return f"{nbytes / 2**20:.0f} MiB"
 
 
-# How well is the feed keeping up? Numbers that cannot flatter.
+# Throughput meter.
 #
-# `data_time` is the time the consumer was blocked waiting for a batch, and nothing else; a rate is
-# counted over wall time, waits included. The honest bound on what a better feed could gain is
-# data_time / step time.
+# `data_time` is the time for which the consumer was blocked waiting for a batch, and nothing else; rates are measured
+# over wall time, waits included. The upper bound of what a faster feed could gain is
+# data_time / (step time - data_time).
 
 WORKER_STAGES = "draw", "read", "hand over"
-"""What the feed itself marks in a worker; a source's own marks lie inside "read"."""
+"""Stages that the feed itself records in a worker; a source's own stages are nested in "read"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What happened over an interval of wall time."""
+    """Measurements over an interval of wall time."""
 
     elapsed_s: float
     batches: int
     samples: int
     nbytes: int
     wait_s: float
-    """Time the consumer was blocked."""
+    """Time for which the consumer was blocked."""
 
     ready_slots: float
-    """Complete batches lying ready when the consumer asked, on average."""
+    """Average number of complete batches at the moments when the consumer requested one."""
 
     num_slots: int
     num_workers: int
     stages: Mapping[str, StageTime]
-    """Time spent in each stage, summed over all workers."""
+    """Time per stage, summed over all workers."""
 
     @property
     def data_time_ms(self) -> float:
-        """Time blocked per batch."""
+        """Time blocked per batch, in milliseconds."""
         return 1e3 * self.wait_s / max(1, self.batches)
 
     @property
@@ -109,12 +109,12 @@ class Reading:
 
     @property
     def gain_at_most(self) -> float:
-        """How much faster a perfect feed could make this: 0.25 is 25 %."""
+        """How much faster a perfect feed could make the loop: 0.25 means 25 %."""
         return self.wait_s / max(self.elapsed_s - self.wait_s, 1e-9)
 
     @property
     def readiness(self) -> float:
-        """Share of the time in which the consumer was not kept waiting."""
+        """Share of the time in which the consumer did not wait."""
         return 1 - self.wait_s / self.elapsed_s
 
     def stage_share(self, name: str) -> float:
@@ -123,7 +123,7 @@ class Reading:
         return total_ns / 1e9 / (self.elapsed_s * max(1, self.num_workers))
 
     def line(self) -> str:
-        """One line for a person: how fast, what the workers spend their time on, what the consumer waits for."""
+        """Summary in one line: throughput, what the workers spend their time on, how long the consumer waits."""
         shares = {name: f"{name} {self.stage_share(name):.0%}" for name in self.stages}
         inside = ", ".join(text for name, text in shares.items() if name not in WORKER_STAGES)
         stages = ", ".join(shares[name] for name in WORKER_STAGES if name in shares)
@@ -136,7 +136,7 @@ class Reading:
 
 
 class Meter:
-    """Counts since it was made or last read."""
+    """Counts batches, samples, bytes and waits since it was created or last read."""
 
     def __init__(self, read_stages: Callable[[], Mapping[str, StageTime]], *, num_slots: int, num_workers: int) -> None:
         self._read_stages = read_stages
@@ -145,7 +145,7 @@ class Meter:
         self.restart()
 
     def count(self, *, samples: int, nbytes: int, wait_s: float, ready_slots: int) -> None:
-        """One batch was handed out."""
+        """Count one batch that was handed out."""
         self._batches += 1
         self._samples += samples
         self._nbytes += nbytes
@@ -153,7 +153,7 @@ class Meter:
         self._ready_slots += ready_slots
 
     def read(self) -> Reading:
-        """Everything since the last reading; the next interval begins now."""
+        """Measurements since the last reading; starts the next interval."""
         stages = self._read_stages()
         reading = Reading(
             elapsed_s=max(time.perf_counter() - self._begin_s, 1e-9),
@@ -170,7 +170,7 @@ class Meter:
         return reading
 
     def restart(self) -> None:
-        """Forget everything counted so far."""
+        """Reset all counts and start a new interval."""
         self._begin_s = time.perf_counter()
         self._stages = self._read_stages()
         self._batches = self._samples = self._nbytes = self._ready_slots = 0
@@ -178,7 +178,7 @@ class Meter:
 
 
 def sum_stages(tables: list[dict[str, StageTime]]) -> dict[str, StageTime]:
-    """Stages of several workers added up."""
+    """Stage times summed over several workers."""
     total: dict[str, StageTime] = {}
     for table in tables:
         for name, (runs, total_ns) in table.items():
@@ -191,70 +191,70 @@ def _since(before: StageTime | None, now: StageTime) -> StageTime:
     return now if before is None else StageTime(now.runs - before.runs, now.total_ns - before.total_ns)
 
 
-# Batches in order: steps are published ahead into free slots and taken when complete.
+# Batches in order: steps are published ahead into free slots, and taken when they are complete
 
 
 class Lease(NamedTuple):
-    """A complete batch, and the slot it lies in until it is given back."""
+    """A complete batch and the slot that it occupies until it is given back."""
 
     slot: int
     batch: Batch
 
 
 class Stream:
-    """The order of the slots: free -> published -> taken -> free."""
+    """Moves slots through their cycle, in step order: free -> published -> taken -> free."""
 
-    def __init__(self, ring: Ring, foreman: Foreman, meter: Meter) -> None:
+    def __init__(self, ring: Ring, supervisor: Supervisor, meter: Meter) -> None:
         self._ring = ring
-        self._foreman = foreman
+        self._supervisor = supervisor
         self._meter = meter
         self._steps: Iterator[Step] = iter(())
         self._free = list(range(ring.spec.num_slots))
-        self._flights: deque[tuple[int, Step]] = deque()
+        self._in_flight: deque[tuple[int, Step]] = deque()
         self._leased: set[int] = set()
         self.buffers = [RowsBuffer() for _ in range(ring.spec.num_slots)]
         self.num_replaced = 0
-        """How often a substitute was shown."""
+        """Number of substitutes shown."""
         self.is_broken = False
-        """An error or Ctrl-C came in between: nobody knows what is published, only new slots and workers help."""
+        """Whether an error or Ctrl-C left the queue in an unknown state: slots and workers must be created again."""
 
     @property
     def next_step(self) -> Step | None:
-        """The step that `take` returns next; None if nothing is published."""
-        return self._flights[0][1] if self._flights else None
+        """The step that the next `take` returns; None if nothing is published."""
+        return self._in_flight[0][1] if self._in_flight else None
 
     def follow(self, steps: Iterator[Step]) -> None:
-        """Deliver `steps` from now on. Whatever was published before, or is still leased, is void."""
-        with self._all_or_broken():
-            self._foreman.cancel()
-            self._flights.clear()
+        """Yield `steps` from now on. Everything published before, or still leased, becomes invalid."""
+        with self._broken_on_error():
+            self._supervisor.cancel()
+            self._in_flight.clear()
             self._leased.clear()
             self._free = list(range(self._ring.spec.num_slots))
             self._steps = steps
             self._publish_ahead()
 
     def reclaim(self) -> None:
-        """Go on with what is published, but take back the slots that an earlier pass still holds."""
-        with self._all_or_broken():
+        """Continue with what is published, but take back the slots that an earlier pass still holds."""
+        with self._broken_on_error():
             self._free += self._leased
             self._leased.clear()
             self._publish_ahead()
 
     def is_ready(self) -> bool:
-        """Whether `take` would return at once."""
-        with self._all_or_broken():
-            return bool(self._flights) and self._foreman.is_ready(self._flights[0][0])
+        """Whether `take` would return without waiting."""
+        with self._broken_on_error():
+            return bool(self._in_flight) and self._supervisor.is_ready(self._in_flight[0][0])
 
     def take(self) -> Lease:
         """The next batch; blocks until it is complete. A slot must be free or in flight."""
-        with self._all_or_broken():
-            slot, step = self._flights[0]
-            ready_slots = self._foreman.count_ready(slot for slot, _ in self._flights)
+        with self._broken_on_error():
+            slot, step = self._in_flight[0]
+            ready_slots = self._supervisor.count_ready(slot for slot, _ in self._in_flight)
             begin_s = time.perf_counter()
             with clock.stage("feed.wait"):
-                self._foreman.wait_until_ready(slot)
+                self._supervisor.wait_until_ready(slot)
             wait_s = time.perf_counter() - begin_s
-            self._flights.popleft()
+            self._in_flight.popleft()
             batch = self._batch(slot, step)
             self._leased.add(slot)
             self.num_replaced += int(self._ring.slots[slot].replaced[: len(batch)].sum())
@@ -262,20 +262,20 @@ class Stream:
             return Lease(slot, batch)
 
     def give_back(self, lease: Lease) -> None:
-        """The batch is no longer needed; its slot is filled anew at once."""
+        """Return a batch that is no longer needed; its slot is published again immediately."""
         if lease.slot in self._leased:
-            with self._all_or_broken():
+            with self._broken_on_error():
                 self._leased.remove(lease.slot)
                 self._free.append(lease.slot)
                 self._publish_ahead()
 
     @contextmanager
-    def _all_or_broken(self) -> Iterator[None]:
+    def _broken_on_error(self) -> Iterator[None]:
         try:
             yield
         except SampleError:
-            # Void: a batch with a row that failed must not be taken by the next pass.
-            self._flights.clear()
+            # The next pass must not take a batch in which a row failed.
+            self._in_flight.clear()
             raise
         except BaseException:
             self.is_broken = True
@@ -287,13 +287,13 @@ class Stream:
             if step is None:
                 return
             slot = self._free.pop()
-            self._flights.append((slot, step))
-            self._foreman.publish(slot, step)
+            self._in_flight.append((slot, step))
+            self._supervisor.publish(slot, step)
 
     def _batch(self, slot_number: int, step: Step) -> Batch:
         slot, spec = self._ring.slots[slot_number], self._ring.spec
         rows = gather_rows(self._ring, slot_number, self.buffers[slot_number]) if spec.rows_fields else {}
-        self._foreman.settle(slot_number)
+        self._supervisor.settle(slot_number)
         return Batch(
             epoch=step.epoch,
             step=step.step,
@@ -306,44 +306,48 @@ class Stream:
 
 
 class FeedRuntime:
-    """Slots and workers of a started feed, ended with it."""
+    """Slots and workers of a started feed; closed when it is dropped."""
 
     def __init__(self, source: Source, plan: Plan, config: FeedConfig, num_workers: int) -> None:
         check_descriptors(machine.descriptors())
         spec = fit_slots(_ring_spec(source, plan, config, num_workers), machine.memory().free)
         self.ring = Ring.create(spec, shared_by_processes=config.backend == "process" and num_workers > 0)
-        orders = WorkOrders(seed=plan.seed, substitute_errors=config.on_error == "substitute")
-        self.crew = _hire(self.ring, source, orders, config, num_workers)
-        self.foreman = Foreman(self.ring, self.crew, source, watchdog_s=config.watchdog_s, bad_share=config.bad_share)
+        settings = WorkerSettings(seed=plan.seed, substitute_errors=config.on_error == "substitute")
+        self.backend = _make_backend(self.ring, source, settings, config, num_workers)
+        self.supervisor = Supervisor(
+            self.ring, self.backend, source, watchdog_s=config.watchdog_s, bad_share=config.bad_share
+        )
         self.meter = Meter(partial(_read_stages, self.ring), num_slots=spec.num_slots, num_workers=num_workers)
-        self.stream = Stream(self.ring, self.foreman, self.meter)
+        self.stream = Stream(self.ring, self.supervisor, self.meter)
         self.before_close: list[Callable[[], None]] = []
         worker_registry.announce(
-            self, worker_registry.Crew(self.ring.stages, self.ring.timelines, num_workers, self.crew.pids)
+            self, worker_registry.WorkerGroup(self.ring.stages, self.ring.timelines, num_workers, self.backend.pids)
         )
-        # Also when the feed is dropped without close(), or the interpreter ends.
-        self.close = weakref.finalize(self, _close, self.crew, self.ring, self.before_close, os.getpid())
+        # Also runs when the feed is dropped without close(), and when the interpreter exits.
+        self.close = weakref.finalize(self, _close, self.backend, self.ring, self.before_close, os.getpid())
 
 
 def _read_stages(ring: Ring) -> dict[str, StageTime]:
     return sum_stages([read_totals(table) for table in ring.stages])
 
 
-def _close(crew: Crew, ring: Ring, before_close: list[Callable[[], None]], owner: int) -> None:
-    if os.getpid() == owner:  # not in a child that was forked while the feed lived
+def _close(backend: WorkerBackend, ring: Ring, before_close: list[Callable[[], None]], owner: int) -> None:
+    if os.getpid() == owner:  # not in a child that was forked while the feed was open
         for callback in before_close:
             callback()
-        ring.withdraw_unclaimed()  # or workers would finish what nobody wants any more
-        crew.close()
+        ring.withdraw_unclaimed()  # otherwise workers would finish tasks that are no longer needed
+        backend.close()
         ring.close()
 
 
-def _hire(ring: Ring, source: Source, orders: WorkOrders, config: FeedConfig, num_workers: int) -> Crew:
+def _make_backend(
+    ring: Ring, source: Source, settings: WorkerSettings, config: FeedConfig, num_workers: int
+) -> WorkerBackend:
     if num_workers == 0:
-        return Nobody(ring, source, orders)
+        return InlineBackend(ring, source, settings)
     if config.backend == "thread":
-        return Threads(ring, source, orders)
-    return Processes(ring, source, orders, start_method=config.start_method)
+        return ThreadBackend(ring, source, settings)
+    return ProcessBackend(ring, source, settings, start_method=config.start_method)
 
 
 def _ring_spec(source: Source, plan: Plan, config: FeedConfig, num_workers: int) -> RingSpec:

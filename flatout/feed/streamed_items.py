@@ -1,9 +1,9 @@
-"""Items that a device store cannot keep, brought along by the batches that need them.
+"""Streamed items: those that a device store cannot keep, sent along with the batches that need them.
 
-Workers read them from wherever they lie (a store in shared memory, its file, the page cache) while earlier batches
-train; they reach the device with the batch, and are staged there like those of pinned memory.
+Workers read them from wherever they are kept (a store in shared memory, its file, the page cache) while the GPU works
+on earlier batches. They reach the device with the batch, and are staged there like items in pinned memory.
 
-Dimension key:  M samples   K items that are brought   C chunks
+Dimension key:  N items   M samples   K streamed items
 """
 
 from functools import partial
@@ -13,12 +13,12 @@ import numpy as np
 from flatout.feed.batch import Arrays
 from flatout.feed.source import Fields, Out, Rows
 
-NUMBERS, CHUNKS = "brought", "brought_chunks"
-"""Fields of a source: item numbers, and their bytes in chunks."""
+NUMBERS, CHUNKS = "streamed", "streamed_chunks"
+"""Names of the source's fields for item numbers, and for their bytes in chunks."""
 
 
 class StreamedItems:
-    """For a source: writes the items numbered `first` or above that its samples need."""
+    """Used by a source to write the items, numbered `first` or above, that its samples need."""
 
     def __init__(self, items: Arrays, chunks_N: np.ndarray, *, first: int, chunk_bytes: int) -> None:
         self._items = items
@@ -27,7 +27,7 @@ class StreamedItems:
         self._chunk_bytes = chunk_bytes
 
     def fields(self, items_per_sample: float) -> Fields:
-        """What a source promises in addition; of a sample's items a share is brought."""
+        """The additional fields of the source, sized for the share of `items_per_sample` that is streamed."""
         share = 1 - self._first / len(self._chunks_N)
         expected = items_per_sample * share
         return {
@@ -44,17 +44,17 @@ class StreamedItems:
         *,
         placeholder: int | None = None,
     ) -> None:
-        """Items `number_K` are needed by samples `sample_K`, in any order and more than once.
+        """Write the streamed ones among items `number_K`, needed by samples `sample_K`, in any order, repeats included.
 
-        Item `placeholder` is there in any case; blank if no sample needs it.
+        Item `placeholder` is always included; it is blank if no sample needs it.
         """
         needed = set(number_K.tolist())
         if placeholder is not None:
             number_K, sample_K = np.append(number_K, placeholder), np.append(sample_K, 0)
         number_K, place_K = np.unique(number_K, return_index=True)
-        away = number_K >= self._first
-        # With the sample that needs an item first; the others find it in the batch as well.
-        sample_K, number_K = sample_K[place_K][away], number_K[away]
+        is_streamed = number_K >= self._first
+        # An item is written once, with the first sample that needs it; other samples find it in the same batch.
+        sample_K, number_K = sample_K[place_K][is_streamed], number_K[is_streamed]
         order = np.argsort(sample_K, kind="stable")
         sample_K, number_K = sample_K[order], number_K[order]
         chunks_K = self._chunks_N[number_K]

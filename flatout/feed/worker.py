@@ -1,7 +1,9 @@
-"""What a worker does with a task: draw, read into the slot, hand over its ragged rows, report.
+"""The worker's loop: claim a task, draw, read into the slot, hand over ragged rows, report.
 
-The same loop runs in a process, in a thread, or (one task at a time) in the caller's own thread.
-Imports no torch: a worker that did would take seconds longer to start and hundreds of megabytes more.
+The same code runs in a process, in a thread, or (one task at a time) in the caller's own thread.
+Must not import torch: a worker would take seconds longer to start and hundreds of megabytes more memory.
+
+Dimension key:  N items
 """
 
 import contextlib
@@ -24,24 +26,24 @@ from flatout.feed.source import (
     Item,
     ItemSource,
     Out,
-    ReadingNote,
+    ReadingCallback,
     RowsOut,
     Source,
     Unreadable,
-    read_patiently,
+    read_with_retries,
 )
 
 WORK, QUIT = b"\x01", b"\x00"
 
-# A report must fit into one message, about 200 kB: more would not be cut off but refused.
+# A report must fit into one message, about 200 kB: a longer one would be rejected, not truncated.
 CAUSE_CHARACTERS = 400
 TRACEBACK_CHARACTERS = 40_000
 REPLACEMENTS_AT_ONCE = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkOrders:
-    """What every worker of a feed is told once."""
+class WorkerSettings:
+    """Settings that all workers of a feed share."""
 
     seed: int
     substitute_errors: bool
@@ -56,18 +58,18 @@ class Replacement(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An error that must reach the caller; row is the batch row, or -1 if no single sample is to blame."""
+    """An error to raise in the caller; `row` is the row in the batch, or -1 if no single sample caused it."""
 
     row: int
     sample: int
     cause: str
     traceback: str
     item: int = UNKNOWN
-    """What could not be read, where that is known and is not the sample itself."""
+    """The item that could not be read, if it is known."""
 
 
 class Report(NamedTuple):
-    """How a task goes or has ended: to be done again if `overflow_bytes` is set, a failure if `failure` is."""
+    """Progress or outcome of a task: to be repeated if `overflow_bytes` is set, failed if `failure` is set."""
 
     ticket: int
     worker: int
@@ -76,50 +78,52 @@ class Report(NamedTuple):
     failure: Failure | None = None
 
     @property
-    def is_trouble(self) -> bool:
+    def has_problem(self) -> bool:
         return bool(self.replaced or self.overflow_bytes or self.failure)
 
 
-class WorkFailedError(Exception):
-    """Carries a Failure out of the reading of a task."""
+class TaskFailedError(Exception):
+    """Carries a Failure out of the code that reads a task."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.cause)
         self.failure = failure
 
 
-def work(worker: int, ring: Ring, source: Source, orders: WorkOrders, tokens: int, reports: socket.socket) -> None:
-    """Do tasks until told to quit, or until the parent and with it the token pipe is gone."""
+def work(
+    worker: int, ring: Ring, source: Source, settings: WorkerSettings, tokens: int, reports: socket.socket
+) -> None:
+    """Run tasks until a QUIT token arrives, or until the parent, and with it the token pipe, is gone."""
     if enter_worker := getattr(source, "enter_worker", None):
         enter_worker(worker, ring)
-    bench = Bench(worker, ring, source, orders, lambda report: reports.send(pickle.dumps(report)))
-    with contextlib.suppress(ConnectionError):  # the owner is gone; nobody waits for this report
+    runner = TaskRunner(worker, ring, source, settings, lambda report: reports.send(pickle.dumps(report)))
+    with contextlib.suppress(ConnectionError):  # the owner is gone, and with it the reader of this report
         while os.read(tokens, 1) == WORK:
-            bench.do_next_task()
+            runner.run_next_task()
 
 
-class Chosen(NamedTuple):
-    """What is read for some rows of a batch: the samples of the plan, less what is known to be unreadable."""
+class Selection(NamedTuple):
+    """What to read for some rows of a batch: the samples of the plan, with known unreadable items replaced."""
 
     indices: np.ndarray
     draws: Mapping[str, np.ndarray]
     shown: np.ndarray
-    """Which samples these are; differs from `indices` only where draws say what is shown instead."""
+    """The samples that are shown; differs from `indices` only for an `ItemSource`, whose draws hold the substitutes."""
     num_replaced: np.ndarray
-    """Per row."""
+    """Number of substitutes per row."""
     bad_N: np.ndarray | None
-    """The items that were left out."""
+    """Which items were excluded; None if none."""
 
 
-class Piece(NamedTuple):
-    """Rows of a batch that have been read."""
+class ReadRows(NamedTuple):
+    """Some rows of a batch after reading."""
 
     out: Out
-    chosen: Chosen
+    selection: Selection
 
 
-class Fetching:
-    """Gets the items of one reading; collects those that cannot be read, if they are to be replaced."""
+class ItemFetcher:
+    """The `Fetch` of one call of `read`; collects the items that cannot be read, if they are to be replaced."""
 
     def __init__(self, note: Callable[[int], None], *, substitute: bool) -> None:
         self._note = note
@@ -132,7 +136,7 @@ class Fetching:
             return None
         self._note(item)
         try:
-            return read_patiently(read)
+            return read_with_retries(read)
         except UNREADABLE_ERRORS as error:
             if not self._substitute:
                 raise
@@ -140,157 +144,166 @@ class Fetching:
             return None
 
 
-class Bench:
-    """One worker's place: its ring, its source, and the task on it."""
+class TaskRunner:
+    """Runs the tasks of one worker."""
 
     def __init__(
-        self, worker: int, ring: Ring, source: Source, orders: WorkOrders, send: Callable[[Report], object]
+        self, worker: int, ring: Ring, source: Source, settings: WorkerSettings, send: Callable[[Report], object]
     ) -> None:
         self._worker = worker
         self._send = send
         self._ring = ring
         self._source = source
         self._items = source if isinstance(source, ItemSource) else None
-        self._orders = orders
+        self._settings = settings
         self._totals = TracedTotals(ring.stages[worker], ring.timelines[worker : worker + 1])
         self._ticket = IDLE
-        self._at = UNKNOWN  # the item that is being read, where that is noted
+        self._current_item = UNKNOWN  # the item being read, if the source reports it
 
-    def do_next_task(self) -> None:
-        """Claim a task and fill its rows, unless nothing is left to claim.
+    def run_next_task(self) -> None:
+        """Claim a task and fill its rows; does nothing if there is no task.
 
-        The parent is told of trouble, and of a slot that is complete; a message for every task would
-        wake it dozens of times per batch. Trouble is told before the task counts as done, so whoever sees
-        a complete slot finds everything there is to know about it among the messages sent.
+        Only problems and complete slots are reported to the parent; a message for every task would wake it dozens of
+        times per batch. Problems are sent before the task counts as done: when a slot is complete, all messages about
+        it have been sent.
         """
         claimed = self._ring.claim(self._worker)
         if claimed is None:
             return
         self._ticket, task = claimed
-        report = self._report_on(task)
-        if report.is_trouble:
+        report = self._run(task)
+        if report.has_problem:
             self._send(report)
         if not report.overflow_bytes and self._ring.finish(task):
             self._send(Report(self._ticket, self._worker))
-        self._ring.put_down(self._worker)
+        self._ring.release(self._worker)
 
-    def _report_on(self, task: Task) -> Report:
+    def _run(self, task: Task) -> Report:
         with clock.recording(self._totals):
             try:
                 return Report(self._ticket, self._worker, overflow_bytes=self._fill(task))
-            except WorkFailedError as failed:
+            except TaskFailedError as failed:
                 return Report(self._ticket, self._worker, failure=failed.failure)
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit) as error:  # the source is the user's code; its errors go to the trainer
                 return Report(self._ticket, self._worker, failure=_describe(error, row=-1, sample=-1))
 
     def _fill(self, task: Task) -> int:
-        """Read a task's rows and hand them over; the bytes needed if their ragged rows do not fit, else 0."""
+        """Read a task's rows and hand them over; returns the bytes needed if its ragged rows do not fit, else 0."""
         slot = self._ring.slots[task.slot]
-        pieces = None if task.singly else self._try_whole(slot, task)
-        if pieces is None:
-            pieces = [self._read_one(slot, row) for row in range(task.begin, task.end)]
+        parts = None if task.singly else self._try_read_all(slot, task)
+        if parts is None:
+            parts = [self._read_one(slot, row) for row in range(task.begin, task.end)]
         rows = slice(task.begin, task.end)
-        slot.shown[rows] = np.concatenate([piece.chosen.shown for piece in pieces])
-        slot.replaced[rows] = np.concatenate([piece.chosen.num_replaced for piece in pieces])
+        slot.shown[rows] = np.concatenate([part.selection.shown for part in parts])
+        slot.replaced[rows] = np.concatenate([part.selection.num_replaced for part in parts])
         with clock.stage("hand over"):
             fields = self._ring.spec.rows_fields
-            taken = {name: [rows for piece in pieces for rows in piece.out[name].taken] for name in fields}
+            taken = {name: [rows for part in parts for rows in part.out[name].taken] for name in fields}
             return hand_over(self._ring, task, taken) if taken else 0
 
-    def _try_whole(self, slot: Slot, task: Task) -> list[Piece] | None:
-        """Read all rows in one call; None if that raised, so that they are tried one by one."""
+    def _try_read_all(self, slot: Slot, task: Task) -> list[ReadRows] | None:
+        """Read all rows in one call; None if that raised, so that they are read one by one."""
         try:
             return [self._read_without_unreadable(slot, task.begin, task.end)]
         except (Exception, SystemExit):
-            # Not swallowed: read again one by one, the error comes back with the sample that caused it.
+            # Not swallowed: when the rows are read one by one, the error recurs with the sample that causes it.
             return None
 
-    def _read_one(self, slot: Slot, row: int) -> Piece:
-        """Read one row. If it raises, it is replaced where a sample is an item; else nothing can be replaced."""
+    def _read_one(self, slot: Slot, row: int) -> ReadRows:
+        """Read one row. If its sample is an item and is unreadable, it is replaced; any other error is a failure."""
         while True:
-            self._at = UNKNOWN
+            self._current_item = UNKNOWN
             try:
                 return self._read_without_unreadable(slot, row, row + 1, alone=True)
-            except (Exception, SystemExit) as error:
-                is_unreadable = isinstance(error, UNREADABLE_ERRORS) and self._at != UNKNOWN
-                if self._items is None and is_unreadable and self._orders.substitute_errors:
-                    self._give_up({self._at: cause_of(error)})
+            except (Exception, SystemExit) as error:  # the source is the user's code; its errors go to the trainer
+                is_unreadable = isinstance(error, UNREADABLE_ERRORS) and self._current_item != UNKNOWN
+                if self._items is None and is_unreadable and self._settings.substitute_errors:
+                    self._exclude({self._current_item: cause_of(error)})
                     continue
-                sample = self._at if self._items is None and self._at != UNKNOWN else int(slot.indices[row])
-                item = self._at if is_unreadable else UNKNOWN
-                raise WorkFailedError(_describe(error, row=row, sample=sample, item=item)) from error
+                sample = (
+                    self._current_item
+                    if self._items is None and self._current_item != UNKNOWN
+                    else int(slot.indices[row])
+                )
+                item = self._current_item if is_unreadable else UNKNOWN
+                raise TaskFailedError(_describe(error, row=row, sample=sample, item=item)) from error
 
-    def _read_without_unreadable(self, slot: Slot, begin: int, end: int, *, alone: bool = False) -> Piece:
-        """Read rows, again and again without the items that turn out to be unreadable, until there is none."""
+    def _read_without_unreadable(self, slot: Slot, begin: int, end: int, *, alone: bool = False) -> ReadRows:
+        """Read rows; repeat without the items that turn out to be unreadable until there are none."""
         while True:
-            chosen = self._choose(slot, begin, end)
-            out, unreadable = self._read(slot, begin, end, chosen, alone=alone)
+            selection = self._select(slot, begin, end)
+            out, unreadable = self._read(slot, begin, end, selection, alone=alone)
             if not unreadable:
-                return Piece(out, chosen)
-            if again := [item for item in unreadable if chosen.bad_N is not None and chosen.bad_N[item]]:
-                raise DataError(f"{type(self._source).__name__} reads item {again[0]} again, which it was to replace")
-            self._give_up(unreadable)
+                return ReadRows(out, selection)
+            if again := [item for item in unreadable if selection.bad_N is not None and selection.bad_N[item]]:
+                raise DataError(
+                    f"{type(self._source).__name__}.read() still fetches the unreadable item {again[0]}: substitute() "
+                    "must replace every unreadable item that read() fetches"
+                )
+            self._exclude(unreadable)
 
-    def _give_up(self, unreadable: Mapping[int, str]) -> None:
-        """Have nobody read these items again. Reported first: one that is marked is never found out again."""
-        told = [Replacement(item, cause) for item, cause in unreadable.items()]
-        for begin in range(0, len(told), REPLACEMENTS_AT_ONCE):
-            some = tuple(told[begin : begin + REPLACEMENTS_AT_ONCE])
+    def _exclude(self, unreadable: Mapping[int, str]) -> None:
+        """Make sure that no worker reads these items again. Reported before they are marked, so no report is lost."""
+        replacements = [Replacement(item, cause) for item, cause in unreadable.items()]
+        for begin in range(0, len(replacements), REPLACEMENTS_AT_ONCE):
+            some = tuple(replacements[begin : begin + REPLACEMENTS_AT_ONCE])
             self._send(Report(self._ticket, self._worker, replaced=some))
         for item in unreadable:
             self._ring.mark(item, UNREADABLE)
 
-    def _choose(self, slot: Slot, begin: int, end: int) -> Chosen:
+    def _select(self, slot: Slot, begin: int, end: int) -> Selection:
         epoch, positions, indices = int(slot.head["epoch"]), slot.positions[begin:end], slot.indices[begin:end].copy()
         none, bad_N = np.zeros(end - begin, bool), self._ring.bad_items()
         if bad_N is None:
-            return Chosen(indices, self._draw(epoch, positions, indices), indices, none, None)
-        unreadable = Unreadable(bad_N, seed=self._orders.seed, epoch=epoch, positions_M=positions)
+            return Selection(indices, self._draw(epoch, positions, indices), indices, none, None)
+        unreadable = Unreadable(bad_N, seed=self._settings.seed, epoch=epoch, positions_M=positions)
         if self._items is not None:
             draws = self._draw(epoch, positions, indices)
             shown, draws, num_replaced = self._items.substitute(indices, draws, unreadable)
-            return Chosen(indices, draws, shown, num_replaced, bad_N)
+            return Selection(indices, draws, shown, num_replaced, bad_N)
         is_bad = unreadable.among(indices)
         if is_bad.any():
             bad = np.flatnonzero(is_bad)
             indices[bad] = unreadable.stand_ins(bad, indices[bad], bad_N)
-        return Chosen(indices, self._draw(epoch, positions, indices), indices, is_bad, bad_N)
+        return Selection(indices, self._draw(epoch, positions, indices), indices, is_bad, bad_N)
 
     def _draw(self, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         with clock.stage("draw"):
-            draws = self._source.draw(self._orders.seed, epoch, positions, indices)
+            draws = self._source.draw(self._settings.seed, epoch, positions, indices)
         if draws is None:
-            raise DataError(f"{type(self._source).__name__}.draw() returned nothing: return a dict of arrays, or {{}}.")
+            raise DataError(f"{type(self._source).__name__}.draw() returned None: return a dict of arrays, or {{}}.")
         return draws
 
-    def _read(self, slot: Slot, begin: int, end: int, chosen: Chosen, *, alone: bool) -> tuple[Out, Mapping[int, str]]:
-        """One call of the source's `read`; the second are the items that could not be read, and why."""
-        spec, indices = self._ring.spec, chosen.indices
-        fetching = Fetching(self._note, substitute=self._orders.substitute_errors)
+    def _read(
+        self, slot: Slot, begin: int, end: int, selection: Selection, *, alone: bool
+    ) -> tuple[Out, Mapping[int, str]]:
+        """Call the source's `read` once; also returns the items that could not be read -> cause."""
+        spec, indices = self._ring.spec, selection.indices
+        fetcher = ItemFetcher(self._note, substitute=self._settings.substitute_errors)
 
         def read() -> Out:
             parts: dict[str, np.ndarray | RowsOut] = {name: slot.field(name)[begin:end] for name in spec.fixed_fields}
             parts |= {name: RowsOut(name, rows, end - begin) for name, rows in spec.rows_fields.items()}
-            out = Out(parts, self._noting(indices), first_row=begin, fetch=fetching)
-            self._source.read(indices, chosen.draws, out)
+            out = Out(parts, self._reading_callback(indices), first_row=begin, fetch=fetcher)
+            self._source.read(indices, selection.draws, out)
             return out
 
-        # Items are noted and retried one by one as they are fetched; a sample that is one, when it is read alone.
+        # Items are recorded and retried as they are fetched; a sample that is itself an item, when it is read alone.
         is_item = alone and self._items is None
         if is_item:
             self._note(int(indices[0]))
         with clock.stage("read"):
-            out = read_patiently(read) if is_item else read()
-        if not fetching.unreadable:
+            out = read_with_retries(read) if is_item else read()
+        if not fetcher.unreadable:
             self._check_all_put(out, indices)
-        return out, fetching.unreadable
+        return out, fetcher.unreadable
 
     def _note(self, item: int) -> None:
-        self._at = item
+        self._current_item = item
         self._ring.note_item(self._worker, item)
 
-    def _noting(self, indices: np.ndarray) -> ReadingNote | None:
-        """Takes down which sample is read, where that says which item is."""
+    def _reading_callback(self, indices: np.ndarray) -> ReadingCallback | None:
+        """Records the sample that is being read; None if samples are not items."""
         return None if self._items is not None else lambda sample: self._note(int(indices[sample]))
 
     def _check_all_put(self, out: Out, indices: np.ndarray) -> None:
@@ -298,8 +311,8 @@ class Bench:
             for sample, rows in enumerate(out[name].taken):
                 if rows is None:
                     raise DataError(
-                        f"read() put no rows of field '{name}' for sample {indices[sample]}: "
-                        f"call out['{name}'].put(i, rows) for every sample, with an empty array where there are none"
+                        f"read() put no rows into field '{name}' for sample {indices[sample]}: "
+                        f"call out['{name}'].put(i, rows) for every sample, with an empty array if it has none"
                     )
 
 
@@ -308,12 +321,12 @@ def _describe(error: BaseException, *, row: int, sample: int, item: int = UNKNOW
 
 
 def cause_of(error: BaseException) -> str:
-    """What went wrong, short enough for a message."""
+    """Type and text of an exception, shortened to fit into a message."""
     return _shortened(f"{type(error).__name__}: {error}", CAUSE_CHARACTERS)
 
 
 def traceback_of(error: BaseException) -> str:
-    """Where it went wrong, short enough for a message."""
+    """Traceback of an exception, shortened to fit into a message."""
     return _shortened("".join(traceback.format_exception(error)), TRACEBACK_CHARACTERS)
 
 

@@ -1,9 +1,9 @@
-"""Picture files of any origin: what their header says, and their pixels as `cv2.imread` gives them. No torch.
+"""Image files of any origin: their headers, and their pixels as `cv2.imread` returns them. Does not import torch.
 
 Files:
 
-    decoding  A picture file on disk -> pixels as `cv2.imread` gives them, and what decoders print meanwhile
-    header    What is this picture, by its first bytes: format, size, orientation - without decoding a pixel
+    decoding  Image file -> pixels as `cv2.imread` returns them, and capture of what decoders print
+    header    Format, size and orientation of an image file from its first bytes, without decoding pixels
 """
 
 from typing import TYPE_CHECKING
@@ -13,8 +13,8 @@ from flatout.lazy import face
 if TYPE_CHECKING:
     from flatout.images.decoding import (
         MOST_MISSING,
-        Facts,
-        Picture,
+        DecodedImage,
+        ImageFacts,
         check_png,
         check_promise,
         check_size,
@@ -29,6 +29,6 @@ if TYPE_CHECKING:
         read_image,
         read_usable,
     )
-    from flatout.images.header import FORMATS, NO_PICTURES, NOT_OPENED, READABLE, Header, header_of
+    from flatout.images.header import FORMATS, NOT_IMAGES, NOT_OPENED, READABLE, Header, header_of
 
 __getattr__, __dir__ = face(__name__)

@@ -1,8 +1,11 @@
-"""A picture file on disk -> pixels as `cv2.imread` gives them, and what decoders print meanwhile.
+"""Image file -> pixels as `cv2.imread` returns them, and capture of what decoders print.
 
-JPEG goes through simplejpeg where its header says that nothing can go wrong: the same library and the same pixels as
-OpenCV's, in less time (bench/scan.py), but it knows no orientation and believes headers that lie. What it refuses,
-such as stray bytes between the segments of a header, goes to OpenCV; only what neither decodes is refused.
+8-bit grey and RGB JPEGs are decoded by simplejpeg: the same library and the same pixels as OpenCV's, in less time
+(bench/scan.py), but it ignores the orientation and trusts the header, so both are handled here. Files that it rejects,
+for example because of stray bytes between the segments of a header, go to OpenCV; only files that neither can decode
+are rejected.
+
+Dimension key:  H height   W width
 """
 
 import os
@@ -18,16 +21,16 @@ import numpy as np
 from flatout.feed import DecodeError
 from flatout.images.header import READABLE, Header, ReadAt, header_of, read_header
 
-# A picture file on disk: opened without traps, its header read, its end looked at.
+# Files
 
 WINDOW_BYTES = 4096
-"""Read at once: enough for the header of most files, and one page of the disk cache."""
+"""Size of the first read: enough for the header of most files, and one page of the disk cache."""
 MOST_BYTES = 1 << 30
-"""Of one picture file."""
+"""Maximum size of an image file."""
 
 
-class Facts(NamedTuple):
-    """What can be known about a picture without decoding it."""
+class ImageFacts(NamedTuple):
+    """What is known about an image file without decoding it."""
 
     header: Header
     ending: str
@@ -36,10 +39,10 @@ class Facts(NamedTuple):
     """Size of the file in bytes."""
 
 
-def read_facts(path: str, *, verify: bool = False) -> Facts:
-    """Header and end of a picture; `verify` reads all of a PNG and compares its checksums.
+def read_facts(path: str, *, verify: bool = False) -> ImageFacts:
+    """Read the header and the end of an image file; `verify` reads all of a PNG and compares its checksums.
 
-    Raises OSError for a file that cannot be opened, DecodeError for one that is no picture.
+    Raises OSError for a file that cannot be opened, DecodeError for one that is not an image.
     """
     fd = open_regular(path)
     try:
@@ -49,26 +52,26 @@ def read_facts(path: str, *, verify: bool = False) -> Facts:
         header = read_header(_Window(fd), size)
         if verify and header.format == "png":
             check_png(lambda offset, count: os.pread(fd, count, offset), size)
-        return Facts(header, _ending(fd, size, header.format), size)
+        return ImageFacts(header, _ending(fd, size, header.format), size)
     finally:
         os.close(fd)
 
 
 def read_bytes(path: str) -> bytes:
-    """All of a picture file."""
+    """All bytes of an image file; raises DecodeError if there are more than MOST_BYTES."""
     fd = open_regular(path)
     with open(fd, "rb") as file:
         if (size := os.fstat(fd).st_size) > MOST_BYTES:
-            raise DecodeError(f"a file of {size >> 20} MiB; {MOST_BYTES >> 20} MiB is the most that is read")
+            raise DecodeError(f"a file of {size >> 20} MiB; at most {MOST_BYTES >> 20} MiB are read")
         return file.read()
 
 
 def open_regular(path: str) -> int:
-    """A descriptor of a regular file; a FIFO or device, on which reading could wait for ever, is an OSError."""
+    """Open a regular file; raises OSError for a FIFO or device, on which reading could wait forever."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError as error:  # a zero byte in the name
-        raise OSError(f"not a possible file name: {error}") from None
+        raise OSError(f"not a valid file name: {error}") from None
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError("not a regular file")
@@ -76,7 +79,7 @@ def open_regular(path: str) -> int:
 
 
 class _Window:
-    """Reads of a file, answered from its first page where they lie in it."""
+    """Reads parts of a file, from a buffer of its first page where possible."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -87,7 +90,7 @@ class _Window:
             return b""
         if offset + count <= len(self._start):
             return self._start[offset : offset + count]
-        # Offsets come from the file and may be anything; pread takes what fits into 63 bits.
+        # Offsets come from the file and may be anything; pread only accepts 63 bits.
         return os.pread(self._fd, count, offset) if offset < 1 << 62 else b""
 
 
@@ -102,7 +105,7 @@ def _ending(fd: int, size: int, kind: str) -> str:
 
 
 def check_png(read_at: ReadAt, size: int) -> None:
-    """DecodeError unless every chunk is whole and has the right checksum, as far as IEND."""
+    """Raise DecodeError unless every chunk up to IEND is complete and has the right checksum."""
     offset = 8
     while offset < size:
         head = read_at(offset, 8)
@@ -118,51 +121,54 @@ def check_png(read_at: ReadAt, size: int) -> None:
     raise DecodeError("a PNG that is cut off")
 
 
+# Decoding
+
 MOST_PIXELS = 100_000_000
-"""10,000 x 10,000; decoding that takes 300 MB. OpenCV itself stops at ten times as many."""
+"""10,000 x 10,000; decoding that takes 300 MB. OpenCV's own limit is ten times as many."""
 MOST_PIXELS_PER_BYTE = 16_384
-"""Most pixels per byte of a file. Some formats hold any number of equal pixels in a few bytes; no photograph does."""
+"""Maximum pixels per byte of a file. Some formats store any number of equal pixels in a few bytes; photos do not."""
 HARMLESS_PIXELS = 6_000_000
-"""Decoded however few bytes they are: below 50 MB, whatever the decoder needs in between."""
+"""Images up to this size are decoded however small the file is: they take less than 50 MB, decoder included."""
 MOST_MISSING = 0.01
-"""Share of rows that may be missing at the end of a JPEG; more, and the picture is not used."""
+"""Maximum share of rows that may be missing at the end of a JPEG; if more are missing, the image is not used."""
 GREY = 128
-"""What libjpeg puts where data is missing."""
+"""Value of pixels for which libjpeg has no data."""
 
 _END = b"\xff\xd9"
 _ANIMATION = (b"acTL", b"fcTL", b"fdAT")
 
 
-class Picture(NamedTuple):
-    """A decoded picture and how it came to be."""
+class DecodedImage(NamedTuple):
+    """A decoded image, with its header and defects."""
 
     image: np.ndarray
     """uint8 [H, W, 3], BGR."""
     header: Header
     missing: float
-    """Share of the rows that the file does not hold: 0 but for a JPEG that was cut off."""
+    """Share of the rows that the file does not contain: 0 except for a truncated JPEG."""
     complaint: str = ""
-    """What a strict decoder says against the file, "" if nothing: some pixels may not be those that were saved."""
+    """The error of a strict decoder, "" if none: some pixels may differ from those that were saved."""
 
 
 def read_image(path: str) -> np.ndarray:
-    """The pixels of a file; OSError or DecodeError where there are none that can be used."""
+    """The pixels of a file, uint8 [H, W, 3], BGR; raises OSError or DecodeError if it is not usable."""
     return read_usable(path).image
 
 
-def read_usable(path: str, *, at_least_px: int = 0) -> Picture:
-    """As `read_image`, with the header; `at_least_px` as for `decode`."""
-    picture = decode(read_bytes(path), at_least_px=at_least_px)
-    if picture.missing > MOST_MISSING:
-        raise DecodeError(f"cut off: {picture.missing:.0%} of its rows are missing")
-    return picture
+def read_usable(path: str, *, at_least_px: int = 0) -> DecodedImage:
+    """Like `read_image`, but also returns the header; for `at_least_px` see `decode`."""
+    decoded = decode(read_bytes(path), at_least_px=at_least_px)
+    if decoded.missing > MOST_MISSING:
+        raise DecodeError(f"cut off: {decoded.missing:.0%} of its rows are missing")
+    return decoded
 
 
-def decode(content: bytes, *, at_least_px: int = 0) -> Picture:
-    """Pixels of the bytes of a picture file, also of a JPEG that was cut off.
+def decode(content: bytes, *, at_least_px: int = 0) -> DecodedImage:
+    """Decode the bytes of an image file, even a truncated JPEG.
 
-    `at_least_px` allows a half, a quarter or an eighth of an upright JPEG, its long side not below it: faster, but not
-    the same pixels (bench/augment_shrunk.py). The header still has the size of the file.
+    `at_least_px` allows decoding an upright JPEG at half, a quarter or an eighth of its size, as long as its long side
+    is not smaller than that: faster, but not the same pixels (bench/augment_shrunk.py). The header still has the
+    original size.
     """
     if not content:
         raise DecodeError("an empty file")
@@ -173,15 +179,15 @@ def decode(content: bytes, *, at_least_px: int = 0) -> Picture:
     image = _by_opencv(for_opencv(content, header))
     if image is None:
         kind = header.format.upper() + (f" of {header.bits} bits" if header.bits != 8 else "")
-        raise DecodeError(f"OpenCV cannot decode this {kind}: it is damaged or of a rare kind")
-    return Picture(image, header, 0.0)
+        raise DecodeError(f"OpenCV cannot decode this {kind}: it is damaged or of an unsupported kind")
+    return DecodedImage(image, header, 0.0)
 
 
 def for_opencv(content: bytes, header: Header) -> bytes:
-    """What to hand to OpenCV's decoder: an animated PNG as its default image alone, anything else as it is.
+    """The bytes to pass to OpenCV's decoder: an animated PNG is reduced to its default image, the rest is unchanged.
 
-    From memory, OpenCV 4.14 gives the first frame where the default image is not part of the animation, while
-    `imread` and Pillow give the default image; and with some grey frames it writes beyond its own memory.
+    When decoding from memory, OpenCV 4.14 returns the first frame if the default image is not part of the animation,
+    while `imread` and Pillow return the default image; and with some grey frames it writes out of bounds.
     """
     if header.format != "png" or not any(kind in content for kind in _ANIMATION):
         return content
@@ -195,56 +201,57 @@ def for_opencv(content: bytes, header: Header) -> bytes:
 
 
 def check_size(header: Header, num_bytes: int) -> None:
-    """Refuse what is no picture for training before a decoder makes room for it."""
+    """Raise DecodeError for an unsupported or oversized image, before a decoder allocates memory for it."""
     if header.format not in READABLE:
-        raise DecodeError(f"not a picture that can be used: {described(header.format)}")
+        raise DecodeError(f"not a usable image: {described(header.format)}")
     if header.width * header.height > most_pixels(header):
         raise DecodeError(
-            f"{header.width} x {header.height} pixels; {most_pixels(header):,} is the most. Cut it into tiles first"
+            f"{header.width} x {header.height} pixels; at most {most_pixels(header):,} are decoded. "
+            "Cut it into tiles first"
         )
     check_promise(header, num_bytes)
 
 
 def check_promise(header: Header, num_bytes: int) -> None:
-    """Refuse a header that promises more pixels than a file of so many bytes can hold."""
+    """Raise DecodeError if the header declares more pixels than a file of `num_bytes` can hold."""
     if num_bytes < header.least_bytes:
         raise DecodeError(f"its header says {header.width} x {header.height}, which {num_bytes} bytes cannot hold")
     if header.width * header.height > max(num_bytes * MOST_PIXELS_PER_BYTE, HARMLESS_PIXELS):
         raise DecodeError(
-            f"{header.width} x {header.height} pixels in {num_bytes} bytes; {MOST_PIXELS_PER_BYTE:,} pixels per byte "
-            "are the most. It is blank, or made to fill the memory"
+            f"{header.width} x {header.height} pixels in {num_bytes} bytes, more than {MOST_PIXELS_PER_BYTE:,} pixels "
+            "per byte: it is blank, or made to exhaust memory"
         )
 
 
 def most_pixels(header: Header) -> int:
-    """What is decoded at most; OpenCV takes several times the memory for more than 8 bits."""
+    """Maximum number of pixels to decode; OpenCV takes several times the memory for more than 8 bits."""
     return MOST_PIXELS if header.bits <= 8 else MOST_PIXELS // 4
 
 
 def described(kind: str) -> str:
-    return "its content is of no known format" if kind == "unknown" else f"its content is {kind.upper()}"
+    return "its format is unknown" if kind == "unknown" else f"its content is {kind.upper()}"
 
 
 def turn_upright(image: np.ndarray, orientation: int) -> np.ndarray:
-    """Obey EXIF's orientation; contiguous, the same array where there is nothing to do."""
+    """Apply EXIF's orientation; the result is contiguous, and the same array if there is nothing to do."""
     if orientation == 1:
         return image
     if orientation >= 5:
         image = image.transpose(1, 0, 2)
-    # After the transposition: 5 is done, 6 needs the columns turned round, 8 the rows, 7 both.
+    # After the transposition, 5 is done, 6 needs the columns reversed, 8 the rows, 7 both.
     rows = -1 if orientation in (3, 4, 7, 8) else 1
     columns = -1 if orientation in (2, 3, 6, 7) else 1
     return np.ascontiguousarray(image[::rows, ::columns])
 
 
 def missing_rows(image: np.ndarray) -> float:
-    """Share of rows at the end that are grey at their right end, as libjpeg leaves what it did not find."""
+    """Share of rows at the end whose last pixel is grey, as libjpeg leaves rows without data."""
     grey_H = (image[:, -1] == GREY).all(1)
     present = np.flatnonzero(~grey_H)
     return 1.0 if not len(present) else 1 - (present[-1] + 1) / len(image)
 
 
-def _decode_jpeg(content: bytes, header: Header, at_least_px: int) -> Picture:
+def _decode_jpeg(content: bytes, header: Header, at_least_px: int) -> DecodedImage:
     try:
         import simplejpeg
     except ImportError:
@@ -254,7 +261,7 @@ def _decode_jpeg(content: bytes, header: Header, at_least_px: int) -> Picture:
         return _upright(simplejpeg.decode_jpeg(content, "BGR", **least), header, b"")
     except ValueError as error:
         complaint = " ".join(str(error).split())
-    # Damaged. What can be saved is what cv2.imread gives.
+    # Damaged: decode as much as cv2.imread does.
     try:
         image = simplejpeg.decode_jpeg(content, "BGR", strict=False, **least)
     except ValueError:
@@ -262,23 +269,23 @@ def _decode_jpeg(content: bytes, header: Header, at_least_px: int) -> Picture:
     return _upright(image, header, content, complaint)
 
 
-def _decode_jpeg_by_opencv(content: bytes, header: Header, complaint: str = "") -> Picture:
+def _decode_jpeg_by_opencv(content: bytes, header: Header, complaint: str = "") -> DecodedImage:
     image = _by_opencv(content, is_upright=False)
     if image is not None:
         return _upright(image, header, content if complaint else b"", complaint)
-    # imdecode gives nothing for a file without its end marker, where imread gives what is there.
+    # Without the end marker imdecode returns nothing, while imread returns what is there.
     image = _by_opencv(content + _END, is_upright=False)
     if image is None:
-        # simplejpeg says this of every header that it cannot make sense of.
-        why = "its header makes no sense" if "subsampling" in complaint else complaint or "OpenCV cannot decode it"
+        # simplejpeg mentions the subsampling whenever it cannot parse a header.
+        why = "its header is invalid" if "subsampling" in complaint else complaint or "OpenCV cannot decode it"
         raise DecodeError(f"a damaged JPEG: {why}")
     return _upright(image, header, content, complaint or "Premature end of JPEG file")
 
 
-def _upright(image: np.ndarray, header: Header, content: bytes, complaint: str = "") -> Picture:
-    """The picture of pixels as stored; `content` of a file that may be cut off."""
+def _upright(image: np.ndarray, header: Header, content: bytes, complaint: str = "") -> DecodedImage:
+    """The upright image of pixels as stored; `content` is given only if the file may be truncated."""
     missing = missing_rows(image) if content and _END not in content[-4096:] else 0.0
-    return Picture(turn_upright(image, header.orientation), header, missing, complaint)
+    return DecodedImage(turn_upright(image, header.orientation), header, missing, complaint)
 
 
 def _by_opencv(content: bytes, *, is_upright: bool = True) -> np.ndarray | None:
@@ -288,14 +295,14 @@ def _by_opencv(content: bytes, *, is_upright: bool = True) -> np.ndarray | None:
     try:
         image: np.ndarray | None = cv2.imdecode(np.frombuffer(content, np.uint8), flags)
     except cv2.error as error:
-        raise DecodeError(f"OpenCV refuses it: {str(error).splitlines()[0][:120]}") from None
+        raise DecodeError(f"OpenCV rejects it: {str(error).splitlines()[0][:120]}") from None
     return image
 
 
 def _least_size(header: Header, at_least_px: int) -> dict[str, int]:
-    """What simplejpeg shall shrink to: a half, a quarter or an eighth, which libjpeg has fast code for."""
+    """simplejpeg's arguments for decoding at a half, a quarter or an eighth, for which libjpeg has fast code."""
     if header.orientation != 1:
-        return {}  # turned, it would begin with the pixel that reaches beyond the picture (see `resize_part`)
+        return {}  # rotated, it would begin with the pixel that extends beyond the image (see `resize_part`)
     longer = max(header.width, header.height)
     parts = next((parts for parts in (8, 4, 2) if 0 < at_least_px <= longer / parts), 1)
     if parts == 1:
@@ -303,24 +310,25 @@ def _least_size(header: Header, at_least_px: int) -> dict[str, int]:
     return {"min_width": -(-header.width // parts), "min_height": -(-header.height // parts)}
 
 
-# What decoders print: libjpeg, libpng, libtiff and OpenCV write to file descriptor 2, whoever listens there.
+# Messages of decoders: libjpeg, libpng, libtiff and OpenCV print to file descriptor 2
 
 MOST_PRINTED_BYTES = 1 << 16
-"""Most bytes that are kept of what is printed."""
+"""Maximum number of printed bytes that are kept."""
 
 _OPENCV_PREFIX = re.compile(r"^\[ *[A-Z]+:\d+@[\d.]+\] (?:global )?(?:\S+:\d+ )?")
 
 
 @contextmanager
 def decoder_messages() -> Iterator[list[str]]:
-    """Keep what decoders print off the terminal while the block runs; the list has its lines afterwards.
+    """Capture what decoders print while the block runs; the list contains the lines afterwards.
 
-    The whole process is silent meanwhile, so this is for the few lines around a decoder, in a process of one thread.
+    Captures stderr of the whole process, so use it only for the few lines around a decoder, in a process with one
+    thread.
     """
     lines: list[str] = []
     try:
         real = os.dup(2)
-    except OSError:  # closed: nobody listens
+    except OSError:  # stderr is closed
         yield lines
         return
     kept = os.memfd_create("decoder messages", os.MFD_CLOEXEC)
@@ -332,6 +340,6 @@ def decoder_messages() -> Iterator[list[str]]:
         os.close(real)
         text = os.pread(kept, MOST_PRINTED_BYTES, 0).decode(errors="replace")
         os.close(kept)
-        # A bar that another thread draws meanwhile is no message.
+        # A progress bar that another thread updates at the same time is not a message.
         lines += [_OPENCV_PREFIX.sub("", line).strip() for line in text.splitlines() if line.isprintable()]
         lines[:] = filter(None, lines)

@@ -1,7 +1,7 @@
-"""What is this picture, by its first bytes: format, size, orientation - without decoding a pixel.
+"""Format, size and orientation of an image file from its first bytes, without decoding pixels.
 
-The name of a file says nothing that counts. Nothing in the file is trusted either: every read is bounded, and what
-does not add up is a DecodeError.
+File names are ignored. Nothing in the file is trusted either: every read is bounded, and any inconsistency is a
+DecodeError.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from flatout.feed import DecodeError
 
-# The few tags of a TIFF directory that matter here; EXIF is such a directory too, read as OpenCV reads it.
+# TIFF directories; EXIF is one too, read as OpenCV reads it
 
 MOST_ENTRIES = 512
 
@@ -33,7 +33,7 @@ _LETTERS = {1: "B", 3: "H", 4: "I", 16: "Q"}
 
 
 class TiffTags:
-    """The first directory of a TIFF, classic or BigTIFF; struct.error where it is cut off."""
+    """The first directory of a TIFF, classic or BigTIFF; raises struct.error if it is truncated."""
 
     def __init__(self, read_at: Callable[[int, int], bytes]) -> None:
         start = read_at(0, 16)
@@ -42,7 +42,7 @@ class TiffTags:
             raise struct.error("no byte order")
         (magic,) = struct.unpack(f"{self._order}H", start[2:4])
         big = magic == 43
-        # Offset of the directory; then layouts of: number of entries, one entry, offset of the next directory.
+        # Offset of the directory, then struct formats of: number of entries, one entry, offset of the next directory.
         (offset,) = struct.unpack(f"{self._order}{'Q' if big else 'I'}", start[8:16] if big else start[4:8])
         count, entry, after = ("Q", "HHQ8s", "Q") if big else ("H", "HHI4s", "I")
         self._values: dict[str, int] = {}
@@ -54,7 +54,7 @@ class TiffTags:
 
     @property
     def orientation(self) -> int:
-        """1 to 8; what is outside means nothing, so it is 1."""
+        """1 to 8; invalid values count as 1."""
         value = self._values.get("orientation", 1)
         return value if 1 <= value <= 8 else 1
 
@@ -72,7 +72,7 @@ class TiffTags:
         self.next_page = any(rest)
 
     def _number(self, read_at: Callable[[int, int], bytes], kind: int, length: int, value: bytes) -> int:
-        """The first of a tag's numbers: inside its entry, or where the entry points to."""
+        """The first of a tag's numbers: in its entry, or at the offset in the entry."""
         size = _SIZES[kind]
         if size * length > len(value):
             (at,) = struct.unpack(f"{self._order}{'Q' if len(value) == 8 else 'I'}", value)
@@ -82,10 +82,10 @@ class TiffTags:
 
 
 def orientation_in(exif: bytes) -> int | None:
-    """EXIF's orientation as OpenCV reads it: 1 where it has none, None where no entry can be read.
+    """EXIF's orientation as OpenCV reads it: 1 if there is none, None if no entry can be read.
 
-    The first such entry counts, whatever kind of number it says it is. What stands after an entry that points beyond
-    the block is not read, what stands before it is.
+    The first orientation entry counts, whatever type it declares. Entries after one that points outside the block are
+    not read; those before it are.
     """
     order = {b"II": "<", b"MM": ">"}.get(exif[:2], "")
     found: int | None = None
@@ -107,7 +107,7 @@ def orientation_in(exif: bytes) -> int | None:
 
 
 def _check_entry(exif: bytes, order: str, tag: int, at: int) -> None:
-    """struct.error where an entry of a kind that OpenCV reads points beyond the block."""
+    """Raise struct.error if an entry that OpenCV reads points outside the block."""
     if tag in _EXIF_TEXTS:
         length, offset = struct.unpack_from(f"{order}II", exif, at + 4)
         if length > 4:
@@ -117,25 +117,28 @@ def _check_entry(exif: bytes, order: str, tag: int, at: int) -> None:
         struct.unpack_from(f"{8 * _EXIF_FRACTIONS[tag]}x", exif, offset)
 
 
+# Headers
+
 ReadAt = Callable[[int, int], bytes]
-"""(offset, count) -> that part of a file; shorter, or empty, where the file ends."""
+"""(offset, count) -> that part of a file; shorter or empty at the end of the file."""
 
 READABLE = ("jpeg", "png", "bmp", "webp", "tiff", "dng", "mpo")
-NO_PICTURES = ("unknown", "pdf", "html", "zip")
-NOT_OPENED = (*NO_PICTURES, "heic", "svg")
-"""What Pillow does not know, by which YOLOv7 judges; the others it opens, and YOLOv7 then refuses their format."""
+NOT_IMAGES = ("unknown", "pdf", "html", "zip")
+NOT_OPENED = (*NOT_IMAGES, "heic", "svg")
+"""Formats that Pillow, and therefore YOLOv7, cannot open. Pillow opens the others, but YOLOv7 rejects their format."""
 FORMATS = ("unknown", *READABLE, "gif", "jpeg2000", "avif", "heic", "psd", "ico", "pdf", "svg", "html", "zip", "ppm")
-"""Everything that is recognised; what is not in READABLE only gets a better error text."""
+"""All formats that are recognised; those not in READABLE only get a better error message."""
 MOST_SEGMENTS = 1 << 16
 MOST_STRAY_BYTES = 1 << 26
-"""Between two segments of a JPEG."""
+"""Maximum number of stray bytes between two segments of a JPEG."""
 MOST_EXIF_BYTES = 1 << 16
 TAIL_BYTES = 4096
-"""At the end of a PNG, in which EXIF is looked for."""
+"""Number of bytes at the end of a PNG that are searched for EXIF."""
 DEFLATE_FACTOR = 1032
-"""No stream of deflate, as in a PNG, becomes larger than this many times its size."""
+"""Largest expansion of a deflate stream, as in a PNG."""
 JPEG_PIXELS_PER_BYTE = 4_000
-"""A block of 8 x 8 takes at least a bit, and most of a picture is more than one colour: beyond, a header lies."""
+"""Maximum pixels per byte of a JPEG. A block of 8 x 8 takes at least a bit, and most of an image is not of one colour,
+so a header that declares more is wrong."""
 
 _STANDALONE = {0x01, *range(0xD0, 0xD9)}
 _FRAMES = set(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -145,40 +148,40 @@ _MARKER = re.compile(rb"\xff[^\x00\xff]")
 _STRAY_BLOCK = 1 << 16
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
 _PNG_SAMPLES = {**_PNG_CHANNELS, 3: 1}
-"""As stored: an index into a palette is one."""
+"""Stored values per pixel: a palette index is one value."""
 
 
 class Header(NamedTuple):
-    """What the first bytes say."""
+    """The header of an image file."""
 
     format: str
     width: int = 0
     height: int = 0
-    """As stored, before the orientation is obeyed."""
+    """As stored, before the orientation is applied."""
     orientation: int = 1
-    """EXIF's 1 to 8; from 5 on, width and height change places."""
+    """EXIF orientation, 1 to 8; from 5 on, width and height are swapped."""
     bits: int = 8
     channels: int = 3
-    """4 of a JPEG are CMYK, else the last of 2 or 4 is transparency."""
+    """4 channels of a JPEG are CMYK; otherwise the last of 2 or 4 is transparency."""
     pages: int = 1
-    """2 stands for several."""
+    """Number of pages or frames; 2 means several."""
     progressive: bool = False
     least_bytes: int = 0
-    """A file of fewer cannot hold the pixels; 0 where the format has no such limit."""
+    """Minimum size of a file with this many pixels; 0 if the format has no such limit."""
 
     @property
     def size_wh(self) -> tuple[int, int]:
-        """Width and height once the orientation is obeyed."""
+        """Width and height after the orientation is applied."""
         return (self.height, self.width) if self.orientation >= 5 else (self.width, self.height)
 
 
 def header_of(content: bytes | memoryview) -> Header:
-    """Of a file that is in memory."""
+    """Header of a file in memory; see `read_header`."""
     return read_header(lambda offset, count: bytes(content[offset : offset + count]), len(content))
 
 
 def read_header(read_at: ReadAt, num_bytes: int) -> Header:
-    """Header of a file of so many bytes; DecodeError if it begins like a picture but does not go on like one."""
+    """Header of a file of `num_bytes`; raises DecodeError if it begins like an image but its header is invalid."""
     start = read_at(0, 32)
     kind = sniff(start)
     if kind not in _READERS:
@@ -195,7 +198,7 @@ def read_header(read_at: ReadAt, num_bytes: int) -> Header:
 
 
 def sniff(start: bytes) -> str:
-    """One of FORMATS, by the first 32 bytes."""
+    """Format of a file, one of FORMATS, from its first 32 bytes."""
     for magic, kind in _MAGIC:
         if start.startswith(magic):
             return kind
@@ -231,7 +234,7 @@ _MAGIC = (
 
 
 def _jpeg(read_at: ReadAt, num_bytes: int) -> Header:
-    """Segment by segment as libjpeg goes, which skips fill bytes and whatever else stands between segments."""
+    """Read segment by segment like libjpeg, which skips fill bytes and stray bytes between segments."""
     offset, is_mpo, frame, end = 2, False, None, ""
     orientation: int | None = None
     for _ in range(MOST_SEGMENTS):
@@ -243,7 +246,7 @@ def _jpeg(read_at: ReadAt, num_bytes: int) -> Header:
             break
         (length,) = struct.unpack(">H", read_at(offset, 2))
         body = offset + 2
-        # The first block of EXIF that can be read counts, also where it says nothing of the orientation.
+        # The first readable EXIF block counts, even if it has no orientation.
         if marker == 0xE1 and orientation is None and read_at(body, 6) == b"Exif\0\0":
             orientation = orientation_in(read_at(body + 6, length - 8))
         elif marker == 0xE2 and read_at(body, 4) == b"MPF\0":
@@ -260,23 +263,23 @@ def _jpeg(read_at: ReadAt, num_bytes: int) -> Header:
 
 
 def _next_marker(read_at: ReadAt, offset: int) -> tuple[int, int]:
-    """Offset after the next marker, and its code: 0xFF and a byte that is neither 0 nor 0xFF, however far away."""
+    """Offset after the next marker, and its code. A marker is 0xFF and a byte that is neither 0 nor 0xFF."""
     head = read_at(offset, 2)
     if _MARKER.match(head):
         return offset + 2, head[1]
     for begin in range(offset, offset + MOST_STRAY_BYTES, _STRAY_BLOCK):
-        block = read_at(begin, _STRAY_BLOCK + 1)  # one more, so that no marker is cut in two
+        block = read_at(begin, _STRAY_BLOCK + 1)  # one more, so that no marker is split
         if found := _MARKER.search(block):
             return begin + found.end(), block[found.end() - 1]
         if len(block) <= _STRAY_BLOCK:
             break
-    raise DecodeError("the JPEG header is cut off or damaged: after its last segment no other begins")
+    raise DecodeError("the JPEG header is cut off or damaged: no segment begins after the last one")
 
 
 def _png(read_at: ReadAt, num_bytes: int) -> Header:
     width, height, bits, colour = struct.unpack(">IIBB", read_at(16, 10))
     if read_at(12, 4) != b"IHDR" or colour not in _PNG_CHANNELS:
-        raise DecodeError("a PNG without a proper first chunk")
+        raise DecodeError("a PNG without a valid first chunk")
     offset, exif, pages, alpha = 33, b"", 1, False
     for _ in range(MOST_SEGMENTS):
         length, kind = struct.unpack(">I4s", read_at(offset, 8))
@@ -289,7 +292,7 @@ def _png(read_at: ReadAt, num_bytes: int) -> Header:
         elif kind in (b"IDAT", b"IEND"):
             break
         offset += 12 + length
-    if not exif:  # it may also stand after the pixels
+    if not exif:  # it may also come after the pixels
         tail = read_at(max(offset, num_bytes - TAIL_BYTES), TAIL_BYTES)
         at = tail.rfind(b"eXIf") - 4
         exif = _png_exif(tail[at:]) if at >= 0 else b""
@@ -300,7 +303,7 @@ def _png(read_at: ReadAt, num_bytes: int) -> Header:
 
 
 def _png_exif(chunk: bytes) -> bytes:
-    """What a chunk holds; nothing where its checksum is wrong, as libpng has it."""
+    """Content of a chunk; empty if its checksum is wrong, as in libpng."""
     length = int.from_bytes(chunk[:4], "big")
     content, checksum = chunk[8 : 8 + length], chunk[8 + length : 12 + length]
     is_whole = len(checksum) == 4 and zlib.crc32(b"eXIf" + content) == int.from_bytes(checksum, "big")
@@ -317,7 +320,7 @@ def _bmp(read_at: ReadAt, num_bytes: int) -> Header:
     else:
         raise DecodeError(f"a BMP with a header of {size} bytes")
     height = abs(height)  # bottom-up or top-down
-    # Compressed is what holds runs of equal pixels (1, 2); the others have bit fields. The last row may lack its end.
+    # 1 and 2 are run-length compressed; the other values mean bit fields. The last row may be incomplete.
     least = 0 if compression in (1, 2) else (width * bits + 31) // 32 * 4 * (height - 1)
     return Header("bmp", width, height, channels=4 if bits == 32 else 3, least_bytes=least)
 
@@ -326,7 +329,7 @@ def _webp(read_at: ReadAt, num_bytes: int) -> Header:
     kind = read_at(12, 4)
     if kind == b"VP8 ":
         if read_at(23, 3) != b"\x9d\x01\x2a":
-            raise DecodeError("a WebP whose first frame is no key frame")
+            raise DecodeError("a WebP whose first frame is not a key frame")
         width, height = struct.unpack("<HH", read_at(26, 4))
         return Header("webp", width & 0x3FFF, height & 0x3FFF)
     if kind == b"VP8L":
@@ -348,7 +351,7 @@ def _webp_orientation(read_at: ReadAt) -> int:
             return 1
         kind, length = struct.unpack("<4sI", head)
         if kind == b"EXIF":
-            # Some programs write JPEG's "Exif\0\0" before the block: no EXIF then, for OpenCV and so for us.
+            # Some programs write JPEG's "Exif\0\0" before the block: OpenCV then ignores it, and so does this.
             return orientation_in(read_at(offset + 8, min(length, MOST_EXIF_BYTES))) or 1
         offset += 8 + length + (length & 1)
     return 1

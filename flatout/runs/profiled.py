@@ -63,8 +63,8 @@ class ObservedBatches:
         self._batches, self._hear = batches, hear
 
     @property
-    def held_back_s(self) -> float:
-        return self._batches.held_back_s
+    def device_wait_s(self) -> float:
+        return self._batches.device_wait_s
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Any]:
         for batch in self._batches.epoch(epoch, start):
@@ -79,7 +79,7 @@ class RepeatedBatch:
     from one short run; with a flag switched on, the same run is a trial of the network's part of the step alone.
     """
 
-    held_back_s = 0.0
+    device_wait_s = 0.0
 
     def __init__(self, num_batches: int = 0, *, traced: bool = False) -> None:
         """The real feed is asked for `num_batches` or more; `traced`: the kernels that make them are looked at, too."""
@@ -148,7 +148,7 @@ class ReplayedPass:
     """
 
     def __init__(self, run: HostPass) -> None:
-        self.works: FeedRuntime = run.works
+        self.runtime: FeedRuntime = run.runtime
         self._leases: list[Lease] = []
         while len(self._leases) < KEPT and (lease := run.take()) is not None:
             self._leases.append(lease)

@@ -52,7 +52,7 @@ class Same:
 
     item_names = ("loss",)
     paddings: Mapping[str, Any] = {}
-    held_back_s = 0.0
+    device_wait_s = 0.0
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         return (Batch() for _ in range(start, STEPS))
@@ -108,7 +108,7 @@ class HeldBack(Same):
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         for batch in super().epoch(epoch, start):
             time.sleep(0.01)
-            type(self).held_back_s += 0.005
+            type(self).device_wait_s += 0.005
             yield batch
 
 

@@ -1,6 +1,6 @@
 """Small items for stores: files of bytes that decode to arrays of different kinds and shapes.
 
-Imported by worker processes too, so it lives in a module and can be pickled.
+Worker processes import this too, so everything here is at module level and can be pickled.
 """
 
 import time
@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 
 from flatout.feed import DecodeError, Field, SampleSource, Store
-from tests.feed.sources import Trouble, leave_a_line
+from tests.feed.sources import Fault, leave_a_line
 
 
 class Blobs:
-    """Item i is the file i as an array; every decoding leaves a line in `log`."""
+    """Item i is file i as an array; every decoding appends a line to `log`."""
 
     def __init__(self, paths: Sequence[Path], *, parameters: str = "", log: Path | None = None) -> None:
         self.paths = [str(path) for path in paths]
         self.parameters = parameters
         self.log = log
-        self.trouble: dict[int, Trouble] = {}
+        self.faults: dict[int, Fault] = {}
         self.sleep_s = 0.0
 
     def __len__(self) -> int:
@@ -35,13 +35,13 @@ class Blobs:
     def decode(self, index: int) -> np.ndarray:
         if self.log is not None:
             leave_a_line(self.log, str(index))
-        if index in self.trouble:
-            self.trouble[index]()
+        if index in self.faults:
+            self.faults[index]()
         time.sleep(self.sleep_s)
         data = np.fromfile(self.paths[index], np.uint8)
         if len(data) % 12:
-            raise DecodeError(f"{len(data)} bytes are no whole number of dozens")
-        # Mirrored, so that it is not contiguous, as a picture with its colours swapped.
+            raise DecodeError(f"{len(data)} bytes are not a multiple of 12")
+        # Reversed, so that it is not contiguous, like an image with swapped colour channels.
         flat = data.view((np.uint8, "<u2", "<f4")[index % 3]).reshape(-1, 3)[:, ::-1]
         return flat.reshape(3, -1, 1) if index % 2 else flat
 
@@ -58,7 +58,7 @@ def write_blobs(folder: Path, count: int, *, dozens: int = 40) -> list[Path]:
 
 
 def contents(store: Store | Blobs, indices: Sequence[int] | None = None) -> list[tuple[str, tuple[int, ...], bytes]]:
-    """Everything that two stores must agree on."""
+    """Dtype, shape and bytes of every item: what must be equal in two stores."""
     get = store.decode if isinstance(store, Blobs) else store.__getitem__
     arrays = [get(index) for index in (range(len(store)) if indices is None else indices)]
     return [(array.dtype.str, array.shape, array.tobytes()) for array in arrays]

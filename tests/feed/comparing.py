@@ -1,4 +1,4 @@
-"""Comparing batches bit for bit, and a source with every kind of field to make them from."""
+"""Comparison of batches bit for bit, and sources with all kinds of fields."""
 
 import hashlib
 
@@ -9,7 +9,7 @@ from flatout.feed.plan import keyed_uniform
 
 
 def digest(batch: Batch) -> str:
-    """One string for everything a batch says."""
+    """One hash over everything in a batch."""
     total = hashlib.sha256(f"{batch.epoch} {batch.step} {batch.num_valid}".encode())
     for array in (batch.indices, batch.positions, *batch.fields.values(), *batch.counts.values()):
         total.update(f"{array.shape} {array.dtype}".encode())
@@ -22,7 +22,7 @@ def digests(batches) -> list[str]:
 
 
 class Mixed(SampleSource):
-    """A picture, a label and two ragged fields of different width and dtype, all random."""
+    """An image, a label and two ragged fields of different width and dtype, all random."""
 
     fields = {
         "image": Field((3, 8, 10)),
@@ -38,7 +38,7 @@ class Mixed(SampleSource):
         return self.num_samples
 
     def where(self, index: int) -> str:
-        return f"pictures/{index:04}.png"
+        return f"images/{index:04}.png"
 
     def sample(self, index, rng):
         return {
@@ -50,7 +50,7 @@ class Mixed(SampleSource):
 
 
 class Vectorised:
-    """A source that reads whole micro-batches, with pictures of the size the step asks for."""
+    """A source that reads whole micro-batches, with images of the size that the step requires."""
 
     fields = {"image": Field((1, 16, 16), np.float32), "index": Field((), np.int32)}
 

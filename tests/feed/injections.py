@@ -1,4 +1,4 @@
-"""Ways to hurt a feed from outside: signals, limits, scripts that end badly; and to see what is left of it."""
+"""Fault injection from outside a feed (signals, limits, scripts that end badly), and checks for what is left behind."""
 
 import contextlib
 import os
@@ -20,10 +20,10 @@ MARK = "FLATOUT_TEST_MARK"
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 10) -> None:
-    """Block until `condition()` holds; fails the test when it does not in time."""
+    """Block until `condition()` is true; fails the test after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"{condition} did not come true within {timeout_s} s"
+        assert time.monotonic() < deadline, f"{condition} was not true within {timeout_s} s"
         time.sleep(0.005)
 
 
@@ -44,20 +44,20 @@ def is_stopped(pid: int) -> bool:
     return status_of(pid).get("State", "").startswith("T")
 
 
-def nurseries_of(feed: Feed) -> set[int]:
-    """The process that a feed's workers were forked from; none where all of them are just being replaced."""
+def forkservers_of(feed: Feed) -> set[int]:
+    """The process that a feed's workers were forked from; empty while all of them are being replaced."""
     statuses = map(status_of, list(feed.worker_pids.values()))
     return {int(status["PPid"]) for status in statuses if not status.get("State", "Z").startswith("Z")}
 
 
-def nursery_of(feed: Feed) -> int:
-    """The same where workers are known to be there."""
-    (nursery,) = nurseries_of(feed)
-    return nursery
+def forkserver_of(feed: Feed) -> int:
+    """The same, if workers are known to be running."""
+    (forkserver,) = forkservers_of(feed)
+    return forkserver
 
 
 def open_files(pid: int) -> list[str]:
-    """What the descriptors of a process are open on; deleted files are marked as such by the kernel."""
+    """The open files of a process; the kernel marks deleted ones as such."""
     return [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd")]
 
 
@@ -66,7 +66,7 @@ def children_of(pid: int) -> list[int]:
 
 
 class Script:
-    """A Python script in a session of its own, and everything it starts, found by a mark in the environment."""
+    """A Python script in its own session, and all processes it starts, found by a mark in their environment."""
 
     def __init__(self, text: str, folder: Path, *args: object, prefix: Sequence[str] = ()) -> None:
         self._mark = uuid.uuid4().hex
@@ -97,12 +97,12 @@ class Script:
         return self.process.stdout.readline().strip()
 
     def end(self, timeout_s: float = 30) -> "Outcome":
-        """Wait for the end of the main process."""
+        """Wait until the main process has ended."""
         out, err = self.process.communicate(timeout=timeout_s)
         return Outcome(self.process.returncode, out, err)
 
     def pids(self) -> list[int]:
-        """Every living process of this script, also those that hid in another session."""
+        """All running processes of this script, even those in another session."""
         needle = f"{MARK}={self._mark}".encode()
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if needle in _environ(pid)]
 
@@ -111,7 +111,7 @@ class Script:
 
 
 class Outcome:
-    """How a script ended and what it said."""
+    """Exit code and output of a script."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code = code
@@ -123,7 +123,7 @@ class Outcome:
 
 
 def run_script(text: str, folder: Path, *args: object, prefix: Sequence[str] = ()) -> Outcome:
-    """Run a script to its end; nothing of it may be left then."""
+    """Run a script to its end; none of its processes may be left then."""
     with Script(text, folder, *args, prefix=prefix) as script:
         outcome = script.end()
         script.wait_until_gone()
@@ -132,12 +132,15 @@ def run_script(text: str, folder: Path, *args: object, prefix: Sequence[str] = (
 
 @contextlib.contextmanager
 def limited_cgroup(controller: str, limits: Mapping[str, str]) -> Iterator[list[str]]:
-    """A new cgroup (v1 or v2) with limits; gives the command prefix that runs something in it. Skips if it cannot."""
+    """A new cgroup (v1 or v2) with limits; yields the command prefix that runs a command in it.
+
+    Skips the test if that is not possible.
+    """
     folder = _cgroup_folder(controller) / f"flatout-test-{uuid.uuid4().hex[:8]}"
     try:
         folder.mkdir()
     except OSError as error:
-        pytest.skip(f"no cgroup can be made for {controller}: {error}")
+        pytest.skip(f"no cgroup can be created for {controller}: {error}")
     try:
         known = {name: value for name, value in limits.items() if (folder / name).exists()}
         if not known:
@@ -151,10 +154,10 @@ def limited_cgroup(controller: str, limits: Mapping[str, str]) -> Iterator[list[
 
 
 def _cgroup_folder(controller: str) -> Path:
-    """Our own cgroup, so that limits around this test still hold."""
+    """The cgroup of this process, so that limits around the test still apply."""
     folders = cgroup.folders(controller)
     if not folders:
-        pytest.skip("no cgroups here")
+        pytest.skip("this machine has no cgroups")
     return folders[0]
 
 
@@ -166,7 +169,7 @@ def _environ(pid: int) -> bytes:
 
 
 def in_private_mounts(commands: str) -> list[str]:
-    """Command prefix: run `commands` as a shell in a mount namespace of its own first. Skips if that is forbidden."""
+    """Command prefix that first runs shell `commands` in a private mount namespace. Skips if that is not permitted."""
     probe = subprocess.run(["unshare", "-m", "true"], capture_output=True, text=True, check=False)
     if probe.returncode:
         pytest.skip(f"no private mount namespace: {probe.stderr.strip()}")

@@ -1,4 +1,4 @@
-"""Datasets for the comparison of Loader with torch's DataLoader; importable, so that spawned workers find them."""
+"""Datasets for comparing Loader with torch's DataLoader; in a module, so that spawned workers can import them."""
 
 import collections
 import os
@@ -74,7 +74,7 @@ class Kinds(Dataset):
 
 
 class Numbers(Dataset):
-    """Sample i is i, as (picture, i)."""
+    """Sample i is (an image full of i, i)."""
 
     def __init__(self, length: int = 23) -> None:
         self.length = length
@@ -87,7 +87,7 @@ class Numbers(Dataset):
 
 
 class Batched(Numbers):
-    """Fetches many samples in one call."""
+    """Fetches several samples in one call."""
 
     def __getitems__(self, indices):
         assert isinstance(indices, list)
@@ -102,7 +102,7 @@ class Keyed(Dataset):
 
 
 class Sizes(Dataset):
-    """Keys are (index, side): the batch sampler chooses the size of pictures."""
+    """Keys are (index, side): the batch sampler chooses the image size."""
 
     def __getitem__(self, key):
         index, side = key
@@ -110,7 +110,7 @@ class Sizes(Dataset):
 
 
 class Growing(Dataset):
-    """Samples of changing length, for collates that pad."""
+    """Samples of different length, for collate functions that pad."""
 
     def __len__(self):
         return 24
@@ -150,14 +150,14 @@ class Drawing(Dataset):
 
 
 class DrawingMuch(Drawing):
-    """Has text beside the random numbers, more of it later on: more than there is room for at first."""
+    """Random numbers with text that becomes longer than the room that is reserved at first."""
 
     def __getitem__(self, index):
         return *super().__getitem__(index), "long text " * 100 * index
 
 
 class SometimesDrawing(Dataset):
-    """Draws for a few samples only."""
+    """Draws random numbers for a few samples only."""
 
     def __len__(self):
         return 48
@@ -167,7 +167,7 @@ class SometimesDrawing(Dataset):
 
 
 class Nested(Dataset):
-    """Nested tensors, of which the default collate makes no batches."""
+    """Nested tensors, which the default collate does not support."""
 
     def __init__(self, layout: torch.layout) -> None:
         self.layout = layout
@@ -180,7 +180,7 @@ class Nested(Dataset):
 
 
 class InitialSeed(Dataset):
-    """Says which seed torch's generator has, and may draw from it."""
+    """Returns the seed of torch's generator, and may draw from it."""
 
     def __init__(self, draws: bool) -> None:
         self.draws = draws
@@ -195,7 +195,7 @@ class InitialSeed(Dataset):
 
 
 class Waiting(Dataset):
-    """No sample is read before two workers are at one."""
+    """Samples can only be read when two workers read one at the same time."""
 
     def __init__(self) -> None:
         context = torch.multiprocessing.get_context("fork")
@@ -229,14 +229,14 @@ class Failing(Numbers):
 
 
 class AwkwardError(Exception):
-    """Cannot be pickled back: takes two arguments."""
+    """Cannot be unpickled: takes two arguments."""
 
     def __init__(self, one: str, two: str) -> None:
         super().__init__(f"{one} {two}")
 
 
 class WhoReads(Dataset):
-    """Tells about the worker that reads."""
+    """Returns information about the worker that reads."""
 
     def __len__(self):
         return 24
@@ -248,7 +248,7 @@ class WhoReads(Dataset):
 
 
 class KillsOnce(Numbers):
-    """The worker that reads sample 9 dies, the first time."""
+    """The first worker that reads sample 9 dies."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(40)
@@ -262,7 +262,7 @@ class KillsOnce(Numbers):
 
 
 class KillsAlways(Numbers):
-    """Sample 9 ends whoever reads it."""
+    """Sample 9 kills every worker that reads it."""
 
     def __getitem__(self, index):
         if index == 9:
@@ -271,7 +271,7 @@ class KillsAlways(Numbers):
 
 
 class Slow(Numbers):
-    """Takes its time over one sample."""
+    """Takes a second for one sample."""
 
     def __getitem__(self, index):
         if index == 9:
@@ -280,7 +280,7 @@ class Slow(Numbers):
 
 
 class Threaded(Numbers):
-    """Has a thread of its own that does the work, started when it is made or unpickled."""
+    """Reads in a thread of its own, which is started by the constructor and by unpickling."""
 
     def __init__(self, length: int = 23) -> None:
         super().__init__(length)
@@ -329,11 +329,11 @@ class Unpicklable(Numbers):
 
 
 class Bag:
-    """A batch type of one's own."""
+    """A custom batch type."""
 
     def __init__(self, samples: list[tuple[torch.Tensor, int]]) -> None:
-        self.pictures = torch.stack([picture for picture, _ in samples])
-        self.again = self.pictures
+        self.images = torch.stack([image for image, _ in samples])
+        self.again = self.images
         self.labels = [label for _, label in samples]
 
 
@@ -347,15 +347,15 @@ def as_pairs(samples: list[tuple[torch.Tensor, int]]) -> dict[str, Any]:
 
 
 def detection_collate(samples: list[tuple[torch.Tensor, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pictures, and boxes [T, 2] of (row in the batch, label): index % 3 boxes each."""
+    """Images, and boxes [T, 2] of (row in the batch, label): index % 3 boxes each."""
     boxes = [torch.tensor([[row, label]] * (label % 3)).reshape(-1, 2) for row, (_, label) in enumerate(samples)]
     return torch.stack([x for x, _ in samples]), torch.cat(boxes)
 
 
 def detection_join(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = np.cumsum([0] + [len(pictures) for pictures, _ in parts])
+    rows = np.cumsum([0] + [len(images) for images, _ in parts])
     boxes = [each + torch.tensor([row, 0]) for (_, each), row in zip(parts, rows, strict=False)]
-    return cat_rows([pictures for pictures, _ in parts]), torch.cat(boxes)
+    return cat_rows([images for images, _ in parts]), torch.cat(boxes)
 
 
 def noisy_collate(samples: list[Any]) -> Any:
@@ -367,7 +367,7 @@ def only_even(samples: list[tuple[torch.Tensor, int]]) -> Any:
 
 
 def count_start(worker: int) -> None:
-    """A worker_init_fn that leaves a file behind."""
+    """A worker_init_fn that creates a file."""
     Path(os.environ["LOADER_TEST_FOLDER"], f"{worker}-{os.getpid()}").touch()
 
 
@@ -382,7 +382,7 @@ def seed_all_alike(worker: int) -> None:
 
 
 def seed_by_worker(worker: int) -> None:
-    """As PyTorch's notes on reproducibility advise."""
+    """As recommended by PyTorch's notes on reproducibility."""
     seed = torch.initial_seed() % 2**32
     np.random.seed(seed)  # noqa: NPY002
     random.seed(seed)
@@ -410,7 +410,7 @@ def equal(ours: Any, theirs: Any) -> bool:
 def assert_same_epochs(
     dataset: Any, *, epochs: int = 1, num_workers: int = 2, ours: dict[str, Any] | None = None, **options: Any
 ) -> None:
-    """Loader with workers and DataLoader without (it is faster so), made alike, deliver the same batches."""
+    """Assert that a Loader with workers yields the same batches as a DataLoader without (which is faster)."""
     streams = []
     for cls, extra in ((DataLoader, {}), (Loader, {"num_workers": num_workers} | (ours or {}))):
         torch.manual_seed(5)
@@ -425,4 +425,4 @@ def assert_same_epochs(
 
 
 MADE = {"sampler", "batch_sampler", "generator"}
-"""Options that carry state: given as functions, called for each side."""
+"""Options with state: given as functions, which are called once for each loader."""

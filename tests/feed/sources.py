@@ -1,7 +1,7 @@
 """Small sources that misbehave on demand.
 
-A *trouble* is a function without arguments that a worker calls when it reads the sample it belongs to.
-All of this is imported by worker processes too, so it lives in a module and can be pickled.
+A *fault* is a function without arguments that a worker calls when it reads the sample it belongs to.
+Worker processes import this too, so everything here is at module level and can be pickled.
 """
 
 import errno
@@ -19,51 +19,51 @@ import numpy as np
 from flatout.feed import Field, Out, Rows, SampleSource, Substituted, Unreadable
 from flatout.feed.plan import keyed_uniform
 
-Trouble = Callable[[], object]
+Fault = Callable[[], object]
 
 
-class Pictures(SampleSource):
-    """Noise pictures with 0 to 3 boxes; sample i runs trouble[i] first."""
+class Images(SampleSource):
+    """Noise images with 0 to 3 boxes; sample i calls faults[i] first."""
 
     fields = {"image": Field((3, 4, 4)), "boxes": Rows(5)}
 
-    def __init__(self, count: int, trouble: Mapping[int, Trouble] | None = None, *, sleep_s: float = 0) -> None:
+    def __init__(self, count: int, faults: Mapping[int, Fault] | None = None, *, sleep_s: float = 0) -> None:
         self.count = count
-        self.trouble = dict(trouble or {})
+        self.faults = dict(faults or {})
         self.sleep_s = sleep_s
 
     def __len__(self) -> int:
         return self.count
 
     def where(self, index: int) -> str:
-        return f"pictures/{index:04}.png"
+        return f"images/{index:04}.png"
 
     def sample(self, index: int, rng: np.random.Generator) -> Mapping[str, np.ndarray]:
-        if index in self.trouble:
-            self.trouble[index]()
+        if index in self.faults:
+            self.faults[index]()
         time.sleep(self.sleep_s)
         image = rng.integers(0, 256, (3, 4, 4), np.uint8) ^ np.uint8(index % 256)
         return {"image": image, "boxes": rng.random((index % 4, 5))}
 
 
-class SilentPictures(Pictures):
-    """The same samples from a source that never says which one it is reading."""
+class SilentImages(Images):
+    """The same samples from a source that does not report which one it is reading."""
 
     def read(self, indices: np.ndarray, draws: Mapping[str, np.ndarray], out: Out) -> None:
         super().read(indices, draws, Out(out))
 
 
 class Mosaics:
-    """Samples of four items, their own and three others; item i runs trouble[i] first.
+    """Samples of four items, their own and three others; item i calls faults[i] first.
 
-    An `ItemSource` as small as one can be.
+    A minimal `ItemSource`.
     """
 
     fields = {"items": Field((4,), np.int64), "bytes": Field((4,))}
 
-    def __init__(self, count: int, trouble: Mapping[int, Trouble] | None = None) -> None:
+    def __init__(self, count: int, faults: Mapping[int, Fault] | None = None) -> None:
         self.num_items = count
-        self.trouble = dict(trouble or {})
+        self.faults = dict(faults or {})
 
     def __len__(self) -> int:
         return self.num_items
@@ -72,7 +72,7 @@ class Mosaics:
         return f"mosaic {index}"
 
     def where_item(self, item: int) -> str:
-        return f"pictures/{item:04}.png"
+        return f"images/{item:04}.png"
 
     def draw(self, seed: int, epoch: int, positions: np.ndarray, indices: np.ndarray) -> Mapping[str, np.ndarray]:
         others = (keyed_uniform(seed, epoch, positions, 3) * self.num_items).astype(np.int64)
@@ -91,8 +91,8 @@ class Mosaics:
                 out["bytes"][row, place] = 0 if value is None else value
 
     def _value(self, item: int) -> int:
-        if item in self.trouble:
-            self.trouble[item]()
+        if item in self.faults:
+            self.faults[item]()
         return item % 256
 
 
@@ -116,7 +116,7 @@ class Files(SampleSource):
 
 
 class Crowds(SampleSource):
-    """Ordinary samples of 3 rows, except those in `crowds`; every reading leaves a line in `log`."""
+    """Ordinary samples of 3 rows, except those in `crowds`; every read appends a line to `log`."""
 
     fields = {"rows": Rows(5, expected=3)}
 
@@ -138,7 +138,7 @@ class Crowds(SampleSource):
 
 
 class ImportedModules(SampleSource):
-    """Tells whether the process that reads has imported torch."""
+    """Reports whether the process that reads has imported torch."""
 
     fields = {"torch": Field((), np.bool_), "pid": Field((), np.int64)}
 
@@ -149,8 +149,8 @@ class ImportedModules(SampleSource):
         return {"torch": np.array("torch" in sys.modules), "pid": np.array(os.getpid())}
 
 
-class FailsToOpen(Pictures):
-    """Can be pickled, but not opened where it arrives."""
+class FailsToOpen(Images):
+    """Can be pickled, but not unpickled."""
 
     def __init__(self, count: int, text: str) -> None:
         super().__init__(count)
@@ -160,8 +160,8 @@ class FailsToOpen(Pictures):
         raise RuntimeError(str(state["text"]))
 
 
-class Stillborn(Pictures):
-    """The first worker that asks for the length dies of it, before it has claimed anything."""
+class DiesAtStart(Images):
+    """The first worker that calls len() dies, before it has claimed a task."""
 
     def __init__(self, count: int, marker: Path) -> None:
         super().__init__(count)
@@ -174,8 +174,8 @@ class Stillborn(Pictures):
         return self.count
 
 
-class SlowToOpen(Pictures):
-    """Takes 30 s to arrive in the process that workers come from, after leaving its process id in `log`."""
+class SlowToOpen(Images):
+    """Takes 30 s to unpickle in the forkserver, after writing its process id to `log`."""
 
     def __init__(self, count: int, log: Path, *, only_once: bool = False) -> None:
         super().__init__(count)
@@ -190,7 +190,7 @@ class SlowToOpen(Pictures):
 
 
 def leave_a_line(log: Path, text: str) -> None:
-    """Append a line; what several processes append at once does not mix."""
+    """Append a line atomically, so that lines of several processes do not mix."""
     fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(fd, f"{text}\n".encode())
     os.close(fd)
@@ -201,7 +201,7 @@ def lines_of(log: Path) -> list[str]:
 
 
 def first_time(marker: Path) -> bool:
-    """Whether nobody has asked about `marker` before, in any process."""
+    """Whether this is the first call with `marker` in any process."""
     try:
         os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -209,32 +209,32 @@ def first_time(marker: Path) -> bool:
     return True
 
 
-# Troubles.
+# Faults
 
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def logged(log: Path, trouble: Trouble) -> None:
-    """A trouble that leaves its process id in `log` first."""
+def logged(log: Path, fault: Fault) -> None:
+    """A fault that writes its process id to `log` first."""
     leave_a_line(log, str(os.getpid()))
-    trouble()
+    fault()
 
 
-def only_once(marker: Path, trouble: Trouble) -> None:
+def only_once(marker: Path, fault: Fault) -> None:
     if first_time(marker):
-        trouble()
+        fault()
 
 
 def stop_once(log: Path) -> None:
-    """Be stopped, as by `kill -STOP`; the process id is in `log`."""
+    """Stop this process once, as by `kill -STOP`; its id is written to `log`."""
     if not log.exists():
         logged(log, partial(os.kill, os.getpid(), signal.SIGSTOP))
 
 
 def stop_with_lock_once(log: Path) -> None:
-    """Be stopped with the ring's lock in hand."""
+    """Stop this process once while it holds the ring's lock."""
     if not log.exists():
         memory = next(entry for entry in os.scandir("/proc/self/fd") if "flatout-feed" in os.readlink(entry.path))
         fcntl.lockf(int(memory.name), fcntl.LOCK_EX)
@@ -251,14 +251,14 @@ def fail(error: type[BaseException], *args: object) -> None:
 
 
 def fail_the_first(times: int, log: Path) -> None:
-    """A disk that fails for a moment."""
+    """A transient disk error."""
     if len(lines_of(log)) < times:
         leave_a_line(log, "failed")
         raise OSError(errno.EIO, "Input/output error")
 
 
 def take_memory(marker: Path, nbytes: int) -> None:
-    """Once, take more memory than there is, as the one that the kernel kills first."""
+    """Once, allocate more memory than there is, as the process that the kernel kills first."""
     if first_time(marker):
         Path("/proc/self/oom_score_adj").write_text("1000")
         np.ones(nbytes, np.uint8)

@@ -1,4 +1,4 @@
-"""What a user can get wrong about sources, plans and knobs: one clear sentence each, of the right class."""
+"""User errors in sources, plans and settings: each raises one clear message of the right class."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -10,25 +10,25 @@ import pytest
 from flatout.errors import ConfigError, DataError, FlatoutError
 from flatout.feed import Feed, FeedConfig, Field, Out, Plan, Rows, SampleError
 from tests.feed.comparing import digests
-from tests.feed.sources import Pictures
+from tests.feed.sources import Images
 
-CREWS = {"processes": {"workers": 1, "start_method": "fork"}, "nobody": {"workers": 0}}
-every_crew = pytest.mark.parametrize("crew", CREWS.values(), ids=CREWS)
+BACKENDS = {"processes": {"workers": 1, "start_method": "fork"}, "inline": {"workers": 0}}
+every_backend = pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 
 
 def expect(kind: type[FlatoutError], *words: str) -> Any:
-    """The error's class, and words of its text in this order; its text is one line."""
+    """Expect an error of this class whose one-line message contains these words in this order."""
     return pytest.raises(kind, match="^[^\n]*" + ".*".join(map(re.escape, words)) + "[^\n]*$")
 
 
 def start(source: Any = None, plan: Plan | None = None, **knobs: Any) -> None:
-    """As far as the first batch."""
-    source = Pictures(32) if source is None else source
+    """Run a feed up to its first batch."""
+    source = Images(32) if source is None else source
     with Feed(source, plan or Plan(num_samples=32, batch_size=8), FeedConfig(**{"workers": 0} | knobs)) as feed:
         next(iter(feed))
 
 
-# StepSettings.
+# Settings
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def start(source: Any = None, plan: Plan | None = None, **knobs: Any) -> None:
         ({"workers": None}, ["workers=None", '"auto"']),
         ({"slots": 1}, ["slots=1", "Use slots=2 or more"]),
         ({"slots": -3}, ["slots=-3", "Use slots=2 or more"]),
-        ({"slots": 4, "prefetch_factor": 2}, ["slots and prefetch_factor", "give one"]),
+        ({"slots": 4, "prefetch_factor": 2}, ["slots and prefetch_factor", "give only one"]),
         ({"prefetch_factor": 0}, ["prefetch_factor=0", "1 or more"]),
         ({"micro_batch": 0}, ["micro_batch=0", "1 or more"]),
         ({"epochs": 0}, ["epochs=0", "1 or more"]),
@@ -51,55 +51,55 @@ def start(source: Any = None, plan: Plan | None = None, **knobs: Any) -> None:
         ({"backend": "ray"}, ["backend='ray'", "'process' or 'thread'"]),
         ({"start_method": "forkserver"}, ["start_method='forkserver'", "'spawn' or 'fork'"]),
         ({"on_error": "ignore"}, ["on_error='ignore'", "'raise' or 'substitute'"]),
-        ({"bad_share": 2}, ["bad_share=2", "0..1"]),
-        ({"bad_share": float("nan")}, ["bad_share=nan", "0..1"]),
-        ({"watchdog_s": -1}, ["watchdog_s=-1", "0 switches the watchdog off"]),
-        ({"watchdog_s": float("nan")}, ["watchdog_s=nan", "0 switches the watchdog off"]),
+        ({"bad_share": 2}, ["bad_share=2", "between 0 and 1"]),
+        ({"bad_share": float("nan")}, ["bad_share=nan", "between 0 and 1"]),
+        ({"watchdog_s": -1}, ["watchdog_s=-1", "Use 0 to switch the watchdog off"]),
+        ({"watchdog_s": float("nan")}, ["watchdog_s=nan", "Use 0 to switch the watchdog off"]),
     ],
     ids=lambda value: next(iter(value.items())) if isinstance(value, dict) else None,
 )
-def test_a_knob_that_cannot_be_obeyed_is_refused(knobs: dict[str, Any], words: list[str]):
+def test_an_invalid_setting_is_refused(knobs: dict[str, Any], words: list[str]):
     with expect(ConfigError, *words) as caught:
         start(**knobs)
     assert caught.value.exit_code == 2
 
 
-# Plans.
+# Plans
 
 
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
         ({"batch_size": 0}, ["batch_size=0", "1 or more"]),
-        ({"batch_size": 33}, ["32 samples has no full step of 33", "last='short' or last='pad'"]),
+        ({"batch_size": 33}, ["32 samples has no complete step of 33", "last='short' or last='pad'"]),
         ({"num_ranks": 8, "rank": 8}, ["rank=8", "0..7"]),
         ({"seed": -1}, ["seed=-1", "0..2**64-1"]),
         ({"last": "repeat"}, ["last='repeat'", "'drop', 'pad' or 'short'"]),
         ({"weights": np.ones(31)}, ["weights has shape (31,)", "32 samples"]),
-        ({"weights": -np.ones(32)}, ["weights must be finite, not negative"]),
-        ({"weights": np.full(32, np.nan)}, ["weights must be finite, not negative"]),
+        ({"weights": -np.ones(32)}, ["weights must be finite, non-negative"]),
+        ({"weights": np.full(32, np.nan)}, ["weights must be finite, non-negative"]),
         ({"weights": np.zeros(32)}, ["weights must be", "not all zero"]),
-        ({"weights": np.ones(32), "order": np.arange(32)}, ["weights and order exclude each other"]),
-        ({"order": np.arange(33)}, ["order names sample 32", "0..31"]),
-        ({"order": [0, -1]}, ["order names sample -1", "0..31"]),
+        ({"weights": np.ones(32), "order": np.arange(32)}, ["weights and order cannot be combined"]),
+        ({"order": np.arange(33)}, ["order contains sample 32", "0..31"]),
+        ({"order": [0, -1]}, ["order contains sample -1", "0..31"]),
         ({"order": []}, ["order has shape (0,)"]),
         ({"order": np.zeros((4, 8), int)}, ["order has shape (4, 8)"]),
-        ({"order": np.linspace(0, 31, 32)}, ["order has dtype float64", "whole numbers"]),
+        ({"order": np.linspace(0, 31, 32)}, ["order has dtype float64", "integers"]),
         ({"order": np.ones(32, bool)}, ["order has dtype bool", "np.flatnonzero"]),
-        ({"num_samples": 31}, ["plan is for 31 samples, the source has 32"]),
+        ({"num_samples": 31}, ["plan is for 31 samples, but the source has 32"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_a_plan_that_cannot_be_followed_is_refused(plan: dict[str, Any], words: list[str]):
+def test_an_invalid_plan_is_refused(plan: dict[str, Any], words: list[str]):
     with expect(ConfigError, *words) as caught:
         start(plan=Plan(**{"num_samples": 32, "batch_size": 8} | plan))
     assert caught.value.exit_code == 2
 
 
-def test_an_order_that_ends_is_no_trouble_before_it_is_asked_for():
+def test_an_order_that_raises_for_a_later_epoch_only_fails_when_that_epoch_is_opened():
     orders = [np.arange(32), np.arange(32)[::-1]]
     plan = Plan(num_samples=32, batch_size=8, order=lambda epoch: orders[epoch])
-    with Feed(Pictures(32), plan, FeedConfig(workers=0)) as feed:
+    with Feed(Images(32), plan, FeedConfig(workers=0)) as feed:
         shown = [np.concatenate([batch.indices.copy() for batch in feed]) for _ in orders]
         assert np.array_equal(shown, orders)
         with pytest.raises(IndexError):
@@ -109,7 +109,7 @@ def test_an_order_that_ends_is_no_trouble_before_it_is_asked_for():
 @pytest.mark.parametrize("shape", [(3, 4, 5), (4, 4), (3, 4, 0)])
 def test_a_step_shape_that_the_source_does_not_allow_is_refused(shape: tuple[int, ...]):
     plan = Plan(num_samples=32, batch_size=8, shapes=lambda epoch, step: {"image": shape})
-    with expect(DataError, f"'image' the shape {shape}", "largest is (3, 4, 4)"):
+    with expect(DataError, f"'image' the shape {shape}", "allows at most (3, 4, 4)"):
         start(plan=plan)
 
 
@@ -119,11 +119,11 @@ def test_a_step_shape_for_an_unknown_field_is_refused():
         start(plan=plan)
 
 
-# Sources.
+# Sources
 
 
-class Broken(Pictures):
-    """A source with one thing wrong, given as what `sample` returns."""
+class Broken(Images):
+    """A source whose `sample` returns something wrong."""
 
     def __init__(self, wrong: Any) -> None:
         super().__init__(32)
@@ -139,21 +139,21 @@ class Broken(Pictures):
     [
         (None, ["sample() returned None", "{'boxes', 'image'}"]),
         ([1, 2], ["sample() returned [1, 2]", "{'boxes', 'image'}"]),
-        ({"mask": 1}, ["sample() returned {'boxes', 'image', 'mask'}", "promises {'boxes', 'image'}"]),
-        ({"image": np.zeros((3, 4, 5), np.uint8)}, ["'image'", "(3, 4, 5)", "promises uint8 (3, 4, 4)"]),
-        ({"image": np.zeros((4, 4), np.uint8)}, ["'image'", "(4, 4)", "promises uint8 (3, 4, 4)"]),
-        ({"image": np.zeros((1, 4, 4), np.uint8)}, ["'image'", "(1, 4, 4)", "promises uint8 (3, 4, 4)"]),
-        ({"image": np.zeros((3, 4, 4))}, ["'image'", "float64", "promises uint8 (3, 4, 4)"]),
-        ({"image": np.zeros((3, 4, 4), np.int64)}, ["'image'", "int64", "promises uint8 (3, 4, 4)"]),
-        ({"image": None}, ["'image'", "object", "promises uint8 (3, 4, 4)"]),
-        ({"boxes": np.zeros((2, 4))}, ["'boxes'", "(2, 4)", "promises [n, 5]"]),
-        ({"boxes": np.zeros(5)}, ["'boxes'", "(5,)", "promises [n, 5]"]),
-        ({"boxes": None}, ["'boxes'", "()", "promises [n, 5]"]),
+        ({"mask": 1}, ["sample() returned {'boxes', 'image', 'mask'}", "declares {'boxes', 'image'}"]),
+        ({"image": np.zeros((3, 4, 5), np.uint8)}, ["'image'", "(3, 4, 5)", "declares uint8 (3, 4, 4)"]),
+        ({"image": np.zeros((4, 4), np.uint8)}, ["'image'", "(4, 4)", "declares uint8 (3, 4, 4)"]),
+        ({"image": np.zeros((1, 4, 4), np.uint8)}, ["'image'", "(1, 4, 4)", "declares uint8 (3, 4, 4)"]),
+        ({"image": np.zeros((3, 4, 4))}, ["'image'", "float64", "declares uint8 (3, 4, 4)"]),
+        ({"image": np.zeros((3, 4, 4), np.int64)}, ["'image'", "int64", "declares uint8 (3, 4, 4)"]),
+        ({"image": None}, ["'image'", "object", "declares uint8 (3, 4, 4)"]),
+        ({"boxes": np.zeros((2, 4))}, ["'boxes'", "(2, 4)", "declares [n, 5]"]),
+        ({"boxes": np.zeros(5)}, ["'boxes'", "(5,)", "declares [n, 5]"]),
+        ({"boxes": None}, ["'boxes'", "()", "declares [n, 5]"]),
     ],
     ids=str,
 )
-def test_a_sample_that_is_not_what_fields_promises_is_named(wrong: Any, words: list[str]):
-    with expect(SampleError, "Sample", "(pictures/", *words) as caught:
+def test_a_sample_that_does_not_match_the_declared_fields_is_named(wrong: Any, words: list[str]):
+    with expect(SampleError, "Sample", "(images/", *words) as caught:
         start(Broken(wrong))
     assert caught.value.exit_code == 3
 
@@ -201,24 +201,26 @@ class LosesItsFiles(Raw):
         raise ValueError("broken")
 
 
-@every_crew
+@every_backend
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (DrawsNothing(), ["DrawsNothing.draw() returned nothing", "a dict of arrays"]),
-        (PutsNothing(), ["read() put no rows of field 'boxes'", "out['boxes'].put(i, rows)"]),
+        (DrawsNothing(), ["DrawsNothing.draw() returned None", "a dict of arrays"]),
+        (PutsNothing(), ["read() put no rows into field 'boxes'", "out['boxes'].put(i, rows)"]),
         (ReplacesTheView(), ["does not support item assignment"]),
         (LosesItsFiles(), ["ValueError: broken"]),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Raw) else None,
 )
-def test_a_source_that_breaks_the_rules_is_told_how_they_go(crew: dict[str, Any], source: Raw, words: list[str]):
+def test_a_source_that_breaks_the_protocol_raises_an_error_with_the_rule(
+    backend: dict[str, Any], source: Raw, words: list[str]
+):
     with expect(SampleError, *words) as caught:
-        start(source, **crew)
+        start(source, **backend)
     assert caught.value.exit_code == 3
 
 
-def test_a_raw_source_that_follows_the_rules_works():
+def test_a_raw_source_that_follows_the_protocol_works():
     start(Raw())
 
 
@@ -228,7 +230,7 @@ def with_fields(fields: Any) -> Raw:
     return source
 
 
-class Empty(Pictures):
+class Empty(Images):
     def __init__(self) -> None:
         super().__init__(0)
 
@@ -243,30 +245,30 @@ class Empty(Pictures):
         (lambda: with_fields({"image": Field((), object)}), ConfigError, ["fields['image']", "dtype object"]),
         (lambda: Field((3, 0)), ConfigError, ["Field shape (3, 0)", "1 or more"]),
         (lambda: Rows(0), ConfigError, ["Rows width=0", "1 or more"]),
-        (lambda: ["a.jpg"] * 32, ConfigError, ["list is no source", "'fields'", "SampleSource"]),
+        (lambda: ["a.jpg"] * 32, ConfigError, ["list is not a source", "'fields'", "SampleSource"]),
     ],
     ids=["empty", "no fields", "fields None", "a shape", "objects", "flat field", "no width", "a list"],
 )
-def test_a_source_that_cannot_be_fed_is_refused(make: Callable[[], Any], kind: type[FlatoutError], words: list[str]):
+def test_an_invalid_source_is_refused(make: Callable[[], Any], kind: type[FlatoutError], words: list[str]):
     with expect(kind, *words):
         Feed(make(), Plan(num_samples=32, batch_size=8))
 
 
-def test_a_plan_for_nothing_is_refused():
+def test_a_plan_for_no_samples_is_refused():
     with expect(DataError, "empty (0 samples)", "Check the data path") as caught:
         Plan(num_samples=0, batch_size=8)
     assert caught.value.exit_code == 3
 
 
-# Use at the wrong moment.
+# Use at the wrong time
 
 
-def test_a_pass_that_has_ended_says_so():
-    with Feed(Pictures(32), Plan(num_samples=32, batch_size=8), FeedConfig(workers=0)) as feed:
+def test_a_pass_that_has_ended_raises_an_error_that_says_so():
+    with Feed(Images(32), Plan(num_samples=32, batch_size=8), FeedConfig(workers=0)) as feed:
         old = iter(feed)
         next(old)
         assert len(digests(feed.epoch(0))) == 4
-        with expect(ConfigError, "This pass has ended", "iterated anew"):
+        with expect(ConfigError, "This pass has ended", "a new iteration was started"):
             next(old)
         old = iter(feed)
         feed.close()
@@ -275,28 +277,28 @@ def test_a_pass_that_has_ended_says_so():
 
 
 @pytest.mark.parametrize("name", ["meter", "worker_pids", "memory_bytes", "num_replaced"])
-def test_numbers_of_a_feed_that_is_not_started_are_refused(name: str):
-    feed = Feed(Pictures(32), Plan(num_samples=32, batch_size=8))
+def test_properties_of_a_feed_that_is_not_started_are_refused(name: str):
+    feed = Feed(Images(32), Plan(num_samples=32, batch_size=8))
     with expect(ConfigError, "not started", "start()"):
         getattr(feed, name)
 
 
 @pytest.mark.parametrize(("epoch", "begin"), [(-1, 0), (0, -1), (0, 5)])
-def test_a_place_outside_the_plan_is_refused(epoch: int, begin: int):
-    feed = Feed(Pictures(32), Plan(num_samples=32, batch_size=8), FeedConfig(workers=0))
+def test_a_position_outside_the_plan_is_refused(epoch: int, begin: int):
+    feed = Feed(Images(32), Plan(num_samples=32, batch_size=8), FeedConfig(workers=0))
     with expect(ConfigError, f"epoch={epoch}, start={begin}", "4 steps"):
         feed.epoch(epoch, begin)
 
 
-def test_weights_cannot_change_in_mid_epoch():
-    with Feed(Pictures(32), Plan(num_samples=32, batch_size=8), FeedConfig(workers=0)) as feed:
+def test_weights_cannot_change_within_an_epoch():
+    with Feed(Images(32), Plan(num_samples=32, batch_size=8), FeedConfig(workers=0)) as feed:
         batches = iter(feed)
         next(batches)
-        with expect(ConfigError, "between epochs only", "epoch 0 is at step 1"):
+        with expect(ConfigError, "only change between epochs", "epoch 0 is at step 1"):
             feed.set_weights(np.ones(32))
 
 
-# Saved states.
+# Saved states
 
 
 @pytest.mark.parametrize(
@@ -309,14 +311,14 @@ def test_weights_cannot_change_in_mid_epoch():
     ids=["seed", "batch", "order"],
 )
 def test_a_state_of_another_plan_is_refused(changed: dict[str, Any], words: list[str]):
-    state = Feed(Pictures(32), Plan(num_samples=32, batch_size=8)).state_dict()
-    other = Feed(Pictures(32), Plan(**{"num_samples": 32, "batch_size": 8} | changed))
+    state = Feed(Images(32), Plan(num_samples=32, batch_size=8)).state_dict()
+    other = Feed(Images(32), Plan(**{"num_samples": 32, "batch_size": 8} | changed))
     with expect(ConfigError, *words) as caught:
         other.load_state_dict(state)
     assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize("state", [{}, {"epoch": 3}, None, {"model": 1, "optimizer": 2}])
-def test_a_state_of_something_else_is_refused(state: Any):
+def test_a_state_that_is_not_from_a_feed_is_refused(state: Any):
     with expect(ConfigError, "not the state of a feed", "state_dict()"):
-        Feed(Pictures(32), Plan(num_samples=32, batch_size=8)).load_state_dict(state)
+        Feed(Images(32), Plan(num_samples=32, batch_size=8)).load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Batches on a device: the same numbers, one ahead, without a host-device wait."""
+"""Batches on a device equal those on the host, are copied one ahead, and cause no host-device wait."""
 
 import gc
 import weakref
@@ -33,7 +33,7 @@ def assert_equal(got: dict[str, np.ndarray], expected) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("slots", [2, 5])
-def test_batches_equal_the_plain_twin(device, slots):
+def test_batches_equal_the_reference(device, slots):
     source = Mixed(45)
     with Feed(source, plan(), FeedConfig(workers=2, slots=slots)) as feed:
         batches = feed.to_device(device)
@@ -46,7 +46,7 @@ def test_batches_equal_the_plain_twin(device, slots):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_steps_of_different_shape_equal_the_plain_twin(device):
+def test_steps_of_different_shape_equal_the_reference(device):
     shaped = plan(shapes=lambda epoch, step: {"image": (1, 16 - step, 3 + step)})
     source = Vectorised(45)
     with Feed(source, shaped, FeedConfig(workers=1)) as feed:
@@ -56,7 +56,7 @@ def test_steps_of_different_shape_equal_the_plain_twin(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("stop", [1, 3, 6])
-def test_the_state_is_that_of_the_batch_handed_out_not_of_the_copy_ahead(device, stop):
+def test_the_state_is_that_of_the_batch_yielded_not_of_the_copy_ahead(device, stop):
     source = Mixed(45)
     with Feed(source, plan(), FeedConfig(workers=1)) as feed:
         batches = feed.to_device(device)
@@ -74,7 +74,7 @@ def test_the_state_is_that_of_the_batch_handed_out_not_of_the_copy_ahead(device,
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_pass_left_half_way_does_not_disturb_the_next(device):
+def test_a_pass_left_halfway_does_not_disturb_the_next(device):
     source = Mixed(45)
     with Feed(source, plan(), FeedConfig(workers=2, slots=3)) as feed:
         batches = feed.to_device(device)
@@ -87,8 +87,8 @@ def test_a_pass_left_half_way_does_not_disturb_the_next(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_pass_that_nobody_holds_is_gone_without_a_collection(device):
-    """Else the collector of a forked child, such as a DataLoader's worker, comes upon events of the parent's GPU."""
+def test_an_unreferenced_pass_is_freed_without_a_garbage_collection(device):
+    """Otherwise the collector of a forked child, such as a DataLoader's worker, frees events of the parent's GPU."""
     gc.collect()
     gc.disable()
     try:
@@ -119,10 +119,10 @@ def test_a_slot_is_pinned_and_a_batch_is_not_overwritten_while_the_device_uses_i
 
 @pytest.mark.gpu
 @needs_gpu
-def test_twenty_steps_wait_for_the_device_nowhere():
+def test_twenty_steps_never_wait_for_the_device():
     source, many = Mixed(45), plan(num_samples=45, order=np.arange(45).repeat(10), batch_size=8)
     weight = torch.randn(64, 64, device="cuda")
-    # A slot for every batch below: a device that other programs keep busy holds nobody back.
+    # A slot for every batch below: a device that other programs keep busy does not make the host wait.
     with Feed(source, many, FeedConfig(workers=2, slots=32)) as feed:
         batches = iter(feed.to_device("cuda"))
 
@@ -144,6 +144,6 @@ def test_twenty_steps_wait_for_the_device_nowhere():
         names = {event.name for event in profiler.events()}
     assert any("Memcpy HtoD (Pinned" in name for name in names), names
     assert not [name for name in names if "Pageable" in name]
-    # The profiler itself waits for the device when it stops; that one wait is not ours.
+    # The profiler itself waits for the device when it stops; that wait does not count.
     waits = [event.name for event in profiler.events() if "Synchronize" in event.name]
     assert waits in ([], ["cudaDeviceSynchronize"]), waits

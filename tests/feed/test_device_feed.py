@@ -1,4 +1,4 @@
-"""Batches rendered on the device equal those cut by NumPy, resident or staged, resumed or not."""
+"""Batches rendered on the device equal those cropped by NumPy, with resident or staged items, resumed or not."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ from tests.reference.plain_feed import plain_batches
 
 SIZE = 12
 OUTPUTS = {"image": ((3, SIZE, SIZE), torch.float32)}
-PICTURES = draw_pictures(45, size=16)
-HEIGHTS, WIDTHS = (np.array([picture.shape[axis] for picture in PICTURES]) for axis in (0, 1))
+IMAGES = draw_pictures(45, size=16)
+HEIGHTS, WIDTHS = (np.array([image.shape[axis] for image in IMAGES]) for axis in (0, 1))
 SOURCE = Crops(HEIGHTS, WIDTHS, SIZE)
-ALL_BYTES = sum(-(-picture.nbytes // CHUNK_BYTES) * CHUNK_BYTES for picture in PICTURES)
+ALL_BYTES = sum(-(-image.nbytes // CHUNK_BYTES) * CHUNK_BYTES for image in IMAGES)
 
 
 def plan(**changes: Any) -> Plan:
@@ -28,16 +28,16 @@ def plan(**changes: Any) -> Plan:
 
 
 def new_store(device: str, share: float = 2.0) -> DeviceStore:
-    return DeviceStore(PICTURES, device, budget_bytes=int(share * ALL_BYTES), batch_items=8)
+    return DeviceStore(IMAGES, device, budget_bytes=int(share * ALL_BYTES), batch_items=8)
 
 
 def plain_crops(epoch: int, start: int = 0) -> list[np.ndarray]:
-    """The plain twin: one NumPy slice per sample."""
+    """The reference: one NumPy slice per sample."""
     batches = []
     for batch in plain_batches(SOURCE, plan(), epoch, start):
         images = []
         for item, (y, x, flip) in zip(batch["items"], batch["crop"], strict=True):
-            image = PICTURES[item][y : y + SIZE, x : x + SIZE][:, :: -1 if flip else 1].transpose(2, 0, 1)
+            image = IMAGES[item][y : y + SIZE, x : x + SIZE][:, :: -1 if flip else 1].transpose(2, 0, 1)
             images.append(image.astype(np.float32) * np.float32(2 / 255) - 1)
         batches.append(np.stack(images))
     return batches
@@ -55,7 +55,7 @@ def assert_equal(batches, expected: list[np.ndarray]) -> None:
 def test_rendered_batches_equal_numpy_crops(device, share):
     store = new_store(device, share)
     assert (store.residence.num_resident == 45) == (share == 2.0)
-    # Workers once: they import the example's module, and with it torch.
+    # With workers only once: they import the example's module, and with it torch, which takes seconds.
     with Feed(SOURCE, plan(), FeedConfig(workers=int(share == 0.7))) as feed:
         batches = DeviceFeed(feed, store, render_crops, OUTPUTS)
         for epoch in range(2):
@@ -103,7 +103,7 @@ def test_nothing_is_overwritten_while_a_slow_step_runs_and_the_host_never_waits(
     assert torch.allclose(torch.stack(sums).cpu(), torch.stack(expected)[: len(sums)], atol=1e-3)
 
 
-def test_the_device_takes_the_first_items_and_keeps_room_for_a_batch_of_the_largest():
+def test_the_device_keeps_the_first_items_and_reserves_room_for_a_batch_of_the_largest():
     chunks = np.array([3, 1, 4, 1, 5, 9, 2, 6])
     all_there, staging = settle(chunks, budget=31, batch_items=2)
     assert (all_there.num_resident, all_there.host_chunks, staging) == (8, 0, 0)
@@ -113,7 +113,7 @@ def test_the_device_takes_the_first_items_and_keeps_room_for_a_batch_of_the_larg
     assert some.begin_N.tolist() == [0, 3, 4, 8, 0, 5, 14, 16]
 
 
-def test_what_the_device_and_pinned_memory_do_not_hold_is_brought():
+def test_items_that_fit_neither_the_device_nor_pinned_memory_are_streamed():
     chunks = np.array([3, 1, 4, 1, 5, 9, 2, 6])
     some, _ = settle(chunks, budget=24, batch_items=2, pinned_budget=15)
     assert (some.num_resident, some.num_pinned, some.host_chunks, some.num_kept) == (4, 2, 14, 6)
@@ -121,16 +121,16 @@ def test_what_the_device_and_pinned_memory_do_not_hold_is_brought():
     assert (none.num_resident, none.num_pinned, none.host_chunks, none.num_kept) == (0, 0, 0, 0)
 
 
-def test_items_that_no_one_brings_are_missed_at_once():
-    store = DeviceStore(PICTURES, "cpu", budget_bytes=ALL_BYTES // 2, batch_items=8, pinned_bytes=0)
-    assert "brought by the batches" in str(store)
-    with Feed(SOURCE, plan(), FeedConfig(workers=0)) as feed, pytest.raises(ResourceError, match="does not bring them"):
+def test_a_source_that_does_not_stream_its_items_is_refused():
+    store = DeviceStore(IMAGES, "cpu", budget_bytes=ALL_BYTES // 2, batch_items=8, pinned_bytes=0)
+    assert "streamed with the batches" in str(store)
+    with Feed(SOURCE, plan(), FeedConfig(workers=0)) as feed, pytest.raises(ResourceError, match="not stream them"):
         DeviceFeed(feed, store, render_crops, OUTPUTS)
-    with pytest.raises(ConfigError, match="Item 44 is kept in neither"):
+    with pytest.raises(ConfigError, match="Item 44 is kept neither"):
         store.sources_of(np.array([44]))
 
 
-def test_a_store_says_where_its_items_are():
+def test_the_text_of_a_store_says_where_its_items_are():
     assert "45 of 45 items on cpu" in str(new_store("cpu"))
     assert "staged from pinned memory" in str(new_store("cpu", 0.5))
 
@@ -139,25 +139,25 @@ def test_a_store_says_where_its_items_are():
     ("items", "arguments", "error", "words"),
     [
         ([], {}, DataError, "no items"),
-        ([np.zeros((2, 2)), np.zeros(3)], {}, DataError, "one dtype and rank"),
-        (PICTURES, {"budget_bytes": ALL_BYTES // 2}, ConfigError, "batch_items"),
-        (PICTURES, {"budget_bytes": 2048, "batch_items": 8}, ResourceError, "smaller batch"),
+        ([np.zeros((2, 2)), np.zeros(3)], {}, DataError, "same dtype and number of dimensions"),
+        (IMAGES, {"budget_bytes": ALL_BYTES // 2}, ConfigError, "batch_items"),
+        (IMAGES, {"budget_bytes": 2048, "batch_items": 8}, ResourceError, "smaller batch"),
     ],
 )
-def test_what_cannot_be_kept_is_refused(items, arguments, error, words):
+def test_items_that_cannot_be_kept_are_refused(items, arguments, error, words):
     with pytest.raises(error, match=words):
         DeviceStore(items, "cpu", **arguments)
 
 
-def test_a_batch_with_more_items_than_room_was_kept_for_is_refused():
-    store = DeviceStore(PICTURES, "cpu", budget_bytes=ALL_BYTES // 2, batch_items=2)
+def test_a_batch_with_more_items_than_reserved_room_is_refused():
+    store = DeviceStore(IMAGES, "cpu", budget_bytes=ALL_BYTES // 2, batch_items=2)
     with pytest.raises(ConfigError, match="larger batch_items"):
         store.sources_of(np.arange(30, 40))
 
 
 def test_wrong_names_are_refused():
     with Feed(SOURCE, plan(), FeedConfig(workers=0)) as feed:
-        with pytest.raises(ConfigError, match="no field 'pictures'"):
-            DeviceFeed(feed, new_store("cpu"), render_crops, OUTPUTS, items="pictures")
-        with pytest.raises(ConfigError, match="'crop' has the name of a field"):
+        with pytest.raises(ConfigError, match="no field 'images'"):
+            DeviceFeed(feed, new_store("cpu"), render_crops, OUTPUTS, items="images")
+        with pytest.raises(ConfigError, match="'crop' has the same name as a field"):
             DeviceFeed(feed, new_store("cpu"), render_crops, {"crop": ((1,), torch.float32)})

@@ -1,4 +1,4 @@
-"""Too little of something: shared memory, memory, descriptors, processes, room for ragged rows."""
+"""Shortages: shared memory, memory, file descriptors, processes, room for ragged rows."""
 
 import resource
 import signal
@@ -15,7 +15,7 @@ from flatout.feed import Feed, FeedConfig, Plan
 from flatout.feed.ring import Arena
 from tests.feed.comparing import digests
 from tests.feed.injections import in_private_mounts, limited_cgroup, run_script
-from tests.feed.sources import Crowds, Pictures, lines_of
+from tests.feed.sources import Crowds, Images, lines_of
 
 pytestmark = pytest.mark.fault
 
@@ -52,7 +52,7 @@ def run(batch_size, crowd=20, **knobs):
         sys.exit(error.exit_code)
 
 def fill_shared_memory():
-    # What a neighbour does: take all that is left.
+    # What another process might do: take all that is left.
     with open("/dev/shm/neighbour", "wb", buffering=0) as file:
         try:
             while True:
@@ -63,7 +63,7 @@ def fill_shared_memory():
 TINY_SHM = "mount -t tmpfs -o size=8m tmpfs /dev/shm"
 
 
-# Shared memory. The slots below take 16 MiB where nothing else is said, /dev/shm has 8 MiB.
+# Shared memory. The slots below take 16 MiB unless stated otherwise, /dev/shm has 8 MiB.
 
 
 def test_slots_larger_than_dev_shm_work(tmp_path: Path):
@@ -72,26 +72,26 @@ def test_slots_larger_than_dev_shm_work(tmp_path: Path):
     assert (outcome.code, outcome.out, outcome.err) == (0, "16\n", "")
 
 
-@pytest.mark.parametrize("way", ["os.memfd_create = refuse", "del os.memfd_create"], ids=["refused", "missing"])
+@pytest.mark.parametrize("preparation", ["os.memfd_create = refuse", "del os.memfd_create"], ids=["refused", "missing"])
 def test_without_memfd_slots_that_do_not_fit_dev_shm_go_to_the_temporary_folder_with_one_warning(
-    tmp_path: Path, way: str
+    tmp_path: Path, preparation: str
 ):
     text = f"""{HEAD}
-def refuse(name): raise PermissionError(1, "forbidden here")
+def refuse(name): raise PermissionError(1, "not permitted here")
 if __name__ == '__main__':
-    {way}
+    {preparation}
     print(sum(1 for _ in run(4)))"""
     outcome = run_script(text, tmp_path, prefix=in_private_mounts(TINY_SHM))
     assert (outcome.code, outcome.out) == (0, "16\n"), outcome
     (warning,) = outcome.err.splitlines()
-    assert "pass through a file in" in warning
+    assert "go through a file in" in warning
 
 
-@pytest.mark.parametrize("way", ["pass", "del os.memfd_create"], ids=["memfd", "dev shm"])
-def test_a_neighbour_who_fills_dev_shm_in_mid_run_has_no_effect(tmp_path: Path, way: str):
+@pytest.mark.parametrize("preparation", ["pass", "del os.memfd_create"], ids=["memfd", "dev shm"])
+def test_another_process_that_fills_dev_shm_during_a_run_has_no_effect(tmp_path: Path, preparation: str):
     text = f"""{HEAD}
 if __name__ == '__main__':
-    {way}
+    {preparation}
     for batch in run(1, slots=4):
         if (batch.epoch, batch.step) == (0, 3):
             fill_shared_memory()
@@ -101,13 +101,13 @@ if __name__ == '__main__':
 
 
 @pytest.mark.parametrize("reserved", [True, False])
-def test_only_reserved_memory_survives_a_neighbour_who_was_there_first(tmp_path: Path, reserved: bool):
+def test_only_reserved_memory_survives_another_process_that_fills_dev_shm_first(tmp_path: Path, reserved: bool):
     text = f"""{HEAD}
-def promise_only(fd, offset, length): os.ftruncate(fd, offset + length)
+def truncate_only(fd, offset, length): os.ftruncate(fd, offset + length)
 if __name__ == '__main__':
     del os.memfd_create
     if not {reserved}:
-        os.posix_fallocate = promise_only
+        os.posix_fallocate = truncate_only
     feed = Feed(Large(20), Plan(num_samples=32, batch_size=1), FeedConfig(workers=1, slots=4))
     feed.start()
     fill_shared_memory()
@@ -115,11 +115,11 @@ if __name__ == '__main__':
         check(batch)"""
     outcome = run_script(text, tmp_path, prefix=in_private_mounts(TINY_SHM))
     assert (outcome.code == 0) == reserved, outcome
-    # Whoever touches the missing page first, the main process or a worker, is ended by SIGBUS.
+    # The process that accesses the missing page first, the main process or a worker, is killed by SIGBUS.
     assert (outcome.code == -signal.SIGBUS or "SIGBUS" in outcome.err) != reserved, outcome
 
 
-def test_rows_that_find_no_room_in_full_shared_memory_end_the_run_with_a_sentence(tmp_path: Path):
+def test_rows_that_do_not_fit_into_full_shared_memory_end_the_run_with_an_error_message(tmp_path: Path):
     text = f"""{HEAD}
 if __name__ == '__main__':
     del os.memfd_create
@@ -131,15 +131,15 @@ if __name__ == '__main__':
     assert "ResourceError: Shared memory ran out: 2 MiB more could not be reserved" in outcome.out
 
 
-# Memory.
+# Memory
 
 
-def test_a_limit_of_file_sizes_that_stops_shared_memory_is_named():
+def test_a_file_size_limit_that_is_too_small_for_shared_memory_is_named():
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
     try:
         arena = Arena.create(1 << 20)
-        with pytest.raises(ResourceError, match=r"need 2\.0 MiB, .* files of 1\.0 MiB at most.*: ulimit -f unlimited"):
+        with pytest.raises(ResourceError, match=r"need 2\.0 MiB, .* files of up to 1\.0 MiB.*: ulimit -f unlimited"):
             arena.grow(1 << 20)
         with pytest.raises(ResourceError, match="ulimit -f unlimited"):
             Arena.create(2 << 20)
@@ -153,8 +153,8 @@ def with_free_memory(monkeypatch, free: int) -> None:
     monkeypatch.setattr("flatout.feed.runtime.machine.memory", lambda: replace(facts, free=free))
 
 
-def test_slots_that_would_take_more_than_half_of_the_memory_are_fewer_and_that_is_said(monkeypatch, caplog):
-    source, plan = Pictures(96), Plan(num_samples=96, batch_size=8, seed=1)
+def test_slots_that_would_take_more_than_half_of_the_memory_are_reduced_with_a_warning(monkeypatch, caplog):
+    source, plan = Images(96), Plan(num_samples=96, batch_size=8, seed=1)
     with Feed(source, plan, FeedConfig(workers=1, slots=40)) as feed:
         unlimited, expected = feed.memory_bytes, digests(feed)
     with_free_memory(monkeypatch, unlimited)
@@ -169,7 +169,7 @@ def test_a_batch_that_cannot_fit_is_refused_with_the_numbers(monkeypatch):
     with_free_memory(monkeypatch, 100 << 20)
     plan = Plan(num_samples=1_000_000, batch_size=1_000_000)
     with pytest.raises(ResourceError, match=r"batch of 1000000 takes \d+ MiB, and at least 2 .*100 MiB free") as caught:
-        Feed(Pictures(1_000_000), plan, FeedConfig(workers=1)).start()
+        Feed(Images(1_000_000), plan, FeedConfig(workers=1)).start()
     assert caught.value.exit_code == 5
 
 
@@ -180,11 +180,12 @@ def test_the_memory_limit_of_a_container_counts(tmp_path: Path):
         outcome = run_script(text, tmp_path, prefix=prefix)
     assert outcome.code == 5, outcome
     assert (
-        "ResourceError: A batch of 32 takes 32 MiB, and at least 2 must fit into half of the free memory" in outcome.out
+        "ResourceError: A batch of 32 takes 32 MiB, and at least 2 batches must fit into half of the free memory"
+        in outcome.out
     )
 
 
-# Descriptors and processes.
+# File descriptors and processes
 
 
 LIMIT_DESCRIPTORS = """
@@ -222,7 +223,7 @@ if __name__ == '__main__':{LIMIT_DESCRIPTORS}
 
 @pytest.mark.parametrize(("room", "start_method"), [(0, "spawn"), (0, "fork"), (2, "spawn")])
 def test_too_few_processes_are_refused_with_the_needed_number(tmp_path: Path, room: int, start_method: str):
-    # Without the threads of a numerical library, which the limit counts too.
+    # Without the threads of a numerical library, which count towards the limit too.
     text = f"""import os
 os.environ['OPENBLAS_NUM_THREADS'] = '1'
 {HEAD}
@@ -231,14 +232,14 @@ if __name__ == '__main__':
     with limited_cgroup("pids", {"pids.max": str(1 + room)}) as prefix:
         outcome = run_script(text, tmp_path, prefix=prefix)
     assert outcome.code == 5, outcome
-    assert "The feed needs 7 processes; raise the limit (ulimit -u) or use fewer workers." in outcome.out
+    assert "The feed needs 7 processes: raise the limit (ulimit -u) or use fewer workers." in outcome.out
 
 
-# Ragged rows.
+# Ragged rows
 
 
 @pytest.mark.parametrize("knobs", [{"workers": 0}, {"workers": 2}, {"workers": 2, "backend": "thread"}])
-def test_a_crowd_grows_the_slots_once_and_is_said_once(tmp_path: Path, caplog, knobs: dict):
+def test_a_crowd_enlarges_the_slots_once_with_one_warning(tmp_path: Path, caplog, knobs: dict):
     crowd = 90_000
     source = Crowds(64, {13: crowd, 14: 1000}, tmp_path / "log")
     plan = Plan(num_samples=64, batch_size=8, seed=3)
@@ -255,7 +256,7 @@ def test_a_crowd_grows_the_slots_once_and_is_said_once(tmp_path: Path, caplog, k
     (warning,) = caplog.messages
     assert "1.8 MB of ragged rows" in warning
     assert "Rows(expected=...)" in warning
-    # Epochs are read ahead, so the last one may have begun; but after the first nobody reads a sample twice in one.
+    # Epochs are read ahead, so the next one may have begun; but after the first, no sample is read twice per epoch.
     visits = Counter(map(int, lines_of(tmp_path / "log")))
     assert max(visits[index] for index in range(64) if index not in (13, 14)) <= 5
     assert visits[13] <= 1 + 4

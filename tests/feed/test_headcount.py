@@ -1,4 +1,4 @@
-"""Worker plans: the golden table, and one clear sentence for what cannot be obeyed."""
+"""Worker plans: the golden table, and one clear message for each invalid argument."""
 
 import dataclasses
 from typing import Any
@@ -24,7 +24,7 @@ def test_plans_match_the_golden_table(case: dict[str, Any]):
 
 @pytest.mark.parametrize("cores", [1, 2, 7, 40, 128])
 @pytest.mark.parametrize("gpus", [0, 1, 3, 8])
-def test_every_gpu_has_a_worker_and_the_plan_fits_the_cores_or_has_one_each(cores: int, gpus: int):
+def test_every_gpu_has_a_worker_and_the_plan_fits_the_cores_or_has_one_per_gpu(cores: int, gpus: int):
     plan = plan_workers("cpu*1.0", cores=cores, gpus=gpus)
     assert plan.train >= 1
     assert plan.val >= 1
@@ -36,7 +36,7 @@ def test_a_total_may_be_spelled_in_several_ways(total: Any):
     assert plan_workers(total, cores=40).total == 32
 
 
-def test_a_numeric_string_counts_for_train_and_val_too():
+def test_numeric_strings_are_accepted_for_train_and_val_too():
     plan = plan_workers(cores=40, train="6", val="2")
     assert (plan.train, plan.val) == (6, 2)
 
@@ -49,7 +49,7 @@ def test_without_a_core_count_the_plan_uses_what_this_process_may_use(monkeypatc
     assert "10 usable: 64 in the machine, 32 by affinity, cgroup quota 10.5" in str(plan)
 
 
-def test_the_plan_tells_itself_in_one_line():
+def test_the_text_of_a_plan_is_one_line():
     assert str(plan_workers(cores=40, gpus=3)) == (
         "workers: 10 per GPU (30 on 3 GPUs) for training, 5 for validation (total auto = 32; cores: 40, as given)"
     )
@@ -65,35 +65,35 @@ TOTALS = [
 
 
 @pytest.mark.parametrize("total", TOTALS, ids=[repr(total)[:20] for total in TOTALS])
-def test_a_total_that_cannot_be_obeyed_is_one_clear_sentence(total: Any):
+def test_an_invalid_total_raises_one_clear_message(total: Any):
     with pytest.raises(ConfigError) as caught:
         plan_workers(total, cores=8)
     assert str(caught.value) == (
-        f"workers={total!r:.60} cannot be obeyed. "
+        f"workers={total!r:.60} is not valid. "
         'Use "auto", "cpu*0.9" or a whole number from 0 to 1024.'
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "message"),
     [
-        ({"train": -1}, 'train=-1 cannot be obeyed. Use "auto" or a whole number from 0 to 512.'),
-        ({"train": True}, 'train=True cannot be obeyed. Use "auto" or a whole number from 0 to 512.'),
-        ({"val": 513}, 'val=513 cannot be obeyed. Use "auto" or a whole number from 0 to 512.'),
-        ({"val": "cpu*0.5"}, "val='cpu*0.5' cannot be obeyed. Use \"auto\" or a whole number from 0 to 512."),
-        ({"gpus": -1}, "gpus=-1 cannot be obeyed. Use a whole number from 0 to 1024."),
-        ({"cores": 0}, "cores=0 cannot be obeyed. Use a whole number from 1 to 8192."),
-        ({"cores": True}, "cores=True cannot be obeyed. Use a whole number from 1 to 8192."),
-        ({"cores": 10**6}, "cores=1000000 cannot be obeyed. Use a whole number from 1 to 8192."),
+        ({"train": -1}, 'train=-1 is not valid. Use "auto" or a whole number from 0 to 512.'),
+        ({"train": True}, 'train=True is not valid. Use "auto" or a whole number from 0 to 512.'),
+        ({"val": 513}, 'val=513 is not valid. Use "auto" or a whole number from 0 to 512.'),
+        ({"val": "cpu*0.5"}, "val='cpu*0.5' is not valid. Use \"auto\" or a whole number from 0 to 512."),
+        ({"gpus": -1}, "gpus=-1 is not valid. Use a whole number from 0 to 1024."),
+        ({"cores": 0}, "cores=0 is not valid. Use a whole number from 1 to 8192."),
+        ({"cores": True}, "cores=True is not valid. Use a whole number from 1 to 8192."),
+        ({"cores": 10**6}, "cores=1000000 is not valid. Use a whole number from 1 to 8192."),
     ],
 )
-def test_other_arguments_that_cannot_be_obeyed_are_named(arguments: dict[str, Any], sentence: str):
+def test_other_invalid_arguments_are_named(arguments: dict[str, Any], message: str):
     with pytest.raises(ConfigError) as caught:
         plan_workers(**{"cores": 8, "gpus": 2} | arguments)
-    assert str(caught.value) == sentence
+    assert str(caught.value) == message
 
 
-def test_the_ceiling_grows_with_the_machine():
+def test_the_upper_limit_grows_with_the_machine():
     assert plan_workers(4096, cores=128).total == 4096
     with pytest.raises(ConfigError, match="from 0 to 4096"):
         plan_workers(4097, cores=128)

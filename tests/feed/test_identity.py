@@ -1,4 +1,4 @@
-"""The stream does not depend on how it is produced (G1, G9), and equals the plain twin's."""
+"""The stream does not depend on how it is produced (G1, G9), and equals that of the reference."""
 
 import time
 from typing import Any
@@ -10,7 +10,7 @@ from flatout.feed import Feed, FeedConfig, Plan
 from tests.feed.comparing import Mixed, Vectorised, digests
 from tests.reference.plain_feed import plain_batches
 
-WAYS = [
+CONFIGS = [
     {"workers": 0},
     {"workers": 0, "micro_batch": 3},
     {"workers": 1},
@@ -29,17 +29,17 @@ def plan(**changes: Any) -> Plan:
     return Plan(**usual | changes)
 
 
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_three_epochs_equal_the_plain_twin(way):
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_three_epochs_equal_the_reference(config):
     source = Mixed(45)
-    with Feed(source, plan(), FeedConfig(**way)) as feed:
+    with Feed(source, plan(), FeedConfig(**config)) as feed:
         for epoch in range(3):
             assert digests(feed) == digests(plain_batches(source, plan(), epoch))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("last", ["drop", "pad", "short"])
-def test_steps_of_different_shape_equal_the_plain_twin(workers, last):
+def test_steps_of_different_shape_equal_the_reference(workers, last):
     shaped = plan(last=last, shapes=lambda epoch, step: {"image": (1, 4 + step, 16 - epoch)})
     source = Vectorised(45)
     with Feed(source, shaped, FeedConfig(workers=workers)) as feed:
@@ -64,7 +64,7 @@ def test_the_comparison_can_fail():
 
         def read(self, indices, draws, out):
             super().read(indices, draws, out)
-            time.sleep(0.01)  # so that neither of two workers does everything before the other has started
+            time.sleep(0.01)  # so that neither of two workers finishes everything before the other has started
             for row in range(len(indices)):
                 out["index"][row] = self.visits
                 self.visits += 1
@@ -77,14 +77,14 @@ def test_the_comparison_can_fail():
     assert streams[0] != streams[1]
 
 
-def test_a_sample_that_comes_twice_is_drawn_anew():
+def test_a_sample_that_comes_twice_is_drawn_twice():
     repeated = plan(order=np.array([5] * 8), last="drop")
     with Feed(Mixed(45), repeated, FeedConfig(workers=0)) as feed:
         images = next(iter(feed))["image"]
     assert len({image.tobytes() for image in images}) == 8
 
 
-def test_two_ranks_together_deliver_what_one_does():
+def test_two_ranks_together_yield_the_batches_of_one():
     source = Mixed(45)
     with Feed(source, plan(), FeedConfig(workers=0)) as alone:
         whole = [batch.copy() for batch in alone]
@@ -109,7 +109,7 @@ def test_a_batch_is_a_view_and_its_copy_is_not():
         np.testing.assert_array_equal(kept["image"], before)
 
 
-def test_the_next_epoch_is_read_while_the_consumer_does_something_else():
+def test_the_next_epoch_is_read_ahead_while_the_consumer_is_busy():
     with Feed(Mixed(45), plan(), FeedConfig(workers=1)) as feed:
         list(feed)
         deadline = time.monotonic() + 10
@@ -127,12 +127,12 @@ def test_a_feed_that_knows_its_last_epoch_reads_no_further():
         assert feed._started.stream.next_step is None
 
 
-def test_passes_left_behind_hold_no_slots():
+def test_abandoned_passes_hold_no_slots():
     source = Mixed(45)
-    left_behind = []
+    abandoned = []
     with Feed(source, plan(), FeedConfig(workers=1, slots=3)) as feed:
         for step in range(6):
             batches = iter(feed)
-            left_behind.append(batches)
+            abandoned.append(batches)
             assert next(batches).step == step
         assert digests(feed) == digests(plain_batches(source, plan(), 1))

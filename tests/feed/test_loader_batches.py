@@ -1,4 +1,4 @@
-"""Batches of the default collate equal torch's: every kind of sample, container and dtype, with any workers."""
+"""Batches of the default collate equal torch's: all kinds of samples, containers and dtypes, with any workers."""
 
 import logging
 
@@ -26,18 +26,18 @@ STRINGS = {"string", "bytes", "string in tuple", "string in dict", "strings in l
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_every_kind_of_sample_is_collated_as_torch_does_and_only_strings_are_carried(kind, caplog):
+def test_every_kind_of_sample_is_collated_as_in_torch_and_only_strings_are_pickled(kind, caplog):
     with caplog.at_level(logging.INFO):
         assert_same_epochs(Kinds(kind), batch_size=6, ours={"micro_batch": 2})
-    assert ("carried" in caplog.text) == (kind in STRINGS)
+    assert ("by pickle" in caplog.text) == (kind in STRINGS)
 
 
-def test_a_string_is_carried_and_that_is_said_once(caplog):
+def test_a_string_is_pickled_and_that_is_logged_once(caplog):
     with caplog.at_level(logging.INFO):
         loader = Loader(Kinds("string in dict"), 6, num_workers=2)
         for _ in range(2):
             list(loader)
-    assert caplog.text.count("sample['path'] is carried by pickle: a str has no fixed size") == 1
+    assert caplog.text.count("sample['path'] is sent by pickle: a str has no fixed size") == 1
 
 
 @pytest.mark.parametrize(("workers", "micro_batch"), [(0, 3), (1, "auto"), (1, 1), (2, 5), (2, 100)])
@@ -68,12 +68,12 @@ def test_without_batching_samples_come_one_by_one():
     assert_same_epochs(Kinds("nested"), batch_size=None)
 
 
-def test_without_batching_a_sampler_may_give_whole_lists_of_indices():
+def test_without_batching_a_sampler_may_yield_lists_of_indices():
     dataset = TensorDataset(torch.arange(24).reshape(12, 2))
     assert_same_epochs(dataset, batch_size=None, sampler=[[0, 1, 2], [5, 4]])
 
 
-def test_a_dataset_that_fetches_many_at_once_is_asked_for_many():
+def test_getitems_is_called_for_several_samples_at_once():
     assert_same_epochs(Batched(), batch_size=6)
     assert next(iter(Loader(Batched(), 6, num_workers=1)))[0][0, 0, 0] == 100
 
@@ -114,13 +114,13 @@ def test_an_empty_batch_raises_what_torch_raises():
             list(cls(Numbers(), batch_sampler=[[]], num_workers=workers))
 
 
-def test_numbers_of_changing_type_come_out_as_in_torch(caplog):
+def test_numbers_of_changing_type_are_collated_as_in_torch(caplog):
     with caplog.at_level(logging.WARNING):
         assert_same_epochs(Mixed(), batch_size=8, ours={"micro_batch": 2})
-    assert "carried by pickle" in caplog.text
+    assert "sent by pickle" in caplog.text
 
 
-def test_a_shape_that_changes_between_batches_is_no_trouble():
+def test_the_shape_may_change_between_batches():
     assert_same_epochs(Shapes(), batch_size=6)
 
 
@@ -130,7 +130,7 @@ def test_a_shape_that_changes_within_a_batch_raises_what_torch_raises():
             list(cls(Shapes(), 8, num_workers=workers))
 
 
-def test_what_the_default_collate_does_not_know_raises_what_torch_raises():
+def test_a_type_that_the_default_collate_does_not_support_raises_what_torch_raises():
     for cls, workers in BOTH:
         with pytest.raises(TypeError, match="default_collate: batch must contain tensors"):
             list(cls([None, None], 2, num_workers=workers))
@@ -141,6 +141,6 @@ def test_a_type_registered_with_the_default_collate_is_collated_by_its_function(
     assert_same_epochs([(torch.ones(1), {i, i + 1}) for i in range(6)], batch_size=3)
 
 
-def test_a_changed_default_collate_of_tensors_is_obeyed(monkeypatch):
+def test_a_changed_default_collate_of_tensors_is_used(monkeypatch):
     monkeypatch.setitem(default_collate_fn_map, torch.Tensor, lambda batch, *, collate_fn_map=None: sum(batch))
     assert_same_epochs(Numbers(), batch_size=4)

@@ -1,4 +1,4 @@
-"""Custom collates: a lone one gets whole batches in one worker; a pair is shared by all workers."""
+"""Custom collate functions: alone, they get whole batches in one worker; with a join_fn, all workers share a batch."""
 
 import logging
 
@@ -25,15 +25,15 @@ from tests.feed.loader_datasets import (
 
 
 @pytest.mark.parametrize("collate_fn", [as_pairs, list, only_even, detection_collate, lambda samples: len(samples)])
-def test_a_lone_collate_gets_whole_batches(collate_fn):
+def test_a_collate_fn_alone_gets_whole_batches(collate_fn):
     assert_same_epochs(Numbers(), batch_size=6, collate_fn=collate_fn, epochs=2)
 
 
-def test_a_collate_that_pads_may_make_batches_of_any_size():
+def test_a_collate_fn_that_pads_may_make_batches_of_any_size():
     assert_same_epochs(Growing(), batch_size=4, collate_fn=pad, epochs=3)
 
 
-def test_a_batch_larger_than_expected_is_carried_said_and_fits_later(caplog):
+def test_a_batch_larger_than_expected_is_pickled_with_a_warning_and_fits_later(caplog):
     def blow_up(samples):
         return torch.ones(1000 * samples[0][1] + 1)
 
@@ -41,34 +41,34 @@ def test_a_batch_larger_than_expected_is_carried_said_and_fits_later(caplog):
     with caplog.at_level(logging.WARNING):
         sizes = [[len(batch) for batch in loader] for _ in range(2)]
     assert sizes[0] == sizes[1] == [4000 * step + 1 for step in range(15)]
-    assert caplog.text.count("what collate_fn made is carried by pickle: batches are larger") == 1
+    assert caplog.text.count("the result of collate_fn is sent by pickle: batches are larger") == 1
 
 
-def test_a_batch_type_of_ones_own_arrives_whole():
+def test_a_custom_batch_type_arrives_complete():
     bags = list(Loader(Numbers(), 6, num_workers=2, collate_fn=Bag))
     theirs = list(DataLoader(Numbers(), 6, collate_fn=Bag))
     assert all(type(bag) is Bag and bag.labels == other.labels for bag, other in zip(bags, theirs, strict=True))
-    assert all(torch.equal(bag.pictures, other.pictures) for bag, other in zip(bags, theirs, strict=True))
-    assert all(bag.again is bag.pictures for bag in bags)
+    assert all(torch.equal(bag.images, other.images) for bag, other in zip(bags, theirs, strict=True))
+    assert all(bag.again is bag.images for bag in bags)
 
 
-def test_what_a_lone_collate_made_is_safe_to_keep():
+def test_the_result_of_a_collate_fn_alone_is_safe_to_keep():
     kept = list(Loader(Numbers(100), 4, num_workers=2, collate_fn=as_pairs))
     assert equal(kept, list(DataLoader(Numbers(100), 4, collate_fn=as_pairs)))
 
 
-def test_a_lone_collate_without_batching_gets_single_samples():
+def test_a_collate_fn_without_batching_gets_single_samples():
     assert_same_epochs(Numbers(), batch_size=None, collate_fn=lambda sample: sample[1] + 1)
 
 
-def test_a_collate_gets_what_a_batched_fetch_returns():
+def test_a_collate_fn_gets_what_getitems_returns():
     assert_same_epochs(Batched(), batch_size=6, collate_fn=as_pairs)
 
 
 def test_a_batch_in_channels_last_arrives_in_channels_last():
     def collate(samples):
-        pictures = torch.stack([x for x, _ in samples])[:, None].repeat(1, 3, 1, 1)
-        return pictures.contiguous(memory_format=torch.channels_last)
+        images = torch.stack([x for x, _ in samples])[:, None].repeat(1, 3, 1, 1)
+        return images.contiguous(memory_format=torch.channels_last)
 
     assert_same_epochs(Numbers(), batch_size=6, collate_fn=collate)
     batch = next(iter(Loader(Numbers(), 6, num_workers=1, collate_fn=collate)))
@@ -81,7 +81,7 @@ def test_a_tensor_with_gaps_arrives_with_its_values():
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 @pytest.mark.parametrize("micro_batch", ["auto", 1, 4])
-def test_an_honest_pair_gives_the_same_batches_as_its_collate_alone(workers, micro_batch):
+def test_a_consistent_join_fn_gives_the_same_batches_as_collate_fn_alone(workers, micro_batch):
     assert_same_epochs(
         Numbers(),
         batch_size=6,
@@ -104,11 +104,11 @@ def test_collating_is_shared_and_joining_is_done_once_per_batch():
 
 
 @pytest.mark.parametrize("kind", ["nested", "dict", "tuple", "namedtuple", "user mapping", "string in dict"])
-def test_join_rows_joins_what_the_default_collate_made(kind):
+def test_join_rows_joins_the_results_of_the_default_collate(kind):
     assert_same_epochs(Kinds(kind), batch_size=6, collate_fn=default_collate, ours={"join_fn": join_rows})
 
 
-def test_cat_rows_copies_nothing_if_the_parts_lie_side_by_side():
+def test_cat_rows_copies_nothing_if_the_parts_are_adjacent_in_memory():
     joined = []
 
     def join(parts):
@@ -120,25 +120,25 @@ def test_cat_rows_copies_nothing_if_the_parts_lie_side_by_side():
     assert [batch.shape for batch in batches] == [(6, 2, 4)] * 2
 
 
-def test_cat_rows_of_anything_else_is_torch_cat():
+def test_cat_rows_of_other_parts_is_torch_cat():
     whole = torch.arange(24.0).reshape(6, 4)
     for parts in ([whole[:2], whole[4:]], [whole[:2], whole[2:].clone()], [whole[:, :2], whole[:, 2:]], [whole]):
         assert torch.equal(cat_rows(parts), torch.cat(parts))
 
 
-def test_join_rows_refuses_what_it_cannot_join():
-    with pytest.raises(TypeError, match="give Loader a join_fn of your own"):
+def test_join_rows_refuses_types_that_it_cannot_join():
+    with pytest.raises(TypeError, match="write your own join_fn"):
         join_rows([3, 4])
 
 
-def test_what_a_pair_made_is_safe_to_keep():
+def test_the_result_of_a_join_fn_is_safe_to_keep():
     options = {"num_workers": 2, "collate_fn": default_collate, "join_fn": join_rows}
     assert equal(list(Loader(Numbers(100), 4, **options)), list(DataLoader(Numbers(100), 4)))
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
 @pytest.mark.parametrize("batch_size", [2, None])
-def test_nested_tensors_are_carried(layout, batch_size):
+def test_nested_tensors_arrive_complete(layout, batch_size):
     collate_fn = list if batch_size else None
     streams = [
         [each for batch in cls(Nested(layout), batch_size, num_workers=1, collate_fn=collate_fn) for each in batch]

@@ -1,4 +1,4 @@
-"""The face of torch's DataLoader: arguments, attributes, length, and refusals in one sentence."""
+"""The interface of torch's DataLoader: arguments, attributes, length, and clear messages for invalid arguments."""
 
 import inspect
 import warnings
@@ -21,7 +21,7 @@ def test_every_argument_of_the_dataloader_is_there_in_the_same_place_with_the_sa
     assert list(ours)[len(theirs) :] == ["micro_batch", "join_fn"]
 
 
-def test_it_is_a_dataloader_for_whoever_asks():
+def test_a_loader_is_an_instance_of_dataloader():
     assert isinstance(Loader(Numbers()), DataLoader)
     assert flatout.Loader is Loader
 
@@ -54,7 +54,7 @@ def test_a_length_that_the_sampler_does_not_know_is_a_type_error():
 
 
 @pytest.mark.parametrize("name", ["batch_size", "dataset", "sampler", "drop_last"])
-def test_attributes_that_must_not_change_do_not(name):
+def test_attributes_that_must_not_change_cannot_be_set(name):
     with pytest.raises(ValueError, match=name):
         setattr(Loader(Numbers()), name, None)
 
@@ -76,19 +76,19 @@ def test_attributes_that_must_not_change_do_not(name):
     ],
     ids=str,
 )
-def test_what_torch_refuses_is_refused_with_the_same_class(options):
+def test_options_that_torch_refuses_are_refused_with_the_same_class(options):
     for cls in (DataLoader, Loader):
         with pytest.raises(ValueError, match=r"\w"):
             cls(Numbers(), **options)
 
 
-def test_a_context_that_is_none_is_a_type_error():
+def test_a_context_of_the_wrong_type_is_a_type_error():
     for cls in (DataLoader, Loader):
         with pytest.raises(TypeError, match="context"):
             cls(Numbers(), num_workers=1, multiprocessing_context=3)
 
 
-def test_an_iterable_dataset_is_refused_with_a_sentence():
+def test_an_iterable_dataset_is_refused_with_advice():
     class Endless(IterableDataset):
         def __iter__(self):
             return iter(range(3))
@@ -98,14 +98,14 @@ def test_an_iterable_dataset_is_refused_with_a_sentence():
 
 
 @pytest.mark.parametrize("micro_batch", [0, -3, "much", 1.5])
-def test_a_micro_batch_that_is_no_size_is_refused(micro_batch):
+def test_an_invalid_micro_batch_is_refused(micro_batch):
     with pytest.raises(ConfigError, match="micro_batch="):
         Loader(Numbers(), micro_batch=micro_batch)
 
 
 @pytest.mark.parametrize("options", [{"join_fn": sum}, {"join_fn": sum, "collate_fn": list, "batch_size": None}])
-def test_half_a_pair_is_refused(options):
-    with pytest.raises(ConfigError, match="second half of a pair"):
+def test_a_join_fn_without_collate_fn_or_batch_size_is_refused(options):
+    with pytest.raises(ConfigError, match="join_fn needs a collate_fn and a batch_size"):
         Loader(Numbers(), **options)
 
 

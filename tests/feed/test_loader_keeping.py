@@ -1,4 +1,4 @@
-"""A batch is valid for as long as somebody holds it, and passes may be left, repeated and mixed at will."""
+"""A batch is valid for as long as it is referenced, and passes may be abandoned, repeated and interleaved."""
 
 import copy
 import gc
@@ -30,18 +30,18 @@ def test_batches_of_an_earlier_epoch_stay_valid(persistent):
 
 
 def test_a_slice_keeps_its_batch():
-    rows = [pictures[1:, 0] for pictures, _ in Loader(Numbers(60), 4, num_workers=2)]
-    assert equal(rows, [pictures[1:, 0] for pictures, _ in expected()])
+    rows = [images[1:, 0] for images, _ in Loader(Numbers(60), 4, num_workers=2)]
+    assert equal(rows, [images[1:, 0] for images, _ in expected()])
 
 
 def test_a_numpy_view_keeps_its_batch():
-    kept = [pictures.numpy()[:, 1:][..., 0] for pictures, _ in Loader(Numbers(60), 4, num_workers=2)]
+    kept = [images.numpy()[:, 1:][..., 0] for images, _ in Loader(Numbers(60), 4, num_workers=2)]
     assert all(
         (mine == theirs.numpy()[:, 1:][..., 0]).all() for mine, (theirs, _) in zip(kept, expected(), strict=True)
     )
 
 
-def test_one_kept_leaf_keeps_the_slot_from_being_filled_anew():
+def test_a_single_kept_tensor_prevents_its_slot_from_being_refilled():
     kept = [labels for number, (_, labels) in enumerate(Loader(Numbers(60), 4, num_workers=2)) if number % 3 == 0]
     assert equal(kept, [labels for number, (_, labels) in enumerate(expected()) if number % 3 == 0])
 
@@ -54,23 +54,23 @@ def test_batches_outlive_their_loader():
     assert equal(kept, expected()[:3])
 
 
-def test_an_ordinary_loop_gets_views_and_a_hoarder_copies():
+def test_an_ordinary_loop_gets_views_and_one_that_keeps_all_batches_gets_copies():
     loader = Loader(Numbers(60), 4, num_workers=2, persistent_workers=True)
-    assert len({pictures.data_ptr() for pictures, _ in loader}) <= 4
-    assert len({pictures.data_ptr() for pictures, _ in list(loader)}) == 15
+    assert len({images.data_ptr() for images, _ in loader}) <= 4
+    assert len({images.data_ptr() for images, _ in list(loader)}) == 15
 
 
 def test_a_batch_may_be_written_to():
-    for pictures, labels in Loader(Numbers(60), 4, num_workers=2):
-        pictures.mul_(0)
+    for images, labels in Loader(Numbers(60), 4, num_workers=2):
+        images.mul_(0)
         labels += 1
     assert equal(list(Loader(Numbers(60), 4, num_workers=2)), expected())
 
 
-def test_a_leaf_owns_just_its_own_storage():
-    pictures, labels = next(iter(Loader(Numbers(60), 4, num_workers=2)))
-    assert (pictures.untyped_storage().nbytes(), labels.untyped_storage().nbytes()) == (4 * 8 * 4, 4 * 8)
-    assert pictures.is_contiguous()
+def test_a_tensor_has_a_storage_of_its_own():
+    images, labels = next(iter(Loader(Numbers(60), 4, num_workers=2)))
+    assert (images.untyped_storage().nbytes(), labels.untyped_storage().nbytes()) == (4 * 8 * 4, 4 * 8)
+    assert images.is_contiguous()
     assert equal(pickle.loads(pickle.dumps(labels)), labels)
 
 
@@ -140,7 +140,7 @@ def test_no_process_is_left_behind(how):
 
 
 def test_persistent_workers_stay_and_others_do_not():
-    # What other tests of this session keep running is none of the loader's.
+    # Ignore processes that other tests of this session keep running.
     before = children()
     for persistent in (True, False):
         loader = Loader(Numbers(12), 4, num_workers=1, persistent_workers=persistent)
@@ -155,7 +155,7 @@ def test_persistent_workers_stay_and_others_do_not():
         wait_until_gone(children() - before)
 
 
-def test_a_change_of_the_dataset_reaches_the_next_epochs_workers():
+def test_a_change_of_the_dataset_reaches_the_workers_of_the_next_epoch():
     dataset = Numbers(8)
     loader = Loader(dataset, 4, num_workers=1)
     assert len(list(loader)) == 2
@@ -166,5 +166,5 @@ def test_a_change_of_the_dataset_reaches_the_next_epochs_workers():
 def test_a_loader_can_be_copied_and_pickled():
     loader = Loader(Numbers(12), 4, num_workers=1, persistent_workers=True)
     list(loader)
-    for twin in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
-        assert equal(list(twin), expected(12))
+    for clone in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
+        assert equal(list(clone), expected(12))

@@ -1,4 +1,4 @@
-"""Order and randomness: samplers and generators as in torch; random datasets follow the place in the stream."""
+"""Order and randomness: samplers and generators work as in torch; random numbers depend on the position only."""
 
 import pytest
 import torch
@@ -93,7 +93,7 @@ def test_set_epoch_of_a_distributed_sampler_takes_effect():
     assert streams[1][0] != streams[1][1]
 
 
-def test_an_endless_sampler_is_pulled_as_far_as_needed():
+def test_an_endless_sampler_is_only_read_as_far_as_needed():
     pulled = []
 
     def forever():
@@ -108,20 +108,20 @@ def test_an_endless_sampler_is_pulled_as_far_as_needed():
     assert len(pulled) < 4 * 9 + 4 * 16
 
 
-def test_the_sampler_of_the_next_epoch_is_not_asked_early():
-    asked = []
+def test_the_sampler_is_not_iterated_early_for_the_next_epoch():
+    iterated = []
 
-    class Asked:
+    class Counted:
         def __iter__(self):
-            asked.append(True)
+            iterated.append(True)
             return iter(range(8))
 
-    loader = Loader(Numbers(), 4, sampler=Asked(), num_workers=1, persistent_workers=True)
+    loader = Loader(Numbers(), 4, sampler=Counted(), num_workers=1, persistent_workers=True)
     list(loader)
-    assert len(asked) == 1
+    assert len(iterated) == 1
 
 
-def test_a_sampler_that_raises_raises_here_and_the_loader_recovers():
+def test_the_error_of_a_sampler_is_raised_and_the_loader_recovers():
     fails = [True]
 
     class Sometimes:
@@ -152,7 +152,7 @@ def test_a_random_dataset_does_not_depend_on_workers_or_micro_batches(dataset):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_random_dataset_is_drawn_anew_for_every_sample_and_epoch(persistent):
+def test_random_numbers_differ_for_every_sample_and_epoch(persistent):
     batches = stream(Drawing(), 2, epochs=2, persistent_workers=persistent)
     drawn = torch.cat([batch[0][:, 0] for batch in batches])
     assert len(drawn) == 48
@@ -175,15 +175,15 @@ def test_a_random_collate_does_not_depend_on_workers():
 
 @pytest.mark.parametrize("draws", [False, True])
 def test_the_seed_of_a_sample_fits_an_integer_of_64_bits(draws):
-    """Half of all unsigned numbers of 64 bits do not, and would end the collating."""
+    """Half of all unsigned 64-bit numbers do not, and collating them would fail."""
     torch.manual_seed(8)
     seeds = torch.cat([seed for seed, _ in Loader(InitialSeed(draws), 6, num_workers=2)])
     assert seeds.dtype == torch.int64
     assert seeds.min() >= 0
 
 
-def test_a_dataset_that_draws_nothing_finds_the_workers_seed():
-    """With it, datasets seed generators of their own, which must not be the same in every worker."""
+def test_a_dataset_that_draws_nothing_gets_the_seed_of_its_worker():
+    """Datasets use it to seed generators of their own, which must not be the same in every worker."""
     for batch in Loader(InitialSeed(draws=False), 6, num_workers=2, micro_batch=1):
         assert torch.equal(*batch)
 
@@ -205,21 +205,21 @@ def test_with_a_worker_init_fn_random_numbers_are_torchs(options):
     streams = []
     for cls in (DataLoader, Loader):
         torch.manual_seed(5)
-        asked = {"dataset": Drawing(), "batch_size": 5, "num_workers": 2, "worker_init_fn": do_nothing, **options}
-        loader = cls(**asked)
+        arguments = {"dataset": Drawing(), "batch_size": 5, "num_workers": 2, "worker_init_fn": do_nothing, **options}
+        loader = cls(**arguments)
         streams.append([batch for _ in range(2) for batch in loader])
     assert equal(*streams)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_with_a_worker_init_fn_workers_make_whole_batches_in_turn(workers):
+def test_with_a_worker_init_fn_workers_make_whole_batches_round_robin(workers):
     loader = Loader(WhoReads(), 4, num_workers=workers, worker_init_fn=do_nothing, persistent_workers=True)
     for _ in range(2):
         assert [set(ids.tolist()) for _, ids, *_ in loader] == [{batch % workers} for batch in range(6)]
 
 
 def test_a_worker_init_fn_may_be_set_and_removed_between_epochs():
-    """As training frameworks do it with loaders that they are given."""
+    """Training frameworks do that with loaders that are passed to them."""
     loader = Loader(WhoReads(), 4, num_workers=2)
     for worker_init_fn in (None, do_nothing, None):
         loader.worker_init_fn = worker_init_fn

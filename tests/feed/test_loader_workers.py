@@ -1,4 +1,4 @@
-"""Workers as torch's documentation describes them, and what happens when they fail."""
+"""Workers behave as torch's documentation describes, and failures are handled."""
 
 import logging
 import os
@@ -34,7 +34,7 @@ from tests.feed.loader_datasets import (
 BOTH = (DataLoader, 0), (Loader, 2)
 
 
-def test_get_worker_info_tells_who_reads():
+def test_get_worker_info_describes_the_worker_that_reads():
     generator = torch.Generator().manual_seed(4)
     base_seed = torch.empty((), dtype=torch.int64).random_(generator=generator.clone_state()).item()
     loader = Loader(WhoReads(), 4, num_workers=2, generator=generator, micro_batch=1)
@@ -79,11 +79,11 @@ def test_an_error_in_worker_init_fn_reaches_the_trainer():
         list(Loader(Numbers(), 4, num_workers=1, worker_init_fn=fail_to_start))
 
 
-def test_a_killed_worker_changes_nothing():
+def test_a_killed_worker_does_not_change_batches():
     loader = Loader(Numbers(400), 4, num_workers=2, persistent_workers=True)
     batches = iter(loader)
     kept = [next(batches)]
-    os.kill(loader._workshop.crew.pids()[0], signal.SIGKILL)
+    os.kill(loader._runtime.backend.pids()[0], signal.SIGKILL)
     kept += batches
     assert equal(kept, list(DataLoader(Numbers(400), 4)))
 
@@ -97,7 +97,7 @@ def test_a_sample_that_kills_its_workers_is_named():
     "error", [ValueError("broken label"), KeyError("no such key"), FileNotFoundError(2, "gone", "a.jpg")]
 )
 @pytest.mark.parametrize("collate", ["default", "custom"])
-def test_an_error_in_the_dataset_arrives_as_it_was_raised(error, collate):
+def test_an_error_in_the_dataset_is_raised_unchanged(error, collate):
     collate_fn = None if collate == "default" else list
     with pytest.raises(type(error)) as caught:
         list(Loader(Failing(error), 4, num_workers=2, collate_fn=collate_fn))
@@ -107,12 +107,12 @@ def test_an_error_in_the_dataset_arrives_as_it_was_raised(error, collate):
     assert "loader_datasets.py" in str(caught.value.__cause__)
 
 
-def test_an_error_that_cannot_travel_arrives_as_a_runtime_error_with_its_text():
+def test_an_error_that_cannot_be_pickled_is_raised_as_a_runtime_error_with_its_text():
     with pytest.raises(RuntimeError, match="two words"):
         list(Loader(Failing(AwkwardError("two", "words")), 4, num_workers=1))
 
 
-def test_the_pass_goes_on_after_an_error_as_in_torch():
+def test_the_pass_continues_after_an_error_as_in_torch():
     for cls, workers in BOTH:
         batches, seen = iter(cls(Failing(ValueError("bad")), 4, num_workers=workers)), []
         while True:
@@ -131,7 +131,7 @@ def test_an_index_out_of_range_is_an_index_error():
             list(cls([1, 2, 3], 2, sampler=[0, 7], num_workers=workers))
 
 
-def test_an_error_in_collate_fn_arrives_as_it_was_raised():
+def test_an_error_in_collate_fn_is_raised_unchanged():
     for cls, workers in BOTH:
         with pytest.raises(RuntimeError, match="equal size"):
             list(cls(Growing(), 4, num_workers=workers, collate_fn=torch.stack))
@@ -148,12 +148,12 @@ def test_a_batch_that_takes_too_long_is_a_timeout_and_may_be_waited_for_again():
 
 
 def test_samples_may_wait_for_each_other(monkeypatch, caplog):
-    """Also the first one, which is read to learn how large batches are."""
+    """Even the first one, which is read to find out how large batches are."""
     monkeypatch.setattr("flatout.feed.loader.passes.PROBE_WAIT_S", 0.2)
     loader = Loader(Waiting(), 2, num_workers=2, micro_batch=1, multiprocessing_context="fork", persistent_workers=True)
     for _ in range(2):
         assert torch.cat(list(loader))[:, 0].tolist() == list(range(8))
-    assert "carried" not in caplog.text
+    assert "by pickle" not in caplog.text
 
 
 @pytest.mark.parametrize(("dataset", "start"), [(Threaded, "spawn"), (PoolInGetitem, "fork")])
@@ -162,7 +162,7 @@ def test_a_dataset_with_threads_works_where_torchs_does(dataset, start):
     assert equal(list(loader), list(DataLoader(Numbers(), 4)))
 
 
-def test_an_unpicklable_dataset_is_told_which_attribute_is_to_blame():
+def test_an_unpicklable_dataset_raises_an_error_that_names_the_attribute():
     with pytest.raises(ConfigError, match=r"Unpicklable\.lock cannot be pickled.*'fork'"):
         list(Loader(Unpicklable(), 4, num_workers=1, multiprocessing_context="spawn"))
     assert len(list(Loader(Unpicklable(), 4, num_workers=1, multiprocessing_context="fork"))) == 6
@@ -192,22 +192,21 @@ def test_pinning_without_a_gpu_is_a_warning():
             assert not next(iter(cls(Numbers(), 4, num_workers=1, pin_memory=True)))[0].is_pinned()
 
 
-def test_batches_out_of_order_are_not_needed_and_that_is_said(caplog):
+def test_in_order_false_is_accepted_with_a_message(caplog):
     with caplog.at_level(logging.INFO):
         loader = Loader(Numbers(), 4, num_workers=2, in_order=False)
     assert "in_order=False is accepted" in caplog.text
     assert equal(list(loader), list(DataLoader(Numbers(), 4)))
 
 
-def test_nothing_is_warned_about_in_an_ordinary_pass(caplog):
+def test_an_ordinary_pass_logs_no_warnings(caplog):
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
         warnings.simplefilter("error")
         list(Loader(Numbers(), 4, shuffle=True, num_workers=2))
     assert not [record for record in caplog.records if record.name.startswith("flatout.feed.loader")]
 
 
-def test_an_open_file_of_the_trainer_is_not_opened_for_the_workers(tmp_path):
-    """A handle that a dataset opens on first use is opened in workers only."""
+def test_a_file_that_a_dataset_opens_on_first_use_is_opened_in_workers_only(tmp_path):
 
     class Lazy(Numbers):
         file = None

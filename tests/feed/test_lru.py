@@ -1,4 +1,4 @@
-"""The cache of the items used last: golden traces, and what it never does."""
+"""The cache of the items used last: golden traces and invariants."""
 
 import json
 from collections.abc import Iterable

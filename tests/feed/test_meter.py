@@ -1,4 +1,4 @@
-"""The numbers tell what the consumer really waited for."""
+"""The meter measures how long the consumer really waited."""
 
 import time
 
@@ -41,7 +41,7 @@ def test_data_time_is_the_wait_of_a_consumer_that_is_too_fast():
     assert reading.nbytes == 64 * 4
 
 
-def test_data_time_is_nothing_for_a_consumer_that_is_slow():
+def test_data_time_is_small_for_a_slow_consumer():
     reading = read_one_epoch(Slow(0), consumer_s=0.02)
     assert reading.data_time_ms < 8
     assert reading.readiness > 0.6
@@ -59,7 +59,7 @@ def test_a_reading_covers_the_time_since_the_last_one():
     assert meter.read().batches == 0
 
 
-def test_the_line_names_every_number_with_its_unit():
+def test_the_summary_line_has_every_number_with_its_unit():
     line = read_one_epoch(Slow(0.001), consumer_s=0).line()
     for part in ("samples/s", "GB/s", "1 workers", "read", "of 4 slots ready", "data_time", "% faster with a perfect"):
         assert part in line

@@ -1,4 +1,4 @@
-"""Keyed random numbers: the published Philox, and a pure function of their key."""
+"""Keyed random numbers equal the published Philox, and are a pure function of their key."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_a_row_depends_on_its_own_position_only(seed, epoch, positions, num):
     np.testing.assert_array_equal(together, alone)
 
 
-def test_asking_for_more_numbers_keeps_the_first():
+def test_a_longer_row_begins_with_the_shorter_one():
     few, many = (keyed_bits(1, 2, np.arange(5), num) for num in (3, 40))
     np.testing.assert_array_equal(many[:, :3], few)
 

@@ -1,4 +1,4 @@
-"""Who gets which sample when: order, ranks, last steps, weights."""
+"""Which sample goes into which step: order, ranks, last steps, weights."""
 
 import numpy as np
 import pytest
@@ -36,8 +36,8 @@ def test_orders_differ_between_epochs_and_seeds_but_repeat_for_the_same():
 
 
 def test_the_order_of_a_seed_never_changes():
-    """A resumed run must find the order that an older flatout or NumPy gave it: samples sorted by the
-    first 64 bits of Philox at counter (block 0, position, epoch, purpose 1 << 16)."""
+    """A resumed run must get the same order as from an older version of flatout or NumPy: samples sorted by the first
+    64 bits of Philox at counter (block 0, position, epoch, purpose 1 << 16)."""
     seed, epoch = 7 + (9 << 32), 3
     words = [plain_philox([0, position, epoch, 1 << 16], [7, 9]) for position in range(50)]
     expected = sorted(range(50), key=lambda position: (words[position][0] << 32) + words[position][1])
@@ -68,7 +68,7 @@ def test_a_step_trains_on_the_same_samples_for_any_rank_count(num_ranks, last):
     num_ranks=st.integers(1, 5),
     last=st.sampled_from(["pad", "short"]),
 )
-def test_nothing_is_lost_or_counted_twice_when_the_last_step_is_kept(num_samples, batch_size, num_ranks, last):
+def test_no_sample_is_lost_or_counted_twice_when_the_last_step_is_kept(num_samples, batch_size, num_ranks, last):
     valid = []
     for rank in range(num_ranks):
         plan = Plan(num_samples=num_samples, batch_size=batch_size, last=last, rank=rank, num_ranks=num_ranks)
@@ -93,7 +93,7 @@ def test_a_short_last_step_is_shared_evenly():
     assert sorted(lengths) == [2, 3]
 
 
-def test_weights_decide_how_often_a_sample_comes():
+def test_weights_decide_how_often_a_sample_appears():
     weights = np.array([0, 1, 2, 5] * 500, float)
     order = weighted_order(weights, seed=1, epoch=2)
     shares = np.bincount(order % 4, minlength=4) / len(order)
@@ -137,10 +137,10 @@ def test_every_worker_finds_work(batch_size, num_workers):
         ({"num_samples": 3, "batch_size": 2, "weights": np.ones(2)}, ConfigError, "3 samples"),
         ({"num_samples": 3, "batch_size": 2, "weights": np.zeros(3)}, ConfigError, "not all zero"),
         ({"num_samples": 3, "batch_size": 2, "weights": np.array([1, np.nan, 1])}, ConfigError, "finite"),
-        ({"num_samples": 3, "batch_size": 2, "weights": np.ones(3), "order": np.arange(3)}, ConfigError, "exclude"),
+        ({"num_samples": 3, "batch_size": 2, "weights": np.ones(3), "order": np.arange(3)}, ConfigError, "combined"),
     ],
 )
-def test_a_plan_that_makes_no_sense_is_refused(arguments, error, words):
+def test_an_invalid_plan_is_refused(arguments, error, words):
     with pytest.raises(error, match=words):
         Plan(**arguments)
 
@@ -151,6 +151,6 @@ def test_an_order_outside_the_source_is_refused(order, words):
         Plan(num_samples=3, batch_size=1, order=np.array(order, np.int64)).epoch(0)
 
 
-def test_an_epoch_without_a_full_step_says_what_to_do():
-    with pytest.raises(ConfigError, match=r"10 samples has no full step of 32.*last='short'"):
+def test_an_epoch_without_a_complete_step_raises_an_error_with_advice():
+    with pytest.raises(ConfigError, match=r"10 samples has no complete step of 32.*last='short'"):
         Plan(num_samples=10, batch_size=16, num_ranks=2).epoch(0)

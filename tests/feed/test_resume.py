@@ -1,4 +1,4 @@
-"""A stream continues exactly where it stood (G2, G3), or says why it cannot."""
+"""A stream continues exactly where it was saved (G2, G3), or raises an error that says why it cannot."""
 
 import json
 from typing import Any
@@ -67,7 +67,7 @@ def test_many_interruptions_equal_none(runs):
     assert len(seen) >= 5
 
 
-def test_a_state_that_is_one_step_off_is_noticed():
+def test_a_state_that_is_off_by_one_step_is_detected():
     """Negative control: the comparison above would catch a replayed or skipped batch."""
     with new_feed() as feed:
         next(iter(feed))
@@ -93,7 +93,7 @@ def test_a_saved_stream_continues_on_other_ranks():
         np.testing.assert_array_equal(batch["image"], expected["image"][4:])
 
 
-def test_weights_travel_with_the_state():
+def test_weights_are_saved_in_the_state():
     weights = np.linspace(0, 1, 42)
     with new_feed() as feed:
         list(feed)
@@ -116,7 +116,7 @@ def test_weights_set_between_epochs_replace_what_was_read_ahead():
         assert {index for batch in feed for index in batch.indices.tolist()} == {7}
 
 
-def test_weights_in_mid_epoch_are_refused():
+def test_weights_within_an_epoch_are_refused():
     with new_feed() as feed:
         next(iter(feed))
         with pytest.raises(ConfigError, match="between epochs"):
@@ -140,7 +140,7 @@ def test_a_stream_that_would_differ_is_refused_with_the_difference(changes, word
         feed.load_state_dict(state)
 
 
-def test_an_epoch_may_be_asked_for_in_any_order():
+def test_epochs_may_be_read_in_any_order():
     expected = unbroken(3)
     with new_feed(workers=1) as feed:
         assert digests(feed.epoch(2)) == expected[10:]

@@ -1,4 +1,4 @@
-"""Slots, queue and scratch: what is published is claimed once, in order, and nothing overlaps."""
+"""Slots, queue and scratch: published tasks are claimed once, in order, and nothing overlaps."""
 
 import os
 from dataclasses import replace
@@ -65,7 +65,7 @@ def test_a_smaller_step_gives_a_smaller_array_without_gaps(ring):
 
 
 def test_a_step_larger_than_the_field_is_refused(ring):
-    with pytest.raises(DataError, match=r"'image' the shape \(3, 3\).*largest is \(2, 3\)"):
+    with pytest.raises(DataError, match=r"'image' the shape \(3, 3\).*at most \(2, 3\)"):
         ring.slots[0].open_for(step_of(7, image=(3, 3)), 2)
 
 
@@ -94,13 +94,13 @@ def test_tasks_of_a_lane_are_claimed_by_its_worker_alone():
     ring.close()
 
 
-def test_the_task_table_is_reused_for_ever(ring):
+def test_the_task_table_is_reused(ring):
     for round_ in range(40):
         tickets = ring.publish([Task(round_ % 3, 0, 4), Task(round_ % 3, 4, 8)])
         assert [ring.claim(0)[0], ring.claim(0)[0]] == tickets
 
 
-def test_what_was_withdrawn_is_not_claimed(ring):
+def test_withdrawn_tasks_are_not_claimed(ring):
     ring.publish([Task(0, 0, 4), Task(0, 4, 8), Task(0, 8, 10)])
     ring.claim(0)
     assert ring.withdraw_unclaimed() == {1, 2}
@@ -109,40 +109,40 @@ def test_what_was_withdrawn_is_not_claimed(ring):
     assert ring.claim(1) == (3, Task(1, 0, 4))
 
 
-def test_a_claim_tells_the_task_and_the_item(ring):
+def test_a_claim_has_the_ticket_and_the_item(ring):
     assert ring.claim_of(0) is None
     ring.publish([Task(0, 0, 4)])
     ring.claim(0)
     assert ring.claim_of(0).item == -1
     ring.note_item(0, 17)
     assert (ring.claim_of(0).ticket, ring.claim_of(0).item) == (0, 17)
-    ring.put_down(0)
+    ring.release(0)
     assert ring.claim_of(0) is None
 
 
 def test_a_worker_that_died_between_the_two_writes_of_a_claim_has_claimed_nothing(ring):
     ring.publish([Task(0, 0, 4)])
-    ring._cells[0] = (0, 0, -1)  # the cell is written, the queue has not moved on
+    ring._cells[0] = (0, 0, -1)  # the cell is written, the queue has not advanced
     assert ring.claim_of(0) is None
     assert ring.claim(1) == (0, Task(0, 0, 4))
 
 
-def test_a_lock_dies_with_its_holder(ring):
-    ready, tell = os.pipe()
+def test_a_lock_is_released_when_its_holder_dies(ring):
+    reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         ring._lock.__enter__()
-        os.write(tell, b"x")
+        os.write(writer, b"x")
         os.kill(os.getpid(), 9)
-    os.read(ready, 1)
+    os.read(reader, 1)
     os.waitpid(pid, 0)
-    ring.publish([Task(0, 0, 4)])  # would block for ever
+    ring.publish([Task(0, 0, 4)])  # would otherwise block forever
     assert ring.claim(0) is not None
-    os.close(ready)
-    os.close(tell)
+    os.close(reader)
+    os.close(writer)
 
 
-def test_rows_come_back_in_batch_order_however_workers_finish(ring):
+def test_rows_are_gathered_in_batch_order_in_whatever_order_workers_finish(ring):
     rng = np.random.default_rng(0)
     ring.slots[1].open_for(step_of(10), 3)
     boxes = [rng.random((n, 4), dtype=np.float32) for n in (0, 2, 1, 0, 3, 1, 0, 0, 2, 1)]
@@ -156,7 +156,7 @@ def test_rows_come_back_in_batch_order_however_workers_finish(ring):
     assert ring.slots[1].counts["boxes"].tolist() == [len(each) for each in boxes]
 
 
-def test_rows_that_do_not_fit_say_how_much_they_need_and_go_to_a_spill(ring):
+def test_rows_that_do_not_fit_report_the_bytes_they_need_and_go_to_a_spill(ring):
     ring.slots[0].open_for(step_of(4), 3)
     crowd = {"boxes": [np.ones((5000, 4), np.float32)] * 4, "marks": [np.zeros((0, 1), np.uint8)] * 4}
     needed = hand_over(ring, Task(0, 0, 4), crowd)
@@ -166,7 +166,7 @@ def test_rows_that_do_not_fit_say_how_much_they_need_and_go_to_a_spill(ring):
     assert gather_rows(ring, 0, RowsBuffer())["boxes"].shape == (20_000, 4)
 
 
-def test_memory_given_back_is_really_given_back(ring):
+def test_discarded_memory_is_returned_to_the_system(ring):
     before = ring.arena.reserved_bytes
     offset = ring.arena.grow(8 << 20)
     assert ring.arena.reserved_bytes - before == 8 << 20
@@ -183,7 +183,7 @@ def test_an_item_that_killed_workers_stays_deadly_whatever_else_is_found(ring):
     assert ring.deadly_items() == [5]
 
 
-def test_the_task_that_completes_its_slot_says_so(ring):
+def test_finishing_the_last_task_of_a_slot_returns_true(ring):
     ring.slots[0].open_for(step_of(10), 3)
     tasks = [Task(0, 0, 4), Task(0, 4, 8), Task(0, 8, 10)]
     assert [ring.finish(task) for task in (tasks[2], tasks[0], tasks[1])] == [False, False, True]

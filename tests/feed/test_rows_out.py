@@ -1,4 +1,4 @@
-"""Rows of a whole micro-batch put at once are those put one sample at a time."""
+"""Rows of a whole micro-batch that are put at once equal those put one sample at a time."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from flatout.feed import Rows
 from flatout.feed.source import RowsOut
 
 
-def test_rows_put_at_once_are_those_put_one_by_one():
+def test_rows_put_at_once_equal_those_put_one_by_one():
     rng = np.random.default_rng(0)
     counts = np.array([2, 0, 3, 1])
     rows = rng.random((6, 5))

@@ -1,4 +1,4 @@
-"""A store: the same arrays as decoding, decoded once, in memory that everybody shares."""
+"""A store returns the same arrays as decoding, decodes each item once, and shares its memory between processes."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 from flatout.errors import ConfigError
 from flatout.feed import Feed, FeedConfig, Plan, Store, StoreConfig
 from flatout.feed.store.build import Budget, is_enough, memory_budget
-from flatout.feed.store.file import Header
+from flatout.feed.store.file import StoreHeader
 from flatout.feed.store.home import default_folder, key_of
 from flatout.feed.store.store import HIT, MISS
 from flatout.progress import progress_line
@@ -29,7 +29,7 @@ def blobs(tmp_path: Path) -> Blobs:
 
 
 def room_for(num_items: int) -> int:
-    """Budget in which exactly the first `num_items` blobs fit: two pages, then 12 * (40 + i) bytes on whole 64s."""
+    """Budget for exactly the first `num_items` blobs: two pages, then 12 * (40 + i) bytes each, aligned to 64."""
     *before, last = [12 * (40 + number) for number in range(num_items)]
     return 2 * 4096 + sum(-(-nbytes // 64) * 64 for nbytes in before) + last
 
@@ -49,10 +49,10 @@ def test_a_store_returns_what_decode_returns(tmp_path, blobs, place, workers):
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_everything_is_decoded_once_and_never_again_while_the_store_lives(tmp_path, blobs, place):
+def test_everything_is_decoded_once_and_never_again_while_the_store_is_open(tmp_path, blobs, place):
     with Store.open(blobs, config(tmp_path, place)) as store:
         visits = len(lines_of(blobs.log))
-        assert visits == len(blobs), "nothing is decoded twice, not even to learn how much room to make"
+        assert visits == len(blobs), "nothing is decoded twice, not even to find out how much room to reserve"
         with Store.open(blobs, config(tmp_path, place)) as again:
             contents(store)
             contents(again)
@@ -83,7 +83,7 @@ def test_the_default_folder_is_in_the_users_cache(monkeypatch):
     assert default_folder() == Path("/somewhere/home/.cache/flatout/stores")
 
 
-# What a budget has room for.
+# Budgets
 
 
 def test_a_small_budget_keeps_the_same_first_items_however_it_is_built(tmp_path, blobs):
@@ -99,15 +99,15 @@ def test_a_small_budget_keeps_the_same_first_items_however_it_is_built(tmp_path,
     assert kept[0] == kept[1] == kept[2] == [True] * 11 + [False] * 13
 
 
-def test_what_is_left_out_is_said_in_one_sentence(tmp_path, blobs, caplog):
+def test_omitted_items_are_reported_in_one_warning(tmp_path, blobs, caplog):
     Store.open(blobs, config(tmp_path, budget_bytes=room_for(7))).close()
     (record,) = caplog.records
     assert record.getMessage() == (
-        "The store holds 7 of 24 items (0 MB): the budget is used up. The others are decoded on every visit."
+        "The store holds 7 of 24 items (0 MB): the budget is used up. The others are decoded on every access."
     )
 
 
-def test_a_larger_budget_builds_anew_and_a_smaller_one_does_not(tmp_path, blobs):
+def test_a_larger_budget_rebuilds_the_store_and_a_smaller_one_does_not(tmp_path, blobs):
     for budget, kept in ((room_for(7), 7), (room_for(3), 7), (room_for(21), 21), (None, 24), (room_for(7), 24)):
         with Store.open(blobs, config(tmp_path, "disk", budget_bytes=budget)) as store:
             assert store.statistics().items == kept
@@ -126,25 +126,25 @@ def test_a_larger_budget_builds_anew_and_a_smaller_one_does_not(tmp_path, blobs)
     ],
 )
 def test_a_store_is_enough_unless_a_new_one_would_be_larger(stopped_by, asked, default, enough):
-    header = Header(state="", num_items=9, nbytes=400, budget_bytes=500, stopped_by=stopped_by)
+    header = StoreHeader(state="", num_items=9, nbytes=400, budget_bytes=500, stopped_by=stopped_by)
     assert is_enough(header, Budget(asked, default, 10**9)) == enough
 
 
-def test_memory_is_never_used_up():
+def test_a_store_never_takes_all_memory():
     assert memory_budget(None, 1000).limit_bytes == 500
     assert memory_budget(700, 1000).limit_bytes == 700
     assert memory_budget(10**6, 1000).limit_bytes == 900
 
 
-# The key.
+# Keys
 
 
-def test_the_key_changes_with_content_time_parameters_kind_and_files(tmp_path, blobs):
+def test_the_key_changes_with_content_time_parameters_class_and_files(tmp_path, blobs):
     keys = [key_of(blobs)]
     path = tmp_path / "data/003.blob"
     status = path.stat()
     path.write_bytes(path.read_bytes()[::-1])
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # same size, same mtime: ctime tells
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # same size, same mtime, different ctime
     keys.append(key_of(blobs))
     os.utime(path)
     keys.append(key_of(blobs))
@@ -165,7 +165,7 @@ def test_the_key_does_not_depend_on_the_working_folder(tmp_path, blobs, monkeypa
     assert key_of(relative) == key_of(blobs)
 
 
-def test_a_changed_input_makes_a_new_store_and_the_old_one_goes(tmp_path, blobs):
+def test_a_changed_input_leads_to_a_new_store_and_the_old_one_is_removed(tmp_path, blobs):
     Store.open(blobs, config(tmp_path, "disk")).close()
     Path(blobs.paths[5]).write_bytes(bytes(24))
     with Store.open(blobs, config(tmp_path, "disk")) as store:
@@ -173,12 +173,12 @@ def test_a_changed_input_makes_a_new_store_and_the_old_one_goes(tmp_path, blobs)
     assert len(list((tmp_path / "stores").glob("*.store"))) == 1
 
 
-# Sharing.
+# Sharing
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
-def test_workers_see_the_same_memory_and_the_same_stream(tmp_path, blobs, place, start_method):
+def test_workers_use_the_same_memory_and_yield_the_same_stream(tmp_path, blobs, place, start_method):
     streams = []
     with Store.open(blobs, config(tmp_path, place, budget_bytes=15_000)) as store:
         resident = store.statistics().items
@@ -252,16 +252,16 @@ time.sleep(60)
         blobs.log.unlink(missing_ok=True)
         with Script(script, tmp_path, tmp_path, place, 1) as one, Script(script, tmp_path, tmp_path, place, 2) as two:
             assert [one.wait_for_line(), two.wait_for_line()] == ["24", "24"]
-            told = ""
+            errors = ""
             for each in (one, two):
                 each.process.kill()
-                told += each.end().err
-        assert 24 <= len(lines_of(blobs.log)) <= 24 + 8  # a few are decoded before, to see how large they are
-        assert "Waiting for process " in told
-        assert "to build the store of the same data" in told
+                errors += each.end().err
+        assert 24 <= len(lines_of(blobs.log)) <= 24 + 8  # a few are decoded first, to estimate their size
+        assert "Waiting for process " in errors
+        assert "which is building the store of the same data" in errors
 
 
-# The least recently used.
+# Least recently used items
 
 
 def test_an_lru_store_keeps_what_was_used_last_in_each_process(tmp_path, blobs):
@@ -269,7 +269,7 @@ def test_an_lru_store_keeps_what_was_used_last_in_each_process(tmp_path, blobs):
     budget = 2 * (sizes[0] + sizes[1] + sizes[2])
     with Store.open(blobs, config(tmp_path, policy="lru", budget_bytes=budget, workers=2)) as store:
         assert contents(store, [0, 1, 2, 0, 3]) == contents(blobs, [0, 1, 2, 0, 3])
-        # 1 went for 3; 0 had been used since, and what 1 left was not enough, so 2 went too.
+        # 1 was evicted for 3; that was not enough, and 0 had been used since, so 2 was evicted too.
         assert [store.is_resident(index) for index in range(5)] == [True, False, False, True, False]
         assert store.statistics().hits == 1
         assert store.statistics().nbytes <= budget // 2 == store.statistics().budget_bytes
@@ -286,17 +286,17 @@ def test_an_lru_store_gives_the_same_stream_with_workers(tmp_path, blobs):
     assert streams[0] == streams[1] == streams[2]
 
 
-# Words.
+# Texts and errors
 
 
-def test_statistics_tell_themselves_in_one_line(tmp_path, blobs):
+def test_the_text_of_statistics_is_one_line(tmp_path, blobs):
     with Store.open(blobs, config(tmp_path, budget_bytes=2_000_000)) as store:
         store[0], store[1]
         nbytes = sum(blobs.decode(index).nbytes for index in range(24))
         assert str(store.statistics()) == f"24 items, {nbytes / 1e6:.1f} MB used / 2.0 MB budget, hit rate 100.0%"
 
 
-def test_progress_says_how_long_it_will_take():
+def test_the_progress_line_has_the_remaining_time():
     assert progress_line("decoding", 300, 1000, 280_000_000, 2.0) == (
         "decoding: 300/1000 items, 280 MB, 150 items/s, 5 s left"
     )
@@ -304,7 +304,7 @@ def test_progress_says_how_long_it_will_take():
 
 
 @pytest.mark.parametrize(
-    ("knobs", "sentence"),
+    ("knobs", "message"),
     [
         ({"place": "vram"}, "place='vram' is unknown: use 'ram' or 'disk' or 'off'."),
         ({"policy": "fifo"}, "policy='fifo' is unknown: use 'resident' or 'lru'."),
@@ -314,13 +314,13 @@ def test_progress_says_how_long_it_will_take():
         ({"patience_s": -1}, "patience_s=-1 must not be negative."),
     ],
 )  # fmt: skip
-def test_a_config_that_cannot_be_obeyed_is_one_clear_sentence(knobs, sentence):
+def test_an_invalid_config_raises_one_clear_message(knobs, message):
     with pytest.raises(ConfigError) as caught:
         StoreConfig(**knobs)
-    assert str(caught.value) == sentence
+    assert str(caught.value) == message
 
 
-def test_a_closed_store_says_so_and_its_arrays_live_on(tmp_path, blobs):
+def test_a_closed_store_raises_an_error_and_its_arrays_stay_valid(tmp_path, blobs):
     store = Store.open(blobs, config(tmp_path))
     array = store[0]
     store.close()
@@ -330,16 +330,16 @@ def test_a_closed_store_says_so_and_its_arrays_live_on(tmp_path, blobs):
         store[0]
 
 
-def test_an_index_outside_is_an_error_and_an_empty_set_is_not(tmp_path, blobs):
+def test_an_index_out_of_range_is_an_error_and_an_empty_store_is_not(tmp_path, blobs):
     with Store.open(blobs, config(tmp_path)) as store:
         for index in (-1, 24):
-            with pytest.raises(IndexError, match=f"item {index} of a store with 24 items"):
+            with pytest.raises(IndexError, match=f"item {index} is out of range: the store has 24 items"):
                 store[index]
     with Store.open(Blobs([]), config(tmp_path)) as store:
         assert len(store) == store.statistics().items == 0
 
 
-def test_opening_and_closing_leaves_no_descriptor_behind(tmp_path, blobs):
+def test_opening_and_closing_leaks_no_file_descriptor(tmp_path, blobs):
     for place in PLACES:
         Store.open(blobs, config(tmp_path, place)).close()
     before = len(os.listdir("/proc/self/fd"))
@@ -349,7 +349,7 @@ def test_opening_and_closing_leaves_no_descriptor_behind(tmp_path, blobs):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_building_a_store_imports_no_torch(tmp_path, blobs):
+def test_building_a_store_does_not_import_torch(tmp_path, blobs):
     script = """
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What docs/store.md shows really runs."""
+"""The examples in docs/store.md run."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def test_the_example_trains_and_decodes_nothing_twice(tmp_path: Path, monkeypatc
     for number in range(9):
         cv2.imwrite(str(tmp_path / f"{number}.png"), np.zeros((40, 50, 3), np.uint8))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    # Not in this process: OpenCV's threads would be in the way of tests that fork.
+    # Not in this process: OpenCV's threads would disturb tests that fork.
     script = "import sys, store_example\nif __name__ == '__main__':\n    store_example.train(sys.argv[1:])"
     outcome = run_script(script, tmp_path, *sorted(tmp_path.glob("*.png")))
     rates = [line.rpartition("hit rate ")[2] for line in outcome.out.splitlines()]
@@ -28,7 +28,7 @@ def test_the_example_trains_and_decodes_nothing_twice(tmp_path: Path, monkeypatc
     assert set(rates) <= {"100.0%", "unknown (nothing was read)"}, outcome  # epochs are read ahead
 
 
-def test_a_store_opens_where_there_is_neither_opencv_nor_torch_nor_flatout(tmp_path: Path):
+def test_a_store_can_be_read_without_opencv_torch_and_flatout(tmp_path: Path):
     blobs = Blobs(write_blobs(tmp_path / "data", 8))
     Path(blobs.paths[4]).unlink()
     Store.open(blobs, StoreConfig(place="disk", folder=tmp_path, workers=0)).close()

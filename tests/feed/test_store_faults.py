@@ -1,4 +1,4 @@
-"""What happens to a store when things go wrong: damage, full disks, killed builders, locks that nobody lets go."""
+"""Faults of a store: damage, full disks, killed builders, locks that are never released."""
 
 import fcntl
 import json
@@ -45,29 +45,29 @@ def left_in(folder: Path) -> set[str]:
     return {path.suffix for path in folder.iterdir()}
 
 
-# Damage.
+# Damage
 
 
-def test_a_store_that_is_no_store_is_built_anew_with_one_sentence(tmp_path, blobs, caplog):
+def test_an_invalid_store_is_rebuilt_with_one_warning(tmp_path, blobs, caplog):
     Store.open(blobs, config(tmp_path)).close()
     path = the_file(tmp_path)
     whole = path.read_bytes()
     for damaged, reason in (
         (b"", "it has only 0 bytes"),
         (whole[:-1], f"it has {len(whole) - 1} of {len(whole)} bytes"),
-        (b"X" + whole[1:], "it does not begin like one"),
-        (whole[:8] + b"\x07" + whole[9:], "it has format 7, and this flatout reads format 1"),
+        (b"X" + whole[1:], "it is not a store file"),
+        (whole[:8] + b"\x07" + whole[9:], "it has format version 7, but this version of flatout reads 1"),
         (whole[:5000] + b"\x07" + whole[5001:], "its header or index is damaged"),
     ):
         path.write_bytes(damaged)
         caplog.clear()
         with Store.open(blobs, config(tmp_path)) as store:
             assert contents(store) == contents(blobs)
-        assert caplog.messages == [f"The store {path} cannot be used: {reason}. It is built anew."]
+        assert caplog.messages == [f"The store {path} cannot be used: {reason}. It is rebuilt."]
         assert path.read_bytes() == whole
 
 
-def test_damaged_data_is_never_handed_out_and_the_next_run_builds_anew(tmp_path, blobs, caplog):
+def test_damaged_data_is_never_returned_and_the_next_run_rebuilds_the_store(tmp_path, blobs, caplog):
     Store.open(blobs, config(tmp_path)).close()
     path = the_file(tmp_path)
     data = bytearray(path.read_bytes())
@@ -87,8 +87,8 @@ def test_damaged_data_is_never_handed_out_and_the_next_run_builds_anew(tmp_path,
 
 
 @pytest.mark.parametrize("place", ["disk", "ram"])
-def test_verify_finds_what_times_and_sizes_cannot_show(tmp_path, blobs, caplog, monkeypatch, place):
-    # As on a file system whose times are coarse: the key stays the same.
+def test_verify_finds_changes_that_do_not_show_in_times_and_sizes(tmp_path, blobs, caplog, monkeypatch, place):
+    # As on a file system with coarse timestamps: the key stays the same.
     monkeypatch.setattr("flatout.feed.store.home._state_of", lambda path: "always the same")
     with Store.open(blobs, config(tmp_path, place, verify=True)):
         Path(blobs.paths[7]).write_bytes(bytes(12 * 47))
@@ -97,9 +97,7 @@ def test_verify_finds_what_times_and_sizes_cannot_show(tmp_path, blobs, caplog, 
         assert not caplog.messages
         with Store.open(blobs, config(tmp_path, place, verify=True)) as verified:
             assert contents(verified) == contents(blobs)
-    assert caplog.messages == [
-        f"The store is built anew: {blobs.paths[7]} is gone or has another content than when it was decoded."
-    ]
+    assert caplog.messages == [f"The store is rebuilt: {blobs.paths[7]} is gone or has changed since it was decoded."]
 
 
 def test_verify_finds_damaged_bytes_and_deleted_inputs(tmp_path, blobs, caplog, monkeypatch):
@@ -112,18 +110,18 @@ def test_verify_finds_damaged_bytes_and_deleted_inputs(tmp_path, blobs, caplog, 
     Path(blobs.paths[2]).unlink()
     Store.open(blobs, config(tmp_path, verify=True)).close()
     assert caplog.messages == [
-        f"The store is built anew: the stored bytes of {blobs.paths[-1]} are damaged.",
-        f"The store is built anew: {blobs.paths[2]} is gone or has another content than when it was decoded.",
-        f"1 of 24 items could not be decoded and will be missing from the store; the first: {blobs.paths[2]} "
+        f"The store is rebuilt: the stored bytes of {blobs.paths[-1]} are damaged.",
+        f"The store is rebuilt: {blobs.paths[2]} is gone or has changed since it was decoded.",
+        f"1 of 24 items could not be decoded and are missing from the store; the first: {blobs.paths[2]} "
         f"(FileNotFoundError: [Errno 2] No such file or directory: '{blobs.paths[2]}').",
     ]
 
 
-# Inputs.
+# Input files
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_items_that_cannot_be_decoded_are_left_out_and_raise_when_they_are_read(tmp_path, blobs, caplog, workers):
+def test_items_that_cannot_be_decoded_are_omitted_and_raise_when_they_are_read(tmp_path, blobs, caplog, workers):
     Path(blobs.paths[4]).unlink()
     Path(blobs.paths[9]).write_bytes(bytes(13))
     for _ in range(2):  # built, then found
@@ -138,7 +136,7 @@ def test_items_that_cannot_be_decoded_are_left_out_and_raise_when_they_are_read(
             assert contents(store, fine) == contents(blobs, fine)
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith(
-        "2 of 24 items could not be decoded and will be missing from the store; the first: "
+        "2 of 24 items could not be decoded and are missing from the store; the first: "
     )
 
 
@@ -149,8 +147,8 @@ def test_an_input_that_is_deleted_later_is_still_in_the_store_of_this_run(tmp_pa
         assert contents(store) == expected
 
 
-def test_an_item_that_kills_its_workers_is_left_out(tmp_path, blobs):
-    blobs.trouble = {11: partial(only_in_workers, os.getpid())}
+def test_an_item_that_kills_its_workers_is_omitted(tmp_path, blobs):
+    blobs.faults = {11: partial(only_in_workers, os.getpid())}
     with Store.open(blobs, config(tmp_path, workers=2)) as store:
         assert [index for index in range(COUNT) if not store.is_resident(index)] == [11]
         assert store.statistics().unreadable == 1
@@ -162,7 +160,7 @@ def only_in_workers(owner: int) -> None:
 
 
 def test_a_bug_in_decode_stops_the_build_and_names_the_item(tmp_path, blobs):
-    blobs.trouble = {5: partial(fail, ZeroDivisionError, "oh")}
+    blobs.faults = {5: partial(fail, ZeroDivisionError, "oh")}
     for place in ("ram", "disk"):
         with pytest.raises(SampleError, match=r"005\.blob\) could not be read.*ZeroDivisionError: oh"):
             Store.open(blobs, config(tmp_path, place))
@@ -175,14 +173,14 @@ def test_items_that_cannot_be_pickled_are_named(tmp_path, blobs):
         Store.open(blobs, config(tmp_path, workers=2))
     assert str(caught.value) == (
         "Blobs cannot be sent to worker processes: its attribute 'handle' cannot be pickled (cannot pickle "
-        "'_thread.lock' object). Open such things on first use in `decode`, or use StoreConfig(backend='thread') or "
-        "StoreConfig(workers=0)."
+        "'_thread.lock' object). Open files and handles on first use in `decode`, or use StoreConfig(backend='thread') "
+        "or StoreConfig(workers=0)."
     )
     with Store.open(blobs, config(tmp_path, workers=2, backend="thread")) as store:
         assert store.statistics().items == COUNT
 
 
-# Room.
+# Lack of room
 
 
 ON_A_SMALL_DISK = """
@@ -209,18 +207,18 @@ def test_a_real_disk_that_runs_full_keeps_what_fits(tmp_path):
     first, second, third = outcome.out.splitlines()
     assert first == second == third
     assert 8 <= int(first.split()[0]) <= 12
-    assert outcome.err.count("there is no more room. The others are decoded on every visit.") == 1
+    assert outcome.err.count("there is no more room. The others are decoded on every access.") == 1
 
 
 @pytest.mark.parametrize("size", ["4k", "12k"])
-def test_a_disk_with_no_room_at_all_is_no_obstacle(tmp_path, size):
+def test_a_disk_with_no_room_at_all_does_not_stop_the_run(tmp_path, size):
     write_blobs(tmp_path / "data", COUNT, dozens=4000)
     (tmp_path / "disk").mkdir()
     script = ON_A_SMALL_DISK.replace("(10**9, 10**9, None)", "(10**9,)")
     prefix = in_private_mounts(f"mount -t tmpfs -o size={size} none {tmp_path / 'disk'}")
     outcome = run_script(script, tmp_path, tmp_path, prefix=prefix)
     assert outcome.code == 0, outcome
-    assert "No store" in outcome.err or "there is no more room" in outcome.err
+    assert "The store could not be built" in outcome.err or "there is no more room" in outcome.err
 
 
 READ_ONLY = """
@@ -238,7 +236,7 @@ for place in ("ram", "disk"):
 """
 
 
-def test_a_folder_that_cannot_be_written_means_memory(tmp_path, blobs):
+def test_without_a_writable_folder_the_store_is_kept_in_memory(tmp_path, blobs):
     (tmp_path / "stores").mkdir()
     folder = tmp_path / "stores"
     read_only = in_private_mounts(f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}")
@@ -246,15 +244,15 @@ def test_a_folder_that_cannot_be_written_means_memory(tmp_path, blobs):
         outcome = run_script(READ_ONLY, tmp_path, tmp_path, where, prefix=read_only)
         assert outcome.code == 0, outcome
         assert outcome.out.split() == ["ram", "24", "disk", "24"]
-        sentence = (
-            f"Nothing can be written to {where} (Read-only file system): the store is kept in memory for this run, by "
-            "each process that opens it for itself. Choose another folder with StoreConfig(folder=...)."
+        warning = (
+            f"Cannot write to {where} (Read-only file system): the store is kept in memory for this run, separately in "
+            "each process that opens it. Choose another folder with StoreConfig(folder=...)."
         )
-        assert outcome.err.splitlines() == [sentence] * 2
+        assert outcome.err.splitlines() == [warning] * 2
     assert not list(folder.iterdir())
 
 
-def test_a_store_in_a_folder_that_cannot_be_written_is_used(tmp_path, blobs):
+def test_an_existing_store_in_a_read_only_folder_is_used(tmp_path, blobs):
     Store.open(blobs, config(tmp_path)).close()
     folder = tmp_path / "stores"
     read_only = in_private_mounts(f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}")
@@ -264,13 +262,13 @@ def test_a_store_in_a_folder_that_cannot_be_written_is_used(tmp_path, blobs):
     assert outcome.err == ""
 
 
-def test_more_memory_than_there_is_is_not_taken(tmp_path, blobs, caplog):
+def test_a_budget_larger_than_the_memory_is_reduced(tmp_path, blobs, caplog):
     with Store.open(blobs, config(tmp_path, "ram", budget_bytes=10**15)) as store:
         assert store.statistics().items == COUNT
     assert "budget_bytes=1000000000000000 is more than the free memory allows" in caplog.text
 
 
-# Builders that end early.
+# Builders that end early
 
 SLOW_BUILD = """
 import sys
@@ -285,7 +283,7 @@ Store.open(blobs, StoreConfig(place=sys.argv[2], folder=folder / "stores", worke
 
 
 @pytest.mark.parametrize("place", ["disk", "ram"])
-def test_a_builder_that_is_killed_is_no_obstacle_and_leaves_nothing(tmp_path, blobs, place):
+def test_a_killed_builder_does_not_block_others_and_leaves_nothing(tmp_path, blobs, place):
     with Script(SLOW_BUILD, tmp_path, tmp_path, place, 2) as script:
         wait_until(lambda: len(lines_of(tmp_path / "log of the script")) > 12)
         script.process.kill()
@@ -295,7 +293,7 @@ def test_a_builder_that_is_killed_is_no_obstacle_and_leaves_nothing(tmp_path, bl
         assert left_in(tmp_path / "stores") - {".store", ".memory", ".lock"} == set()
 
 
-def test_an_interrupted_build_leaves_no_half_file(tmp_path, blobs):
+def test_an_interrupted_build_leaves_no_partial_file(tmp_path, blobs):
     with Script(SLOW_BUILD, tmp_path, tmp_path, "disk", 0) as script:
         wait_until(lambda: len(lines_of(tmp_path / "log of the script")) > 12)
         assert ".part" in left_in(tmp_path / "stores")
@@ -305,7 +303,7 @@ def test_an_interrupted_build_leaves_no_half_file(tmp_path, blobs):
     assert left_in(tmp_path / "stores") == {".lock"}
 
 
-def test_leftovers_are_removed_but_not_what_somebody_still_writes(tmp_path, blobs):
+def test_leftovers_are_removed_but_not_files_that_are_still_written(tmp_path, blobs):
     folder = tmp_path / "stores"
     folder.mkdir()
     (folder / "dead.host.1.part").write_bytes(b"half")
@@ -327,7 +325,8 @@ def test_a_builder_that_makes_no_progress_is_not_waited_for(tmp_path, blobs, cap
             assert contents(store) == contents(blobs)
     assert path.exists()
     assert caplog.messages == [
-        "Waiting for process 77 on far-away (since 2026-01-02 03:04:05, 3 items) to build the store of the same data.",
+        "Waiting for process 77 on far-away (since 2026-01-02 03:04:05, 3 items), which is building the store of the "
+        "same data.",
         "process 77 on far-away (since 2026-01-02 03:04:05, 3 items) has made no progress for 0.2 s: "
         "building a private store instead.",
     ]
@@ -377,17 +376,17 @@ def test_a_stale_record_of_memory_is_ignored(tmp_path, blobs, record):
         assert contents(store) == contents(blobs)
 
 
-def test_a_worker_that_comes_too_late_for_the_memory_decodes_by_itself(tmp_path, blobs, caplog):
+def test_a_worker_that_opens_the_store_after_it_was_closed_decodes_by_itself(tmp_path, blobs, caplog):
     store = Store.open(blobs, config(tmp_path, "ram"))
-    parcel = pickle.dumps(store)
+    payload = pickle.dumps(store)
     store.close()
-    late = pickle.loads(parcel)
+    late = pickle.loads(payload)
     assert contents(late) == contents(blobs)
     assert late.statistics().items == 0
-    assert "The store cannot be opened here" in caplog.text
+    assert "The store cannot be opened in this process" in caplog.text
 
 
-def test_memory_that_others_map_cannot_be_written_or_cut(tmp_path, blobs):
+def test_the_memory_of_a_store_cannot_be_written_or_truncated(tmp_path, blobs):
     with Store.open(blobs, config(tmp_path, "ram")) as store:
         (record,) = (tmp_path / "stores").glob("*.memory")
         fd = FdAddress(*json.loads(record.read_text())).open(os.O_RDWR)
@@ -400,7 +399,7 @@ def test_memory_that_others_map_cannot_be_written_or_cut(tmp_path, blobs):
             store[0][...] = np.uint8(1)
 
 
-def test_a_build_without_terminal_tells_how_far_it_is(tmp_path, blobs, caplog, monkeypatch):
+def test_a_build_without_a_terminal_logs_its_progress(tmp_path, blobs, caplog, monkeypatch):
     monkeypatch.setattr("flatout.progress.LINE_INTERVAL_S", 0.0)
     with caplog.at_level(logging.INFO):
         Store.open(blobs, config(tmp_path)).close()

@@ -1,4 +1,4 @@
-"""Marks are free when off, and honest when on."""
+"""Marks do nothing when recording is off, and measure correctly when it is on."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def test_nothing_is_recorded_while_off():
     assert totals.read() == {}
 
 
-def test_stages_nest_and_each_is_charged_its_whole_time():
+def test_stages_can_be_nested_and_each_is_recorded_with_its_whole_time():
     with clock.recording() as totals, clock.stage("outer"):
         for _ in range(2):
             with clock.stage("inner"):
@@ -30,7 +30,7 @@ def test_stages_nest_and_each_is_charged_its_whole_time():
     assert times["outer"].total_ns >= times["inner"].total_ns >= 10e6
 
 
-def test_a_stage_that_fails_is_charged_too():
+def test_a_stage_that_raises_is_recorded_too():
     with clock.recording() as totals, pytest.raises(KeyError), clock.stage("failing"):
         raise KeyError
     assert totals.read()["failing"].runs == 1
@@ -60,13 +60,13 @@ def test_a_full_table_loses_names_but_no_time():
     assert times["(other stages)"] == clock.StageTime(3, 30)
 
 
-def test_a_table_may_lie_in_shared_memory():
+def test_a_table_may_be_in_shared_memory():
     table = np.zeros(4, clock.STAGE_DTYPE)
     clock.Totals(table).add("read", 7)
     assert clock.read_totals(table) == {"read": clock.StageTime(1, 7)}
 
 
-def test_a_table_is_taken_over_with_the_names_it_has():
+def test_a_new_recorder_keeps_the_names_in_an_existing_table():
     table = np.zeros(4, clock.STAGE_DTYPE)
     clock.Totals(table).add("draw", 1)
     clock.Totals(table).add("read", 2)
@@ -74,6 +74,6 @@ def test_a_table_is_taken_over_with_the_names_it_has():
     assert clock.read_totals(table) == {"draw": clock.StageTime(2, 4), "read": clock.StageTime(1, 2)}
 
 
-def test_the_clock_needs_no_torch():
+def test_the_clock_does_not_import_torch():
     code = "import sys, flatout.clock.clock; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

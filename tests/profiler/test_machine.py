@@ -1,4 +1,4 @@
-"""Machine facts, read from small fake /proc and /sys trees: bare metal, containers in containers, cgroup v1 and v2."""
+"""Machine resources, read from small fake /proc and /sys trees: bare metal, nested containers, cgroup v1 and v2."""
 
 import os
 import resource
@@ -17,7 +17,7 @@ OTHERS = "22 27 0:21 / /proc rw - proc proc rw\n35 32 0:31 / /sys/fs/cgroup/pids
 
 
 def plant(root: Path, files: dict[str, str]) -> Path:
-    """Write files below `root`, which then plays the part of "/"."""
+    """Write files below `root`, which then replaces "/"."""
     for name, text in {"proc/meminfo": MEMINFO, **files}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -26,14 +26,14 @@ def plant(root: Path, files: dict[str, str]) -> Path:
 
 
 def v2_tree(root: Path, path: str, files: dict[str, str], top: str = "/") -> Path:
-    """A machine with cgroup v2 alone; `files` are relative to its mount point."""
+    """A machine with cgroup v2 only; `files` are relative to its mount point."""
     placed = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
     own = {"proc/self/cgroup": f"0::{path}\n", "proc/self/mountinfo": OTHERS + V2.format(top=top)}
     return plant(root, own | placed)
 
 
 def v1_tree(root: Path, path: str, files: dict[str, str], top: str = "/") -> Path:
-    """A machine with cgroup v1 (and an empty v2 beside it, as systemd's hybrid mode has)."""
+    """A machine with cgroup v1 (and an empty v2 beside it, as in systemd's hybrid mode)."""
     placed = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
     memberships = f"9:name=systemd:/\n5:memory:{path}\n4:cpu,cpuacct:{path}\n3:pids:/\n0::/\n"
     mounts = OTHERS + V1_CPU.format(top=top) + V1_MEMORY.format(top=top)
@@ -41,7 +41,7 @@ def v1_tree(root: Path, path: str, files: dict[str, str], top: str = "/") -> Pat
     return plant(root, {"proc/self/cgroup": memberships, "proc/self/mountinfo": mounts} | placed)
 
 
-# --- cores
+# Cores
 
 
 @pytest.mark.parametrize(
@@ -60,12 +60,12 @@ def test_usable_cores_are_the_smallest_limit_but_at_least_one(facts: tuple[int, 
     assert machine.usable_cores(*facts) == usable
 
 
-def test_v2_the_quota_of_the_own_cgroup_counts(tmp_path: Path):
+def test_v2_the_quota_of_the_process_s_own_cgroup_counts(tmp_path: Path):
     root = v2_tree(tmp_path, "/job", {"job/cpu.max": "150000 100000\n"})
     assert machine.cores(root).quota == 1.5
 
 
-def test_v2_a_parent_with_a_smaller_quota_wins(tmp_path: Path):
+def test_v2_a_smaller_quota_of_a_parent_counts(tmp_path: Path):
     files = {
         "pod/cpu.max": "200000 100000\n",
         "pod/box/cpu.max": "max 100000\n",
@@ -75,7 +75,7 @@ def test_v2_a_parent_with_a_smaller_quota_wins(tmp_path: Path):
     assert machine.cores(root).quota == 2.0
 
 
-def test_v2_in_a_cgroup_namespace_the_limits_lie_at_the_mount_point(tmp_path: Path):
+def test_v2_in_a_cgroup_namespace_the_limits_are_at_the_mount_point(tmp_path: Path):
     assert machine.cores(v2_tree(tmp_path, "/", {"cpu.max": "50000 100000\n"})).quota == 0.5
 
 
@@ -86,7 +86,7 @@ def test_a_path_outside_the_visible_part_falls_back_to_the_mount_point(tmp_path:
 
 
 def test_v1_quota_through_a_container_mount(tmp_path: Path):
-    # Inside a container without namespaces: the path names the host's folder, the mount shows only that part.
+    # Inside a container without namespaces: the path is that of the host's folder, but only that part is mounted.
     files = {
         "cpu,cpuacct/cpu.cfs_quota_us": "400000\n",
         "cpu,cpuacct/cpu.cfs_period_us": "100000\n",
@@ -115,10 +115,10 @@ def test_cores_without_affinity_support_count_the_machine(monkeypatch: pytest.Mo
     assert machine.cores(tmp_path) == machine.Cores(1, 1, None, 1)
 
 
-# --- memory
+# Memory
 
 
-def test_v2_page_cache_that_can_be_dropped_is_not_used(tmp_path: Path):
+def test_v2_reclaimable_page_cache_does_not_count_as_used(tmp_path: Path):
     files = {
         "job/memory.max": f"{8 * GIB}\n",
         "job/memory.current": f"{6 * GIB}\n",
@@ -128,7 +128,7 @@ def test_v2_page_cache_that_can_be_dropped_is_not_used(tmp_path: Path):
     assert (facts.cgroup_limit, facts.cgroup_used, facts.free) == (8 * GIB, GIB, 7 * GIB)
 
 
-def test_v2_the_level_with_the_least_room_counts(tmp_path: Path):
+def test_v2_the_level_with_the_least_memory_left_counts(tmp_path: Path):
     files = {
         "pod/memory.max": f"{16 * GIB}\n",
         "pod/memory.current": f"{15 * GIB}\n",
@@ -178,10 +178,10 @@ def test_without_proc_the_total_comes_from_posix(tmp_path: Path):
     assert facts.total == facts.free == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-# --- out-of-memory kills
+# Out-of-memory kills
 
 
-def test_oom_kills_are_counted_in_the_own_cgroup_first(tmp_path: Path):
+def test_oom_kills_are_counted_in_the_process_s_own_cgroup_first(tmp_path: Path):
     files = {"job/memory.events": "low 0\noom 3\noom_kill 2\n", "memory.events": "oom_kill 9\n"}
     root = plant(v2_tree(tmp_path, "/job", files), {"proc/vmstat": "oom_kill 99\n"})
     assert machine.oom_kills(root=root) == 2
@@ -205,10 +205,10 @@ def test_oom_kills_fall_back_to_the_whole_machine_and_then_to_none(tmp_path: Pat
     assert machine.oom_kills(root=root) is None
 
 
-# --- shared memory, descriptors, text
+# Shared memory, file descriptors, parsing
 
 
-def test_shm_is_none_where_there_is_no_dev_shm(tmp_path: Path):
+def test_shm_is_none_if_there_is_no_dev_shm(tmp_path: Path):
     assert machine.shm(tmp_path) is None
     (tmp_path / "dev/shm").mkdir(parents=True)
     facts = machine.shm(tmp_path)
@@ -216,7 +216,7 @@ def test_shm_is_none_where_there_is_no_dev_shm(tmp_path: Path):
     assert 0 <= facts.free <= facts.size
 
 
-def test_descriptors_count_what_is_open_now(tmp_path: Path):
+def test_descriptors_count_the_files_that_are_open_now(tmp_path: Path):
     before = machine.descriptors()
     with (tmp_path / "a").open("w"), (tmp_path / "b").open("w"):
         assert machine.descriptors().open == before.open + 2
@@ -234,6 +234,6 @@ def test_mount_points_with_spaces_are_read():
     assert mount == cgroup.Mount(frozenset(), "/", "/my cgroups")
 
 
-def test_the_real_machine_answers():
+def test_the_memory_of_the_real_machine_is_plausible():
     facts = machine.memory()
     assert 0 < facts.free <= facts.total

@@ -138,7 +138,7 @@ def test_a_pass_over_another_loader_is_no_part_of_a_watched_step():
 
 
 def test_workers_of_a_validation_are_no_workers_of_the_training(monkeypatch):
-    monkeypatch.setattr(worker_registry, "_crews", weakref.WeakKeyDictionary())  # other tests keep feeds open
+    monkeypatch.setattr(worker_registry, "_groups", weakref.WeakKeyDictionary())  # other tests keep feeds open
     observation = EngineObservation(images_per_step=8, num_steps=None)
     plan = Plan(num_samples=64, batch_size=8)
     with observation.observing(), Feed(Numbers(), plan, FeedConfig(workers=1)) as feed, contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""The plain twin of the feed: one loop, one sample at a time, nothing shared, nothing ahead."""
+"""Reference implementation of the feed: one loop, one sample at a time, without workers and without reading ahead."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from flatout.feed.source import Out, RowsOut
 
 
 def plain_batches(source: Source, plan: Plan, epoch: int, start: int = 0) -> Iterator[Batch]:
-    """What a feed must deliver in one epoch, from step `start` on."""
+    """The batches that a feed must yield in one epoch, from step `start` on."""
     epoch_plan = plan.epoch(epoch)
     for number in range(start, epoch_plan.num_steps):
         step = epoch_plan.step(number)

@@ -1,4 +1,4 @@
-"""Philox4x32-10 with Python's own integers, one counter at a time."""
+"""Reference implementation of Philox4x32-10 with Python integers, one counter at a time."""
 
 
 def plain_philox(counter: list[int], key: list[int]) -> list[int]:

@@ -61,13 +61,13 @@ def test_sizes_are_heard_and_batches_stay_as_they_are():
 
 def test_what_is_heard_of_batches_that_are_held_back_is_theirs():
     class HeldBack:
-        held_back_s = 1.5
+        device_wait_s = 1.5
 
         def epoch(self, epoch, start=0):
             return iter(())
 
-    assert ObservedBatches(HeldBack(), print).held_back_s == 1.5
-    assert RepeatedBatch().of(HeldBack()).held_back_s == 0, "one batch that lies there is never waited for"
+    assert ObservedBatches(HeldBack(), print).device_wait_s == 1.5
+    assert RepeatedBatch().of(HeldBack()).device_wait_s == 0, "one batch that lies there is never waited for"
 
 
 def test_a_replay_goes_on_with_the_first_batches_of_the_first_epoch_through_all_of_them():

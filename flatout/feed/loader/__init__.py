@@ -1,13 +1,13 @@
-"""The feed for any torch map-style dataset, with the face of torch's DataLoader. See docs/loader.md.
+"""The feed behind the interface of torch's DataLoader, for any map-style dataset. See docs/loader.md.
 
 Files:
 
-    batch_parts  What a worker hands over for a micro-batch, beside the rows it has written into the body
-    loader       The face of torch's DataLoader, with workers that fill the batch together
-    passes       One pass over a dataset: batches in the sampler's order, each valid for as long as somebody holds it
+    batch_parts  The messages between trainer and workers: batch requests, batch parts, layouts, exceptions
+    loader       The Loader: torch's DataLoader with workers that fill each batch together
+    passes       One pass over a dataset, and the assembly of batches from their parts
     runtime      Slots and workers of a running Loader
-    slots        Two areas per slot whose size only the data knows: what is to be read, and room for the batch itself
-    source       A torch dataset as the workers see it: fetch samples, collate, hand over a piece of a batch
+    slots        Buffers of variable size for each slot, and tracking of the slots that are still in use
+    source       The worker's side: fetch samples, collate them, write them into the slot
 """
 
 from flatout.feed.loader.loader import Loader

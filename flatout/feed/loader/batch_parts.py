@@ -1,8 +1,20 @@
-"""What a worker hands over for a micro-batch, beside the rows it has written into the body.
+"""The messages between trainer and workers of a Loader: batch requests, batch parts, layouts, exceptions.
 
-A piece is a pickle with holes: tensors lie in the body, and in their places the pickle has the
-numbers of their leaves. Whatever else a sample holds (containers, strings, objects of any class)
-travels in the pickle itself.
+    trainer --BatchRequest--> worker: keys of the dataset, and the seed of its random numbers
+    trainer <--BatchPart----- worker: one micro-batch, besides the rows written into the slot's body
+
+A batch part is a pickle with holes: tensors are stored in the body, and the pickle has the numbers of their leaves in
+their places. Everything else in a sample (containers, strings, objects of any class) is in the pickle itself.
+
+The body of a slot has one leaf per tensor of the batch, without gaps, so that workers write rows next to each other:
+
+    image   row 0 | row 1 | ... | row N-1     each leaf is one tensor [N, *shape]
+    label   row 0 | row 1 | ... | row N-1
+
+A layout depends only on the samples and the size of the batch: workers that read samples of the same structure arrive
+at the same layout independently.
+
+Dimension key:  N samples of the batch   M samples of a micro-batch
 """
 
 import hashlib
@@ -21,58 +33,64 @@ from flatout.feed.plan import Purpose, keyed_bits
 from flatout.feed.processes import RemoteError
 from flatout.feed.ring import CACHE_LINE
 
-# What a batch is to be made of, as the trainer writes it down for the workers. Pure: values in, bytes out.
-#
-# header | sample indices as int64, or, where keys are anything else, the pickled list of them
+# Batch requests: header | keys as int64 or, if they are not plain integers, the pickled list of them
 
 _HEADER = np.dtype(
     [(name, np.int64) for name in ("num_keys", "micro_batch", "seed", "epoch", "position", "pickled_bytes", "probe")]
 )
 
 
-class Order(NamedTuple):
-    """One batch, or a part of it: the dataset's keys, and what random numbers follow from."""
+class BatchRequest(NamedTuple):
+    """The dataset's keys of one batch, and the seed, epoch and position of its random numbers."""
 
     keys: list[Any]
     micro_batch: int
-    """Keys per piece: piece p is made of keys[p * micro_batch : (p + 1) * micro_batch]."""
+    """Keys per part: part p is made of keys[p * micro_batch : (p + 1) * micro_batch]."""
 
     seed: int
     epoch: int
     position: int
-    """How many samples came before the first key in this epoch."""
+    """Number of samples before the first key in this epoch."""
 
     probe: int = 0
-    """If not 0, nobody wants this batch: it is read to learn how much room a batch of `probe` samples takes."""
+    """If not 0, the batch is discarded: it is only read to find out how much room a batch of `probe` samples takes."""
 
     @property
-    def num_pieces(self) -> int:
-        """An empty batch is one piece too: collating it is the dataset's owner's business."""
+    def num_parts(self) -> int:
+        """Number of parts; an empty batch has one part too, because collate_fn must be called for it."""
         return max(1, -(-len(self.keys) // self.micro_batch))
 
     def seeds(self, begin: int, end: int) -> list[int]:
-        """A seed for each of the keys [begin, end)."""
+        """One seed for each of the keys [begin, end)."""
         positions = self.position + np.arange(begin, end)
         return [_as_seed(bits) for bits in keyed_bits(self.seed, self.epoch, positions, 1)[:, 0]]
 
     def step_seed(self) -> int:
-        """A seed for what happens once per batch."""
+        """The seed of random numbers that are drawn once per batch."""
         return _as_seed(keyed_bits(self.seed, self.epoch, np.array([self.position]), 1, purpose=Purpose.STEP)[0, 0])
 
 
-def encode(order: Order) -> bytes:
-    """An order as bytes."""
-    pickled = b"" if _fits_table(order.keys) else pickle.dumps(order.keys)
-    keys = pickled or np.array(order.keys, np.int64).tobytes()
+def encode_request(request: BatchRequest) -> bytes:
+    """A batch request as bytes."""
+    pickled = b"" if _fits_table(request.keys) else pickle.dumps(request.keys)
+    keys = pickled or np.array(request.keys, np.int64).tobytes()
     header = np.array(
-        (len(order.keys), order.micro_batch, order.seed, order.epoch, order.position, len(pickled), order.probe),
+        (
+            len(request.keys),
+            request.micro_batch,
+            request.seed,
+            request.epoch,
+            request.position,
+            len(pickled),
+            request.probe,
+        ),
         _HEADER,
     )
     return header.tobytes() + keys
 
 
-def decode(memory: np.ndarray) -> Order:
-    """The order that `memory` begins with."""
+def decode_request(memory: np.ndarray) -> BatchRequest:
+    """The batch request at the beginning of `memory`."""
     header = memory[: _HEADER.itemsize].view(_HEADER)[0]
     num_keys, micro_batch, seed, epoch, position, pickled_bytes, probe = map(int, header)
     rest = memory[_HEADER.itemsize :]
@@ -80,24 +98,24 @@ def decode(memory: np.ndarray) -> Order:
         keys = pickle.loads(rest[:pickled_bytes].tobytes())
     else:
         keys = rest[: 8 * num_keys].view(np.int64).tolist()
-    return Order(keys, micro_batch, seed, epoch, position, probe)
+    return BatchRequest(keys, micro_batch, seed, epoch, position, probe)
 
 
 def _as_seed(bits: np.uint64) -> int:
-    """Below 2**63, as torch's are: a dataset may return torch.initial_seed(), and a batch of ints is int64."""
+    """A seed below 2**63, as in torch: a dataset may return torch.initial_seed(), and a batch of ints is int64."""
     return int(bits) & (2**63 - 1)
 
 
 def _fits_table(keys: list[Any]) -> bool:
-    """Plain integers only: a dataset may tell a NumPy integer or a tensor from an int."""
+    """Whether all keys are plain integers: a dataset may distinguish a NumPy integer or a tensor from an int."""
     return all(type(key) is int and -(2**63) <= key < 2**63 for key in keys)
 
 
-# An exception on its way from a worker to the trainer: the same class and arguments, with where it came from.
+# Exceptions on their way from a worker to the trainer: the same class and arguments, and where they came from
 
 
 def pack_error(error: Exception, *, worker: int, doing: str) -> bytes:
-    """Everything the trainer needs to raise `error` itself."""
+    """Everything that the trainer needs to raise `error` again, pickled."""
     where = f"In worker {worker}, {doing}"
     text = "".join(traceback.format_exception(error))
     return pickle.dumps((_pickled_or_none(error), f"{type(error).__name__}: {error}", where, text))
@@ -108,7 +126,7 @@ def raise_packed(packed: bytes) -> None:
     pickled, summary, where, text = pickle.loads(packed)
     cause = RemoteError(f"{where}\n{text}")
     if pickled is None:
-        # Torch does the same: an exception that cannot travel arrives as a RuntimeError with its text.
+        # As in torch: an exception that cannot be pickled is raised as a RuntimeError with its text.
         raise RuntimeError(f"{summary} ({where})") from cause
     error = pickle.loads(pickled)
     error.add_note(where)
@@ -116,39 +134,31 @@ def raise_packed(packed: bytes) -> None:
 
 
 def _pickled_or_none(error: Exception) -> bytes | None:
-    """The exception pickled, if it also comes back."""
+    """The exception pickled, if it can also be unpickled."""
     try:
         pickled = pickle.dumps(error)
         back: Any = pickle.loads(pickled)
-    except Exception:  # whatever an exception class of someone else does when it is rebuilt
+    except Exception:  # the user's exception class may raise anything when it is rebuilt
         return None
     return pickled if type(back) is type(error) else None
 
 
-# Where the parts of a batch lie in a slot's body.
-#
-#     image   row 0 | row 1 | ... | row N-1     each leaf is one tensor [N, *shape], without gaps,
-#     label   row 0 | row 1 | ... | row N-1     so that workers write rows side by side
-#
-# A layout follows from the samples and the size of the batch alone: workers that read alike samples
-# come to the same layout without asking each other.
-#
-# Dimension key:  N samples of the batch   M samples of a micro-batch
+# Layout of the tensors of a batch in a slot's body
 
 PYTHON_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
 
 
 class Leaf(NamedTuple):
-    """One tensor of a batch: equal parts of all samples, stacked."""
+    """One tensor of a batch: the values at the same place of all samples, stacked."""
 
     kind: str
-    """What the part of one sample is: 'tensor', 'ndarray', 'scalar' (of numpy), or 'bool', 'int', 'float'."""
+    """Type of a sample's value: 'tensor', 'ndarray', 'scalar' (of NumPy), or 'bool', 'int', 'float'."""
 
     dtype: str
-    """Of the stacked tensor, a name in torch."""
+    """Name in torch of the stacked tensor's dtype."""
 
     shape: tuple[int, ...]
-    """Of one row."""
+    """Shape of one row."""
 
     @property
     def row_bytes(self) -> int:
@@ -160,14 +170,14 @@ class Leaf(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """Where each leaf of a batch begins, and the bytes of all of them."""
+    """Byte offset of each leaf in the body, and the total size."""
 
     offsets: list[int]
     nbytes: int
 
 
 def place(leaves: Sequence[Leaf], num_rows: int) -> Placed:
-    """Lay leaves out one after another, each on a cache line of its own."""
+    """Lay out leaves one after another, each beginning on a new cache line."""
     offsets, end = [], 0
     for leaf in leaves:
         offsets.append(end)
@@ -176,21 +186,21 @@ def place(leaves: Sequence[Leaf], num_rows: int) -> Placed:
 
 
 def fingerprint(leaves: Sequence[Leaf], structure: str = "") -> int:
-    """A number that stands for a layout, never 0."""
+    """A hash of a layout, never 0."""
     digest = hashlib.blake2b(f"{leaves} {structure}".encode(), digest_size=7).digest()
     return int.from_bytes(digest, "big") + 1
 
 
 def view(memory: np.ndarray, offset: int, leaf: Leaf, num_rows: int) -> tuple[Tensor, np.ndarray]:
-    """A leaf as a tensor [N, *shape] over `memory`, and the array that lives exactly as long as a view of it."""
+    """A leaf as a tensor [N, *shape] over `memory`, and the array that lives exactly as long as any view of it."""
     nbytes = leaf.row_bytes * num_rows
-    # A buffer of its own, not a slice: numpy would let views of views point past a slice to its owner.
+    # A separate array, not a slice: NumPy lets views of a slice refer directly to the slice's owner.
     array: np.ndarray = np.ndarray((nbytes,), np.uint8, memory.data, offset if nbytes else 0)
     return torch.from_numpy(array).view(leaf.torch_dtype).view(num_rows, *leaf.shape), array
 
 
 def leaf_of(values: Sequence[Any]) -> Leaf | str:
-    """How equal parts of M samples are stacked; or why they cannot be written side by side."""
+    """The leaf for the values of M samples, or the reason why they cannot be stacked."""
     first = values[0]
     if isinstance(first, Tensor):
         return _tensor_leaf(values)
@@ -207,7 +217,7 @@ def leaf_of(values: Sequence[Any]) -> Leaf | str:
 
 
 def write_rows(leaf: Leaf, values: Sequence[Any], rows: Tensor) -> None:
-    """Stack the parts of M samples into `rows` [M, *shape]."""
+    """Stack the values of M samples into `rows` [M, *shape]."""
     if leaf.kind == "tensor":
         torch.stack(list(values), out=rows)
     elif leaf.kind == "ndarray":
@@ -217,7 +227,7 @@ def write_rows(leaf: Leaf, values: Sequence[Any], rows: Tensor) -> None:
 
 
 def row_value(leaf: Leaf, rows: Tensor, row: int) -> Any:
-    """What a sample had before it was stacked."""
+    """The value of one sample as it was before it was stacked."""
     value = rows[row]
     if leaf.kind == "tensor":
         return value
@@ -230,15 +240,15 @@ def _tensor_leaf(values: Sequence[Any]) -> Leaf | str:
     first = values[0]
     for value in values:
         if type(value) is not Tensor:
-            return f"a {type(value).__name__} is more than its numbers"
-        if value.is_nested:  # asked for its shape, one would raise
+            return f"a {type(value).__name__} is more than its values"
+        if value.is_nested:  # its `shape` would raise
             return "a nested tensor has no single shape"
         if value.dtype != first.dtype or value.shape != first.shape:
             return f"its shape or dtype changes ({_tensor_text(first)}, then {_tensor_text(value)})"
     if first.layout != torch.strided or first.device.type != "cpu" or first.is_quantized:
-        return f"a tensor with layout {first.layout} on {first.device} cannot lie in a slot"
+        return f"a tensor with layout {first.layout} on {first.device} cannot be stored in a slot"
     if any(value.requires_grad or value.is_conj() or value.is_neg() for value in values):
-        return "a tensor that requires grad, or a conjugate view, is more than its numbers"
+        return "a tensor that requires grad, or a conjugate view, is more than its values"
     return Leaf("tensor", _name(first.dtype), tuple(first.shape))
 
 
@@ -271,74 +281,77 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class Form(IntEnum):
-    """What a piece is."""
+# Batch parts
+
+
+class PartKind(IntEnum):
+    """Kind of a batch part."""
 
     ROWS = 0
-    """Rows of a batch under the default collate, in place."""
+    """Rows of a batch under the default collate, already in place."""
     SAMPLES = 1
     """Samples that do not fit the layout; the trainer collates the batch."""
-    PART = 2
-    """What a custom collate made."""
+    COLLATED = 2
+    """The result of a custom collate_fn."""
     ERROR = 3
-    """What came of trying."""
+    """An exception."""
 
 
-class Head(NamedTuple):
-    """What alike pieces share."""
+class PartHead(NamedTuple):
+    """What parts of the same structure have in common."""
 
     leaves: tuple[Leaf | None, ...]
-    """None: this part of the samples is carried in the piece."""
+    """None: this value of the samples is pickled in the part."""
 
     skeleton: bytes
     """ROWS: the collated containers, with holes."""
 
-    told: tuple[str, ...]
-    """Sentences about what could not be laid out, and why."""
+    messages: tuple[str, ...]
+    """Log messages about values that are not stored in the slot, with the reason."""
 
 
-class Piece(NamedTuple):
-    """One micro-batch, as handed over."""
+class BatchPart(NamedTuple):
+    """One micro-batch, as a worker hands it over."""
 
-    form: Form
+    kind: PartKind
     head: bytes
-    """A pickled Head; equal bytes say the same, so the trainer looks into each only once."""
+    """A pickled PartHead; the trainer unpickles each distinct one only once."""
 
     content: bytes
-    """ROWS: the carried parts. SAMPLES: the samples. PART: the part, with holes. ERROR: the exception."""
+    """ROWS: the pickled values. SAMPLES: the samples. COLLATED: the result, with holes. ERROR: the exception."""
 
     body_bytes: int = 0
-    """Room in the body that this batch takes if it is laid out whole."""
+    """Size of the body that this batch needs to be stored there completely."""
 
     took_s: float = 0.0
-    """From fetching the first sample to here."""
+    """Seconds from fetching the first sample to the finished part."""
 
 
 class Hole(NamedTuple):
-    """Stands for leaf `number` in a skeleton."""
+    """Placeholder of leaf `number` in a skeleton."""
 
     number: int
     in_tuple: bool
-    """The default collate leaves strings in the kind of sequence they came in."""
+    """Whether the values came as a tuple: the default collate returns strings in the same type of sequence."""
 
 
 class TensorHole(NamedTuple):
-    """Stands for a tensor of what a collate_fn made."""
+    """Placeholder of a tensor in the result of a collate_fn."""
 
     number: int
     back: tuple[int, ...]
-    """How to permute the leaf's dimensions; () leaves them."""
+    """Permutation that restores the order of the leaf's dimensions; () for none."""
 
 
 def dump_with_holes(value: Any, hole_for: Callable[[Any], Any]) -> bytes:
-    """Pickle `value`; where `hole_for(object)` is not None, that takes the object's place."""
+    """Pickle `value`, replacing every object for which `hole_for(object)` is not None by that hole."""
     file = io.BytesIO()
     _HolePickler(file, hole_for).dump(value)
     return file.getvalue()
 
 
 def load_filled(pickled: bytes, fill: Callable[[Any], Any]) -> Any:
-    """Unpickle with `fill(hole)` in every hole."""
+    """Unpickle, replacing every hole by `fill(hole)`."""
     return _FillingUnpickler(io.BytesIO(pickled), fill).load()
 
 

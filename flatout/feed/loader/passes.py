@@ -1,6 +1,8 @@
-"""One pass over a dataset: batches in the sampler's order, each valid for as long as somebody holds it.
+"""One pass over a dataset: batches in the sampler's order, each valid for as long as it is referenced.
 
-From the pieces of a batch to the batch, in the trainer: tensors over the body, containers from a pickle.
+A batch is assembled from its parts in the trainer: tensors are views of the slot's body, containers come from a pickle.
+
+Dimension key:  N samples of the batch
 """
 
 import copy
@@ -19,12 +21,12 @@ from torch.utils.data import default_collate
 from flatout.clock import clock
 from flatout.errors import ChildLostError, DataError
 from flatout.feed.loader.batch_parts import (
-    Form,
-    Head,
+    BatchPart,
+    BatchRequest,
     Hole,
     Leaf,
-    Order,
-    Piece,
+    PartHead,
+    PartKind,
     TensorHole,
     load_filled,
     place,
@@ -32,92 +34,99 @@ from flatout.feed.loader.batch_parts import (
     row_value,
     view,
 )
-from flatout.feed.loader.runtime import Workshop
+from flatout.feed.loader.runtime import LoaderRuntime
 
 logger = logging.getLogger(__name__)
 
-HEADS_AT_MOST = 256
+MAX_HEADS = 256
 
 Join = Callable[[list[Any]], Any]
 
 
+# From parts to a batch
+
+
 class Assembled(NamedTuple):
-    """A batch, and the arrays under those of its tensors that are views of the slot."""
+    """A batch, and the arrays behind those of its tensors that are views of the slot."""
 
     batch: Any
     arrays: list[np.ndarray]
 
 
 class Assembler:
-    """Puts batches together; knows the heads it has seen."""
+    """Assembles batches from their parts; caches the heads of parts."""
 
     def __init__(self, join_fn: Join | None) -> None:
         self._join_fn = join_fn
-        self._heads: dict[bytes, Head] = {}
-        self._told: set[str] = set()
+        self._heads: dict[bytes, PartHead] = {}
+        self._logged: set[str] = set()
 
     def assemble(
-        self, pieces: Sequence[Piece], body: np.ndarray, num_rows: int, micro_batch: int, *, private: bool
+        self, parts: Sequence[BatchPart], body: np.ndarray, num_rows: int, micro_batch: int, *, copy_tensors: bool
     ) -> Assembled:
-        """The batch of `num_rows` samples that `pieces` describe; `private` tensors are copies, not views.
+        """The batch of `num_rows` samples made of `parts`; with `copy_tensors`, its tensors are copies, not views.
 
-        Raises what a worker met, if it met something.
+        Raises the exception of a part that failed in its worker.
         """
-        for piece in pieces:
-            if piece.form == Form.ERROR:
-                raise_packed(piece.content)
-        heads = [self._head(piece) for piece in pieces]
-        whole = pieces[0].form == Form.PART and self._join_fn is None
+        for part in parts:
+            if part.kind == PartKind.ERROR:
+                raise_packed(part.content)
+        heads = [self._head(part) for part in parts]
+        whole = parts[0].kind == PartKind.COLLATED and self._join_fn is None
         leaves = next((head.leaves for head in heads if head.leaves), ())
-        sheet = _Sheet(body, [leaf for leaf in leaves if leaf is not None], 1 if whole else num_rows, private)
+        leaf_tensors = _LeafTensors(
+            body, [leaf for leaf in leaves if leaf is not None], 1 if whole else num_rows, copy_tensors
+        )
         begins = range(0, max(1, num_rows), micro_batch)
         if whole:
-            batch = _filled(pieces[0].content, lambda number: sheet.tensors[number][0], heads[0])
-        elif pieces[0].form == Form.PART:
-            batch = self._joined(pieces, heads, sheet, begins)
-        elif all(piece.form == Form.ROWS for piece in pieces):
-            batch = _collated(pieces, heads[0], sheet)
+            batch = _filled(parts[0].content, lambda number: leaf_tensors.tensors[number][0], heads[0])
+        elif parts[0].kind == PartKind.COLLATED:
+            batch = self._joined(parts, heads, leaf_tensors, begins)
+        elif all(part.kind == PartKind.ROWS for part in parts):
+            batch = _collated(parts, heads[0], leaf_tensors)
         else:
-            batch = default_collate(_samples(pieces, heads, sheet, begins))
-        return Assembled(batch, sheet.arrays)
+            batch = default_collate(_samples(parts, heads, leaf_tensors, begins))
+        return Assembled(batch, leaf_tensors.arrays)
 
-    def _head(self, piece: Piece) -> Head:
-        if piece.head not in self._heads:
-            if len(self._heads) >= HEADS_AT_MOST:
+    def _head(self, part: BatchPart) -> PartHead:
+        if part.head not in self._heads:
+            if len(self._heads) >= MAX_HEADS:
                 self._heads.clear()
-            head: Head = pickle.loads(piece.head)
-            self._heads[piece.head] = head
-            for sentence in head.told:
-                self._tell_once(sentence, logging.INFO if piece.form == Form.ROWS else logging.WARNING)
-        return self._heads[piece.head]
+            head: PartHead = pickle.loads(part.head)
+            self._heads[part.head] = head
+            for sentence in head.messages:
+                self._log_once(sentence, logging.INFO if part.kind == PartKind.ROWS else logging.WARNING)
+        return self._heads[part.head]
 
-    def _tell_once(self, sentence: str, level: int) -> None:
-        if sentence not in self._told:
-            self._told.add(sentence)
+    def _log_once(self, sentence: str, level: int) -> None:
+        if sentence not in self._logged:
+            self._logged.add(sentence)
             logger.log(level, "Loader: %s.", sentence)
 
-    def _joined(self, pieces: Sequence[Piece], heads: list[Head], sheet: "_Sheet", begins: range) -> Any:
+    def _joined(
+        self, parts: Sequence[BatchPart], heads: list[PartHead], leaf_tensors: "_LeafTensors", begins: range
+    ) -> Any:
         assert self._join_fn is not None
 
-        def part(piece: Piece, head: Head, begin: int) -> Any:
+        def micro_batch(part: BatchPart, head: PartHead, begin: int) -> Any:
             rows = slice(begin, begin + begins.step)
-            return _filled(piece.content, lambda number: sheet.tensors[number][rows], head)
+            return _filled(part.content, lambda number: leaf_tensors.tensors[number][rows], head)
 
-        return self._join_fn(list(map(part, pieces, heads, begins)))
+        return self._join_fn(list(map(micro_batch, parts, heads, begins)))
 
 
-class _Sheet:
+class _LeafTensors:
     """The leaves of one batch as tensors [N, *shape]."""
 
-    def __init__(self, body: np.ndarray, leaves: list[Leaf], num_rows: int, private: bool) -> None:
+    def __init__(self, body: np.ndarray, leaves: list[Leaf], num_rows: int, copy_tensors: bool) -> None:
         placed = place(leaves, num_rows)
         views = [view(body, offset, leaf, num_rows) for leaf, offset in zip(leaves, placed.offsets, strict=True)]
-        self.tensors = [tensor.clone() if private else tensor for tensor, _ in views]
-        self.arrays = [] if private else [array for _, array in views]
+        self.tensors = [tensor.clone() if copy_tensors else tensor for tensor, _ in views]
+        self.arrays = [] if copy_tensors else [array for _, array in views]
 
 
-def _filled(content: bytes, tensor_of: Callable[[int], Tensor], head: Head) -> Any:
-    """A part made by collate_fn; what was an array there is one here, and what was one object is one."""
+def _filled(content: bytes, tensor_of: Callable[[int], Tensor], head: PartHead) -> Any:
+    """The result of collate_fn as it was in the worker: arrays are arrays, and shared objects are shared."""
     made: dict[int, Any] = {}
 
     def fill(hole: TensorHole) -> Any:
@@ -130,54 +139,56 @@ def _filled(content: bytes, tensor_of: Callable[[int], Tensor], head: Head) -> A
     return load_filled(content, fill)
 
 
-def _collated(pieces: Sequence[Piece], head: Head, sheet: _Sheet) -> Any:
-    """Rows under the default collate, all of them in place."""
-    tensors = iter(sheet.tensors)
+def _collated(parts: Sequence[BatchPart], head: PartHead, leaf_tensors: _LeafTensors) -> Any:
+    """A batch under the default collate whose rows are all in place."""
+    tensors = iter(leaf_tensors.tensors)
     in_place = {number: next(tensors) for number, leaf in enumerate(head.leaves) if leaf is not None}
-    carried = [pickle.loads(piece.content) for piece in pieces] if len(in_place) < len(head.leaves) else []
+    pickled_values = [pickle.loads(part.content) for part in parts] if len(in_place) < len(head.leaves) else []
 
     def fill(hole: Hole) -> Any:
         if hole.number in in_place:
             return in_place[hole.number]
-        values = [value for parts in carried for value in parts[hole.number]]
+        values = [value for by_number in pickled_values for value in by_number[hole.number]]
         collated = default_collate(values)
         return tuple(values) if collated is values and hole.in_tuple else collated
 
     return load_filled(head.skeleton, fill)
 
 
-def _samples(pieces: Sequence[Piece], heads: list[Head], sheet: _Sheet, begins: range) -> list[Any]:
-    """The samples of a batch whose pieces are not alike, as they were before they were written in place."""
+def _samples(parts: Sequence[BatchPart], heads: list[PartHead], leaf_tensors: _LeafTensors, begins: range) -> list[Any]:
+    """The original samples of a batch whose parts differ in structure."""
     samples: list[Any] = []
-    for piece, head, begin in zip(pieces, heads, begins, strict=True):
-        content = pickle.loads(piece.content)
-        if piece.form == Form.SAMPLES:
+    for part, head, begin in zip(parts, heads, begins, strict=True):
+        content = pickle.loads(part.content)
+        if part.kind == PartKind.SAMPLES:
             samples += content
         else:
             num_rows = min(begins.step, begins.stop - begin)
-            samples += (_row(head, content, sheet, begin + row, row) for row in range(num_rows))
+            samples += (_row(head, content, leaf_tensors, begin + row, row) for row in range(num_rows))
     return samples
 
 
-def _row(head: Head, carried: dict[int, list[Any]], sheet: _Sheet, row: int, row_of_piece: int) -> Any:
+def _row(
+    head: PartHead, pickled_values: dict[int, list[Any]], leaf_tensors: _LeafTensors, row: int, row_of_part: int
+) -> Any:
     places = {number: place for place, number in enumerate(n for n, leaf in enumerate(head.leaves) if leaf is not None)}
 
     def fill(hole: Hole) -> Any:
         leaf = head.leaves[hole.number]
         if leaf is None:
-            return carried[hole.number][row_of_piece]
-        return row_value(leaf, sheet.tensors[places[hole.number]], row)
+            return pickled_values[hole.number][row_of_part]
+        return row_value(leaf, leaf_tensors.tensors[places[hole.number]], row)
 
     return load_filled(head.skeleton, fill)
 
 
-# The second half of a (collate_fn, join_fn) pair: from micro-batches to a batch, without copying where it can be.
+# For join_fn: from collated micro-batches to a batch, without copying where possible
 
 
 def cat_rows(parts: Sequence[Tensor]) -> Tensor:
-    """torch.cat along the first dimension; without a copy if the parts lie one after another already.
+    """torch.cat along the first dimension; without a copy if the parts already follow each other in memory.
 
-    Tensors with a row per sample do, if every micro-batch has the same dtype and row shape.
+    Tensors with one row per sample do, if all micro-batches have the same dtype and row shape.
     """
     first, end = parts[0], int(parts[0].storage_offset())
     for part in parts:
@@ -189,7 +200,7 @@ def cat_rows(parts: Sequence[Tensor]) -> Tensor:
 
 
 def join_rows(parts: Sequence[Any]) -> Any:
-    """Join collated micro-batches: tensors by `cat_rows`, lists of anything else end to end, through containers."""
+    """Join collated micro-batches: tensors by `cat_rows`, lists of other objects by concatenation; recursively."""
     first = parts[0]
     if isinstance(first, Tensor):
         return cat_rows(parts)
@@ -207,8 +218,8 @@ def join_rows(parts: Sequence[Any]) -> Any:
             return type(first)(join_rows(each) for each in zip(*parts, strict=True))
         return type(first)(each for part in parts for each in part)
     raise TypeError(
-        f"join_rows cannot join {type(first).__name__} objects: give Loader a join_fn of your own, "
-        "which takes the list of what collate_fn made."
+        f"join_rows cannot join {type(first).__name__} objects: write your own join_fn, "
+        "which gets the list of what collate_fn returned."
     )
 
 
@@ -232,48 +243,50 @@ def _holds_tensors(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
+# One pass
+
 POLL_S = 0.002
 PROBE_WAIT_S = 10.0
-"""Longer than nearly every sample takes: what is read while there is no room for it may have to be read twice."""
+"""Longer than almost any sample takes: batches that are read before their size is known may have to be read twice."""
 FREE_SLOTS = 2
-"""Slots that users may not hold: one is being filled while the next lies ready."""
+"""Slots that the user's batches may not occupy: one is being filled while the next is ready."""
 
 
-class Pass:
+class LoaderPass:
     """Iterator over the batches of an epoch.
 
-        sampler --order--> free slot --workers--> pieces --assemble--> batch
+        sampler --request--> free slot --workers--> parts --assemble--> batch
 
-    A batch's tensors are views of its slot, which is filled anew when the last of them is gone. To a
-    user who keeps many batches copies are handed out instead.
+    A batch's tensors are views of its slot, which is filled again when the last of them is gone. If the user keeps
+    many batches, further ones are copies instead.
     """
 
     def __init__(
         self,
-        workshop: Workshop,
-        orders: Iterator[Order],
+        runtime: LoaderRuntime,
+        requests: Iterator[BatchRequest],
         assembler: Assembler,
         *,
         length: Callable[[], int],
         timeout_s: float,
         finish_batch: Callable[[Any], Any],
-        learn: Callable[[list[Piece]], None],
-        at_end: Callable[[Workshop, bool], None],
+        on_parts: Callable[[list[BatchPart]], None],
+        on_end: Callable[[LoaderRuntime, bool], None],
     ) -> None:
-        self._workshop = workshop
-        self._orders = orders
+        self._runtime = runtime
+        self._requests = requests
         self._assembler = assembler
         self._length = length
         self._timeout_s = timeout_s
         self._finish_batch = finish_batch
-        self._learn = learn
-        self._at_end = at_end
-        self._flights: deque[tuple[int, Order]] = deque()
+        self._on_parts = on_parts
+        self._on_end = on_end
+        self._in_flight: deque[tuple[int, BatchRequest]] = deque()
         self._num_published = 0
         self.has_ended = False
         self._publish_ahead()
 
-    def __iter__(self) -> "Pass":
+    def __iter__(self) -> "LoaderPass":
         return self
 
     def __len__(self) -> int:
@@ -284,86 +297,88 @@ class Pass:
             raise StopIteration
         try:
             self._publish_ahead()
-            if not self._flights:
-                self._end(in_peace=True)
+            if not self._in_flight:
+                self._end(cleanly=True)
                 raise StopIteration
-            slot, order = self._flights[0]
+            slot, request = self._in_flight[0]
             self._wait_for(slot)
-            self._flights.popleft()
-            pieces = self._workshop.collect(slot)
+            self._in_flight.popleft()
+            parts = self._runtime.collect(slot)
         except (StopIteration, TimeoutError):
             raise
         except DataError as error:
-            self._end(in_peace=False)
-            raise _deadly_sample(error) from error
+            self._end(cleanly=False)
+            raise _fatal_sample(error) from error
         except BaseException:
-            self._end(in_peace=False)  # nobody knows what is published: only new slots and workers help
+            self._end(cleanly=False)  # the queue is in an unknown state: slots and workers must be created again
             raise
-        self._workshop.slots.want_body(max(piece.body_bytes for piece in pieces))
-        self._learn(pieces)
-        batch = self._hand_out(slot, order, pieces)
+        self._runtime.slots.require_body(max(part.body_bytes for part in parts))
+        self._on_parts(parts)
+        batch = self._hand_out(slot, request, parts)
         self._publish_ahead()
         return batch
 
-    def _hand_out(self, slot: int, order: Order, pieces: list[Piece]) -> Any:
-        slots = self._workshop.slots
-        private = slots.holds.num_held + 1 + FREE_SLOTS > len(slots.usable)
-        body = slots.areas.body(slot)
-        batch, arrays = self._assembler.assemble(pieces, body, len(order.keys), order.micro_batch, private=private)
-        slots.holds.hold(slot, arrays)
+    def _hand_out(self, slot: int, request: BatchRequest, parts: list[BatchPart]) -> Any:
+        slots = self._runtime.slots
+        copy_tensors = slots.refs.num_in_use + 1 + FREE_SLOTS > len(slots.usable)
+        body = slots.buffers.body(slot)
+        batch, arrays = self._assembler.assemble(
+            parts, body, len(request.keys), request.micro_batch, copy_tensors=copy_tensors
+        )
+        slots.refs.add(slot, arrays)
         return self._finish_batch(batch)
 
     def _publish_ahead(self) -> None:
-        self._workshop.take_in_probe(margin=1)
-        slots, busy = self._workshop.slots, {slot for slot, _ in self._flights} | self._workshop.probing
+        self._runtime.poll_probe(margin=1)
+        slots, busy = self._runtime.slots, {slot for slot, _ in self._in_flight} | self._runtime.probing
         for slot in slots.usable:
-            if slot not in busy and slots.holds.is_free(slot):
-                order = next(self._orders, None)
-                if order is None:
+            if slot not in busy and slots.refs.is_free(slot):
+                request = next(self._requests, None)
+                if request is None:
                     return
-                self._flights.append((slot, order))
-                self._workshop.publish(slot, order, lane=self._num_published % self._workshop.num_lanes)
+                self._in_flight.append((slot, request))
+                self._runtime.publish(slot, request, lane=self._num_published % self._runtime.num_lanes)
                 self._num_published += 1
 
     def _wait_for(self, slot: int) -> None:
         with clock.stage("feed.wait"):
             if not self._timeout_s:
-                self._workshop.foreman.wait_until_ready(slot)
+                self._runtime.supervisor.wait_until_ready(slot)
                 return
             deadline = time.monotonic() + self._timeout_s
-            while not self._workshop.foreman.is_ready(slot):
+            while not self._runtime.supervisor.is_ready(slot):
                 if time.monotonic() > deadline:
                     raise BatchTimeoutError(
-                        # The first words are torch's: there are programs that look for them.
-                        f"DataLoader timed out after {self._timeout_s:g} seconds without a batch. A larger timeout, or "
-                        "0 for none, waits longer; num_workers=0 shows where the dataset spends its time."
+                        # The first words are torch's: some programs look for them.
+                        f"DataLoader timed out after {self._timeout_s:g} seconds without a batch. Use a larger timeout "
+                        "or 0 for none; with num_workers=0 you see where the dataset spends its time."
                     )
                 time.sleep(POLL_S)
-            self._workshop.foreman.wait_until_ready(slot)  # raises what went wrong
+            self._runtime.supervisor.wait_until_ready(slot)  # raises what went wrong
 
-    def _end(self, *, in_peace: bool) -> None:
+    def _end(self, *, cleanly: bool) -> None:
         self.has_ended = True
-        self._at_end(self._workshop, in_peace)
+        self._on_end(self._runtime, cleanly)
 
 
 class BatchTimeoutError(RuntimeError, TimeoutError):
-    """A batch did not come in time; asking again waits again."""
+    """No batch was ready within `timeout`; the next call of `next()` waits again."""
 
 
-def learn_size(workshop: Workshop, probe: Order, margin: float) -> None:
-    """Read one sample to see how large batches are; its errors come with its batch.
+def probe_size(runtime: LoaderRuntime, probe: BatchRequest, margin: float) -> None:
+    """Read one sample to find out how large batches are; its errors are raised with its batch.
 
-    Waits `PROBE_WAIT_S` at most: the sample may be waiting for others, which other workers are to read. Batches are
-    carried by pickle until it is there.
+    Waits for at most `PROBE_WAIT_S`: the sample may be waiting for samples that other workers will read. Until the size
+    is known, batches are sent by pickle.
     """
-    workshop.probe(probe)
+    runtime.probe(probe)
     deadline = time.monotonic() + PROBE_WAIT_S
     try:
-        while not workshop.take_in_probe(margin) and time.monotonic() < deadline:
+        while not runtime.poll_probe(margin) and time.monotonic() < deadline:
             time.sleep(POLL_S)
     except DataError as error:
-        raise _deadly_sample(error) from error
+        raise _fatal_sample(error) from error
 
 
-def _deadly_sample(error: DataError) -> ChildLostError:
-    return ChildLostError(f"A sample ends the workers that read it. {error}")
+def _fatal_sample(error: DataError) -> ChildLostError:
+    return ChildLostError(f"A sample kills the workers that read it. {error}")

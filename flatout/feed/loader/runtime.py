@@ -1,7 +1,7 @@
 """Slots and workers of a running Loader.
 
-Slots outlive workers: without persistent workers every epoch gets new ones, as in torch, but the
-memory they fill, reserved and perhaps pinned, stays.
+Slots outlive workers: without persistent workers, every epoch starts new workers, as in torch, but the reserved and
+perhaps pinned memory is kept.
 """
 
 import logging
@@ -15,15 +15,15 @@ import numpy as np
 from flatout.clock import machine
 from flatout.errors import ConfigError, ResourceError
 from flatout.feed.batch import RowsBuffer, gather_rows
-from flatout.feed.loader.batch_parts import Form, Order, Piece, encode
-from flatout.feed.loader.slots import Areas, Holds, pin
-from flatout.feed.loader.source import PIECE, DatasetSource, place_of
+from flatout.feed.loader.batch_parts import BatchPart, BatchRequest, PartKind, encode_request
+from flatout.feed.loader.slots import SlotBuffers, SlotRefs, pin
+from flatout.feed.loader.source import PART, DatasetSource, encode_position
 from flatout.feed.plan import Step
-from flatout.feed.processes import Processes, unpicklable_attributes
+from flatout.feed.processes import ProcessBackend, unpicklable_attributes
 from flatout.feed.ring import Ring, RingSpec
-from flatout.feed.runtime import FEWEST_SLOTS, MEMORY_SHARE, check_descriptors
-from flatout.feed.supervisor import Foreman
-from flatout.feed.worker import WorkOrders
+from flatout.feed.runtime import MEMORY_SHARE, MIN_SLOTS, check_descriptors
+from flatout.feed.supervisor import Supervisor
+from flatout.feed.worker import WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -31,13 +31,13 @@ PROBE_SLOT = 0
 
 
 class Slots:
-    """The memory of a Loader."""
+    """The shared memory of a Loader."""
 
-    def __init__(self, *, num_slots: int, num_pieces: int, num_workers: int, num_lanes: int, pinned: bool) -> None:
+    def __init__(self, *, num_slots: int, num_parts: int, num_workers: int, num_lanes: int, pinned: bool) -> None:
         check_descriptors(machine.descriptors(), num_lanes)
         spec = RingSpec(
             fields=DatasetSource.fields,
-            batch_size=num_pieces,
+            batch_size=num_parts,
             micro_batch=1,
             num_slots=num_slots,
             num_workers=num_workers,
@@ -45,61 +45,61 @@ class Slots:
             num_lanes=num_lanes,
         )
         self.ring = Ring.create(spec, shared_by_processes=True)
-        self.areas = Areas.create(self.ring.arena, num_slots)
-        self.holds = Holds(num_slots, pinned=pinned)
+        self.buffers = SlotBuffers.create(self.ring.arena, num_slots)
+        self.refs = SlotRefs(num_slots, pinned=pinned)
         self.usable = list(range(num_slots))
-        """Slots that memory allows."""
+        """Slots that may be used, given the free memory."""
         self._pinned = pinned
         self.body_bytes = 0
-        """Room that every slot is given when it is next filled."""
+        """Size of the body that each slot gets when it is filled next."""
         self.close = weakref.finalize(self, self.ring.close)
 
-    def want_body(self, nbytes: int) -> None:
-        """Batches take `nbytes`: from now on slots are given as much, as they come free."""
+    def require_body(self, nbytes: int) -> None:
+        """Give each slot a body of at least `nbytes` when it is filled next; raises ResourceError without memory."""
         if nbytes <= self.body_bytes:
             return
         self.body_bytes = nbytes
         affordable = int(machine.memory().free * MEMORY_SHARE) // nbytes
-        if affordable < FEWEST_SLOTS:
+        if affordable < MIN_SLOTS:
             raise ResourceError(
-                f"A batch takes {nbytes / 2**20:.0f} MiB, and at least {FEWEST_SLOTS} must fit into half of the free "
-                f"memory ({machine.memory().free / 2**20:.0f} MiB free). Use a smaller batch, or free memory."
+                f"A batch takes {nbytes / 2**20:.0f} MiB, and at least {MIN_SLOTS} batches must fit into half of the "
+                f"free memory ({machine.memory().free / 2**20:.0f} MiB free). Use a smaller batch, or free some memory."
             )
         if affordable < len(self.usable):
             logger.warning(
-                "Memory: %d slots of %.0f MiB would take more than half of what is free; using %d.",
+                "Memory: %d slots of %.0f MiB would take more than half of the free memory; using %d slots.",
                 len(self.usable),
                 nbytes / 2**20,
                 affordable,
             )
             self.usable = self.usable[:affordable]
 
-    def provide(self, slot: int) -> None:
-        """Give a free slot a body as large as batches are."""
-        if self.body_bytes and self.areas.provide_body(slot, self.body_bytes) and self._pinned:
-            pin(self.areas.body(slot))
+    def prepare(self, slot: int) -> None:
+        """Give a free slot a body of the current size."""
+        if self.body_bytes and self.buffers.ensure_body(slot, self.body_bytes) and self._pinned:
+            pin(self.buffers.body(slot))
 
 
-class Workshop:
-    """Workers that fill slots, ended with it."""
+class LoaderRuntime:
+    """Workers that fill slots; stopped when it is dropped."""
 
     def __init__(self, slots: Slots, source: DatasetSource, *, start_method: str) -> None:
         self.slots = slots
         self.base_seed = source.base_seed
         self.num_passes = 0
         self.probing: set[int] = set()
-        """Slots that a sample is read into only to learn its size."""
+        """Slots with a sample that is read only to find out its size."""
         self._source = source
-        orders = WorkOrders(seed=0, substitute_errors=False)
-        self.crew = Processes(slots.ring, source, orders, start_method=start_method)
-        # No watchdog: how long a sample may take is the user's to say, with `timeout`.
-        self.foreman = Foreman(slots.ring, self.crew, source, watchdog_s=0, bad_share=0)
-        self.close = weakref.finalize(self, _close, self.crew, slots.ring, os.getpid())
+        settings = WorkerSettings(seed=0, substitute_errors=False)
+        self.backend = ProcessBackend(slots.ring, source, settings, start_method=start_method)
+        # No watchdog: the user sets how long a batch may take, with `timeout`.
+        self.supervisor = Supervisor(slots.ring, self.backend, source, watchdog_s=0, bad_share=0)
+        self.close = weakref.finalize(self, _close, self.backend, slots.ring, os.getpid())
 
-    def call_up(self) -> None:
-        """Have the workers at their places; blocks until they are."""
+    def start_workers(self) -> None:
+        """Start the workers; blocks until they run."""
         try:
-            self.crew.call_up()
+            self.backend.start_workers()
         except ConfigError as error:
             raise _explained(error, self._source.dataset) from error.__cause__
 
@@ -107,55 +107,55 @@ class Workshop:
     def num_lanes(self) -> int:
         return self.slots.ring.spec.num_lanes
 
-    def publish(self, slot: int, order: Order, lane: int = 0) -> None:
-        """Have a free slot filled as `order` says, by workers of `lane`."""
-        self.slots.provide(slot)
-        self.slots.areas.write_order(slot, encode(order))
-        begins = [number * order.micro_batch for number in range(order.num_pieces)]
-        samples = [order.keys[begin] if begin < len(order.keys) else 0 for begin in begins]
-        indices = np.array([key if type(key) is int else order.position for key in samples], np.int64)
-        places = np.array([place_of(slot, number) for number in range(order.num_pieces)], np.int64)
-        self.foreman.publish(slot, Step(order.epoch, 0, indices, places, order.num_pieces, {}), lane)
+    def publish(self, slot: int, request: BatchRequest, lane: int = 0) -> None:
+        """Have workers of `lane` fill a free slot as requested."""
+        self.slots.prepare(slot)
+        self.slots.buffers.write_request(slot, encode_request(request))
+        begins = [number * request.micro_batch for number in range(request.num_parts)]
+        samples = [request.keys[begin] if begin < len(request.keys) else 0 for begin in begins]
+        indices = np.array([key if type(key) is int else request.position for key in samples], np.int64)
+        places = np.array([encode_position(slot, number) for number in range(request.num_parts)], np.int64)
+        self.supervisor.publish(slot, Step(request.epoch, 0, indices, places, request.num_parts, {}), lane)
 
-    def probe(self, order: Order) -> None:
-        """Have a sample read to learn how large batches are; see `take_in_probe`."""
-        self.publish(PROBE_SLOT, order)
+    def probe(self, request: BatchRequest) -> None:
+        """Have a sample read to find out how large batches are; see `poll_probe`."""
+        self.publish(PROBE_SLOT, request)
         self.probing = {PROBE_SLOT}
 
-    def take_in_probe(self, margin: float) -> bool:
-        """Make room as the probe suggests, times `margin`; False if it is still being read. Does not wait."""
-        if self.probing and self.foreman.is_ready(PROBE_SLOT):
+    def poll_probe(self, margin: float) -> bool:
+        """If the probe has been read, make room for batches of its size times `margin`; False if not. Does not wait."""
+        if self.probing and self.supervisor.is_ready(PROBE_SLOT):
             self.probing.clear()
-            (piece,) = self.collect(PROBE_SLOT)
-            self.slots.want_body(int(piece.body_bytes * margin))
+            (part,) = self.collect(PROBE_SLOT)
+            self.slots.require_body(int(part.body_bytes * margin))
         return not self.probing
 
-    def collect(self, slot: int) -> list[Piece]:
-        """The pieces of a complete slot, in order."""
+    def collect(self, slot: int) -> list[BatchPart]:
+        """The parts of a complete slot, in order."""
         ring = self.slots.ring
-        rows = gather_rows(ring, slot, RowsBuffer())[PIECE]
-        counts = ring.slots[slot].counts[PIECE][: ring.slots[slot].num_rows]
-        self.foreman.settle(slot)
+        rows = gather_rows(ring, slot, RowsBuffer())[PART]
+        counts = ring.slots[slot].counts[PART][: ring.slots[slot].num_rows]
+        self.supervisor.settle(slot)
         ends = np.cumsum(counts)
-        pieces = (pickle.loads(rows[end - count : end].tobytes()) for end, count in zip(ends, counts, strict=True))
-        return [Piece(Form(form), *rest) for form, *rest in pieces]
+        parts = (pickle.loads(rows[end - count : end].tobytes()) for end, count in zip(ends, counts, strict=True))
+        return [BatchPart(PartKind(kind), *rest) for kind, *rest in parts]
 
 
-def _close(crew: Processes, ring: Ring, owner: int) -> None:
-    if os.getpid() == owner:  # not in a child that was forked while the loader lived
+def _close(backend: ProcessBackend, ring: Ring, owner: int) -> None:
+    if os.getpid() == owner:  # not in a child that was forked while the loader was open
         if ring.arena.fd >= 0:
-            ring.withdraw_unclaimed()  # or workers would finish what nobody wants any more
-        crew.close()
+            ring.withdraw_unclaimed()  # otherwise workers would finish tasks that are no longer needed
+        backend.close()
 
 
 def _explained(error: ConfigError, dataset: Any) -> ConfigError:
-    """The same, in the words of someone who has a dataset and not a source."""
+    """The same error, in terms of the user's dataset instead of a source."""
     culprits = unpicklable_attributes(dataset)
     if not culprits:
         return error
     name = type(dataset).__name__
     return ConfigError(
         f"The dataset cannot be sent to worker processes: {' and '.join(f'{name}.{each}' for each in culprits)} cannot "
-        f"be pickled ({error.__cause__}). Open such things on first use in __getitem__, or use "
+        f"be pickled ({error.__cause__}). Open files and handles on first use in __getitem__, or use "
         "multiprocessing_context='fork'."
     )

@@ -1,12 +1,12 @@
-"""Decode once: items as arrays that every worker and rank of a machine shares. See docs/store.md.
+"""Items decoded once into arrays that all workers and ranks of a machine share. See docs/store.md.
 
 Files:
 
-    build  Decode everything once, in parallel, into a store
-    file   The bytes of a store: one portable file that NumPy and mmap can read, on disk or in memory
-    home   Where stores live on disk and in memory, and which one belongs to some items
-    keep   Who keeps decoded items while a run goes on: a whole store, the items used last, or nobody
-    store  Decode once: items as arrays, from memory that every worker and rank of this machine shares
+    build  Find the store of some items, or build it by decoding them in parallel
+    file   The file format of a store, which NumPy and mmap can read, and its settings
+    home   Where stores are kept on disk and in memory, and which one belongs to given items
+    keep   Caches of decoded items: a whole store, the items used last, or none
+    store  The store: items as arrays in memory that all workers and ranks of this machine share
 """
 
 from flatout.feed.store.file import Items, StoreConfig

@@ -1,14 +1,15 @@
-"""The bytes of a store: one portable file that NumPy and mmap can read, on disk or in memory.
+"""Items and settings of a store, and its file format: one portable file that NumPy and mmap can read.
 
     page 0      magic, version, length of the JSON header, SHA-256 of header and index | header
     page 1 ...  index: one ENTRY per item
-    page k ...  data: the items, each from a multiple of 64 bytes on
+    page k ...  data: the items, each aligned to 64 bytes
 
-All little-endian, C order. Nothing is trusted: what does not fit together is a StoreFileError, which means "build it
-anew". The SHA-256 covers header and index; each item has a CRC-32 of its own, because hashing all data at every start
-would take longer than it saves. CRC-32 finds what disks do to bytes, and is 3 to 4 times as fast as BLAKE2.
+The file may be on disk or in memory. Everything is little-endian, in C order. Nothing is trusted: any inconsistency is
+a StoreFileError, and the store is rebuilt. The SHA-256 covers header and index; each item has its own CRC-32, because
+hashing all data at every start would take longer than the store saves. CRC-32 detects the errors that disks make, and
+is 3 to 4 times as fast as BLAKE2.
 
-What a store keeps: anything whose items decode to arrays.
+Dimension key:  N items   M stored items   D dimensions
 """
 
 import errno
@@ -28,13 +29,13 @@ import numpy as np
 from flatout.errors import ConfigError, DataError
 from flatout.feed.config import plan_workers
 
-KINDS = (np.dtype("u1"), np.dtype("<u2"), np.dtype("<f4"))
-"""Element types a store keeps; their position is their code in a store file."""
+DTYPES = (np.dtype("u1"), np.dtype("<u2"), np.dtype("<f4"))
+"""Element types of stored arrays; the position is the code in a store file."""
 MOST_DIMS = 6
 
 
 class Items(Protocol):
-    """Input files and how to decode them. Plain attributes only: it is pickled for workers.
+    """Input files and how to decode them. It is pickled for workers, so attributes must be picklable.
 
     class Photos:
         parameters = "cv2 BGR, longest side 640"
@@ -51,7 +52,7 @@ class Items(Protocol):
 
     @property
     def parameters(self) -> str:
-        """Everything but the input files that decides what `decode` returns: sizes, colours, decoder, your version."""
+        """Everything besides the input files that affects what `decode` returns: sizes, colours, decoder, version."""
 
     def __len__(self) -> int: ...
 
@@ -61,61 +62,59 @@ class Items(Protocol):
     def decode(self, index: int) -> np.ndarray:
         """uint8, uint16 or float32 of any shape up to 6 dimensions; the same for every call.
 
-        Raises OSError or DecodeError for a file that cannot be read; anything else counts as a bug.
+        Raises OSError or DecodeError for a file that cannot be read; any other exception is a bug.
         """
 
     def where(self, index: int) -> str:
-        """The file (or key) of an item, for error texts."""
+        """The file (or key) of an item, for error messages."""
 
 
 def decode_item(items: Items, index: int) -> np.ndarray:
-    """An item as every store hands it out: read-only, contiguous, little-endian; refuses what no store can keep."""
+    """Decode an item to a read-only, contiguous, little-endian array; raises DataError if a store cannot keep it."""
     array = np.asarray(items.decode(index), order="C")
     kind = array.dtype.newbyteorder("<")
-    if kind not in KINDS or array.ndim > MOST_DIMS:
+    if kind not in DTYPES or array.ndim > MOST_DIMS:
         raise DataError(
-            f"{items.where(index)}: decode() returned {array.dtype} {array.shape}. A store keeps uint8, uint16 or "
-            f"float32 of up to {MOST_DIMS} dimensions: convert it in decode()."
+            f"{items.where(index)}: decode() returned {array.dtype} {array.shape}, but a store only keeps uint8, "
+            f"uint16 or float32 of up to {MOST_DIMS} dimensions. Convert the array in decode()."
         )
     array = array.astype(kind, copy=False).view()
     array.flags.writeable = False
     return array
 
 
-# How a store is kept: every knob, none of which changes what it returns.
-
-
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """How a store is kept. None of this changes what it returns."""
+    """Settings of a store. None of them changes the arrays it returns."""
 
     place: Literal["ram", "disk", "off"] = "ram"
-    """In memory for the length of a run, in a file that later runs find again, or nowhere."""
+    """In memory for the duration of a run, in a file that later runs find again, or nowhere."""
 
     budget_bytes: int | None = None
-    """What it may take in all. None: half of the free memory, or 90 % of the free disk."""
+    """Maximum total size. None: half of the free memory, or 90 % of the free disk space."""
 
     folder: str | Path | None = None
-    """Where files, locks and records are. None: flatout/stores in the user's cache folder."""
+    """Folder of files, locks and records. None: flatout/stores in the user's cache folder."""
 
     policy: Literal["resident", "lru"] = "resident"
-    """What happens when the budget is too small: the first items stay and the others are decoded on every visit, or
-    each process keeps those it used last (worse for shuffled epochs, see docs/store.md)."""
+    """What to do when the budget is too small: keep the first items and decode the others on every access, or keep, in
+    each process, the items used last (worse for shuffled epochs, see docs/store.md)."""
 
     workers: int | str = "auto"
-    """Who decodes when it is built, as in FeedConfig. With policy="lru", the processes that share the budget."""
+    """Workers that decode while the store is built, as in FeedConfig. With policy="lru", the number of processes that
+    share the budget."""
 
     backend: Literal["process", "thread"] = "process"
-    """Threads need no pickling, but only pay off if `decode` releases the GIL."""
+    """Threads need no pickling, but are only faster if `decode` releases the GIL."""
 
     verify: bool = False
-    """Compare every stored byte and every input file with the checksums taken at build before using a store."""
+    """Whether to compare every stored byte and every input file with the checksums of the build before use."""
 
     patience_s: float = 120
-    """Another process that is building the same store is not waited for when it makes no progress for so long."""
+    """Seconds without progress after which another process that is building the same store is no longer waited for."""
 
     progress: bool = True
-    """Show how far a build is."""
+    """Whether to show a progress bar while the store is built."""
 
     def __post_init__(self) -> None:
         for name, known in {
@@ -131,7 +130,7 @@ class StoreConfig:
             raise ConfigError(f"budget_bytes={self.budget_bytes} must not be negative.")
         if self.patience_s < 0:
             raise ConfigError(f"patience_s={self.patience_s} must not be negative.")
-        plan_workers(self.workers)  # refuses what cannot be obeyed
+        plan_workers(self.workers)  # raises ConfigError for invalid values
 
     @property
     def num_workers(self) -> int:
@@ -139,14 +138,16 @@ class StoreConfig:
         return plan_workers(self.workers).total
 
 
+# Reading a store
+
 MAGIC = b"FLATOUTS"
 VERSION = 1
 PAGE = 4096
 ALIGNMENT = 64
 HEAD = struct.Struct("<8sII32s")
 
-ABSENT, HERE, UNREADABLE = 0, 1, 2
-"""States of an item: left out for lack of room, stored, or impossible to decode when the store was built."""
+ABSENT, STORED, UNREADABLE = 0, 1, 2
+"""States of an item: omitted for lack of room, stored, or not decodable when the store was built."""
 
 ENTRY = np.dtype(
     [
@@ -156,7 +157,7 @@ ENTRY = np.dtype(
         ("crc", "<u4"),  # of the stored bytes
         ("source_crc", "<u4"),  # of the whole input file
         ("state", "u1"),
-        ("kind", "u1"),  # position in KINDS
+        ("kind", "u1"),  # position in DTYPES
         ("ndim", "u1"),
         ("padding", "u1", (5,)),
     ]
@@ -164,11 +165,11 @@ ENTRY = np.dtype(
 
 
 class StoreFileError(Exception):
-    """Not a store, or not a whole one; the text says why."""
+    """Not a store, or not a complete one; the message says why."""
 
 
-class Header(NamedTuple):
-    """What the file says about itself."""
+class StoreHeader(NamedTuple):
+    """The JSON header of a store file."""
 
     state: str
     """StoreKey.state of the items."""
@@ -176,16 +177,16 @@ class Header(NamedTuple):
     nbytes: int
     """Length of the whole file."""
     budget_bytes: int
-    """What it was asked to take at most; 0 if nothing was left out."""
+    """Maximum size that was requested; 0 if nothing was omitted."""
     stopped_by: str
-    """Why items were left out: "" (none were), "budget" or "no room"."""
+    """Why items were omitted: "" (none were), "budget" or "no room"."""
 
 
 class StoreFile:
     """A complete store, mapped read-only; views stay valid after `close()` until they are dropped."""
 
     def __init__(self, fd: int) -> None:
-        """Owns `fd` from now on, also if this raises StoreFileError."""
+        """Takes ownership of `fd`, even if this raises StoreFileError."""
         self.fd = fd
         self.close = weakref.finalize(self, os.close, fd)
         nbytes = os.fstat(fd).st_size
@@ -200,27 +201,27 @@ class StoreFile:
         return self.header.num_items
 
     def holds(self, index: int) -> bool:
-        return bool(self.index["state"][index] == HERE)
+        return bool(self.index["state"][index] == STORED)
 
     def view(self, index: int) -> np.ndarray:
-        """Read-only array of an item that is here; the file's own memory, not a copy."""
+        """Read-only array of a stored item: a view of the file's memory, not a copy."""
         entry = self.index[index]
-        kind, ndim = KINDS[entry["kind"]], int(entry["ndim"])
+        kind, ndim = DTYPES[entry["kind"]], int(entry["ndim"])
         count = int(entry["nbytes"]) // kind.itemsize
-        flat = np.frombuffer(self._map, kind, count, int(entry["offset"])) if count else _nothing(kind)
+        flat = np.frombuffer(self._map, kind, count, int(entry["offset"])) if count else _empty(kind)
         return flat.reshape(entry["shape"][:ndim].tolist())
 
     def is_intact(self, index: int) -> bool:
-        """Whether an item's bytes are those that were stored; reads all of them."""
+        """Whether an item's bytes match their checksum; reads all of them."""
         return crc_of(self.view(index)) == int(self.index["crc"][index])
 
 
 def describe(array: np.ndarray, source_crc: int) -> np.ndarray:
-    """The index entry of an array that `decode_item` made, ENTRY []; its offset is left open."""
+    """The index entry of an array from `decode_item`, ENTRY [], without its offset."""
     entry = np.zeros((), ENTRY)
-    entry["nbytes"], entry["ndim"], entry["kind"] = array.nbytes, array.ndim, KINDS.index(array.dtype)
+    entry["nbytes"], entry["ndim"], entry["kind"] = array.nbytes, array.ndim, DTYPES.index(array.dtype)
     entry["shape"][: array.ndim] = array.shape
-    entry["state"], entry["crc"], entry["source_crc"] = HERE, crc_of(array), source_crc
+    entry["state"], entry["crc"], entry["source_crc"] = STORED, crc_of(array), source_crc
     return entry
 
 
@@ -229,37 +230,37 @@ def crc_of(array: np.ndarray) -> int:
 
 
 def data_offset(num_items: int) -> int:
-    """Where the data begins: on the first page after the index."""
+    """Offset of the data: the first page after the index."""
     return PAGE + -(-num_items * ENTRY.itemsize // PAGE) * PAGE
 
 
-def head_and_index(header: Header, index_N: np.ndarray) -> bytes:
-    """The bytes before the data."""
+def head_and_index(header: StoreHeader, index_N: np.ndarray) -> bytes:
+    """All bytes before the data."""
     text = json.dumps(header._asdict()).encode()
     index = index_N.astype(ENTRY).tobytes()
     head = HEAD.pack(MAGIC, VERSION, len(text), hashlib.sha256(text + index).digest()) + text
     return head.ljust(PAGE, b"\0") + index
 
 
-def _read_header(memory: mmap.mmap) -> Header:
+def _read_header(memory: mmap.mmap) -> StoreHeader:
     magic, version, length, _ = HEAD.unpack_from(memory)
     if magic != MAGIC:
-        raise StoreFileError("it does not begin like one")
+        raise StoreFileError("it is not a store file")
     if version != VERSION:
-        raise StoreFileError(f"it has format {version}, and this flatout reads format {VERSION}")
+        raise StoreFileError(f"it has format version {version}, but this version of flatout reads {VERSION}")
     try:
         fields: dict[str, Any] = json.loads(memory[HEAD.size : HEAD.size + length])
-        header = Header(**fields)
+        header = StoreHeader(**fields)
     except (ValueError, TypeError) as error:
         raise StoreFileError("its header is damaged") from error
-    if any(type(value) is not Header.__annotations__[name] for name, value in header._asdict().items()):
+    if any(type(value) is not StoreHeader.__annotations__[name] for name, value in header._asdict().items()):
         raise StoreFileError("its header is damaged")
     if header.nbytes != len(memory):
         raise StoreFileError(f"it has {len(memory)} of {header.nbytes} bytes")
     return header
 
 
-def _read_index(memory: mmap.mmap, header: Header) -> np.ndarray:
+def _read_index(memory: mmap.mmap, header: StoreHeader) -> np.ndarray:
     if not 0 <= data_offset(header.num_items) <= len(memory):
         raise StoreFileError("its header is damaged")
     _, _, length, digest = HEAD.unpack_from(memory)
@@ -270,28 +271,28 @@ def _read_index(memory: mmap.mmap, header: Header) -> np.ndarray:
     return index_N
 
 
-def _check_index(index_N: np.ndarray, header: Header) -> None:
-    """The digest proves that the index is as it was written; this, that it was written for this file."""
-    here_M = index_N[index_N["state"] == HERE]
-    if not len(here_M):
+def _check_index(index_N: np.ndarray, header: StoreHeader) -> None:
+    """Check that the index fits this file; the digest only proves that it is as it was written."""
+    stored_M = index_N[index_N["state"] == STORED]
+    if not len(stored_M):
         return
-    inside = (here_M["offset"] >= data_offset(len(index_N))) & (here_M["nbytes"] <= header.nbytes)
-    inside &= here_M["offset"] <= header.nbytes - here_M["nbytes"]
-    if not inside.all() or here_M["kind"].max() >= len(KINDS) or here_M["ndim"].max() > MOST_DIMS:
-        raise StoreFileError("its index points outside")
-    used_MD = np.arange(MOST_DIMS) < here_M["ndim"][:, None]
-    itemsize_M = np.array([kind.itemsize for kind in KINDS], np.uint64)[here_M["kind"]]
-    if (np.where(used_MD, here_M["shape"], 1).prod(axis=1) * itemsize_M != here_M["nbytes"]).any():
-        raise StoreFileError("its index has shapes that do not fit their bytes")
+    inside = (stored_M["offset"] >= data_offset(len(index_N))) & (stored_M["nbytes"] <= header.nbytes)
+    inside &= stored_M["offset"] <= header.nbytes - stored_M["nbytes"]
+    if not inside.all() or stored_M["kind"].max() >= len(DTYPES) or stored_M["ndim"].max() > MOST_DIMS:
+        raise StoreFileError("its index points outside the file")
+    used_MD = np.arange(MOST_DIMS) < stored_M["ndim"][:, None]
+    itemsize_M = np.array([kind.itemsize for kind in DTYPES], np.uint64)[stored_M["kind"]]
+    if (np.where(used_MD, stored_M["shape"], 1).prod(axis=1) * itemsize_M != stored_M["nbytes"]).any():
+        raise StoreFileError("its index has shapes that do not match their number of bytes")
 
 
-def _nothing(kind: np.dtype) -> np.ndarray:
+def _empty(kind: np.dtype) -> np.ndarray:
     empty = np.empty(0, kind)
     empty.flags.writeable = False
     return empty
 
 
-# Writes a store, item after item, into a file or into memory, until everything is in it or there is no more room.
+# Writing a store
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM}
 
@@ -301,8 +302,11 @@ class NoRoomError(Exception):
 
 
 class StoreWriter:
-    """Takes items in any order. Pages are written, never touched through a mapping: a full disk is an error here, not
-    a SIGBUS. The file is worth nothing before `finish`."""
+    """Writes items, in any order, into a file on disk or in memory, until there is no more room.
+
+    Pages are written, not accessed through a mapping, so a full disk is an error and not a SIGBUS. The file is not a
+    valid store before `finish`.
+    """
 
     def __init__(self, fd: int, *, num_items: int, limit_bytes: int) -> None:
         self._fd = fd
@@ -313,16 +317,16 @@ class StoreWriter:
         if self._begin > limit_bytes:
             raise NoRoomError(f"the index alone takes {self._begin} bytes")
         try:
-            # Reserved first: what is stored later can be worth nothing for lack of an index.
+            # The index is reserved first: without it, the data would be useless.
             os.posix_fallocate(fd, 0, self._begin)
         except OSError as error:
             raise _as_no_room(error) from error
 
     def add(self, index: int, entry: np.ndarray, data: np.ndarray) -> bool:
-        """Store an item's bytes, uint8 [nbytes]; False when the store is full and takes no more."""
+        """Store an item's bytes, uint8 [nbytes]; False if the store is full."""
         offset = -(-self._end // ALIGNMENT) * ALIGNMENT
         if self._begin + len(data) > self._limit_bytes:
-            return True  # would not fit into an empty store either; others will
+            return True  # too large even for an empty store; other items may still fit
         if offset + len(data) > self._limit_bytes:
             self.stopped_by = "budget"
             return False
@@ -338,7 +342,7 @@ class StoreWriter:
         return True
 
     def leave_out(self, index: int) -> None:
-        """Note an item that cannot be decoded."""
+        """Mark an item as not decodable."""
         self.index["state"][index] = UNREADABLE
 
     @property
@@ -346,11 +350,11 @@ class StoreWriter:
         return self._end
 
     def finish(self, *, state: str, budget_bytes: int) -> None:
-        """Make a whole store of what has been added; see Header."""
+        """Write the header and index, which makes the file a valid store; for the arguments see StoreHeader."""
         os.ftruncate(self._fd, self._end)
-        # A whole store is the same whatever it was allowed to take, so that two builders agree on every byte.
+        # A complete store does not depend on its budget, so that two builders produce the same bytes.
         budget_bytes = budget_bytes if self.stopped_by else 0
-        header = Header(state, len(self.index), self._end, budget_bytes, self.stopped_by)
+        header = StoreHeader(state, len(self.index), self._end, budget_bytes, self.stopped_by)
         _write_all(self._fd, np.frombuffer(head_and_index(header, self.index), np.uint8), 0)
 
 

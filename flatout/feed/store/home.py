@@ -1,9 +1,9 @@
-"""Where stores live on disk and in memory, and which one belongs to some items.
+"""Where stores are kept on disk and in memory, and which one belongs to given items.
 
-<name>.store    a store, published whole by a rename
+<name>.store    a complete store, published by a rename
 <name>.memory   which process holds the store in its memory, and how to open it
-<name>.lock     held by whoever builds; <name>.owner says who that is and how far
-<name>.*.part   being written; a leftover of a killed process is removed by the next one that builds
+<name>.lock     held by the process that builds; <name>.owner describes it and its progress
+<name>.*.part   being written; if its process was killed, the next process that builds removes it
 """
 
 import fcntl
@@ -23,16 +23,16 @@ from flatout.feed.store.file import VERSION, Items, StoreFile, StoreFileError
 
 logger = logging.getLogger(__name__)
 
-# Which store belongs to these items? Same files, same parameters: same key, in any run on this machine.
+# Store keys: the same files and parameters give the same key, in any run on this machine
 
 
 class StoreKey(NamedTuple):
-    """Two stores of one family hold the same items at different times: the older one is of no use any more."""
+    """Identifies a store. Stores of one family hold the same items at different times; the older one is obsolete."""
 
     family: str
-    """What is decoded, and how: paths, parameters, kind of items, version of the format."""
+    """Hash of what is decoded and how: paths, parameters, class of the items, version of the format."""
     state: str
-    """The family, and the state of every input file: size, mtime, ctime and inode."""
+    """Hash of the family and of the state of every input file: size, mtime, ctime and inode."""
 
     @property
     def name(self) -> str:
@@ -41,7 +41,7 @@ class StoreKey(NamedTuple):
 
 
 def key_of(items: Items) -> StoreKey:
-    """Asks for the status of every input file; none is opened."""
+    """The key of some items. Calls stat() on every input file, but opens none."""
     # The class's own attribute, not an inherited one: a subclass may decode differently.
     kind = vars(type(items)).get("store_kind", type(items).__qualname__)
     family = hashlib.sha256(repr((VERSION, kind, items.parameters, len(items))).encode())
@@ -67,37 +67,37 @@ def _state_of(path: str) -> str:
     try:
         status = os.stat(path)
     except OSError:
-        return "absent;"  # reading the item says what is wrong with it
+        return "absent;"  # decoding the item will raise the proper error
     return f"{status.st_size},{status.st_mtime_ns},{status.st_ctime_ns},{status.st_ino};"
 
 
-# How another process of this machine gets at an open file of ours that may have no name.
+# Access to an open file of another process on this machine, even if the file has no name.
 #
-# It opens /proc/<pid>/fd/<n>, as long as the process that holds the file lives. An address can outlive its process, so
-# it says which process is meant: number, start time and boot.
+# It is opened as /proc/<pid>/fd/<n>, as long as the process that holds the file lives. An address can outlive its
+# process, so it identifies the process by pid, start time and boot.
 
 
 class FdAddress(NamedTuple):
-    """An open file of a certain process. Plain values: it can be pickled, or written down as JSON."""
+    """An open file of a certain process. Contains plain values, so it can be pickled or stored as JSON."""
 
     boot: str
     pid: int
     start: int
-    """When the process started, in clock ticks since the boot."""
+    """Start time of the process, in clock ticks since boot."""
     fd: int
 
     @classmethod
     def of(cls, fd: int) -> "FdAddress":
-        """The address of a descriptor of this process."""
+        """The address of a file descriptor of this process."""
         pid = os.getpid()
         return cls(_boot(), pid, _start_of(pid), fd)
 
     def open(self, flags: int = os.O_RDONLY) -> int:
-        """Another descriptor of the same file; OSError if that process or its file is gone, or not ours to see."""
+        """A new descriptor of the same file; raises OSError if the process or file is gone or access is denied."""
         if self.boot != _boot() or self.start != _start_of(self.pid):
             raise ProcessLookupError(f"process {self.pid} is gone")
         path = f"/proc/{self.pid}/fd/{self.fd}"
-        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a terminal or a pipe would not be harmless
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a terminal or a pipe could have side effects
             raise FileNotFoundError(f"process {self.pid} has closed the file")
         return os.open(path, flags | os.O_CLOEXEC)
 
@@ -107,7 +107,7 @@ def _boot() -> str:
 
 
 def _start_of(pid: int) -> int:
-    # The name before it may contain anything, brackets and blanks included.
+    # The process name before it may contain anything, even parentheses and spaces.
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
@@ -117,8 +117,8 @@ def default_folder() -> Path:
     return Path(cache) / "flatout" / "stores"
 
 
-class Home:
-    """The files of one store."""
+class StoreLocation:
+    """The files of one store in a folder."""
 
     def __init__(self, folder: Path, key: StoreKey) -> None:
         self._folder = folder
@@ -130,7 +130,7 @@ class Home:
         self._memory_path = folder / f"{key.name}.memory"
 
     def prepare(self) -> str:
-        """Make the folder and tidy it up; returns why nothing can be written there, or ""."""
+        """Create the folder and remove leftovers; returns why nothing can be written there, or ""."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with _locked_part(self._folder / f"{self._key.name}.probe.{_whoami()}.part") as fd:
@@ -142,14 +142,14 @@ class Home:
         return ""
 
     def free_bytes(self) -> int:
-        """Room on the folder's disk; 0 where there is no folder."""
+        """Free space on the folder's disk; 0 if there is no folder."""
         try:
             return shutil.disk_usage(self._folder).free
         except OSError:
             return 0
 
     def find_on_disk(self) -> StoreFile | None:
-        """The published store, if there is a whole one."""
+        """The published store, if there is a complete one."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -157,7 +157,7 @@ class Home:
         return self._open(fd, str(self.path))
 
     def find_in_memory(self) -> StoreFile | None:
-        """The store in another process's memory, or in this one's, if there is one; a stale record is nothing."""
+        """The store in the memory of this or another process, if there is one; stale records are ignored."""
         try:
             address = FdAddress(*json.loads(self._memory_path.read_text()))
             fd = address.open()
@@ -166,13 +166,13 @@ class Home:
         return self._open(fd, f"in the memory of process {address.pid}")
 
     def reject(self, file: StoreFile) -> None:
-        """Do not find this file again."""
+        """Close this file and never find it again."""
         self._rejected.add(_identity(file.fd))
         file.close()
 
     @contextmanager
     def publishing(self) -> Iterator[int]:
-        """A descriptor to write the store to; it appears under its name, whole, when the block ends without error."""
+        """A descriptor to write the store to; it is published under its name when the block ends without an error."""
         part = self._folder / f"{self._key.name}.{_whoami()}.part"
         with _locked_part(part) as fd:
             yield fd
@@ -180,17 +180,17 @@ class Home:
             part.rename(self.path)
             _sync_folder(self._folder)
         for other in self._folder.glob(f"{self._key.family[:16]}-*.store"):
-            if other != self.path:  # of the same files before they changed
+            if other != self.path:  # the same files before they changed
                 with suppress(OSError):
                     other.unlink()
 
     def register_memory(self, fd: int) -> None:
-        """Let other processes of this machine find the store behind `fd`; without a record they build their own."""
+        """Record the store behind `fd` for other processes of this machine; without a record they build their own."""
         with suppress(OSError):
             self._memory_path.write_text(json.dumps(FdAddress.of(fd)))
 
     def forget_memory(self, fd: int) -> None:
-        """Take our own record back."""
+        """Remove the record of the store behind `fd`."""
         with suppress(OSError, ValueError):
             if json.loads(self._memory_path.read_text()) == list(FdAddress.of(fd)):
                 self._memory_path.unlink()
@@ -204,19 +204,19 @@ class Home:
         except StoreFileError as error:
             if identity not in self._rejected:
                 self._rejected.add(identity)
-                logger.warning("The store %s cannot be used: %s. It is built anew.", name, error)
+                logger.warning("The store %s cannot be used: %s. It is rebuilt.", name, error)
             return None
         return None if identity in self._rejected else file
 
 
 @contextmanager
 def _locked_part(path: Path) -> Iterator[int]:
-    """A new file that is locked while we write it, and gone afterwards unless it was renamed."""
+    """A new file that is locked while it is written, and removed afterwards unless it was renamed."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            # Between the two lines above it may have been taken for a leftover.
+            # Between the two calls above, another process may have removed it as a leftover.
             if os.fstat(fd).st_nlink == 0:
                 continue
             os.ftruncate(fd, 0)
@@ -228,7 +228,7 @@ def _locked_part(path: Path) -> Iterator[int]:
 
 
 def _remove_if_left_behind(path: Path) -> None:
-    """Remove a file whose writer is dead: nobody holds its lock."""
+    """Remove a file whose writer is dead, which is the case if no process holds its lock."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -237,7 +237,7 @@ def _remove_if_left_behind(path: Path) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _remove_same(path, fd)
     except OSError:
-        return  # it lives
+        return  # its writer is alive
     finally:
         os.close(fd)
 
@@ -259,7 +259,7 @@ def _sync_folder(folder: Path) -> None:
 
 def _identity(fd: int) -> tuple[int, int, int]:
     status = os.fstat(fd)
-    return status.st_dev, status.st_ino, status.st_ctime_ns  # the number alone may come back
+    return status.st_dev, status.st_ino, status.st_ctime_ns  # inode numbers are reused
 
 
 def _whoami() -> str:

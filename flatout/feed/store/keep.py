@@ -1,7 +1,9 @@
-"""Who keeps decoded items while a run goes on: a whole store, the items used last, or nobody.
+"""Caches of decoded items: a whole store, the items used last, or none.
 
-Three keepers with one face. Pickled into a worker, each finds its way back to the same memory (a whole store) or
-begins an own one (the items used last).
+They share one interface. Unpickled in a worker, a `ResidentCache` attaches to the same memory, and a `RecentCache`
+starts empty, with memory of its own.
+
+Dimension key:  N items
 """
 
 import logging
@@ -15,16 +17,15 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from flatout.feed.store.file import HERE, UNREADABLE, StoreFile, StoreFileError
+from flatout.feed.store.file import STORED, UNREADABLE, StoreFile, StoreFileError
 from flatout.feed.store.home import FdAddress
 
 logger = logging.getLogger(__name__)
 
-# Which items does a cache of limited size keep? The ones used last.
+# Least recently used items, for `StoreConfig(policy="lru")`.
 #
-# Pure bookkeeping, for those who ask for it (`StoreConfig(policy="lru")`). Under a shuffled epoch that does not fit,
-# an item is evicted before its turn comes again more often than not: room for half of the items hits 15 %, where a
-# fixed resident half hits 50 % (bench/store.py).
+# If a shuffled epoch does not fit, most items are evicted before they are used again: with room for half of the items,
+# the hit rate is 15 %, while a fixed resident half gives 50 % (bench/store.py).
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -36,9 +37,9 @@ class _Kept(NamedTuple, Generic[Value]):
 
 
 class Lru(Generic[Key, Value]):
-    """Values by key, up to `budget` in all; sizes are in whatever unit the budget is: bytes, or 1 per item.
+    """Values by key, up to `budget` in total; sizes are in the unit of the budget: bytes, or 1 per item.
 
-    Not for use from several threads at once.
+    Not thread-safe.
     """
 
     def __init__(self, budget: int) -> None:
@@ -48,7 +49,7 @@ class Lru(Generic[Key, Value]):
         self._kept: OrderedDict[Key, _Kept[Value]] = OrderedDict()
 
     def get(self, key: Key) -> Value | None:
-        """The value, which becomes the newest; None if it is not here."""
+        """The value, which becomes the newest; None if it is not cached."""
         kept = self._kept.get(key)
         if kept is None:
             self.misses += 1
@@ -58,9 +59,9 @@ class Lru(Generic[Key, Value]):
         return kept.value
 
     def put(self, key: Key, value: Value, size: int = 1) -> list[Key]:
-        """Keep a value as the newest; returns the keys that had to go for it, oldest first.
+        """Add a value as the newest; returns the evicted keys, oldest first.
 
-        One that is larger than the whole budget is rejected, and nothing goes for it.
+        A value larger than the whole budget is rejected, and nothing is evicted for it.
         """
         if size > self.budget:
             self.rejected += 1
@@ -88,28 +89,30 @@ class Lru(Generic[Key, Value]):
         return len(self._kept)
 
 
+# Caches
+
 UNKNOWN, GOOD, DAMAGED = 0, 1, 2
 
 
-class Keeper(Protocol):
+class ItemCache(Protocol):
     """Read-only arrays by index."""
 
     def get(self, index: int) -> np.ndarray | None:
-        """The array, if it is kept."""
+        """The array, or None if it is not cached."""
 
     def offer(self, index: int, array: np.ndarray) -> None:
-        """An array that was not kept and had to be decoded."""
+        """Offer an array that was not cached and had to be decoded."""
 
     def holds(self, index: int) -> bool: ...
 
     def count(self) -> tuple[int, int, int]:
-        """Items that are kept, their bytes, and items that are known to be unreadable."""
+        """Number of cached items, their bytes, and number of items known to be unreadable."""
 
     def close(self) -> None: ...
 
 
-class Nobody:
-    """Everything is decoded on every visit."""
+class NoCache:
+    """Caches nothing: every item is decoded on every access."""
 
     def get(self, index: int) -> np.ndarray | None:
         return None
@@ -125,15 +128,15 @@ class Nobody:
     def close(self) -> None: ...
 
 
-class Recent:
-    """The items used last, in each process for itself."""
+class RecentCache:
+    """The items used last, cached by each process separately."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
         self._begin()
 
     def get(self, index: int) -> np.ndarray | None:
-        if self._pid != os.getpid():  # forked: the lock may be held by a thread that is not here
+        if self._pid != os.getpid():  # forked: the lock may be held by a thread that exists only in the parent
             self._begin()
         with self._lock:
             return self._lru.get(index)
@@ -152,7 +155,7 @@ class Recent:
         self._begin()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Recent, (self._budget_bytes,)
+        return RecentCache, (self._budget_bytes,)
 
     def _begin(self) -> None:
         self._pid = os.getpid()
@@ -160,54 +163,54 @@ class Recent:
         self._lru: Lru[int, np.ndarray] = Lru(self._budget_bytes)
 
 
-class Resident:
+class ResidentCache:
     """A whole store, in memory that all processes share.
 
-    Bytes that come from a disk are checked when an item is first touched, once for all processes.
+    Bytes from a disk are checked when an item is first accessed, once for all processes.
     """
 
-    def __init__(self, file: StoreFile, path: Path | None, notes: "Notes | None" = None) -> None:
-        """`path` is the store's on disk; None for one in memory, whose bytes need no check."""
+    def __init__(self, file: StoreFile, path: Path | None, flags: "CheckFlags | None" = None) -> None:
+        """`path` is the store's file on disk; None for a store in memory, whose bytes need no check."""
         self._file = file
         self._path = path
-        self._notes = notes or (Notes.create(len(file)) if path else None)
+        self._flags = flags or (CheckFlags.create(len(file)) if path else None)
 
     def get(self, index: int) -> np.ndarray | None:
-        if not self._file.holds(index) or (self._notes is not None and not self._is_good(index, self._notes)):
+        if not self._file.holds(index) or (self._flags is not None and not self._is_good(index, self._flags)):
             return None
         return self._file.view(index)
 
     def offer(self, index: int, array: np.ndarray) -> None: ...
 
     def holds(self, index: int) -> bool:
-        return self._file.holds(index) and (self._notes is None or self._notes.note_N[index] != DAMAGED)
+        return self._file.holds(index) and (self._flags is None or self._flags.flag_N[index] != DAMAGED)
 
     def count(self) -> tuple[int, int, int]:
-        here_N = self._file.index["state"] == HERE
+        stored_N = self._file.index["state"] == STORED
         unreadable = int((self._file.index["state"] == UNREADABLE).sum())
-        return int(here_N.sum()), int(self._file.index["nbytes"][here_N].sum()), unreadable
+        return int(stored_N.sum()), int(self._file.index["nbytes"][stored_N].sum()), unreadable
 
     def close(self) -> None:
         self._file.close()
-        if self._notes is not None:
-            self._notes.close()
+        if self._flags is not None:
+            self._flags.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _attach, (FdAddress.of(self._file.fd), self._file.header.state, self._path, self._notes)
+        return _attach, (FdAddress.of(self._file.fd), self._file.header.state, self._path, self._flags)
 
-    def _is_good(self, index: int, notes: "Notes") -> bool:
-        if notes.note_N[index] == UNKNOWN:
-            notes.note_N[index] = GOOD if self._file.is_intact(index) else DAMAGED
-            if notes.note_N[index] == DAMAGED:
+    def _is_good(self, index: int, flags: "CheckFlags") -> bool:
+        if flags.flag_N[index] == UNKNOWN:
+            flags.flag_N[index] = GOOD if self._file.is_intact(index) else DAMAGED
+            if flags.flag_N[index] == DAMAGED:
                 self._discard(index)
-        return bool(notes.note_N[index] == GOOD)
+        return bool(flags.flag_N[index] == GOOD)
 
     def _discard(self, index: int) -> None:
-        """Say that an item is damaged, and have the next run build the store anew."""
+        """Warn about a damaged item and remove the store, so that the next run rebuilds it."""
         assert self._path is not None
         logger.warning(
             "Item %d in the store %s is damaged and is decoded from its file instead. The store is removed; the next "
-            "run builds it anew.",
+            "run rebuilds it.",
             index,
             self._path,
         )
@@ -215,18 +218,18 @@ class Resident:
             if os.path.samestat(os.stat(self._path), os.fstat(self._file.fd)):
                 self._path.unlink()
         except OSError:
-            return  # removed already, or not ours to remove: then the next run finds the damage again
+            return  # already removed, or no permission: then the next run finds the damage again
 
 
-class Notes:
-    """One byte per item, in memory that is shared with every process this is pickled to."""
+class CheckFlags:
+    """Whether each item has been checked, one byte per item, in memory shared with all processes that unpickle this."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self.note_N = np.frombuffer(mmap.mmap(fd, 0, flags=mmap.MAP_SHARED), np.uint8)
+        self.flag_N = np.frombuffer(mmap.mmap(fd, 0, flags=mmap.MAP_SHARED), np.uint8)
 
     @classmethod
-    def create(cls, num_items: int) -> "Notes":
+    def create(cls, num_items: int) -> "CheckFlags":
         fd = os.memfd_create("flatout-store-notes")
         os.posix_fallocate(fd, 0, max(1, num_items))
         return cls(fd)
@@ -237,23 +240,23 @@ class Notes:
             self._fd = -1
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _attach_notes, (FdAddress.of(self._fd),)
+        return _attach_flags, (FdAddress.of(self._fd),)
 
 
-def _attach_notes(address: FdAddress) -> Notes:
-    return Notes(address.open(os.O_RDWR))
+def _attach_flags(address: FdAddress) -> CheckFlags:
+    return CheckFlags(address.open(os.O_RDWR))
 
 
-def _attach(address: FdAddress, state: str, path: Path | None, notes: Notes | None) -> Keeper:
+def _attach(address: FdAddress, state: str, path: Path | None, flags: CheckFlags | None) -> ItemCache:
     try:
         file = StoreFile(address.open())
         if file.header.state != state:
-            raise StoreFileError("it holds other data by now")
-        return Resident(file, path, notes)
+            raise StoreFileError("it now contains other data")
+        return ResidentCache(file, path, flags)
     except (OSError, StoreFileError) as error:
         logger.warning(
-            "The store cannot be opened here (%s): this process decodes everything anew. Keep the store open in the "
-            "process that opened it for as long as others use it.",
+            "The store cannot be opened in this process (%s), which therefore decodes everything itself. Keep the "
+            "store open in the process that opened it for as long as others use it.",
             error,
         )
-        return Nobody()
+        return NoCache()

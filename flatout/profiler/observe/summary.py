@@ -185,7 +185,7 @@ class FeedWorkers:
 
     def begin(self) -> None:
         self._before = {id(group): (group, worker_registry.spent(group)) for group in worker_registry.at_work()}
-        self._latest: dict[int, tuple[worker_registry.Crew, worker_registry.Spent, int]] = {}
+        self._latest: dict[int, tuple[worker_registry.WorkerGroup, worker_registry.Spent, int]] = {}
         self._timelines: dict[int, dict[str, list[Event]]] = {}
         self._polled_s = -math.inf
         for group, _ in self._before.values():
@@ -220,7 +220,7 @@ class FeedWorkers:
                 if group.num_workers and not group.is_apart:
                     self._timelines[id(group)] = worker_timelines(group.timelines)
 
-    def _spent_before(self, group: worker_registry.Crew) -> worker_registry.Spent:
+    def _spent_before(self, group: worker_registry.WorkerGroup) -> worker_registry.Spent:
         before = self._before.get(id(group))
         return before[1] if before else worker_registry.Spent(Counter(), Counter(), 0, 0)
 

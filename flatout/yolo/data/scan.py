@@ -14,11 +14,11 @@ from flatout.feed import DecodeError, Feed, FeedConfig, Plan, Rows, SampleSource
 from flatout.images import (
     FORMATS,
     MOST_MISSING,
-    NO_PICTURES,
+    NOT_IMAGES,
     NOT_OPENED,
     READABLE,
-    Facts,
     Header,
+    ImageFacts,
     check_promise,
     decode,
     decoder_messages,
@@ -98,7 +98,7 @@ def check_header(header: Header) -> None:
     """Refuse what no training can use, by its header alone."""
     if header.format not in READABLE:
         reason = "unreadable_image" if header.format in NOT_OPENED else "image_format"
-        check = "image-format" if header.format in NO_PICTURES else "image-unsupported"
+        check = "image-format" if header.format in NOT_IMAGES else "image-unsupported"
         raise RejectedImage(reason, check, described(header.format))
     if min(header.width, header.height) < LEAST_SIDE:
         size = f"{header.width} x {header.height} px"
@@ -108,7 +108,7 @@ def check_header(header: Header) -> None:
         raise RejectedImage("unreadable_image", "image-huge", f"{size}; {most_pixels(header):,} pixels are the most")
 
 
-def _check_promise(facts: Facts) -> None:
+def _check_promise(facts: ImageFacts) -> None:
     try:
         check_promise(facts.header, facts.num_bytes)
     except DecodeError as error:
@@ -149,7 +149,7 @@ def read_labels(
         raise
 
 
-def _facts(image: str, strict: bool) -> Facts:
+def _facts(image: str, strict: bool) -> ImageFacts:
     try:
         facts = read_facts(image, verify=strict)
     except OSError as error:
@@ -176,7 +176,7 @@ def _unreadable(why: str, strict: bool) -> ImageLabels:
     return NOTHING._replace(problems=[Problem("label-unreadable", 0, why)], num_dropped=1)
 
 
-def _incomplete(image: str, facts: Facts) -> list[Problem]:
+def _incomplete(image: str, facts: ImageFacts) -> list[Problem]:
     """A JPEG without its end marker is decoded, once: does it lack only that, or pixels too?"""
     if facts.ending != "absent" or facts.header.format != "jpeg":
         return []
@@ -191,7 +191,7 @@ def _incomplete(image: str, facts: Facts) -> list[Problem]:
     return [Problem("image-no-end", 0, "lacks its end marker; every row is there")]
 
 
-def _remarks(facts: Facts, image: str) -> list[Problem]:
+def _remarks(facts: ImageFacts, image: str) -> list[Problem]:
     """What is worth saying about a picture that is used."""
     header, remarks = facts.header, []
     suffix = os.path.splitext(image)[1][1:].lower()

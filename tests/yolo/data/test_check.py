@@ -21,7 +21,7 @@ import simplejpeg
 from flatout.__main__ import main
 from flatout.charts.canvas import colour_of
 from flatout.errors import ConfigError, DataError
-from flatout.images import Header, Picture, decoder_messages, read_image
+from flatout.images import DecodedImage, Header, decoder_messages, read_image
 from flatout.yolo.data.check import facts
 from flatout.yolo.data.check.facts import CHECKS
 from flatout.yolo.data.check.run import CheckConfig, check_data_set
@@ -366,7 +366,7 @@ NO_LINE = {"label-case", "label-unreadable", "label-encoding", "label-too-many"}
 
 
 def deep_picture():
-    return Picture(drawn(40, 40), Header("jpeg", 64, 48), 0.0)
+    return DecodedImage(drawn(40, 40), Header("jpeg", 64, 48), 0.0)
 
 
 class DeadlyPictures(facts.Pictures):

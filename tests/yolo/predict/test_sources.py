@@ -85,7 +85,7 @@ def test_files_that_cannot_be_decoded_say_why_and_do_not_end_the_iteration(tmp_p
     (tmp_path / "in/broken.mp4").write_bytes(b"x" * 99)
     seen = {each.path.rpartition("/")[2]: each.reason for each in frames("in") if isinstance(each, Unreadable)}
     assert set(seen) == {"empty.jpg", "page.png", "cut.png", "broken.mp4"}
-    assert seen["empty.jpg"] == "an empty file" and "not a picture" in seen["page.png"]
+    assert seen["empty.jpg"] == "an empty file" and "not a usable image" in seen["page.png"]
     assert seen["broken.mp4"] == "cannot be decoded: damaged, cut off, or not a video"
 
 

@@ -194,7 +194,7 @@ class DeviceInput(DeviceFeed):
     def _objects_to_paste(self, batch: Batch, fields: dict[str, Tensor]) -> ObjectsToPaste:
         # The render is queued already, so the images of the objects may be staged over those that it reads.
         sources = self._store.sources_of(
-            batch["pasted"][:, IMAGE_COLUMN], fields["pasted"][:, IMAGE_COLUMN], self._brought(batch, fields)
+            batch["pasted"][:, IMAGE_COLUMN], fields["pasted"][:, IMAGE_COLUMN], self._streamed(batch, fields)
         )
         num_B, num_points_B = batch.counts["pasted"], batch.counts["outlines"]
         samples = np.flatnonzero(num_B)

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from flatout.feed import DecodeError, Feed, FeedConfig, Field, Plan, SampleSource
 from flatout.findings import LEVEL_OF, Finding, Severity
-from flatout.images import Header, Picture, check_png, decode, decoder_messages, read_bytes
+from flatout.images import DecodedImage, Header, check_png, decode, decoder_messages, read_bytes
 from flatout.progress import progress
 from flatout.yolo.data.anchors import boxes_at_size
 from flatout.yolo.data.data_yaml import Complaint, DataSet
@@ -112,7 +112,7 @@ def _opencv_speaking() -> Iterator[None]:
         logging.setLogLevel(before)
 
 
-def damage_of(content: bytes, picture: Picture, messages: Sequence[str]) -> str:
+def damage_of(content: bytes, picture: DecodedImage, messages: Sequence[str]) -> str:
     """What is wrong with a picture that was decoded; "" if nothing is.
 
     That is what a strict decoder says: libjpeg's warnings, libtiff's errors, wrong checksums of a PNG, and a WebP or
