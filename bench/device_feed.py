@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 
 from bench.device_copy import time_on_device
 from bench.measure import arguments, facts_line, report
-from examples.gpu_crops import Crops, draw_pictures, render_crops
+from examples.gpu_crops import Crops, generate_images, render_crops
 from flatout import DeviceFeed, DeviceStore, Feed, FeedConfig, Field, Plan, SampleSource
 
 WORKERS = 2
@@ -77,7 +77,7 @@ def _cpu_s(feed: Feed) -> float:
 
 def compare(name: str, size: int, num_images: int, batch_size: int, num_steps: int, wanted: float) -> list[str]:
     """Compare crops rendered on the device with crops made on the host and copied."""
-    images = draw_pictures(num_images, size)
+    images = generate_images(num_images, size)
     heights, widths = (np.array([image.shape[axis] for image in images]) for axis in (0, 1))
     store = DeviceStore(images, "cuda")
     order = np.random.default_rng(0).integers(0, num_images, batch_size * (num_steps + 10))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from examples.gpu_crops import Crops, draw_pictures, render_crops
+from examples.gpu_crops import Crops, generate_images, render_crops
 from flatout.errors import ConfigError, DataError, ResourceError
 from flatout.feed import Feed, FeedConfig, Plan
 from flatout.feed.device import DeviceFeed
@@ -16,7 +16,7 @@ from tests.reference.plain_feed import plain_batches
 
 SIZE = 12
 OUTPUTS = {"image": ((3, SIZE, SIZE), torch.float32)}
-IMAGES = draw_pictures(45, size=16)
+IMAGES = generate_images(45, size=16)
 HEIGHTS, WIDTHS = (np.array([image.shape[axis] for image in IMAGES]) for axis in (0, 1))
 SOURCE = Crops(HEIGHTS, WIDTHS, SIZE)
 ALL_BYTES = sum(-(-image.nbytes // CHUNK_BYTES) * CHUNK_BYTES for image in IMAGES)
