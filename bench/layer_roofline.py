@@ -488,12 +488,12 @@ def implicit_passes(operation: Operation, device: str) -> list[Pass]:
         learned += [head.ia[level].implicit, head.im[level].implicit]
 
     def backward() -> Call:
-        results = head.folded(level)
+        results = head.folded_weights(level)
         gradients = [torch.randn_like(each) for each in results]
         return lambda: torch.autograd.grad(results, learned, gradients, retain_graph=True)
 
     moved = 2 * 4 * prod(operation.output)
-    return [Pass("forward", moved, lambda: lambda: head.folded(level)), Pass("backward", moved, backward)]
+    return [Pass("forward", moved, lambda: lambda: head.folded_weights(level)), Pass("backward", moved, backward)]
 
 
 def loss_passes(operation: Operation, device: str) -> list[Pass]:

@@ -100,7 +100,7 @@ class MultiHeadDetect(Detect):
         maps = [self.predict(level, x) for level, x in enumerate(xs)]
         return maps if self.training else Predictions(self.decode(maps), maps)
 
-    def folded(self, level: int) -> tuple[Tensor, Tensor]:
+    def folded_weights(self, level: int) -> tuple[Tensor, Tensor]:
         convs = self._of_level(level)
         joined = torch.cat([conv.weight for conv in convs]), torch.cat([_bias(conv) for conv in convs])
         return joined[0][self.output_of_channel_N], joined[1][self.output_of_channel_N]

@@ -116,7 +116,7 @@ def test_any_config_with_one_head_can_be_given_several():
     config = load_config("yolov7-tiny") | {"nc": 6, "width_multiple": 0.125}
     for attention, kind in ((False, "MultiHeadDetect"), (True, "MultiHeadDetectAttention")):
         given = HeadChoice(GROUPS, attention).applied_to(config, where="tiny")
-        assert build_network(given).blueprint.head.kind == kind
+        assert build_network(given).spec.head.module == kind
     assert config["head"][-1][2] == "IDetect"
 
 
@@ -127,7 +127,11 @@ def contiguous_full(nc: int, heads: int) -> HeadConfig:
 @pytest.mark.parametrize(
     ("config", "groups", "message"),
     [
-        ({"nc": 5}, GROUPS, "head_config shares out 6 classes, but there are 5. Give one for these classes"),
+        (
+            {"nc": 5},
+            GROUPS,
+            "head_config assigns 6 classes, but the network has 5. Use --head-config with a file",
+        ),
         ({"head_config": {"nc": 6}}, None, "head_config: head_assignments is missing"),
         ({"nc": 9_000}, contiguous_full(9_000, 900), "more than 4,000,000,000 parameters"),
     ],

@@ -62,7 +62,7 @@ def pickled(network: Network, head_config: object) -> Any:
                 module.add_module(part, Model())
             module = module.get_submodule(part)
         _register(module, name, value)
-    root.get_submodule(f"model.{network.blueprint.head.index}").head_config = head_config
+    root.get_submodule(f"model.{network.spec.head.index}").head_config = head_config
     root.yaml = {key: value for key, value in network.config.items() if key != "head_config"}
     root.names, root.nc = list("abcdef"), network.nc
     return root
