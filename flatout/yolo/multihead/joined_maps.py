@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flatout.yolo.loss.kernel_support import without_waiting
+from flatout.yolo.loss.kernel_support import copy_async
 from flatout.yolo.multihead.head_config import HeadConfig, channels_of_planes
 
 
@@ -53,7 +53,7 @@ def heads_on(groups: HeadConfig, device: torch.device) -> Heads:
     weight_H = torch.tensor(groups.weight_H)
     table_HF = torch.cat((weight_H[:, None], share_H[:, None], own_HP), 1)
     constants = (torch.tensor(groups.head_C), torch.tensor(local), own_HP, share_H, weight_H, table_HF)
-    return Heads(groups, *(without_waiting(each, device) for each in constants))
+    return Heads(groups, *(copy_async(each, device) for each in constants))
 
 
 def num_images(maps: Sequence[Tensor], heads: Heads | None) -> int:
@@ -125,4 +125,4 @@ class JoinedMap:
 def _channels(outputs_H: tuple[int, ...], num_anchors: int, num_outputs: int, device: torch.device) -> Tensor:
     """int64 [H * A, O]: the channels of every head and anchor; the first call copies them to the device."""
     planes = channels_of_planes(outputs_H, num_anchors)
-    return without_waiting(torch.tensor([[*p, *[p[-1]] * (num_outputs - len(p))] for p in planes]), device)
+    return copy_async(torch.tensor([[*p, *[p[-1]] * (num_outputs - len(p))] for p in planes]), device)

@@ -20,7 +20,7 @@ from flatout.yolo.model.layers import Predictions
 from flatout.yolo.model.network import Network, build_network, predict_augmented
 from flatout.yolo.model.spec import parse_model
 from tests.golden_cases import golden_cases
-from tests.yolo.golden_network import Recipe, fill, golden_picture, running_statistics, samples
+from tests.yolo.golden_network import Recipe, fill, golden_images, running_statistics, samples
 
 PIXELS = {torch.float64: 1e-7, torch.float32: 0.1}
 LOGITS = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -49,8 +49,8 @@ class Golden(NamedTuple):
         present = all(column in self.arrays for column in columns)
         return zip(*(self.arrays[column].tolist() for column in columns if present), strict=True)
 
-    def picture(self) -> Tensor:
-        return golden_picture(self.meta["input_seed"], self.meta["input_shape"])
+    def images(self) -> Tensor:
+        return golden_images(self.meta["input_seed"], self.meta["input_shape"])
 
     @property
     def tags(self) -> list[str]:
@@ -173,7 +173,7 @@ def check_raw(golden, network, x):
 @torch.no_grad()
 def predicted(path: Path, dtype: torch.dtype) -> Predictions:
     """Output of the network in evaluation mode, cached because two of the parts use it."""
-    prediction = converted(path, dtype).eval()(opened(path).picture().to(dtype))
+    prediction = converted(path, dtype).eval()(opened(path).images().to(dtype))
     assert isinstance(prediction, Predictions)
     return prediction
 
@@ -275,7 +275,7 @@ def test_outputs_of_our_configs(case):
     # oneDNN takes 30 ms to prepare each of up to 250 convolutions, for a single use. Only small networks use it here.
     small = sum(parameter.numel() for parameter in network.parameters()) < 10e6
     with torch.backends.mkldnn.flags(enabled=small):
-        CHECKS[case.tag](golden, network, golden.picture().to(case.dtype))
+        CHECKS[case.tag](golden, network, golden.images().to(case.dtype))
 
 
 # -- made-up configs -----------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ def test_made_up_configs(case):
         return
     fill(network, record["weight_seed"], norm_scales=record.get("bn_scale"))
     network.to(dtype)
-    x = golden_picture(record["input_seed"], record["input_shape"]).to(dtype)
+    x = golden_images(record["input_seed"], record["input_shape"]).to(dtype)
     with torch.no_grad():
         decoded = network.eval()(x).decoded
         found = {"dec": decoded, "fused_dec": fused(network)(x).decoded}

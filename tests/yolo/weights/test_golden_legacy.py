@@ -18,7 +18,7 @@ from flatout.yolo.model.network import build_network
 from flatout.yolo.weights import State, Weights, read_weights, save_safetensors, save_weights, transfer
 from flatout.yolo.weights.legacy import ModuleStandIn, legacy_allowlist, network_inside, parameter_groups
 from tests.golden_cases import golden_cases
-from tests.yolo.golden_network import golden_picture, samples
+from tests.yolo.golden_network import golden_images, samples
 from tests.yolo.weights.legacy_files import Model, yolov7_names
 
 PIXELS = 1e-7
@@ -168,7 +168,7 @@ def check_forward(path: Path, expected: dict[str, Any]) -> None:
     report = transfer(network, weights.for_inference(), skip_anchors=False)
     assert report.kept == report.total
     with torch.no_grad():
-        decoded = network(golden_picture(expected["input_seed"], expected["input_shape"]).double()).decoded
+        decoded = network(golden_images(expected["input_seed"], expected["input_shape"]).double()).decoded
     assert list(decoded.shape) == expected["dec_shape"]
     stored = expected["samples"]
     np.testing.assert_allclose(samples(decoded, len(stored)), stored, rtol=0, atol=PIXELS)
