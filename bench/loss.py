@@ -1,11 +1,11 @@
-"""Cost of the OTA loss on a GPU, forward and backward down to the prediction maps.
+"""What does the OTA loss cost on a GPU, forward and backward down to the prediction maps?
 
 It is compared with our plain loss and with the reference implementation, the twin, which assigns one image at a time
 (tests/reference/ota_twin.py). Times are medians between CUDA events around consecutive calls, so they include the
 launches; `graph` is a replay of the same calls captured in a CUDA graph. MiB: peak memory beyond the maps and their
 gradients. Needs a CUDA GPU.
 
-Results: bench/results/loss_<machine>_<yyyymm>.md (rewritten with --write).
+Answer: bench/results/loss_<machine>_<yyyymm>.md (rewritten with --write).
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The batched OTA assignment against one image at a time, on a CPU.
+"""Is the batched OTA assignment faster than one image at a time on a CPU too, at every size?
 
 Nine sizes, 320 px, 80 classes, two threads. It is compared with the reference implementation, the twin
 (tests/reference/ota_twin.py), which computes the class cost by definition, over targets x candidates x classes of an
@@ -6,7 +6,7 @@ image; `closed form` is the twin with a sum over the classes once per candidate.
 its backward pass. All run in turns in one process, times in ms; a ratio is the median of the ratios of neighbouring
 turns.
 
-Results: bench/results/loss_cpu_<machine>_<yyyymm>.md (rewritten with --write).
+Answer: bench/results/loss_cpu_<machine>_<yyyymm>.md (rewritten with --write).
 """
 
 import sys
