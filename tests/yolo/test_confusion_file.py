@@ -18,7 +18,7 @@ def test_a_written_matrix_reads_back_with_names_and_without_the_background(tmp_p
     assert found.names == ('cat, "fat"', "dög")
     assert found.count_CC.tolist() == [[41, 3], [1, 9]]
     assert found.num_objects_C.tolist() == [46, 17]
-    assert found.share_CC[0, 1] == pytest.approx(3 / 17)
+    assert found.fraction_CC[0, 1] == pytest.approx(3 / 17)
 
 
 @pytest.mark.parametrize("form", ["commas.csv", "spaces.txt", "tabs.csv", "arrays.npz", "lists.json", "named.json"])

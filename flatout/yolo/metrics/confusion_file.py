@@ -42,7 +42,7 @@ class Confusion:
         return np.asarray(self.count_CC.sum(0) + self.missed_C)
 
     @property
-    def share_CC(self) -> np.ndarray:
+    def fraction_CC(self) -> np.ndarray:
         """Fractions of the true objects of each column, float64 [C, C]; 0 for a class without objects."""
         return np.asarray(self.count_CC / np.maximum(self.num_objects_C, 1e-12))
 
