@@ -283,7 +283,7 @@ class LayerMatches(NamedTuple):
 
     cell: Cell
     image: Tensor
-    index: Tensor
+    cell_index: Tensor
     """Flat index of the cell over all layers (ota.flat_index)."""
     target: Tensor
     num_per_layer: list[int]
@@ -378,7 +378,7 @@ def _true_objectness(entries: LayerMatches, ciou_N: Tensor, gr: float, num_cells
     true_S = ciou_N.new_zeros(num_cells)
     value_N = (1 - gr) + gr * ciou_N.clamp(min=0)
     # All matches of a cell write the value of the last one, so the order of writing does not matter.
-    true_S[entries.index] = value_N[last_of_same_cell(entries.index, num_cells)]
+    true_S[entries.cell_index] = value_N[last_of_same_cell(entries.cell_index, num_cells)]
     return true_S
 
 
@@ -415,7 +415,7 @@ def sort_by_layer(maps: Sequence[Maps], matches: Matches) -> LayerMatches:
 
 def read_cells(maps: Sequence[Maps], entries: LayerMatches) -> tuple[Tensor, Tensor]:
     """All channels of the matched cells [N, O], and the objectness logits of all cells [S]; float32."""
-    indices = split_by_layer(maps, entries.index, entries.num_per_layer)
+    indices = split_by_layer(maps, entries.cell_index, entries.num_per_layer)
     values = [one_map.values_BNYX if isinstance(one_map, JoinedMap) else one_map for one_map in maps]
     logits_NO, objectness_S = _ReadCells.apply(indices, maps, *values)
     return logits_NO, objectness_S
