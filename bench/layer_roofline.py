@@ -1,18 +1,18 @@
-"""Which layers of a training step are slowest beyond what the hardware needs?
+"""Which layers of a training step are slowest compared with what the hardware needs?
 
 The operations of a step are recorded while the network runs once as in training (bf16, channels_last, our kernels).
-Each distinct one is then timed alone, pass by pass (forward; backward, for convolutions apart as dgrad for the input
-and wgrad for the weights), on inputs that take turns so that they do not come from the L2 cache. Beside it stands its
+Each distinct one is then timed alone, pass by pass (forward; backward, for convolutions split into dgrad for the input
+and wgrad for the weights), on alternating inputs, so that they do not come from the L2 cache. It is compared with its
 roofline: the longer of bytes / bandwidth and FLOPs / rate, with every input read once and every output written once,
 and with the bandwidth of a copy and the rate of a bf16 matrix product measured in the same run. "floor now" counts the
-passes that our kernels make today (a batch norm reads its map twice). In a step small maps may still be in the L2
-cache, where this reads them from memory: the sum can exceed the step.
+passes of our current kernels (a batch norm reads its map twice). In a real step small maps may still be in the L2
+cache, while here they are read from memory, so the sum can exceed the step.
 
-For the convolutions that lose most, cheap alternatives run beside cuDNN's choice. Padded channels are taken as given:
-the copy that pads is not in the figure. `every engine` lets cudnn.benchmark try all that cuDNN has instead of ten.
+For the convolutions with the largest gaps, cheap alternatives to cuDNN's choice are timed. Padded channels are taken as
+given: the copy that pads is not included. `every engine` lets cudnn.benchmark try all engines of cuDNN instead of ten.
 
-The run ends by itself after --seconds (what was not reached is counted), and --out keeps what is known so far.
-Answer: bench/results/layer_roofline_<machine>_<yyyymm>.md (rewrite it with --write).
+The run ends after --seconds (operations that were not reached are counted), and --out keeps partial results.
+Answer: bench/results/layer_roofline_<machine>_<yyyymm>.md (rewritten with --write).
 """
 
 import gc
@@ -49,11 +49,11 @@ BYTES = DTYPE.itemsize
 TOP_CONVOLUTIONS = 12
 TABLE_ROWS = 40
 OPERATIONS_SHARE = 0.6
-"""Share of a case's time for its operations; the rest is for alternatives."""
+"""Fraction of a case's time for its operations; the rest is for alternatives."""
 REPEATS, REPEAT_MS = 5, 4.0
 MAX_SETS = 24
 SPIN_HZ = 2e9
-"""About the clock of a GPU, for the wait that lets the host get ahead; longer or shorter does no harm."""
+"""Approximate clock of a GPU, for the wait that lets the host get ahead; its length is not critical."""
 
 
 def main() -> int:
@@ -64,7 +64,7 @@ def main() -> int:
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not options.quick:
-        print("bench/layer_roofline.py measures a GPU, and there is none here; --quick shows that the script works.")
+        print("bench/layer_roofline.py needs a GPU, and this machine has none; --quick shows that the script works.")
         return 0
     torch.backends.cudnn.benchmark = True
     print(facts_line(), flush=True)
@@ -73,32 +73,32 @@ def main() -> int:
         cases = list({case.name: case._replace(side_px=64, batch=2) for case in cases}.values())
     end = time.monotonic() + options.seconds
     timer = Timer(device, repeats=1 if options.quick else REPEATS)
-    answer = Answer(Path(options.out) if options.out else None, measure_ceilings(timer))
-    print(answer.ceilings.text(), flush=True)
+    results = Results(Path(options.out) if options.out else None, measure_ceilings(timer))
+    print(results.ceilings.text(), flush=True)
     for number, case in enumerate(cases):
         now = time.monotonic()
-        measure_case(case, timer, answer, end_s=now + (end - now) / (len(cases) - number))
-    report("layer_roofline", answer.text(), answer.numbers(), options)
+        measure_case(case, timer, results, end_s=now + (end - now) / (len(cases) - number))
+    report("layer_roofline", results.text(), results.numbers(), options)
     return 0
 
 
-# What a step consists of.
+# The operations of a step
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One call of a layer, by what its duration depends on: equal operations are timed once."""
+    """One call of a layer, with everything that its duration depends on: equal operations are timed once."""
 
     kind: str
     what: str
     inputs: tuple[Shape, ...]
     output: Shape
     settings: tuple[Any, ...] = ()
-    """What it takes to run it, besides the shapes."""
+    """What is needed to run it, besides the shapes."""
     gradient_channels: int = 0
-    """The output's gradient is a slice of a map with so many channels, as behind a concatenation; 0: it is not."""
+    """If not 0, the gradient of the output is a slice of a map with this many channels, as before a concatenation."""
     learns_input: bool = True
-    """Does anybody need the gradient of its input?"""
+    """Whether the gradient of its input is needed."""
 
     def text(self) -> str:
         sliced = f" dz of {self.gradient_channels}" if self.gradient_channels else ""
@@ -116,7 +116,7 @@ class ConvSettings(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """An operation as it was recorded, with the maps it read and wrote."""
+    """A recorded operation, with the maps it read and wrote."""
 
     operation: Operation
     read: list[Tensor]
@@ -124,7 +124,7 @@ class Recorded(NamedTuple):
 
 
 class Recorder(TorchFunctionMode):
-    """Notes the operations of a forward pass. Holds on to all maps: who reads which follows from their identity."""
+    """Records the operations of a forward pass. Keeps all maps alive, because they are recognised by identity."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Recorder(TorchFunctionMode):
         return result
 
     def noting(self, function: Callable[..., Any], describe: Callable[..., Operation]) -> Callable[..., Any]:
-        """The same function; what happens inside is not noted by itself."""
+        """The function, recorded as one operation without the operations inside."""
 
         def noted(*args: Any) -> Any:
             outside, self._is_inside = self._is_inside, True
@@ -166,7 +166,7 @@ class Recorder(TorchFunctionMode):
         self.calls.append(Recorded(operation, read, result if isinstance(result, Tensor) else None))
 
 
-def record(network: Network, pictures: Tensor) -> Counter[Operation]:
+def record(network: Network, images: Tensor) -> Counter[Operation]:
     """The operations of a training step, and how often each occurs."""
     recorder = Recorder()
     head = network.head
@@ -174,14 +174,16 @@ def record(network: Network, pictures: Tensor) -> Counter[Operation]:
         mock.patch.object(layers, "norm_act", recorder.noting(norm_act, _norm_act)),
         mock.patch.object(layers, "max_pool", recorder.noting(max_pool, _max_pool)),
         mock.patch.object(layers, "max_pool_same", recorder.noting(max_pool_same, _max_pool_same)),
-        mock.patch.object(head, "folded", recorder.noting(head.folded, lambda result, level: _folded(head, level))),
+        mock.patch.object(
+            head, "folded_weights", recorder.noting(head.folded_weights, lambda result, level: _folded(head, level))
+        ),
         mock.patch.object(
             head, "split_outputs", recorder.noting(head.split_outputs, lambda result, x: _loss(head, tuple(x.shape)))
         ),
-        torch.autocast(pictures.device.type, DTYPE),
+        torch.autocast(images.device.type, DTYPE),
         recorder,
     ):
-        network(pictures)
+        network(images)
     operations = Counter(with_gradients(recorder.calls))
     weights = tuple(each.weight for each in network._convolutions)
     num_values = sum(map(Tensor.numel, network.parameters()))
@@ -193,7 +195,7 @@ def record(network: Network, pictures: Tensor) -> Counter[Operation]:
 
 
 def with_gradients(calls: Sequence[Recorded]) -> Iterator[Operation]:
-    """The recorded operations with the layout of their gradients, and the gradient sums of maps with many readers."""
+    """The recorded operations with the layout of their gradients, and gradient sums of maps with several readers."""
     readers: dict[int, list[Operation]] = defaultdict(list)
     for call in calls:
         for tensor in call.read:
@@ -295,28 +297,28 @@ DESCRIPTIONS: dict[str, Callable[..., Operation]] = {
 """Functions of torch that the networks call outside of our own, by name."""
 
 
-# How an operation is run by itself.
+# Running an operation alone
 
 
 @dataclass
 class Pass:
-    """One direction of an operation, and what it has to do."""
+    """One direction of an operation, with its bytes and FLOPs."""
 
     name: str
     bytes_once: int
-    """Every input read once, every output written once."""
+    """With every input read once and every output written once."""
     prepare: Callable[[], Call]
-    """New inputs, and a call that works on them."""
+    """Creates new inputs and returns a call that works on them."""
     flops: int = 0
     bytes_now: int = 0
-    """As the kernels move them today, if that is more."""
+    """Bytes that the current kernels move, if that is more."""
 
     def __post_init__(self) -> None:
         self.bytes_now = self.bytes_now or self.bytes_once
 
 
 def a_map(device: str, shape: Shape, wide: int = 0, *, channels_last: bool = True) -> Tensor:
-    """A map of random values; with `wide` a slice of the channels of one that has so many."""
+    """A map of random values; with `wide`, a slice of a map with that many channels."""
     batch, channels, height, width = shape
     if not channels_last:
         return torch.randn(shape, dtype=DTYPE, device=device)
@@ -410,7 +412,7 @@ def norm_act_passes(operation: Operation, device: str) -> list[Pass]:
     norm = nn.BatchNorm2d(operation.output[1], eps=1e-3, momentum=0.03).to(device)
     forward, backward = differentiated(lambda x: norm_act(x, norm, act), operation, device, tuple(norm.parameters()))
     one = BYTES * prod(operation.output)
-    # Today the sums are a pass of their own: x twice and z, and x and dz twice and dx.
+    # The sums are a separate pass now: x twice and z; x and dz twice, and dx.
     return [
         Pass("forward", 2 * one, forward, bytes_now=3 * one),
         Pass("backward", 3 * one, backward, bytes_now=5 * one),
@@ -425,7 +427,7 @@ def max_pool_passes(operation: Operation, device: str) -> list[Pass]:
     x_bytes, z_bytes = BYTES * prod(operation.inputs[0]), BYTES * prod(operation.output)
     if not is_same:
         return [Pass("forward", x_bytes + z_bytes, forward), Pass("backward", 2 * x_bytes + z_bytes, backward)]
-    # With a byte that says which pixel was the largest. Today wide windows are windows of 5 one after another.
+    # With a byte for the position of the maximum. Wide windows are now computed as successive windows of 5.
     once = x_bytes + z_bytes + z_bytes // BYTES
     return [Pass(name, once, prepare, bytes_now=(k // 4) * once) for name, prepare in both]
 
@@ -444,7 +446,7 @@ def activation_passes(operation: Operation, device: str) -> list[Pass]:
 
 
 def concat_passes(operation: Operation, device: str) -> list[Pass]:
-    """Forward only: the gradients are slices."""
+    """Forward only, because the gradients are slices."""
 
     def prepare() -> Call:
         xs = [a_map(device, shape) for shape in operation.inputs]
@@ -454,7 +456,7 @@ def concat_passes(operation: Operation, device: str) -> list[Pass]:
 
 
 def add_passes(operation: Operation, device: str) -> list[Pass]:
-    """Forward only: both gradients are the output's."""
+    """Forward only, because both gradients are that of the output."""
 
     def prepare() -> Call:
         x, y = (a_map(device, shape) for shape in operation.inputs)
@@ -464,7 +466,7 @@ def add_passes(operation: Operation, device: str) -> list[Pass]:
 
 
 def gradient_sum_passes(operation: Operation, device: str) -> list[Pass]:
-    """As autograd adds them up: two, then one more at a time in place."""
+    """Summed as autograd does: two, then each further one in place."""
     one, num = BYTES * prod(operation.output), len(operation.inputs)
 
     def prepare() -> Call:
@@ -488,16 +490,16 @@ def implicit_passes(operation: Operation, device: str) -> list[Pass]:
         learned += [head.ia[level].implicit, head.im[level].implicit]
 
     def backward() -> Call:
-        results = head.folded(level)
+        results = head.folded_weights(level)
         gradients = [torch.randn_like(each) for each in results]
         return lambda: torch.autograd.grad(results, learned, gradients, retain_graph=True)
 
     moved = 2 * 4 * prod(operation.output)
-    return [Pass("forward", moved, lambda: lambda: head.folded(level)), Pass("backward", moved, backward)]
+    return [Pass("forward", moved, lambda: lambda: head.folded_weights(level)), Pass("backward", moved, backward)]
 
 
 def loss_passes(operation: Operation, device: str) -> list[Pass]:
-    """The loss of the benchmark's step: not that of a training."""
+    """The loss of the benchmark's step, which is not that of a training."""
     (head,) = operation.settings
     forward, derive = differentiated(lambda x: head.split_outputs(x).mean(), operation, device)
 
@@ -551,21 +553,21 @@ PASSES: dict[str, Callable[[Operation, str], list[Pass]]] = {
 }
 
 
-# Alternatives for a convolution.
+# Alternatives for a convolution
 
 
 class Alternative(NamedTuple):
     name: str
     passes: list[Pass]
     cudnn: str = ""
-    """Key of CUDNN, if only a setting differs."""
+    """A key of CUDNN, if only a setting differs."""
 
 
 Ways = Callable[[Operation, str], Iterator[Alternative]]
 
 
 def common_alternatives(operation: Operation, device: str) -> Iterator[Alternative]:
-    """From cheap to try to expensive."""
+    """Alternatives, the cheapest to try first."""
     settings = ConvSettings(*operation.settings)
     one = (1, 1)
     if settings.weight[2:] == one and settings.stride == one and settings.padding == (0, 0) and settings.groups == 1:
@@ -583,7 +585,7 @@ def rare_alternatives(operation: Operation, device: str) -> Iterator[Alternative
 
 
 def padded_counts(channels: int) -> list[int]:
-    """Channel counts to try instead: the next multiples of 4 (for three colours), 8 and 16."""
+    """Numbers of channels to try instead: the next multiples of 4 (for three colours), 8 and 16."""
     multiples = (4, 8, 16) if channels < 4 else (8, 16)
     return sorted({ceil(channels / each) * each for each in multiples} - {channels})
 
@@ -625,7 +627,7 @@ def every_engine() -> Iterator[None]:
 CUDNN = {"benchmark off": benchmark_off, "every engine": every_engine}
 
 
-# Timing.
+# Timing
 
 
 def l2_bytes(device: str) -> int:
@@ -638,8 +640,8 @@ class Timer:
     def __init__(self, device: str, repeats: int) -> None:
         self.device, self.repeats = device, repeats
         self._l2_bytes = l2_bytes(device)
-        # torch remembers per thread which of cuDNN's kernels a shape gets, whatever the settings are later: each
-        # setting has a thread of its own. They live on: nothing of cuDNN's is torn down in the middle of the run.
+        # torch caches per thread which cuDNN kernel a shape gets, and ignores later settings, so each setting has its
+        # own thread. The threads stay alive, so that nothing of cuDNN is torn down during the run.
         self._threads = {name: ThreadPoolExecutor(1) for name in CUDNN}
 
     def time(self, work: Pass, cudnn: str = "") -> Timing:
@@ -653,7 +655,7 @@ class Timer:
         num_sets = min(max(ceil(4 * self._l2_bytes / work.bytes_once), 2), MAX_SETS)
         calls = [work.prepare() for _ in range(num_sets)]
         with torch.no_grad():
-            # Results are kept until their turn comes again: otherwise all would be written to the same memory.
+            # Results are kept until the next call on the same inputs; otherwise all would use the same memory.
             kept = [call() for call in calls]
             self.synchronize()
             begin = time.perf_counter()
@@ -670,7 +672,7 @@ class Timer:
             kept[0] = calls[0]()
             return time.perf_counter() - begin_s
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        # The device waits until the host has started most calls: their launches do not count.
+        # The device waits until the host has launched most calls, so that launches are not measured.
         torch.cuda._sleep(int(min(1.2 * host_s * num_calls + 1e-4, 0.05) * SPIN_HZ))
         begin.record()
         for number in range(num_calls):
@@ -690,7 +692,7 @@ class Timer:
 
 
 class Ceilings(NamedTuple):
-    """What the device can do at best, as measured."""
+    """The measured limits of the device."""
 
     bytes_per_s: float
     flops_per_s: float
@@ -746,7 +748,7 @@ class Row:
 
     @property
     def gap_ms(self) -> float:
-        """Beyond the roofline, of all occurrences."""
+        """Time beyond the roofline, of all occurrences."""
         return self.count * (self.ms - self.floor_ms)
 
 
@@ -764,7 +766,7 @@ class Trial:
 
 
 @dataclass
-class CaseAnswer:
+class CaseResults:
     case: str
     step_ms: float | None = None
     step_way: str = ""
@@ -773,18 +775,18 @@ class CaseAnswer:
     failures: list[str] = field(default_factory=list)
     num_operations: int = 0
     num_not_timed: int = 0
-    """Distinct operations that the time did not suffice for."""
+    """Distinct operations for which there was not enough time."""
     num_convolutions_not_tried: int = 0
     seconds: float = 0.0
 
 
 @dataclass
-class Answer:
-    """All that is known so far; `save` keeps it in the folder, if there is one."""
+class Results:
+    """All results so far; `save` writes them to the folder, if there is one."""
 
     folder: Path | None
     ceilings: Ceilings
-    cases: list[CaseAnswer] = field(default_factory=list)
+    cases: list[CaseResults] = field(default_factory=list)
 
     def numbers(self) -> dict[str, Any]:
         return {"ceilings": self.ceilings._asdict(), "cases": [asdict(case) for case in self.cases]}
@@ -801,11 +803,11 @@ class Answer:
             (self.folder / "layer_roofline.txt").write_text(f"{facts_line()}\n\n{self.text()}\n")
 
 
-def measure_case(case: Case, timer: Timer, answer: Answer, end_s: float) -> None:
-    """Record, time the step, every operation, then alternatives; whatever fails is noted, and the rest goes on."""
+def measure_case(case: Case, timer: Timer, results: Results, end_s: float) -> None:
+    """Record the operations, time the step, every operation, then alternatives; failures are noted without stopping."""
     begin = time.monotonic()
-    result = CaseAnswer(str(case))
-    answer.cases.append(result)
+    result = CaseResults(str(case))
+    results.cases.append(result)
     operations: Counter[Operation] = Counter()
     with noted(result, "recording"):
         operations = record_case(case, timer.device)
@@ -818,34 +820,34 @@ def measure_case(case: Case, timer: Timer, answer: Answer, end_s: float) -> None
                 result.step_ms, result.step_way = 1e3 * step_s(case, way, timer), way
                 print(f"{case}: step, {way}: {result.step_ms:.2f} ms", flush=True)
         timer.free()
-    answer.save()
+    results.save()
     operations_end = time.monotonic() + OPERATIONS_SHARE * (end_s - time.monotonic())
-    for operation in most_work_first(operations, answer.ceilings, timer.device):
+    for operation in most_work_first(operations, results.ceilings, timer.device):
         if time.monotonic() > operations_end:
             result.num_not_timed += 1
             continue
-        time_operation(operation, operations[operation], timer, answer.ceilings, result)
-        answer.save()
+        time_operation(operation, operations[operation], timer, results.ceilings, result)
+        results.save()
     worst = worst_convolutions(operations, result.rows)
-    # First the common ways for all of them: trying every engine takes longest, and nobody vouches for all engines.
+    # The common alternatives of all come first: trying every engine takes longest, and some engines may fail.
     for ways in (common_alternatives, rare_alternatives):
         for operation in worst:
-            try_alternatives(operation, operations[operation], ways, timer, answer.ceilings, result, end_s)
-            answer.save()
+            try_alternatives(operation, operations[operation], ways, timer, results.ceilings, result, end_s)
+            results.save()
     tried = {trial.operation for trial in result.trials}
     result.num_convolutions_not_tried = sum(each.text() not in tried for each in worst)
     result.seconds = time.monotonic() - begin
-    answer.save()
+    results.save()
     operations.clear()
     timer.free()
 
 
 @contextmanager
-def noted(result: CaseAnswer, what: str) -> Iterator[None]:
-    """Time on a GPU is short: what fails is noted instead of ending the run."""
+def noted(result: CaseResults, what: str) -> Iterator[None]:
+    """Records a failure instead of ending the run, because time on a GPU is scarce."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # Any failure of one measurement must not end the others.
         failure = f"{what}: {type(error).__name__}: {str(error).splitlines()[0][:160] if str(error) else ''}"
         result.failures.append(failure)
         print(f"FAILED {failure}", flush=True)
@@ -855,8 +857,8 @@ def record_case(case: Case, device: str) -> Counter[Operation]:
     torch.manual_seed(0)
     network = build_network(load_config(case.name)).to(device).train()
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    pictures = torch.rand(case.batch, 3, case.side_px, case.side_px, device=device, dtype=DTYPE)
-    return record(network, pictures.to(memory_format=torch.channels_last))
+    images = torch.rand(case.batch, 3, case.side_px, case.side_px, device=device, dtype=DTYPE)
+    return record(network, images.to(memory_format=torch.channels_last))
 
 
 def step_s(case: Case, way: str, timer: Timer) -> float:
@@ -878,7 +880,7 @@ def step_s(case: Case, way: str, timer: Timer) -> float:
 
 
 def most_work_first(operations: Counter[Operation], ceilings: Ceilings, device: str) -> list[Operation]:
-    """So that what the time does not suffice for matters least."""
+    """Operations by descending work, so that those that are not reached matter least."""
 
     def work_ms(operation: Operation) -> float:
         passes = passes_of(operation, device)
@@ -887,14 +889,14 @@ def most_work_first(operations: Counter[Operation], ceilings: Ceilings, device: 
     return sorted(operations, key=work_ms, reverse=True)
 
 
-def time_operation(operation: Operation, count: int, timer: Timer, ceilings: Ceilings, result: CaseAnswer) -> None:
-    said = []
+def time_operation(operation: Operation, count: int, timer: Timer, ceilings: Ceilings, result: CaseResults) -> None:
+    timed_passes = []
     for work in passes_of(operation, timer.device):
         with noted(result, f"{operation.text()}, {work.name}"):
             timing = timer.time(work)
             result.rows.append(row_of(operation, count, work, timing, ceilings))
-            said.append(f"{work.name} {result.rows[-1].ms:.3f} (floor {result.rows[-1].floor_ms:.3f})")
-    print(f"  {count} x {operation.text()}: {', '.join(said)} ms", flush=True)
+            timed_passes.append(f"{work.name} {result.rows[-1].ms:.3f} (floor {result.rows[-1].floor_ms:.3f})")
+    print(f"  {count} x {operation.text()}: {', '.join(timed_passes)} ms", flush=True)
 
 
 def row_of(operation: Operation, count: int, work: Pass, timing: Timing, ceilings: Ceilings) -> Row:
@@ -915,7 +917,7 @@ def row_of(operation: Operation, count: int, work: Pass, timing: Timing, ceiling
 
 
 def worst_convolutions(operations: Counter[Operation], rows: list[Row]) -> list[Operation]:
-    """Those that lose most, and the first of the network in any case."""
+    """The convolutions with the largest gaps, and always the first of the network."""
     gap_ms: dict[str, float] = defaultdict(float)
     for row in rows:
         gap_ms[row.operation] += row.gap_ms
@@ -930,13 +932,13 @@ def try_alternatives(
     ways: Ways,
     timer: Timer,
     ceilings: Ceilings,
-    result: CaseAnswer,
+    result: CaseResults,
     end_s: float,
 ) -> None:
     name = operation.text()
     baseline_ms = {row.direction: row.ms for row in result.rows if row.operation == name}
     for alternative in ways(operation, timer.device):
-        said = []
+        timed_passes = []
         for work in alternative.passes:
             if time.monotonic() > end_s or work.name not in baseline_ms:
                 continue
@@ -945,15 +947,15 @@ def try_alternatives(
                 floor_ms = ceilings.floor_ms(work.bytes_once, work.flops)
                 before_ms = baseline_ms[work.name]
                 result.trials.append(Trial(name, work.name, count, alternative.name, ms, before_ms, floor_ms))
-                said.append(f"{work.name} {ms:.3f} ({before_ms:.3f})")
-        if said:
-            print(f"  {name}, {alternative.name}: {', '.join(said)} ms", flush=True)
+                timed_passes.append(f"{work.name} {ms:.3f} ({before_ms:.3f})")
+        if timed_passes:
+            print(f"  {name}, {alternative.name}: {', '.join(timed_passes)} ms", flush=True)
 
 
-# The answer as text.
+# Results as text
 
 
-def case_lines(result: CaseAnswer) -> list[str]:
+def case_lines(result: CaseResults) -> list[str]:
     if result.step_ms is None:
         step = "the step itself could not be timed"
     else:
@@ -961,18 +963,18 @@ def case_lines(result: CaseAnswer) -> list[str]:
     lines = [f"{result.case}: {step}; timed in {result.seconds:.0f} s", ""]
     lines += [*kind_lines(result), "", *row_lines(result), "", *trial_lines(result)]
     if result.num_not_timed:
-        lines.append(f"not timed, for want of time: {result.num_not_timed} of {result.num_operations} operations")
+        lines.append(f"not timed, because time ran out: {result.num_not_timed} of {result.num_operations} operations")
     if result.num_convolutions_not_tried:
-        lines.append(f"no alternatives tried, for want of time: {result.num_convolutions_not_tried} convolutions")
+        lines.append(f"no alternatives tried, because time ran out: {result.num_convolutions_not_tried} convolutions")
     return [*lines, *(f"FAILED {failure}" for failure in result.failures)]
 
 
-def _share(ms: float, result: CaseAnswer) -> str:
+def _share(ms: float, result: CaseResults) -> str:
     return f"{ms / result.step_ms:8.1%}" if result.step_ms else f"{'-':>8}"
 
 
-def kind_lines(result: CaseAnswer) -> list[str]:
-    """Totals per kind and pass, and of everything."""
+def kind_lines(result: CaseResults) -> list[str]:
+    """Totals per kind and pass, and overall."""
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in result.rows:
         groups[row.kind, row.direction].append(row)
@@ -985,7 +987,7 @@ def kind_lines(result: CaseAnswer) -> list[str]:
     ]
 
 
-def _total_line(kind: str, direction: str, rows: list[Row], result: CaseAnswer) -> str:
+def _total_line(kind: str, direction: str, rows: list[Row], result: CaseResults) -> str:
     total_ms, gap_ms = sum(row.total_ms for row in rows), sum(row.gap_ms for row in rows)
     floor_ms = sum(row.count * row.floor_ms for row in rows)
     now_ms = sum(row.count * row.floor_now_ms for row in rows)
@@ -996,7 +998,7 @@ def _total_line(kind: str, direction: str, rows: list[Row], result: CaseAnswer) 
     )
 
 
-def row_lines(result: CaseAnswer) -> list[str]:
+def row_lines(result: CaseResults) -> list[str]:
     ordered = sorted(result.rows, key=lambda row: row.gap_ms, reverse=True)
     lines = [
         f"{'operation':52}{'pass':>9}{'n':>3}{'ms':>8}{'p10':>8}{'p90':>8}{'GB':>7}{'GFLOP':>8}{'roofline':>9}"
@@ -1015,8 +1017,8 @@ def row_lines(result: CaseAnswer) -> list[str]:
     return lines
 
 
-def trial_lines(result: CaseAnswer) -> list[str]:
-    """A line per convolution and way; a gain is what all occurrences together would save in the passes shown."""
+def trial_lines(result: CaseResults) -> list[str]:
+    """A line per convolution and alternative; the gain is the time saved by all occurrences in the passes shown."""
     if not result.trials:
         return []
     names = ("forward", "dgrad", "wgrad")

@@ -1,10 +1,11 @@
-"""What does the OTA loss cost on a GPU, forward and with its backward pass down to the prediction maps?
+"""What does the OTA loss cost on a GPU, forward and backward down to the prediction maps?
 
-Against our plain loss and against the plain twin, which assigns one image at a time (tests/reference/ota_twin.py).
-Times are medians between events around calls in a row, so launching is part of them; `graph` is a replay of the same
-calls captured in a CUDA graph. MiB: the peak of memory beyond maps and their gradients. Needs a CUDA GPU.
+It is compared with our plain loss and with the reference implementation, the twin, which assigns one image at a time
+(tests/reference/ota_twin.py). Times are medians between CUDA events around consecutive calls, so they include the
+launches; `graph` is a replay of the same calls captured in a CUDA graph. MiB: peak memory beyond the maps and their
+gradients. Needs a CUDA GPU.
 
-Answer: bench/results/loss_<machine>_<yyyymm>.md (rewrite it with --write).
+Answer: bench/results/loss_<machine>_<yyyymm>.md (rewritten with --write).
 """
 
 import sys
@@ -25,14 +26,14 @@ CONFIG = LossConfig()
 
 
 class Setting(NamedTuple):
-    """One of the cases of the design: the maps of tiny and of yolov7 have the same shapes."""
+    """A network, input size and batch size; the maps of tiny and of yolov7 have the same shapes."""
 
     name: str
     size_px: int
     batch_size: int
     limit_ms: float | None
     original_ms: int | None
-    """Forward of the original OTA loss on such a GPU, a quoted constant."""
+    """Forward pass of the original OTA loss on such a GPU, a quoted constant."""
 
 
 SETTINGS = (
@@ -45,7 +46,7 @@ SETTINGS = (
 
 
 class Cost(NamedTuple):
-    """Milliseconds of the forward pass, of forward and backward, and of a graph of both; extra MiB."""
+    """Milliseconds of the forward pass, of forward and backward, and of a CUDA graph of both; extra MiB."""
 
     forward_ms: float
     both_ms: float
@@ -75,7 +76,7 @@ def cost_of(loss: Loss, case: Case, repeats: int) -> Cost:
 
 
 def twin_ms(case: Case) -> float:
-    """One forward pass of the plain twin, wall clock: it waits for the device all the time."""
+    """Wall clock of one forward pass of the reference implementation, which waits for the device all the time."""
 
     def forward() -> None:
         lists = twin_assign(*case[:2], *case.anchors, class_cost=class_cost_in_closed_form).lists
@@ -90,7 +91,7 @@ def twin_ms(case: Case) -> float:
 
 
 def compare(setting: Setting, repeats: int, numbers: dict[str, Any]) -> Iterator[str]:
-    """Plain, OTA and the twin in one setting."""
+    """Compare plain loss, OTA and the reference implementation in one setting."""
     for dtype in (torch.float32, torch.float16):
         case = make_case(setting.batch_size, 16, setting.size_px, device="cuda", dtype=dtype)
         plain, ota = (cost_of(loss, case, repeats) for loss in (plain_loss, ota_loss))
@@ -108,7 +109,7 @@ def compare(setting: Setting, repeats: int, numbers: dict[str, Any]) -> Iterator
 
 
 def promises(setting: Setting, plain: Cost, ota: Cost, ota_60: Cost) -> Iterator[str]:
-    """PASS or FAIL for what the loss has to show."""
+    """PASS or FAIL for each promised limit."""
     if setting.limit_ms:
         yield verdict(ota.both_ms <= setting.limit_ms, f"OTA forward + backward <= {setting.limit_ms} ms")
     yield verdict(ota.both_ms - plain.both_ms <= 2, f"OTA - plain {ota.both_ms - plain.both_ms:.2f} <= 2 ms")
@@ -121,7 +122,7 @@ def verdict(kept: bool, promise: str) -> str:
 
 
 def sweep(repeats: int, numbers: dict[str, Any], *, quick: bool) -> Iterator[str]:
-    """How time grows with boxes and with the batch, 320 px, fp16 maps."""
+    """Time as a function of boxes per image and of the batch size, 320 px, fp16 maps."""
     boxes_and_batches = [(boxes, 384) for boxes in (1, 4, 16, 60, 120, 200)]
     boxes_and_batches += [(16, batch) for batch in (16, 64, 256, 1024)]
     if quick:

@@ -1,11 +1,12 @@
 """Is the batched OTA assignment faster than one image at a time on a CPU too, at every size?
 
-Nine sizes, 320 px, 80 classes, two threads. The other side is the plain twin (tests/reference/ota_twin.py), which
-computes the class cost as it is defined, over targets x candidates x classes of an image; `closed form` is a twin that
-sums over the classes once per candidate. `loss` is the whole batched loss with its backward pass. All in turns in one
-process, times in ms; a ratio is the median of the ratios of neighbouring turns.
+Nine sizes, 320 px, 80 classes, two threads. It is compared with the reference implementation, the twin
+(tests/reference/ota_twin.py), which computes the class cost by definition, over targets x candidates x classes of an
+image; `closed form` is the twin with a sum over the classes once per candidate. `loss` is the whole batched loss with
+its backward pass. All run in turns in one process, times in ms; a ratio is the median of the ratios of neighbouring
+turns.
 
-Answer: bench/results/loss_cpu_<machine>_<yyyymm>.md (rewrite it with --write).
+Answer: bench/results/loss_cpu_<machine>_<yyyymm>.md (rewritten with --write).
 """
 
 import sys
@@ -40,7 +41,7 @@ def in_turns(fns: dict[str, Callable[[], object]], turns: int) -> dict[str, np.n
 
 
 def sides(case: Case) -> dict[str, Callable[[], object]]:
-    """What is compared, and beside it the whole loss with its backward pass."""
+    """The implementations to compare, and the whole loss with its backward pass."""
     maps, targets, anchors = case
     plain = [one_map.detach() for one_map in maps]
 

@@ -1,12 +1,12 @@
-"""How long is a training step of YOLOv7's networks on ready data, and what did each idea give?
+"""How long is a training step of YOLOv7's networks on prepared data, and what does each optimisation gain?
 
 Forward, backward and SGD in bf16, channels_last, loss = the mean of the outputs; no detection loss, no input. Six
-ways: eager; eager without our kernels for batch norm, activation and pooling (torch's own: what the kernels are
-worth), or with every weight cast by itself (what casting them together is worth); compiled; and the whole step, eager
-or compiled, as one CUDA graph (no launches by the host: how `train.py` runs with --fast, and with --compile on). The
-figures of the original code are quoted: it was measured once, by the same method, on the same kind of machine. What the
-host needs decides the small cases, and its speed varies: the ways of a case take turns.
-Answer: bench/results/model_step_<machine>_<yyyymm>.md (rewrite it with --write).
+variants: eager; eager with torch's kernels instead of ours for batch norm, activation and pooling (the gain of our
+kernels), or with every weight cast separately (the gain of casting them together); compiled; and the whole step, eager
+or compiled, as one CUDA graph (no launches by the host, as `train.py` runs with --fast, and with --compile on). The
+figures of the original code are quoted: it was measured once, by the same method, on the same kind of machine. The host
+limits the small cases, and its speed varies, so the variants of a case take turns.
+Answer: bench/results/model_step_<machine>_<yyyymm>.md (rewritten with --write).
 """
 
 import argparse
@@ -30,7 +30,7 @@ Step = Callable[[], None]
 
 
 class Case(NamedTuple):
-    """A network, its input, and what the original code needed in ms (eager, compiled), where that is known."""
+    """A network, its input, and the ms of the original code (eager, compiled), if known."""
 
     name: str
     side_px: int
@@ -49,13 +49,13 @@ CASES = [
     Case("yolov7-tiny", 320, 16, (None, None)),
 ]
 TURNS, CALLS = 15, 4
-"""How often a way is timed, and for how many steps."""
+"""How often a variant is timed, and for how many steps."""
 WAYS = ("torch kernels", "casts apart", "eager", "compiled", "graph", "compiled graph")
 
 
 @dataclass
 class Row:
-    """One case, one way."""
+    """Results of one case and variant."""
 
     case: str
     way: str
@@ -72,48 +72,48 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[""], help="cases whose name contains one of these: 'yolov7 640'")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        print("bench/model_step.py measures a GPU, and there is none here.")
+        print("bench/model_step.py needs a GPU, and this machine has none.")
         return 0
     torch.backends.cudnn.benchmark = True
     print(facts_line(), flush=True)
     chosen = [case for case in CASES if any(pattern in str(case) for pattern in options.only)]
     cases = CASES[-1:] if options.quick else chosen
     rows = [row for case in cases for row in measure_case(case, options.ways)]
-    criteria = [criterion for case in cases for criterion in judge(case, rows)]
+    criteria = [criterion for case in cases for criterion in check_promises(case, rows)]
     write(rows, criteria, options)
     return int(not all(each.passed for each in criteria))
 
 
-class Made(NamedTuple):
-    """A step that is warmed up, and the memory it needs at most."""
+class WarmStep(NamedTuple):
+    """A step that is warmed up, and its peak memory."""
 
     step: Step
     peak_gib: float
 
 
 def measure_case(case: Case, ways: list[str]) -> list[Row]:
-    """One way after another, again and again."""
-    made = {way: make_way(case, way) for way in ways}
+    """Time all variants of a case, in turns."""
+    steps = {way: make_way(case, way) for way in ways}
     durations_ms: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(TURNS):
-        for way, (step, _) in made.items():
-            with changed_for(way):
+        for way, (step, _) in steps.items():
+            with patched_for(way):
                 durations_ms[way].append(timed(step, CALLS))
-    rows = [row_of(case, way, durations_ms[way], made[way].peak_gib) for way in ways]
-    made.clear()
+    rows = [row_of(case, way, durations_ms[way], steps[way].peak_gib) for way in ways]
+    steps.clear()
     torch.compiler.reset()
     gc.collect()
     torch.cuda.empty_cache()
     return rows
 
 
-def make_way(case: Case, way: str) -> Made:
+def make_way(case: Case, way: str) -> WarmStep:
     torch.cuda.reset_peak_memory_stats()
     others = torch.cuda.memory_allocated()
-    with changed_for(way):
+    with patched_for(way):
         step = make_step(case, way)
         timed(step, 1)
-    return Made(step, (torch.cuda.max_memory_allocated() - others) / 2**30)
+    return WarmStep(step, (torch.cuda.max_memory_allocated() - others) / 2**30)
 
 
 def row_of(case: Case, way: str, durations_ms: list[float], peak_gib: float) -> Row:
@@ -128,14 +128,14 @@ def make_step(case: Case, way: str, device: str = "cuda") -> Step:
     network = build_network(load_config(case.name)).to(device).train()
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-3, momentum=0.937, nesterov=True, fused=True)
-    pictures = torch.rand(case.batch, 3, case.side_px, case.side_px, device=device, dtype=torch.bfloat16)
-    pictures = pictures.to(memory_format=torch.channels_last)
+    images = torch.rand(case.batch, 3, case.side_px, case.side_px, device=device, dtype=torch.bfloat16)
+    images = images.to(memory_format=torch.channels_last)
     forward = torch.compile(network) if way.startswith("compiled") else network
 
     def step() -> None:
-        # A cast that the cache holds from before the capture would not be part of the graph.
+        # A cast that is cached from before the capture would not be part of the graph.
         with torch.autocast(device, torch.bfloat16, cache_enabled=not way.endswith("graph")):
-            loss = torch.stack([output.mean() for output in forward(pictures)]).sum()
+            loss = torch.stack([output.mean() for output in forward(images)]).sum()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -146,7 +146,7 @@ def make_step(case: Case, way: str, device: str = "cuda") -> Step:
 
 
 def captured(step: Step) -> Step:
-    """The same step as a CUDA graph."""
+    """The step as a CUDA graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -161,7 +161,8 @@ def captured(step: Step) -> Step:
 
 @dataclass
 class Replay:
-    """The step as a graph; its own memory is all that a graph keeps, weights and pictures belong to the step."""
+    """Replays the step as a graph. It keeps the step alive, because a graph keeps only its own memory, not the weights
+    and images of the step."""
 
     step: Step
     graph: torch.cuda.CUDAGraph
@@ -172,15 +173,15 @@ class Replay:
 
 @contextmanager
 def torch_kernels() -> Iterator[None]:
-    """Let torch do batch norms, activations and pooling."""
+    """Use torch's kernels for batch norms, activations and pooling."""
     with mock.patch.object(fused, "suits_kernels", _never):
         yield
 
 
 @contextmanager
 def casts_apart() -> Iterator[None]:
-    """Let autocast cast every weight and gradient by itself."""
-    with mock.patch.object(network, "_pays", _never):
+    """Let autocast cast every weight and gradient separately."""
+    with mock.patch.object(network, "_should_cast", _never):
         yield
 
 
@@ -192,15 +193,15 @@ WITHOUT: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "torch kernels": torch_kernels,
     "casts apart": casts_apart,
 }
-"""Ways that leave out something of ours."""
+"""Variants without one of our optimisations."""
 
 
-def changed_for(way: str) -> AbstractContextManager[None]:
+def patched_for(way: str) -> AbstractContextManager[None]:
     return WITHOUT.get(way, nullcontext)()
 
 
 def timed(step: Step, calls: int) -> float:
-    """Milliseconds per call on the device, from a drained device to a drained device."""
+    """Milliseconds per call on the device, which is idle before and after."""
     torch.cuda.synchronize()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
@@ -211,8 +212,8 @@ def timed(step: Step, calls: int) -> float:
     return begin.elapsed_time(end) / calls
 
 
-def judge(case: Case, rows: list[Row]) -> list[Criterion]:
-    """Not slower than the original code, eager and compiled; with the host's launches and without them."""
+def check_promises(case: Case, rows: list[Row]) -> list[Criterion]:
+    """Not slower than the original code, eager and compiled, with and without launches by the host."""
     ours = {row.way: row.step_ms for row in rows if row.case == str(case)}
     eager, compiled = case.original
     pairs = (("eager", eager), ("compiled", compiled), ("graph", eager), ("compiled graph", compiled))

@@ -1,10 +1,10 @@
 """What do several heads cost in the detection layer and in the loss?
 
-Two questions about yolov7-tiny-1b4h, 320 px, batch 384 (small batches on a CPU): is one convolution per level for all
-heads faster than one per head; and what does the loss router cost, plain and OTA, against the loss of a single head
-with 80 classes on the same targets (promised: at most 1.3 times). The whole step: bench/multihead_step.py. Whether
-heads keep the accuracy they start from: bench/multihead_accuracy.py.
-Answer: bench/results/multihead_<machine>_<yyyymm>.md (rewrite it with --write).
+Two measurements with yolov7-tiny-1b4h, 320 px, batch 384 (small batches on a CPU): one convolution per level for all
+heads against one per head; and the loss router, plain and OTA, against the loss of a single head with 80 classes on the
+same targets (promised: at most 1.3 times). The whole step: bench/multihead_step.py. The accuracy after a transfer:
+bench/multihead_accuracy.py.
+Answer: bench/results/multihead_<machine>_<yyyymm>.md (rewritten with --write).
 """
 
 import argparse
@@ -87,7 +87,7 @@ def convolutions(
 
 
 def one_by_one(head: MultiHeadDetect, xs: list[Tensor]) -> list[Tensor]:
-    """What the reference does: a convolution for every head and level."""
+    """One convolution for every head and level, as in the original program."""
     levels = range(len(xs))
     return [
         F.conv2d(xs[level], conv.weight, conv.bias)
@@ -107,7 +107,7 @@ def _forward_and_backward(forward: Forward, head: MultiHeadDetect, xs: list[Tens
 def routers(
     device: str, numbers: dict[str, Any], criteria: list[Criterion], options: argparse.Namespace
 ) -> Iterator[str]:
-    """Losses with their backward pass, against a single head's on the same targets."""
+    """Losses with their backward pass, against that of a single head on the same targets."""
     batch = 384 if device == "cuda" and not options.quick else 8
     dtype = torch.float16 if device == "cuda" else torch.float32
     single = make_case(batch, 16, 320, device=device, dtype=dtype)

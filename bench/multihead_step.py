@@ -1,8 +1,8 @@
-"""How long is a whole training step with several heads, against a single head's?
+"""How long is a whole training step with several heads, compared with a single head?
 
 yolov7-tiny, yolov7-tiny-1b4h and its attention variant with the `standard` grouping (four heads of 20 classes), plain
 and OTA, 320 px, batch 384: loop, augmentation and graphs as in bench/train_step.py. Needs a GPU.
-Answer: bench/results/multihead_step_<machine>_<yyyymm>.md (rewrite it with --write).
+Answer: bench/results/multihead_step_<machine>_<yyyymm>.md (rewritten with --write).
 """
 
 import argparse
@@ -19,7 +19,7 @@ from bench.measure import arguments, facts_line, report
 def main() -> int:
     options = arguments(__doc__).parse_args()
     if not torch.cuda.is_available():
-        print("bench/multihead_step.py measures a GPU, and there is none here.")
+        print("bench/multihead_step.py needs a GPU, and this machine has none.")
         return 0
     print(facts_line(), flush=True)
     numbers: dict[str, Any] = {"device": torch.cuda.get_device_name()}

@@ -1,13 +1,13 @@
 """How fast are NMS and metrics over a validation set, and what does working on whole batches gain?
 
-Both sides in one run, on the same made-up network outputs (80 classes, a confidence of 0.001, several classes per box,
-as YOLOv7 validates): `non_max_suppression` and `Evaluator` for a batch at once, against a twin that goes image by image
-with torchvision's NMS kernel where it is installed (else a NumPy loop that stops at 300 boxes) and one table of
-overlaps per image. Both must give the same boxes and the same verdicts. Then a flood: an untrained network, where every
-box and class is a candidate. Runs on the GPU (half precision, as there) if there is one, else, or with --cpu, on the
-host. Exit code 1 if a promise is broken.
+Both sides run on the same random network outputs (80 classes, a confidence of 0.001, several classes per box, as YOLOv7
+validates): `non_max_suppression` and `Evaluator` for a batch at once, against a reference implementation (twin) that
+works image by image, with torchvision's NMS kernel if it is installed (else a NumPy loop that stops at 300 boxes) and
+one table of overlaps per image. Both must give the same boxes and the same matches. Then a flood: an untrained network,
+where every box and class is a candidate. Runs on the GPU (in half precision) if there is one, else, or with --cpu, on
+the host. Exit code 1 if a promise is broken.
 
-Answer: bench/results/validation_<machine>_<yyyymm>.md (rewrite it with --write).
+Answer: bench/results/validation_<machine>_<yyyymm>.md (rewritten with --write).
 
 Dimension key:  B images of a batch   N raw boxes of an image   C classes   T labels
 """
@@ -43,13 +43,13 @@ class Setting:
     """How much is measured."""
 
     images: int
-    """Of the whole validation."""
+    """Images of the whole validation."""
     batch: int
     pool: int
-    """Different batches; the validation goes through them again and again."""
+    """Number of different batches, which the validation repeats."""
     turns: int
     turn_batches: int
-    """Batches of either side in a turn."""
+    """Batches of each side per turn."""
     flood_images: int
     flood_stride_px: int = 8
     raw_boxes: tuple[int, ...] = (300, 3000)
@@ -63,15 +63,15 @@ QUICK = Setting(
 
 
 class Batch(NamedTuple):
-    """What a validation step has after the network ran, on the device."""
+    """The input of NMS and matching in a validation step, on the device."""
 
     prediction_BNO: Tensor
     target_T6: Tensor
     letterbox: Letterbox
 
 
-def plot_batch(seed: int, num_images: int, num_boxes: int, device: torch.device) -> Batch:
-    """Outputs of a detector that works: most raw boxes crowd around objects, the rest is faint background."""
+def random_batch(seed: int, num_images: int, num_boxes: int, device: torch.device) -> Batch:
+    """Outputs like those of a trained detector: most raw boxes are near objects, the rest is faint background."""
     generator = torch.Generator().manual_seed(seed)
     rand, randn = partial(torch.rand, generator=generator), partial(torch.randn, generator=generator)
     count_B = (14.7 * rand(num_images)).long() + 1
@@ -79,7 +79,7 @@ def plot_batch(seed: int, num_images: int, num_boxes: int, device: torch.device)
     class_T = (NUM_CLASSES * rand(len(image_T)) ** 2).long()
     size_T2 = 0.03 + 0.5 * rand(len(image_T), 2) ** 2
     box_T4 = torch.cat((size_T2 / 2 + (1 - size_T2) * rand(len(image_T), 2), size_T2), 1)
-    # Which object each raw box means, if any.
+    # The object of each raw box, if any.
     begin_B = count_B.cumsum(0) - count_B
     object_BN = begin_B[:, None] + (rand(num_images, num_boxes) * count_B[:, None]).long()
     near_BN1 = rand(num_images, num_boxes, 1) < 0.6
@@ -100,8 +100,8 @@ def plot_batch(seed: int, num_images: int, num_boxes: int, device: torch.device)
     return Batch(prediction_BNO.to(device, dtype), target_T6.to(device), letterbox)
 
 
-def draw_flood(seed: int, num_images: int, stride_px: int, device: torch.device) -> Tensor:
-    """Outputs of a network that knows nothing: boxes of anchor size everywhere, every class of each above threshold."""
+def random_flood(seed: int, num_images: int, stride_px: int, device: torch.device) -> Tensor:
+    """Outputs like those of an untrained network: boxes of anchor size everywhere, with every class above threshold."""
     generator = torch.Generator().manual_seed(seed)
     randn = partial(torch.randn, generator=generator)
     cells = [torch.cartesian_prod(*[torch.arange(s / 2, INPUT_HW[0], s)] * 2) for s in (stride_px, 2 * stride_px)]
@@ -115,7 +115,7 @@ def draw_flood(seed: int, num_images: int, stride_px: int, device: torch.device)
 
 
 def batched(batches: Iterable[Batch], evaluator: Evaluator) -> Evaluator:
-    """Our side, up to the sum at the end."""
+    """Our side, without the summary at the end."""
     for batch in batches:
         found = non_max_suppression(batch.prediction_BNO, CONFIG)
         evaluator.update(found, batch.target_T6, batch.letterbox, INPUT_HW)
@@ -123,8 +123,8 @@ def batched(batches: Iterable[Batch], evaluator: Evaluator) -> Evaluator:
 
 
 def image_by_image(batches: Iterable[Batch], suppress: Suppress) -> list[Tensor]:
-    """The twin's side, up to the sum at the end: which detections of each image are right."""
-    return [right_nK for batch in batches for right_nK in _one_by_one(batch, suppress)]
+    """The twin's side, without the summary at the end: which detections of each image are correct."""
+    return [correct_nK for batch in batches for correct_nK in _one_by_one(batch, suppress)]
 
 
 def _one_by_one(batch: Batch, suppress: Suppress) -> Iterator[Tensor]:
@@ -132,15 +132,15 @@ def _one_by_one(batch: Batch, suppress: Suppress) -> Iterator[Tensor]:
     labels = labels_in_pictures(batch.target_T6, batch.letterbox, INPUT_HW)
     label_T5 = torch.cat((labels.class_L[:, None].float(), labels.box_L4), 1)
     for image, found_n6 in enumerate(plain_nms(batch.prediction_BNO, CONFIG, suppress=suppress)):
-        picture = Letterbox(*(column[image] for column in batch.letterbox))
-        box_n4 = (found_n6[:, :4] - picture.pad_xy_B2.repeat(2)) / picture.gain_B
-        box_n4 = torch.minimum(box_n4.clamp_(min=0), picture.native_wh_B2.repeat(2))
+        letterbox = Letterbox(*(column[image] for column in batch.letterbox))
+        box_n4 = (found_n6[:, :4] - letterbox.pad_xy_B2.repeat(2)) / letterbox.gain_B
+        box_n4 = torch.minimum(box_n4.clamp_(min=0), letterbox.native_wh_B2.repeat(2))
         found_n6 = torch.cat((box_n4, found_n6[:, 4:]), 1)
         yield matched_per_image(found_n6, label_T5[labels.image_L == image], thresholds_K)
 
 
 def seconds(device: torch.device, call: Callable[..., object], *arguments: object) -> float:
-    """Wall time of a call, the device drained at both ends."""
+    """Wall time of a call, with the device synchronised before and after."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     begin_s = time.perf_counter()
@@ -151,8 +151,8 @@ def seconds(device: torch.device, call: Callable[..., object], *arguments: objec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """Of one number of raw boxes."""
+class Comparison:
+    """Results for one number of raw boxes."""
 
     raw_boxes: int
     candidates_per_image: float
@@ -160,7 +160,7 @@ class Answer:
     batched_per_s: list[float]
     twin_per_s: list[float]
     whole_s: float
-    """All images, with the sum at the end."""
+    """All images, with the summary at the end."""
     sum_s: float
     map50_95: float
     equal: bool
@@ -170,9 +170,9 @@ class Answer:
         return [ours / twin for ours, twin in zip(self.batched_per_s, self.twin_per_s, strict=True)]
 
 
-def compare(raw_boxes: int, setting: Setting, device: torch.device, suppress: Suppress) -> Answer:
-    """Both sides in turns, then the whole validation by ours."""
-    pool = [plot_batch(seed, setting.batch, raw_boxes, device) for seed in range(setting.pool)]
+def compare(raw_boxes: int, setting: Setting, device: torch.device, suppress: Suppress) -> Comparison:
+    """Both sides in turns, then the whole validation by our side."""
+    pool = [random_batch(seed, setting.batch, raw_boxes, device) for seed in range(setting.pool)]
     equal, candidates, kept = check(pool[0], suppress)
     ours, twin = [], []
     turn_images = setting.turn_batches * setting.batch
@@ -184,7 +184,7 @@ def compare(raw_boxes: int, setting: Setting, device: torch.device, suppress: Su
     whole = islice(cycle(pool), -(-setting.images // setting.batch))
     steps_s = seconds(device, batched, whole, evaluator)
     sum_s = seconds(device, evaluator.result)
-    return Answer(
+    return Comparison(
         raw_boxes=raw_boxes,
         candidates_per_image=candidates,
         kept_per_image=kept,
@@ -199,30 +199,30 @@ def compare(raw_boxes: int, setting: Setting, device: torch.device, suppress: Su
 
 def check(batch: Batch, suppress: Suppress) -> tuple[bool, float, float]:
     """Whether both sides agree on a batch; candidates and kept boxes per image."""
-    right = torch.cat(image_by_image([batch], suppress)).cpu()
+    correct = torch.cat(image_by_image([batch], suppress)).cpu()
     ours = non_max_suppression(batch.prediction_BNO, CONFIG).per_image()
     theirs = plain_nms(batch.prediction_BNO, CONFIG, suppress=suppress)
     same_boxes = all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
-    same_verdicts = torch.equal(batched([batch], Evaluator(NUM_CLASSES)).matches().right_DK, right)
+    same_matches = torch.equal(batched([batch], Evaluator(NUM_CLASSES)).matches().correct_DK, correct)
     score_BNC = batch.prediction_BNO[..., 5:] * batch.prediction_BNO[..., 4:5]
-    sure_BN1 = batch.prediction_BNO[..., 4:5] > CONFIG.conf_thres
-    candidates = ((score_BNC > CONFIG.conf_thres) & sure_BN1).sum() / len(ours)
-    return same_boxes and same_verdicts, float(candidates), sum(map(len, ours)) / len(ours)
+    confident_BN1 = batch.prediction_BNO[..., 4:5] > CONFIG.conf_thres
+    candidates = ((score_BNC > CONFIG.conf_thres) & confident_BN1).sum() / len(ours)
+    return same_boxes and same_matches, float(candidates), sum(map(len, ours)) / len(ours)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flood:
-    """An untrained network's batch: every box and class is a candidate."""
+    """Results for an untrained network, where every box and class is a candidate."""
 
     raw_boxes: int
     images: int
     s_per_image: float
     more_bytes: int | None
-    """Largest memory above the prediction's own, on a GPU."""
+    """Peak memory beyond that of the prediction, on a GPU."""
 
 
 def flood(setting: Setting, device: torch.device) -> Flood:
-    prediction_BNO = draw_flood(0, setting.flood_images, setting.flood_stride_px, device)
+    prediction_BNO = random_flood(0, setting.flood_images, setting.flood_stride_px, device)
     non_max_suppression(prediction_BNO, CONFIG)
     before = 0
     if device.type == "cuda":
@@ -234,7 +234,7 @@ def flood(setting: Setting, device: torch.device) -> Flood:
     return Flood(raw_boxes=raw_boxes, images=num_images, s_per_image=elapsed_s / num_images, more_bytes=more_bytes)
 
 
-def judge(answers: list[Answer], flooded: Flood, device: torch.device) -> list[Criterion]:
+def check_promises(answers: list[Comparison], flooded: Flood, device: torch.device) -> list[Criterion]:
     wanted = 3.0 if device.type == "cuda" else 1.5
     limit_ms = 10.0 if device.type == "cuda" else 500.0
     promise = f"NMS of a flooded image, {flooded.raw_boxes} x {NUM_CLASSES}"
@@ -242,15 +242,15 @@ def judge(answers: list[Answer], flooded: Flood, device: torch.device) -> list[C
     for each in answers:
         name = f"{each.raw_boxes} raw boxes"
         criteria += [
-            Criterion(promise=f"same boxes and verdicts, {name}", value=float(each.equal), limit=1, at_most=False),
+            Criterion(promise=f"same boxes and matches, {name}", value=float(each.equal), limit=1, at_most=False),
             Criterion.of_median(f"images/s, batched / twin, {name}", each.ratios, wanted, at_most=False),
-            Criterion(promise=f"summing up, {name}", value=each.sum_s, limit=1.0, unit="s"),
+            Criterion(promise=f"summary, {name}", value=each.sum_s, limit=1.0, unit="s"),
         ]
     return criteria
 
 
-def table(answers: list[Answer]) -> list[str]:
-    lines = ["raw boxes  candidates    kept   batched img/s   twin img/s    whole validation    of it the sum    mAP"]
+def table(answers: list[Comparison]) -> list[str]:
+    lines = ["raw boxes  candidates    kept   batched img/s   twin img/s    whole validation    of that, sum     mAP"]
     lines += [
         f"{each.raw_boxes:9}{each.candidates_per_image:12.0f}{each.kept_per_image:8.0f}"
         f"{median(each.batched_per_s):16.0f}{median(each.twin_per_s):13.0f}"
@@ -272,7 +272,7 @@ def main() -> int:
     kernel, suppress = best_suppress()
     answers = [compare(raw_boxes, setting, device, suppress) for raw_boxes in setting.raw_boxes]
     flooded = flood(setting, device)
-    criteria = judge(answers, flooded, device)
+    criteria = check_promises(answers, flooded, device)
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     lines = [
         before,
@@ -284,7 +284,7 @@ def main() -> int:
         *map(str, criteria),
     ]
     if options.quick:
-        lines.append("a quick run shows that the script works, its verdicts mean nothing")
+        lines.append("a quick run only shows that the script works; ignore PASS and FAIL")
     numbers = {
         "noise": before,
         "where": where,

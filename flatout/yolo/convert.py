@@ -110,7 +110,7 @@ def _deployed(weights: Weights, network: Network, dtype: torch.dtype, source: st
         deployed = to_deploy(network)
     except ValueError as error:
         raise CheckpointError(f"{source}: {error}") from None
-    side_px = small_side(network.blueprint, max(128, 2 * int(network.stride.max())))
+    side_px = small_side(network.spec, max(128, 2 * int(network.stride.max())))
     exact = largest_difference(network, deployed, side_px=side_px)
     if not exact <= SAME_PX:
         raise CheckpointError(

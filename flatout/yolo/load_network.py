@@ -132,7 +132,7 @@ def check_fit(network: Network, state: State, where: str | Path) -> None:
         _complaint(shapes, "of another shape or type"),
     ]
     if any(complaints):
-        kind = network.blueprint.head.kind
+        kind = network.spec.head.module
         raise CheckpointError(
             f"{where}: does not fit its network of {compared.total} entries that ends in {kind}: "
             f"{'; '.join(filter(None, complaints))}. Name the config it was made with by --cfg."

@@ -1,9 +1,10 @@
-"""YOLOv7's losses one image at a time: the plain twin of flatout/yolo/loss.
+"""Reference implementation (twin) of flatout/yolo/loss: YOLOv7's losses, one image at a time.
 
 Written from the definition with ordinary operations, vectorised over the targets and candidates of an image. It shares
-nothing with the batched code but the box functions, which have goldens of their own.
+only the box functions with the batched code, and these have their own goldens.
 
-Dimension key:  R targets of an image   P its candidates   D their distinct cells   C classes   n matches of a layer
+Dimension key:  T targets   L layers   A anchors   K offsets of cells: centre, left, up, right, down
+                R targets of an image   P its candidates   D their distinct cells   C classes   n matches of a layer
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ ClassCost = Callable[[Tensor, Tensor], Tensor]
 
 
 class Twin(NamedTuple):
-    """Match lists: per layer int64 [n, 5] of image, anchor, row, column, target; and what targets asked for, [T]."""
+    """Match lists, per layer int64 [n, 5] of image, anchor, row, column, target; and cells taken per target, [T]."""
 
     lists: list[Tensor]
     num_taken: Tensor
@@ -45,16 +46,16 @@ def candidates(shape: torch.Size, targets: Tensor, anchors_A2: Tensor, anchor_t:
     return torch.stack((targets[which, 0].long(), anchor, row, column, which), 1)
 
 
-def class_cost_by_definition(sure_DC: Tensor, class_R: Tensor) -> Tensor:
-    """Binary cross-entropy against the one-hot class, summed over the classes, as it is defined: [R, D]."""
-    logit_RDC = torch.log(sure_DC / (1 - sure_DC)).expand(len(class_R), -1, -1)
-    true_RDC = F.one_hot(class_R, sure_DC.shape[1]).float()[:, None].expand_as(logit_RDC)
+def class_cost_by_definition(prob_DC: Tensor, class_R: Tensor) -> Tensor:
+    """Binary cross-entropy with the one-hot class, summed over the classes, as defined: [R, D]."""
+    logit_RDC = torch.log(prob_DC / (1 - prob_DC)).expand(len(class_R), -1, -1)
+    true_RDC = F.one_hot(class_R, prob_DC.shape[1]).float()[:, None].expand_as(logit_RDC)
     return F.binary_cross_entropy_with_logits(logit_RDC, true_RDC, reduction="none").sum(2)
 
 
-def class_cost_in_closed_form(sure_DC: Tensor, class_R: Tensor) -> Tensor:
+def class_cost_in_closed_form(prob_DC: Tensor, class_R: Tensor) -> Tensor:
     """The same from a sum over the classes per candidate, without a tensor targets x candidates x classes: [R, D]."""
-    logit_DC = torch.log(sure_DC / (1 - sure_DC))
+    logit_DC = torch.log(prob_DC / (1 - prob_DC))
     return (F.softplus(logit_DC).sum(1, keepdim=True) - logit_DC).T[class_R]
 
 
@@ -74,14 +75,14 @@ def pairs_of_image(
     class_cost: ClassCost,
 ) -> Pairs:
     """Overlap and cost of every pair, in the dtype of the targets; `layers` lists the candidates of each layer."""
-    boxes, sures = [], []
+    boxes, probs = [], []
     for entries_n5, one_map, anchors_A2, stride in zip(layers, maps, anchors_LA2, strides, strict=True):
         image, anchor, row, column, _ = entries_n5.unbind(1)
         logits = one_map[image, anchor, row, column].to(targets_R6)
         centre = (2 * logits[:, :2].sigmoid() - 0.5 + torch.stack((column, row), 1)) * stride
         size = (2 * logits[:, 2:4].sigmoid()) ** 2 * anchors_A2[anchor] * stride
         boxes.append(cxcywh_to_xyxy(torch.cat((centre, size), 1)))
-        sures.append((logits[:, 5:].sigmoid() * logits[:, 4:5].sigmoid()).sqrt())
+        probs.append((logits[:, 5:].sigmoid() * logits[:, 4:5].sigmoid()).sqrt())
     # Costs once per distinct cell, so that two candidates of one cell tie exactly.
     cell_P = torch.cat([_cell_number(layer, each) for layer, each in enumerate(layers)])
     distinct_D, same_P = torch.unique(cell_P, return_inverse=True)
@@ -89,12 +90,12 @@ def pairs_of_image(
     first_D = torch.full_like(distinct_D, len(cell_P)).scatter_reduce(0, same_P, index_P, "amin")
     height_px = maps[0].shape[2] * strides[0]
     iou_RD = pairwise_iou(cxcywh_to_xyxy(targets_R6[:, 2:6] * height_px), torch.cat(boxes)[first_D])
-    cost_RD = class_cost(torch.cat(sures)[first_D], targets_R6[:, 1].long()) + 3 * -torch.log(iou_RD + 1e-8)
+    cost_RD = class_cost(torch.cat(probs)[first_D], targets_R6[:, 1].long()) + 3 * -torch.log(iou_RD + 1e-8)
     return Pairs(iou_RD[:, same_P], cost_RD[:, same_P].nan_to_num(nan=torch.inf))
 
 
 def deal_out(pairs: Pairs, top: int) -> tuple[Tensor, Tensor]:
-    """For each candidate the row that gets it or -1 [P], and how many each row asked for [R]."""
+    """For each candidate its row or -1 [P], and how many candidates each row takes [R]."""
     k_R = pairs.iou.topk(min(top, pairs.iou.shape[1]), 1).values.sum(1).int().clamp(min=1)
     rank_RP = pairs.cost.argsort(stable=True, dim=1).argsort(dim=1)
     taken_RP = rank_RP < k_R[:, None]
@@ -144,7 +145,7 @@ def twin_assign(
 
 
 def margin_of_image(pairs: Pairs, top: int) -> float:
-    """How far an image's closest decision is from going the other way; exact ties do not count, a rule decides them."""
+    """The smallest margin of an image's decisions; exact ties do not count, because a rule decides them."""
     owner_P, k_R = deal_out(pairs, top)
     total_R = pairs.iou.topk(min(top, pairs.iou.shape[1]), 1).values.sum(1)
     gaps = [(total_R - total_R.round()).abs()[total_R > 0.5]]
@@ -161,7 +162,7 @@ def margin_of_image(pairs: Pairs, top: int) -> float:
 def twin_loss(
     maps: Sequence[Tensor], targets: Tensor, lists: Sequence[Tensor], anchors_LA2: Tensor, config: LossConfig
 ) -> tuple[Tensor, Tensor]:
-    """Loss and items of one head from its match lists, layer after layer, gradients by autograd."""
+    """Loss and items of one head from its match lists, layer by layer, with gradients by autograd."""
     box = cls = obj = torch.zeros((), device=targets.device)
     for one_map, entries_n5, anchors_A2, balance in zip(maps, lists, anchors_LA2, BALANCE[len(maps)], strict=True):
         cells, target = entries_n5[:, :4].unbind(1), entries_n5[:, 4]
@@ -195,7 +196,7 @@ def _boxes(
 def _write_in_order(cells: Tensor, index: tuple[Tensor, ...], values: Tensor) -> None:
     """Write values so that the last one of a cell remains."""
     if cells.is_cuda:
-        cells[index] = values  # no defined winner there; the twin is compared on the CPU
+        cells[index] = values  # the order is undefined there; losses are compared on the CPU
     else:
         cells.numpy()[tuple(each.numpy() for each in index)] = values.numpy()
 
@@ -204,7 +205,7 @@ def _bce(logits: Tensor, true: Tensor, positive_weight: float, gamma: float) -> 
     weight = torch.tensor(positive_weight, device=logits.device)
     loss = F.binary_cross_entropy_with_logits(logits, true, pos_weight=weight, reduction="none")
     if gamma:
-        sure = logits.sigmoid()
-        sure_of_truth = true * sure + (1 - true) * (1 - sure)
-        loss = loss * (0.25 * true + 0.75 * (1 - true)) * (1 - sure_of_truth) ** gamma
+        prob = logits.sigmoid()
+        prob_of_truth = true * prob + (1 - true) * (1 - prob)
+        loss = loss * (0.25 * true + 0.75 * (1 - true)) * (1 - prob_of_truth) ** gamma
     return loss.mean()

@@ -1,4 +1,4 @@
-"""Matching and confusion one image at a time: loops that follow the rules word by word, and ordinary fast code.
+"""Reference implementations of matching and confusion, one image at a time: literal loops, and ordinary fast code.
 
 Dimension key:  n detections, by descending score, and m labels of one image   K thresholds
 """
@@ -13,8 +13,8 @@ from flatout.yolo.boxes import pairwise_iou
 
 
 def matched_by_loops(found_n6: Tensor, label_m5: Tensor, thresholds_K: Sequence[float]) -> np.ndarray:
-    """Right or wrong at each threshold, bool [n, K]; labels are class, x1, y1, x2, y2."""
-    right_nK = np.zeros((len(found_n6), len(thresholds_K)), bool)
+    """Whether each detection is correct at each threshold, bool [n, K]; labels are class, x1, y1, x2, y2."""
+    correct_nK = np.zeros((len(found_n6), len(thresholds_K)), bool)
     taken: set[int] = set()
     for number, row in enumerate(found_n6):
         own = [k for k, label in enumerate(label_m5) if int(label[0]) == int(row[5])]
@@ -23,21 +23,21 @@ def matched_by_loops(found_n6: Tensor, label_m5: Tensor, thresholds_K: Sequence[
             best = own[int(iou.argmax())]
             if iou.max() > 0.5 and best not in taken:
                 taken.add(best)
-                right_nK[number] = [bool(iou.max() > threshold) for threshold in thresholds_K]
-    return right_nK
+                correct_nK[number] = [bool(iou.max() > threshold) for threshold in thresholds_K]
+    return correct_nK
 
 
 def matched_per_image(found_n6: Tensor, label_m5: Tensor, thresholds_K: Tensor) -> Tensor:
-    """The same with one table of overlaps per image, on the device of the detections."""
-    right_nK = torch.zeros((len(found_n6), len(thresholds_K)), dtype=torch.bool, device=found_n6.device)
+    """`matched_by_loops` with one table of overlaps per image, on the device of the detections."""
+    correct_nK = torch.zeros((len(found_n6), len(thresholds_K)), dtype=torch.bool, device=found_n6.device)
     if not len(found_n6) or not len(label_m5):
-        return right_nK
+        return correct_nK
     iou_mn = pairwise_iou(label_m5[:, 1:], found_n6[:, :4]) * (label_m5[:, :1] == found_n6[:, 5])
-    best_n, meant_n = iou_mn.max(0)
+    best_n, label_n = iou_mn.max(0)
     hit = (best_n > 0.5).nonzero().flatten()
-    first = torch.from_numpy(np.unique(meant_n[hit].cpu().numpy(), return_index=True)[1]).to(hit.device)
-    right_nK[hit[first]] = best_n[hit[first], None] > thresholds_K
-    return right_nK
+    first = torch.from_numpy(np.unique(label_n[hit].cpu().numpy(), return_index=True)[1]).to(hit.device)
+    correct_nK[hit[first]] = best_n[hit[first], None] > thresholds_K
+    return correct_nK
 
 
 def confused_by_loops(found_n6: Tensor, label_m5: Tensor, num_classes: int) -> np.ndarray:
@@ -45,10 +45,13 @@ def confused_by_loops(found_n6: Tensor, label_m5: Tensor, num_classes: int) -> n
     counts = np.zeros((num_classes + 1, num_classes + 1), np.int64)
     if not len(found_n6) or not len(label_m5):
         return counts
-    sure_n6 = found_n6[found_n6[:, 4] > 0.25]
-    iou_mn = pairwise_iou(label_m5[:, 1:], sure_n6[:, :4])
+    confident_n6 = found_n6[found_n6[:, 4] > 0.25]
+    iou_mn = pairwise_iou(label_m5[:, 1:], confident_n6[:, :4])
     pairs = [
-        (float(iou_mn[m, n]), m, n) for m in range(len(label_m5)) for n in range(len(sure_n6)) if iou_mn[m, n] > 0.45
+        (float(iou_mn[m, n]), m, n)
+        for m in range(len(label_m5))
+        for n in range(len(confident_n6))
+        if iou_mn[m, n] > 0.45
     ]
     best_label = {n: max((iou, -m) for iou, m, other in pairs if other == n) for _, _, n in pairs}
     partner: dict[int, tuple[float, int]] = {}
@@ -57,18 +60,19 @@ def confused_by_loops(found_n6: Tensor, label_m5: Tensor, num_classes: int) -> n
             partner[-minus_m] = (iou, n)
     for m, label in enumerate(label_m5[:, 0].long().tolist()):
         if m in partner:
-            counts[label, int(sure_n6[partner[m][1], 5])] += 1
+            counts[label, int(confident_n6[partner[m][1], 5])] += 1
         else:
             counts[num_classes, label] += 1
     found = {n for _, n in partner.values()}
-    for n, kind in enumerate(sure_n6[:, 5].long().tolist()):
+    for n, class_id in enumerate(confident_n6[:, 5].long().tolist()):
         if partner and n not in found:
-            counts[kind, num_classes] += 1
+            counts[class_id, num_classes] += 1
     return counts
 
 
 def to_picture_by_hand(box_n4: np.ndarray, shape_6: Sequence[float]) -> np.ndarray:
-    """Corners in the input to corners in the picture, clipped; `shape_6` is h0, w0, ratio h, ratio w, pad x, pad y."""
+    """Corners in the original image, clipped, from corners in the input; `shape_6` is h0, w0, ratio h, ratio w, pad x,
+    pad y."""
     native_h, native_w, gain, _, pad_x, pad_y = shape_6
     moved = (box_n4 - np.array([pad_x, pad_y] * 2, np.float32)) / np.float32(gain)
     return np.clip(moved, 0, np.array([native_w, native_h] * 2, np.float32))

@@ -1,4 +1,4 @@
-"""Non-maximum suppression one image at a time, with ordinary kernels: what the batched one must equal and beat."""
+"""Reference implementation of non-maximum suppression, one image at a time, with ordinary kernels."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +14,7 @@ Suppress = Callable[[Tensor, Tensor, float, int], Tensor]
 
 
 def best_suppress() -> tuple[str, Suppress]:
-    """torchvision's kernel where it is installed, else a loop over the boxes that stay; and its name."""
+    """The name and function of torchvision's kernel if it is installed, else of a loop over the kept boxes."""
     try:
         from torchvision.ops import nms
     except ImportError:
@@ -23,7 +23,7 @@ def best_suppress() -> tuple[str, Suppress]:
 
 
 def greedy(box: Tensor, score: Tensor, threshold: float, limit: int) -> Tensor:
-    """Take the best box, drop what overlaps it too much, repeat; float32, stable, up to `limit` boxes."""
+    """Keep the best box, drop those that overlap it too much, repeat; float32, stable, up to `limit` boxes."""
     rest = torch.sort(score, descending=True, stable=True).indices
     left, top, right, bottom = columns = box[rest].cpu().numpy().T.copy()
     table = np.vstack((*columns, (right - left) * (bottom - top)))
@@ -48,7 +48,7 @@ def plain_nms(
     labels: Sequence[Tensor] | None = None,
     suppress: Suppress = greedy,
 ) -> list[Tensor]:
-    """[n, 6] per image: x1, y1, x2, y2, score, class."""
+    """Detections of each image, [n, 6]: x1, y1, x2, y2, score, class."""
     labels = labels or [prediction_BNO.new_zeros((0, 5))] * len(prediction_BNO)
     return [_one_image(row, config, label, suppress) for row, label in zip(prediction_BNO, labels, strict=True)]
 
@@ -56,18 +56,18 @@ def plain_nms(
 def _one_image(row: Tensor, config: NmsConfig, label: Tensor, suppress: Suppress) -> Tensor:
     row = row[row[:, 4] > config.conf_thres]
     if len(label):
-        sure = row.new_zeros((len(label), row.shape[1]))
-        sure[:, :4], sure[:, 4] = label[:, 1:], 1
-        sure[range(len(label)), 5 + label[:, 0].long()] = 1
-        row = torch.cat((row, sure))
+        certain = row.new_zeros((len(label), row.shape[1]))
+        certain[:, :4], certain[:, 4] = label[:, 1:], 1
+        certain[range(len(label)), 5 + label[:, 0].long()] = 1
+        row = torch.cat((row, certain))
     score = row[:, 4:5] if row.shape[1] == 6 else row[:, 5:] * row[:, 4:5]
     box = cxcywh_to_xyxy(row[:, :4])
     if config.multi_label:
-        number, kind = (score > config.conf_thres).nonzero(as_tuple=True)
-        found = torch.cat((box[number], score[number, kind, None], kind[:, None]), 1).float()
+        number, class_id = (score > config.conf_thres).nonzero(as_tuple=True)
+        found = torch.cat((box[number], score[number, class_id, None], class_id[:, None]), 1).float()
     else:
-        top, kind = score.max(1, keepdim=True)
-        found = torch.cat((box, top, kind), 1).float()[top[:, 0] > config.conf_thres]
+        top, class_id = score.max(1, keepdim=True)
+        found = torch.cat((box, top, class_id), 1).float()[top[:, 0] > config.conf_thres]
     if config.classes is not None:
         found = found[torch.isin(found[:, 5].long(), torch.tensor(config.classes, device=found.device))]
     if len(found) > config.max_nms:

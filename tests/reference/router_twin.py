@@ -1,6 +1,6 @@
-"""The plain twin of the loss router: every head on its own, one after the other.
+"""Reference implementation (twin) of the loss router: one head after the other.
 
-Dimension key:  T targets   L layers
+Dimension key:  T targets   R targets of a head
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from tests.reference.ota_twin import twin_assign, twin_loss
 
 
 class HeadTwin(NamedTuple):
-    """What one head sees and what it loses, without its weight."""
+    """Matches and loss of one head, without its weight."""
 
     lists: list[Tensor]
-    """Matches per layer, targets numbered as in the whole batch."""
+    """Matches per layer, with targets numbered as in the whole batch."""
     total: Tensor
     items: Tensor
 
@@ -34,7 +34,7 @@ def twin_head(
     *,
     ota: bool,
 ) -> HeadTwin:
-    """One head alone: targets of other classes are not there, class outputs of other heads neither."""
+    """One head alone, without targets and class outputs of other heads."""
     classes = list(groups.heads[head].classes)
     row_R = torch.tensor([row for row, target in enumerate(targets_T6.tolist()) if int(target[1]) in classes]).long()
     local_R6 = targets_T6[row_R].clone()
@@ -56,7 +56,7 @@ def twin_router_loss(
     *,
     ota: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Loss and items of all heads, added up by their weights."""
+    """Loss and items of all heads, summed by weight."""
     heads = [
         twin_head(maps, targets_T6, anchors, config, groups, head, ota=ota) for head, maps in enumerate(maps_by_head)
     ]

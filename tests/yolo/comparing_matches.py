@@ -1,4 +1,4 @@
-"""Compare matches with the plain twin's, leaving out decisions that float32 cannot tell apart."""
+"""Comparison of matches with those of the reference implementation, without decisions that float32 cannot resolve."""
 
 import torch
 
@@ -11,7 +11,7 @@ MARGIN = 1e-4
 
 
 def assert_same_matches(found: Matches, batch: DetectionBatch, search: Search) -> None:
-    """Same ordered lists in every image whose decisions are clear, judged in float64; most images must be clear."""
+    """Same ordered lists in every image whose decisions are clear in float64; most images must be clear."""
     assert found.num_taken_T is not None
     maps = [one_map.detach().cpu() for one_map in batch.maps]
     here = DetectionBatch(maps, batch.targets.cpu(), batch.anchors._replace(size_LA2=batch.anchors.size_LA2.cpu()))
@@ -26,12 +26,12 @@ def assert_same_matches(found: Matches, batch: DetectionBatch, search: Search) -
         listed = list_matches(found, layer).cpu()
         clearly_found, clearly_expected = (each[torch.isin(each[:, 0], clear_I)] for each in (listed, expected))
         assert torch.equal(clearly_found, clearly_expected)
-    asked = torch.isin(here.targets[:, 0].long(), clear_I)
-    assert torch.equal(found.num_taken_T.cpu()[asked], twin.num_taken[asked])
+    is_clear = torch.isin(here.targets[:, 0].long(), clear_I)
+    assert torch.equal(found.num_taken_T.cpu()[is_clear], twin.num_taken[is_clear])
 
 
 def _margins(batch: DetectionBatch, search: Search) -> list[float]:
-    """For each image how far its closest decision is from going the other way."""
+    """For each image, the smallest margin by which one of its decisions was made."""
     size_LA2, strides_px = batch.anchors
     maps = [one_map.double() for one_map in batch.maps]
     layers = [

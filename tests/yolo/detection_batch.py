@@ -21,7 +21,7 @@ STRIDES_PX = (8.0, 16.0, 32.0, 64.0)
 
 
 class DetectionBatch(NamedTuple):
-    """What a loss takes."""
+    """The inputs of a loss."""
 
     maps: list[Tensor]
     targets: Tensor
@@ -44,7 +44,7 @@ def make_batch(
     num_layers: int = 3,
     seed: int = 0,
 ) -> DetectionBatch:
-    """Logits about as a network early in training has them, some of them confident, and boxes of all sizes."""
+    """Logits similar to those of a network early in training, some of them confident, and boxes of all sizes."""
     generator = torch.Generator().manual_seed(seed)
     maps = [
         make_map(len(boxes_per_image), height // int(stride), width // int(stride), num_classes, generator)
@@ -55,16 +55,16 @@ def make_batch(
 
 
 def make_map(num_images: int, rows: int, columns: int, num_classes: int, generator: torch.Generator) -> Tensor:
-    """One raw prediction map; every tenth cell is rather sure of itself."""
+    """One raw prediction map; about every tenth cell is confident."""
     one_map = torch.randn(num_images, 3, rows, columns, 5 + num_classes, generator=generator)
     one_map[..., 4:] -= 2
-    sure = torch.rand(one_map.shape[:4], generator=generator) < 0.1
-    one_map[..., 4:] += 3 * sure[..., None]
+    confident = torch.rand(one_map.shape[:4], generator=generator) < 0.1
+    one_map[..., 4:] += 3 * confident[..., None]
     return one_map
 
 
 def make_targets(boxes_per_image: Sequence[int], num_classes: int, generator: torch.Generator) -> Tensor:
-    """[T, 6] grouped by image."""
+    """Targets [T, 6], sorted by image."""
     image_T = torch.arange(len(boxes_per_image)).repeat_interleave(torch.tensor(boxes_per_image))
     class_T = torch.randint(num_classes, image_T.shape, generator=generator)
     centre_T2 = torch.rand(len(image_T), 2, generator=generator)
@@ -73,14 +73,14 @@ def make_targets(boxes_per_image: Sequence[int], num_classes: int, generator: to
 
 
 def awkward(targets: Tensor, *, seed: int) -> Tensor:
-    """The same targets with repeated rows, centres on borders and cell edges, and boxes that fit no anchor."""
+    """The targets with repeated rows, centres on borders and cell edges, and boxes that fit no anchor."""
     generator = torch.Generator().manual_seed(seed)
     targets, kind = targets.clone(), torch.randint(8, (len(targets),), generator=generator)
     targets[kind == 0, 2:4] = torch.randint(2, (int((kind == 0).sum()), 2), generator=generator).float()
     targets[kind == 1, 2:4] = (targets[kind == 1, 2:4] * 16).round() / 16
     targets[kind == 2, 2:4] = (targets[kind == 2, 2:4] * 16).floor() / 16 + 1 / 32
     targets[kind == 3, 4:6] = targets[kind == 3, 4:6] * 1e-3
-    again = targets[kind == 4]
-    recoloured = targets[kind == 5].clone()
-    recoloured[:, 1] = 0
-    return torch.cat((targets, again, recoloured))
+    repeated = targets[kind == 4]
+    other_class = targets[kind == 5].clone()
+    other_class[:, 1] = 0
+    return torch.cat((targets, repeated, other_class))

@@ -1,4 +1,4 @@
-"""Networks with the weights and pictures of the yolov7-models goldens, made from seeds instead of stored."""
+"""Weights and images of the yolov7-models goldens, drawn from seeds instead of stored."""
 
 import zlib
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ KEPT = ("anchors", "anchor_grid", "num_batches_tracked")
 
 
 def uniform(key: str, seed: int, shape: tuple[int, ...]) -> np.ndarray:
-    """float64 in 0..1, drawn for a state_dict key."""
+    """Random float64 values in 0..1 for a state_dict key."""
     generator = np.random.Generator(np.random.PCG64(seed * 2**32 + zlib.crc32(key.encode())))
     return generator.random(size=shape)
 
@@ -20,7 +20,7 @@ def uniform(key: str, seed: int, shape: tuple[int, ...]) -> np.ndarray:
 def golden_value(key: str, seed: int, shape: tuple[int, ...], norm_scale: float = 1.0) -> Tensor:
     """The float32 value of a state_dict entry."""
     parts = key.split(".")
-    # As base + gain * u or base + gain * (2u - 1), computed in place: networks have up to 166 million of them.
+    # base + gain * u or base + gain * (2u - 1), computed in place, because networks have up to 166 million values.
     centred = True
     match parts[-1]:
         case "running_mean" | "bias":
@@ -34,7 +34,7 @@ def golden_value(key: str, seed: int, shape: tuple[int, ...], norm_scale: float 
         case "weight":
             base, gain, centred = 0.8, 0.4, False
         case _:
-            raise KeyError(f"the recipe does not say how to fill {key}")
+            raise KeyError(f"no rule for the golden value of {key}")
     value = np.asarray(uniform(key, seed, shape))
     if centred:
         value *= 2
@@ -50,7 +50,7 @@ def golden_value(key: str, seed: int, shape: tuple[int, ...], norm_scale: float 
 
 
 Recipe = tuple[str, int, tuple[int, ...], float]
-"""The arguments of `golden_value`, which always give the same."""
+"""The arguments of `golden_value`, which determine its result."""
 
 
 def fill(
@@ -61,9 +61,9 @@ def fill(
     norm_scales: Mapping[str, float] | None = None,
     known: Mapping[Recipe, Tensor] | None = None,
 ) -> dict[Recipe, Tensor]:
-    """Give every entry of the state_dict its golden value, as made before (`known`) or made anew.
+    """Set every entry of the state_dict to its golden value, taken from `known` or computed.
 
-    Returns the entries, for another module that has some of them too.
+    Returns the entries, which can be passed as `known` for another module.
     """
     state = module.state_dict()
     names = [name for name in state if name.split(".")[-1] not in KEPT]
@@ -78,8 +78,8 @@ def fill(
         return dict(threads.map(fill_one, names))
 
 
-def golden_picture(seed: int, shape: tuple[int, int, int, int]) -> Tensor:
-    """float32 [B, 3, H, W] in 0..1: coarse blocks with fine noise."""
+def golden_images(seed: int, shape: tuple[int, int, int, int]) -> Tensor:
+    """Random images, float32 [B, 3, H, W] in 0..1: coarse blocks with fine noise."""
     batch, channels, height, width = shape
     generator = np.random.Generator(np.random.PCG64(seed))
     fine = generator.random(shape)
@@ -94,7 +94,7 @@ def samples(output: Tensor, count: int) -> np.ndarray:
 
 
 def running_statistics(module: nn.Module) -> nn.Module:
-    """Training mode, except that batch norms use their running statistics."""
+    """The module in training mode, except that batch norms use their running statistics."""
     module.train()
     for norm in module.modules():
         if isinstance(norm, nn.BatchNorm2d):

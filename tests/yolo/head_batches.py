@@ -1,4 +1,4 @@
-"""Random joined maps of several heads, with targets: for the tests and benchmarks of the loss router."""
+"""Random joined maps of several heads with targets, for tests and benchmarks of the loss router."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from tests.yolo.detection_batch import make_anchors, make_map, make_targets
 
 
 class HeadBatch(NamedTuple):
-    """What a router takes."""
+    """The inputs of a router loss."""
 
     maps: list[Tensor]
     targets: Tensor
@@ -24,9 +24,9 @@ class HeadBatch(NamedTuple):
         return self._replace(maps=[each.detach().clone().requires_grad_() for each in self.maps])
 
 
-def narrow_network(kind: str, groups: HeadConfig | None, *, nc: int | None = None) -> Network:
+def narrow_network(name: str, groups: HeadConfig | None, *, nc: int | None = None) -> Network:
     """A shipped network with an eighth of its channels."""
-    config = load_config(kind)
+    config = load_config(name)
     assert isinstance(config, dict)
     return build_network({**config, "nc": groups.nc if groups else nc, "width_multiple": 0.125}, heads=groups)
 
@@ -40,7 +40,7 @@ def make_groups(
 
 
 def joined(maps_by_head: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Maps per head and level [B, A, Y, X, O] -> per level [B, N, Y, X], as MultiHeadDetect gives them."""
+    """Joined maps, per level [B, N, Y, X], as from MultiHeadDetect, from maps per head and level [B, A, Y, X, O]."""
     levels = zip(*maps_by_head, strict=True)
     planes = ([one.permute(0, 1, 4, 2, 3) for one in level] for level in levels)
     return [
@@ -66,7 +66,7 @@ def make_head_batch(
 
 
 def by_head(maps: Sequence[Tensor], groups: HeadConfig) -> list[list[Tensor]]:
-    """The other way round."""
+    """The inverse of `joined`."""
     widths = [3 * (outputs - 1) for outputs in groups.outputs_H] + [3] * groups.num_heads
     parts = [each.split(widths, 1) for each in maps]
     return [
@@ -76,5 +76,5 @@ def by_head(maps: Sequence[Tensor], groups: HeadConfig) -> list[list[Tensor]]:
 
 
 def _head_map(others: Tensor, objectness: Tensor) -> Tensor:
-    """[B, A, Y, X, O] of boxes and classes [B, A, O - 1, Y, X] and objectness [B, A, Y, X]."""
+    """A map [B, A, Y, X, O] from boxes and classes [B, A, O - 1, Y, X] and objectness [B, A, Y, X]."""
     return torch.cat((others[:, :, :4], objectness[:, :, None], others[:, :, 4:]), 2).permute(0, 1, 3, 4, 2)

@@ -1,4 +1,4 @@
-"""Golden cases of the losses: records beside arrays, and predictions that are drawn from a seed instead of stored."""
+"""Golden cases of the losses: records with arrays, and predictions that are drawn from a seed instead of stored."""
 
 import json
 from collections.abc import Iterable
@@ -25,14 +25,14 @@ from tests.yolo.detection_batch import DetectionBatch
 
 
 class LossCase(NamedTuple):
-    """A record of a golden JSON file and its arrays in the NPZ file beside it."""
+    """A record of a golden JSON file, and its arrays from the NPZ file of the same name."""
 
     record: dict[str, Any]
     arrays: dict[str, np.ndarray]
 
 
 def loss_cases(path: Path) -> Iterable[tuple[str, LossCase]]:
-    """Every record of a file, with the arrays whose names begin with the record's."""
+    """Every record of a file, with the arrays whose names begin with the name of the record."""
     arrays: dict[str, np.ndarray] = {}
     if path.with_suffix(".npz").exists():
         with np.load(path.with_suffix(".npz")) as stored:
@@ -44,7 +44,7 @@ def loss_cases(path: Path) -> Iterable[tuple[str, LossCase]]:
 
 
 def build(case: LossCase, device: str) -> DetectionBatch:
-    """The case's input; for `aux` the auxiliary maps follow the lead's."""
+    """The input of a case; for `aux` the auxiliary maps follow the lead maps."""
     record, arrays = case
     if "targets" not in arrays:
         pytest.skip("no targets are stored for this case")
@@ -62,7 +62,12 @@ def build(case: LossCase, device: str) -> DetectionBatch:
         maps[layer][*cell, 5 + arrays["plant_cls"][index]] = arrays["plant_clsval"][index]
     for one_map, (total, first, last) in zip(maps, arrays.get("input_check", ()), strict="input_check" in arrays):
         made = (one_map.sum(dtype=np.float64), one_map.flat[0], one_map.flat[-1])
-        np.testing.assert_allclose(made, (total, first, last), rtol=1e-6, err_msg="the recipe was not followed")
+        np.testing.assert_allclose(
+            made,
+            (total, first, last),
+            rtol=1e-6,
+            err_msg="the input differs from the one that the golden was made with",
+        )
     size_px = torch.tensor(record["anchors"], dtype=torch.float32).view(len(record["anchors"]), -1, 2)
     size_LA2 = size_px / torch.tensor(record["strides"])[:, None, None]
     return DetectionBatch(
@@ -73,7 +78,7 @@ def build(case: LossCase, device: str) -> DetectionBatch:
 
 
 def assign_case(case: LossCase, batch: DetectionBatch) -> dict[str, Matches]:
-    """The assignments of a case: `match`, and `match_aux` where there is one."""
+    """The assignments of a case: `match`, and `match_aux` if there is an auxiliary head."""
     anchor_t, num_layers = case.record["hyp"]["anchor_t"], len(batch.anchors.strides_px)
     lead = (batch.maps[:num_layers], batch.targets, batch.anchors)
     match case.record["kind"]:

@@ -1,4 +1,4 @@
-"""Made-up predictions and the settings NMS is tried with."""
+"""Random predictions and options for tests of NMS."""
 
 import torch
 
@@ -18,7 +18,7 @@ OPTIONS = [
 
 
 def draw(num_images: int, num_boxes: int, num_classes: int, seed: int, size_px: float = 640) -> torch.Tensor:
-    """Predictions of which half crowd around a few places."""
+    """Random predictions, half of them clustered around four points per image."""
     generator = torch.Generator().manual_seed(seed)
     rand = lambda *shape: torch.rand(*shape, generator=generator)  # noqa: E731
     place = rand(num_images, 4, 2) * size_px

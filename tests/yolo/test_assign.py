@@ -1,11 +1,11 @@
-"""The batched assignment gives the matches of the plain one, image by image, whatever the batch looks like."""
+"""The batched assignment gives the matches of the reference implementation, which works image by image."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from flatout.yolo.loss import Search, assign_all, assign_ota, list_matches, ota
-from flatout.yolo.loss.matches import Anchors, Matches, pack_place, unpack_place
+from flatout.yolo.loss.matches import Anchors, Matches, pack_cells, unpack_cells
 from tests.reference.ota_twin import twin_assign
 from tests.yolo.comparing_matches import assert_same_matches
 from tests.yolo.detection_batch import DetectionBatch, awkward, make_batch
@@ -30,15 +30,15 @@ def rows(matches: Matches, num_layers: int = 3) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
 @pytest.mark.parametrize("make", BATCHES.values(), ids=BATCHES.keys())
-def test_ota_matches_as_the_plain_twin_does_image_by_image(make, search: Search):
+def test_ota_gives_the_matches_of_the_reference(make, search: Search):
     batch = make()
     assert_same_matches(assign_ota(*batch, search), batch, search)
-    clumsy = batch._replace(targets=awkward(batch.targets, seed=len(batch.targets)))
-    assert_same_matches(assign_ota(*clumsy, search), clumsy, search)
+    edge_cases = batch._replace(targets=awkward(batch.targets, seed=len(batch.targets)))
+    assert_same_matches(assign_ota(*edge_cases, search), edge_cases, search)
 
 
 @pytest.mark.parametrize("make", BATCHES.values(), ids=BATCHES.keys())
-def test_the_plain_list_is_the_twins(make):
+def test_the_candidates_are_those_of_the_reference(make):
     batch = make()
     batch = batch._replace(targets=awkward(batch.targets, seed=3))
     twin = twin_assign(*batch[:2], *batch.anchors, ota=False)
@@ -46,17 +46,17 @@ def test_the_plain_list_is_the_twins(make):
         assert torch.equal(list_matches(assign_all(*batch, Search()), layer), expected)
 
 
-def test_a_crowd_done_in_pieces_gives_the_same_matches(monkeypatch: pytest.MonkeyPatch):
+def test_a_crowd_processed_in_chunks_gives_the_same_matches(monkeypatch: pytest.MonkeyPatch):
     batch = make_batch([3, 90, 40, 0, 7, 60], height=160, width=160, seed=11)
     whole = assign_ota(*batch, Search())
     for pairs in (1, 1000, 20_000):
         monkeypatch.setattr(ota, "PAIRS_AT_ONCE", pairs)
-        pieces = assign_ota(*batch, Search())
-        assert rows(pieces) == rows(whole)
-        assert torch.equal(pieces.num_taken_T, whole.num_taken_T)
+        chunked = assign_ota(*batch, Search())
+        assert rows(chunked) == rows(whole)
+        assert torch.equal(chunked.num_taken_T, whole.num_taken_T)
 
 
-def test_images_sorted_by_size_or_not_give_the_same_matches(monkeypatch: pytest.MonkeyPatch):
+def test_images_grouped_by_size_or_not_give_the_same_matches(monkeypatch: pytest.MonkeyPatch):
     batch = make_batch([3, 90, 1, 0, 7, 17, 33], height=160, width=160, seed=12)
     together = assign_ota(*batch, Search())
     monkeypatch.setattr(ota, "FEW_PAIRS", 0)
@@ -64,15 +64,15 @@ def test_images_sorted_by_size_or_not_give_the_same_matches(monkeypatch: pytest.
 
 
 def test_a_crowd_beside_small_images_does_not_pad_them():
-    """384 images with one dense one: the pairs looked at are those of the images, at most doubled in each direction."""
+    """384 images, one of them crowded: rows and columns are padded to at most twice their number."""
     batch = make_batch([4] * 383 + [300], height=64, width=64, seed=13)
     candidates = assign_all(*batch, Search())
     image_T = batch.targets[:, 0].int()
     by_image_M = torch.argsort(candidates.image_M, stable=True)
     groups = list(ota._groups(image_T, candidates.image_M, by_image_M, num_images=384))
-    looked_at = sum(group.row_IR.numel() * group.column_IC.shape[1] for group in groups)
+    processed = sum(group.row_IR.numel() * group.column_IC.shape[1] for group in groups)
     needed = (torch.bincount(image_T) * torch.bincount(candidates.image_M)).sum()
-    assert looked_at < 4 * needed
+    assert processed < 4 * needed
     assert len(groups) < 12
 
 
@@ -107,7 +107,7 @@ def test_no_target_gives_no_match():
 
 
 def duplicate_case() -> DetectionBatch:
-    """Two identical targets on a map without any preference: every decision is a tie."""
+    """Two identical targets on constant maps: every decision is a tie."""
     maps = [torch.zeros(1, 3, side, side, 6) for side in (8, 4, 2)]
     target = torch.tensor([[0, 0, 0.55, 0.55, 0.3, 0.3]])
     size_LA2 = torch.full((3, 3, 2), 2.0)
@@ -127,7 +127,7 @@ def test_equal_costs_go_to_the_lower_column_and_the_lower_row():
 def test_a_cost_that_is_not_finite_is_never_preferred():
     batch = make_batch([6, 6], num_classes=4, seed=17)
     for one_map in batch.maps:
-        one_map[:, 0, ..., 4:] = 60.0  # sure of every class: y is 1 and its cost infinite
+        one_map[:, 0, ..., 4:] = 60.0  # every class is certain: y is 1 and the cost infinite
     listed = torch.cat([list_matches(assign_ota(*batch, Search()), layer) for layer in range(3)])
     everything = torch.cat([list_matches(assign_all(*batch, Search()), layer) for layer in range(3)])
     assert (everything[:, 1] == 0).any()
@@ -135,7 +135,7 @@ def test_a_cost_that_is_not_finite_is_never_preferred():
     assert {int(target) for target in listed[listed[:, 1] == 0, 4]} <= lonely
 
 
-def test_half_precision_maps_are_judged_in_float32():
+def test_half_precision_maps_are_compared_in_float32():
     batch = make_batch([9, 4], num_classes=20, seed=18)
     half = [one_map.half() for one_map in batch.maps]
     exact = [one_map.float() for one_map in half]
@@ -148,8 +148,11 @@ def test_half_precision_maps_are_judged_in_float32():
     ("change", "message"),
     [
         (lambda maps: maps[:2], "do not fit 3 layers of 3 anchors"),
-        (lambda maps: [each[:, :2] for each in maps], "one map .* per layer is wanted"),
-        (lambda maps: [each[:, :, :, :1].expand(-1, -1, -1, 5000, -1) for each in maps], "larger than 4096 cells"),
+        (lambda maps: [each[:, :2] for each in maps], "Pass one map .* per layer"),
+        (
+            lambda maps: [each[:, :, :, :1].expand(-1, -1, -1, 5000, -1) for each in maps],
+            "too large: at most 4096 cells",
+        ),
     ],
 )
 def test_maps_that_do_not_belong_to_the_anchors_are_refused(change, message: str):
@@ -158,14 +161,14 @@ def test_maps_that_do_not_belong_to_the_anchors_are_refused(change, message: str
         assign_all(change(maps), targets, anchors, Search())
 
 
-def test_a_place_survives_packing():
+def test_a_cell_survives_packing():
     numbers: list[Tensor] = [
         torch.tensor([0, 7, 3]),
         torch.tensor([0, 7, 2]),
         torch.tensor([0, 4095, 17]),
         torch.tensor([0, 4095, 99]),
     ]
-    packed = pack_place(*numbers)
+    packed = pack_cells(*numbers)
     assert (packed >= 0).all()
-    for found, expected in zip(unpack_place(packed), numbers, strict=True):
+    for found, expected in zip(unpack_cells(packed), numbers, strict=True):
         assert torch.equal(found, expected)

@@ -1,4 +1,4 @@
-"""COCO's AP is decided by the annotation file, whatever the data YAML is called; one that does not fit is refused."""
+"""COCO AP follows from the annotation file, whatever the data YAML is called; a file that does not fit is refused."""
 
 import json
 from pathlib import Path
@@ -18,25 +18,25 @@ from flatout.yolo.nms import Detections
 NAMES = ("person", "stop sign", "toothbrush")
 CATEGORY_IDS = (90, 1, 13)
 """Neither contiguous nor in the order of the classes."""
-PICTURES = {"a.jpg": 7, "img_2.png": 4, "000000000012.jpg": 99}
-"""Numbers that are not those in the names."""
+IMAGE_IDS = {"a.jpg": 7, "img_2.png": 4, "000000000012.jpg": 99}
+"""Ids that differ from the numbers in the names."""
 SIZE_WH = (200, 100)
 
 
 def content() -> dict[str, Any]:
-    """Every class on every picture, each at a place of its own, and a crowd."""
+    """Annotations of every class in every image, at different positions, and a crowd."""
     annotations = [
-        {"image_id": image, "category_id": kind, "bbox": [10.0 + 50 * place, 20.0, 30.0, 40.0 + place], "area": 1200.0}
-        for image in PICTURES.values()
-        for place, kind in enumerate(CATEGORY_IDS)
+        {"image_id": image, "category_id": category, "bbox": [10.0 + 50 * n, 20.0, 30.0, 40.0 + n], "area": 1200.0}
+        for image in IMAGE_IDS.values()
+        for n, category in enumerate(CATEGORY_IDS)
     ]
     crowd = {"image_id": 7, "category_id": 1, "bbox": [0, 0, 200, 100], "area": 20000.0, "iscrowd": 1}
     return {
         "images": [
             {"id": number, "file_name": name, "width": SIZE_WH[0], "height": SIZE_WH[1]}
-            for name, number in PICTURES.items()
+            for name, number in IMAGE_IDS.items()
         ],
-        "categories": [{"id": kind, "name": name} for kind, name in zip(CATEGORY_IDS, NAMES, strict=True)],
+        "categories": [{"id": number, "name": name} for number, name in zip(CATEGORY_IDS, NAMES, strict=True)],
         "annotations": [
             {"id": number, "iscrowd": 0} | each for number, each in enumerate([*annotations, crowd], start=1)
         ],
@@ -44,7 +44,7 @@ def content() -> dict[str, Any]:
 
 
 def data_set(folder: Path, yaml_name: str = "bolts.yaml", truth: dict[str, Any] | None = None, **keys: Any) -> DataSet:
-    """A data YAML with pictures in images/val, and annotations beside them."""
+    """A data YAML with images in images/val, and annotations beside that folder."""
     (folder / "images/val").mkdir(parents=True, exist_ok=True)
     (folder / "annotations").mkdir(exist_ok=True)
     if truth is not None:
@@ -55,7 +55,7 @@ def data_set(folder: Path, yaml_name: str = "bolts.yaml", truth: dict[str, Any] 
 
 
 def images_of(folder: Path, size_wh: tuple[int, int] = SIZE_WH) -> ImageSet:
-    paths = tuple(str(folder / "images/val" / name) for name in PICTURES)
+    paths = tuple(str(folder / "images/val" / name) for name in IMAGE_IDS)
     none = Labels(
         np.zeros((0, 5), np.float32), np.zeros(4, np.int64), np.zeros((0, 2), np.float32), np.zeros(1, np.int64)
     )
@@ -63,14 +63,14 @@ def images_of(folder: Path, size_wh: tuple[int, int] = SIZE_WH) -> ImageSet:
 
 
 def perfect_scores(data: DataSet, folder: Path, *, size_wh: tuple[int, int] = SIZE_WH) -> tuple[Any, Any]:
-    """Scores and records of detections that are exactly the annotated boxes, in pixels of pictures of that size."""
+    """Scores and records of detections that are exactly the annotated boxes, in pixels of images of that size."""
     truth = find_truth(data, "val", data.names, images_of(folder, size_wh))
     export = export_for(truth, data.names)
     classes = {
-        kind: data.names.index(name) for kind, name in zip(CATEGORY_IDS, NAMES, strict=True) if name in data.names
+        number: data.names.index(name) for number, name in zip(CATEGORY_IDS, NAMES, strict=True) if name in data.names
     }
     scale = np.tile(np.array(size_wh) / SIZE_WH, 2)
-    for name, number in PICTURES.items():
+    for name, number in IMAGE_IDS.items():
         rows = []
         for each in content()["annotations"]:
             if each["image_id"] == number and not each["iscrowd"] and each["category_id"] in classes:
@@ -87,7 +87,7 @@ def elsewhere(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path / "here")
 
 
-# --- any name, any numbers
+# --- names and ids
 
 
 @pytest.mark.parametrize("name", ["coco.yaml", "coco320.yaml", "bolts.yaml"])
@@ -96,7 +96,7 @@ def test_perfect_boxes_score_one_whatever_the_yaml_is_called(tmp_path, name):
     scores, records = perfect_scores(data_set(tmp_path, name, content()), tmp_path)
     assert scores.ap == pytest.approx(1)
     assert {record["category_id"] for record in records} == set(CATEGORY_IDS)
-    assert {record["image_id"] for record in records} == set(PICTURES.values())
+    assert {record["image_id"] for record in records} == set(IMAGE_IDS.values())
 
 
 def test_classes_in_any_order_and_case_find_their_categories(tmp_path):
@@ -111,22 +111,22 @@ def test_classes_in_any_order_and_case_find_their_categories(tmp_path):
 def test_copies_at_another_size_are_scored_in_the_pixels_of_the_annotations(tmp_path):
     pytest.importorskip("hotcoco", reason="no COCO evaluator is installed")
     data = data_set(tmp_path, "coco320.yaml", content())
-    scores, records = perfect_scores(data, tmp_path, size_wh=(81, 40))  # 80 x 40, rounded badly
+    scores, records = perfect_scores(data, tmp_path, size_wh=(81, 40))  # 80 x 40 would be exact
     assert scores.ap == pytest.approx(1)
     expected = [each["bbox"] for each in content()["annotations"] if not each["iscrowd"]]
     np.testing.assert_allclose(sorted(record["bbox"] for record in records), sorted(expected), atol=1e-3)
 
 
-def test_categories_that_are_no_classes_are_left_out_and_said(tmp_path):
+def test_categories_that_are_not_classes_are_left_out_with_a_remark(tmp_path):
     pytest.importorskip("hotcoco", reason="no COCO evaluator is installed")
     data = data_set(tmp_path, truth=content(), names=["person", "toothbrush"])
     assert perfect_scores(data, tmp_path)[0].ap == pytest.approx(1)
     truth = find_truth(data, "val", data.names, images_of(tmp_path))
     assert isinstance(truth, Truth)
-    assert truth.remarks[-1] == "Not among the classes, so left out: stop sign."
+    assert truth.remarks[-1] == "Categories that are not classes of the data set are left out: stop sign."
 
 
-# --- what does not fit
+# --- annotations that do not fit
 
 
 def without_names(truth: dict[str, Any]) -> None:
@@ -134,11 +134,11 @@ def without_names(truth: dict[str, Any]) -> None:
         category["name"] = str(category["id"])
 
 
-def other_pictures(truth: dict[str, Any]) -> None:
+def other_images(truth: dict[str, Any]) -> None:
     truth["images"] = truth["images"][:1]
 
 
-def turned(truth: dict[str, Any]) -> None:
+def rotated(truth: dict[str, Any]) -> None:
     for image in truth["images"]:
         image["width"], image["height"] = image["height"], image["width"]
 
@@ -159,11 +159,14 @@ def no_objects(truth: dict[str, Any]) -> None:
     ("spoil", "reason"),
     [
         (without_names, "it has no category for 3 of 3 classes, such as 'person'; its categories are 1, 13, 90."),
-        (other_pictures, "2 of 3 pictures are not in it by their file name, such as "),
-        (turned, "a.jpg is 200 x 100 px, but 100 x 200 in the file: another picture, or one that was cut or turned."),
-        (text_ids, "the id of a.jpg is 'a': evaluators take whole numbers only."),
-        (same_name_twice, "two categories are called 'person', so classes are not known by name."),
-        (no_objects, "it has no object of these classes for any of 3 pictures."),
+        (other_images, "it does not contain 2 of 3 images by file name, such as "),
+        (
+            rotated,
+            "a.jpg is 200 x 100 px, but 100 x 200 in the file. It is a different image, or it was cropped or rotated.",
+        ),
+        (text_ids, "the id of a.jpg is 'a'; evaluators need whole numbers."),
+        (same_name_twice, "two categories are named 'person', so classes cannot be identified by name."),
+        (no_objects, "it has no object of these classes in any of 3 images."),
     ],
 )
 def test_annotations_that_do_not_fit_give_a_reason_and_no_ap(tmp_path, spoil, reason):
@@ -177,19 +180,19 @@ def test_annotations_that_do_not_fit_give_a_reason_and_no_ap(tmp_path, spoil, re
     assert {record["category_id"] for record in records} == {0, 1, 2}, "classes keep their own numbers"
 
 
-def test_names_that_are_not_told_apart_are_refused(tmp_path):
+def test_class_names_that_are_not_unique_are_refused(tmp_path):
     data = data_set(tmp_path, truth=content(), names=["person", "Person"])
     refused = find_truth(data, "val", data.names, images_of(tmp_path))
     assert "two classes of the data set have the same name" in refused.text
 
 
-def test_a_damaged_file_is_a_reason_too(tmp_path):
+def test_a_damaged_file_is_refused_with_the_reason(tmp_path):
     data = data_set(tmp_path)
     (tmp_path / "annotations/instances_val.json").write_text("{")
     assert "not valid JSON" in find_truth(data, "val", data.names, images_of(tmp_path)).text
 
 
-def test_pictures_of_one_name_are_told_apart_by_their_folders(tmp_path):
+def test_images_of_the_same_name_are_identified_by_their_folders(tmp_path):
     truth = content()
     truth["images"] = [image | {"file_name": f"val/{image['file_name']}"} for image in truth["images"]]
     others = [
@@ -199,10 +202,10 @@ def test_pictures_of_one_name_are_told_apart_by_their_folders(tmp_path):
     truth["images"] += others
     found = find_truth(data_set(tmp_path, truth=truth), "val", NAMES, images_of(tmp_path))
     assert isinstance(found, Truth)
-    assert [picture.image_id for picture in found.pictures.values()] == list(PICTURES.values())
+    assert [image.image_id for image in found.images.values()] == list(IMAGE_IDS.values())
 
 
-def test_without_annotations_cocos_own_names_still_get_cocos_own_numbers(tmp_path):
+def test_without_annotations_coco_class_names_still_get_coco_category_ids(tmp_path):
     names = open_data_yaml(Path(__file__).parents[2] / "data/coco.yaml").names
     for classes, numbers in ((names, COCO_CATEGORY_IDS), (names[::-1], range(80))):
         export = export_for(Refused("no annotation file"), classes)
@@ -236,14 +239,14 @@ def test_the_key_in_the_yaml_names_the_file_for_val_or_for_each_split(tmp_path):
         ("elsewhere/pictures", "here/coco/annotations/instances_val2017.json"),
     ],
 )
-def test_else_it_is_looked_for_at_the_usual_places(tmp_path, val, file):
+def test_without_the_key_the_file_is_searched_in_the_usual_folders(tmp_path, val, file):
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text("{}")
     data = data_set(tmp_path, val=str(tmp_path / val))
     assert annotation_file(data, "val").resolve() == tmp_path / file
 
 
-def test_a_file_that_is_nowhere_is_said_with_the_places_and_the_key(tmp_path):
+def test_a_missing_file_is_reported_with_the_searched_paths_and_the_key(tmp_path):
     data = data_set(tmp_path)
     refused = find_truth(data, "val", data.names, images_of(tmp_path))
     assert "there is no annotation file" in refused.text

@@ -1,4 +1,4 @@
-"""Confusion matrices in files: what is written reads back, and tables of others are understood."""
+"""Confusion matrices in files: what is written can be read back, and other formats are read."""
 
 import json
 from pathlib import Path
@@ -18,11 +18,11 @@ def test_a_written_matrix_reads_back_with_names_and_without_the_background(tmp_p
     assert found.names == ('cat, "fat"', "dög")
     assert found.count_CC.tolist() == [[41, 3], [1, 9]]
     assert found.num_objects_C.tolist() == [46, 17]
-    assert found.share_CC[0, 1] == pytest.approx(3 / 17)
+    assert found.fraction_CC[0, 1] == pytest.approx(3 / 17)
 
 
 @pytest.mark.parametrize("form", ["commas.csv", "spaces.txt", "tabs.csv", "arrays.npz", "lists.json", "named.json"])
-def test_tables_of_others_are_understood(form: str, tmp_path: Path):
+def test_other_formats_are_read(form: str, tmp_path: Path):
     path = tmp_path / form
     marks = {"commas.csv": ",", "spaces.txt": " ", "tabs.csv": "\t"}
     if form in marks:
@@ -45,21 +45,21 @@ def test_without_names_or_a_number_every_row_is_a_class(tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("m.csv", "1,2\n3\n", "no confusion matrix"),
-        ("m.csv", "1,-2\n3,4\n", "no confusion matrix"),
-        ("m.csv", "", "no confusion matrix"),
-        ("m.csv", "x,a,b\na,1,nan\nb,2,3\n", "no confusion matrix"),
+        ("m.csv", "1,2\n3\n", "not a confusion matrix"),
+        ("m.csv", "1,-2\n3,4\n", "not a confusion matrix"),
+        ("m.csv", "", "not a confusion matrix"),
+        ("m.csv", "x,a,b\na,1,nan\nb,2,3\n", "not a confusion matrix"),
         ("m.json", '{"matrix": [[1, 2], [3, 4]], "names": ["a"]}', "2 rows of counts, but 1 names"),
         ("m.json", "{", "not valid JSON"),
         ("m.npz", "no zip", "cannot be read as .npz"),
     ],
 )
-def test_what_is_no_matrix_is_refused_in_a_sentence(name: str, content: str, sentence: str, tmp_path: Path):
+def test_a_file_that_is_not_a_matrix_is_refused(name: str, content: str, sentence: str, tmp_path: Path):
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=sentence):
         read_confusion(tmp_path / name)
 
 
-def test_a_name_that_says_no_form_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"ends in \.csv"):
+def test_an_unknown_extension_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"must end in \.csv"):
         read_confusion(tmp_path / "matrix.png")

@@ -1,4 +1,4 @@
-"""Sharing classes out to heads: what holds for every grouping, and the command around it."""
+"""Grouping of classes into heads: properties of every method, and the command `flatout yolo group`."""
 
 import json
 from collections.abc import Sequence
@@ -27,15 +27,15 @@ from flatout.yolo.multihead.grouping.methods import (
     in_order_of_occurrence,
     k_means,
     k_means_on_a_line,
-    kept_together,
     known_pairs,
+    num_confused_together,
     sum_of_squares,
 )
 from flatout.yolo.multihead.grouping.statistics import (
     BoxTable,
     ClassStatistics,
+    images_together,
     make_grouping,
-    pictures_together,
     statistics_of,
 )
 from flatout.yolo.multihead.head_config import head_config_of, read_head_config
@@ -71,15 +71,15 @@ def every_labelling(num_values: int, num_groups: int):
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("num_groups", [1, 2, 3])
-def test_no_grouping_of_a_line_is_better(seed: int, num_groups: int):
-    value_n = np.random.default_rng(seed).normal(size=7).round(1)  # rounded: some are equal
+def test_the_grouping_of_a_line_is_optimal(seed: int, num_groups: int):
+    value_n = np.random.default_rng(seed).normal(size=7).round(1)  # rounded, so that some are equal
     found = sum_of_squares(value_n[:, None], k_means_on_a_line(value_n, num_groups))
     best = min(sum_of_squares(value_n[:, None], label_n) for label_n in every_labelling(7, num_groups))
     assert found == pytest.approx(best, abs=1e-12)
 
 
 @pytest.mark.parametrize("num_groups", [1, 4, 9, 60])
-def test_groups_of_a_line_are_neighbours_and_rise(num_groups: int):
+def test_groups_of_a_line_are_intervals_numbered_upwards(num_groups: int):
     value_n = np.random.default_rng(3).normal(size=60)
     label_n = k_means_on_a_line(value_n, num_groups)
     assert set(label_n.tolist()) == set(range(num_groups))
@@ -88,12 +88,12 @@ def test_groups_of_a_line_are_neighbours_and_rise(num_groups: int):
 
 def test_seeded_restarts_are_never_better_than_the_exact_groups():
     value_n = np.random.default_rng(5).normal(size=80)
-    by_chance = k_means(value_n[:, None], 4, seed=42)
+    seeded = k_means(value_n[:, None], 4, seed=42)
     exact = k_means_on_a_line(value_n, 4)
-    assert sum_of_squares(value_n[:, None], exact) <= sum_of_squares(value_n[:, None], by_chance) + 1e-12
+    assert sum_of_squares(value_n[:, None], exact) <= sum_of_squares(value_n[:, None], seeded) + 1e-12
 
 
-# What holds for every method
+# Properties of every method
 
 
 @pytest.mark.parametrize("num_classes", [1, 2, 7, 80])
@@ -114,23 +114,23 @@ def test_every_class_has_exactly_one_head(num_classes: int, heads: int):
             with pytest.raises(ConfigError, match=rf"--heads {heads}: {num_classes} classes"):
                 group()
         else:
-            config = group().config  # HeadConfig itself refuses what is missing or there twice
+            config = group().config  # HeadConfig itself refuses classes that are missing or assigned twice
             assert (config.nc, config.num_heads) == (num_classes, heads)
 
 
 def test_the_same_boxes_in_another_order_give_the_same_heads():
     rng = np.random.default_rng(2)
-    picture_T, class_T = rng.integers(0, 5000, 9000), rng.integers(0, 9, 9000)
+    image_T, class_T = rng.integers(0, 5000, 9000), rng.integers(0, 9, 9000)
     size_T2 = rng.uniform(2, 60, (9000, 2))
     shuffled_T = rng.permutation(9000)
-    one = statistics_of(BoxTable(picture_T, class_T, size_T2), 9)
-    other = statistics_of(BoxTable(picture_T[shuffled_T] * 3 + 10, class_T[shuffled_T], size_T2[shuffled_T]), 9)
+    one = statistics_of(BoxTable(image_T, class_T, size_T2), 9)
+    other = statistics_of(BoxTable(image_T[shuffled_T] * 3 + 10, class_T[shuffled_T], size_T2[shuffled_T]), 9)
     np.testing.assert_array_equal(one.together_CC, other.together_CC)
     assert group_by_hybrid(one, 3, HybridConfig()) == group_by_hybrid(other, 3, HybridConfig())
 
 
-def test_a_picture_counts_a_class_once_and_no_size_is_asked_for():
-    together_CC = pictures_together(np.array([5, 5, 5, 9, 2]), np.array([0, 0, 1, 0, 2]), 4)
+def test_an_image_counts_a_class_once_for_boxes_of_any_size():
+    together_CC = images_together(np.array([5, 5, 5, 9, 2]), np.array([0, 0, 1, 0, 2]), 4)
     assert together_CC.tolist() == [[2, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
 
 
@@ -144,19 +144,19 @@ def test_shapes_of_tiny_boxes_do_not_count():
 # k-means and balancing
 
 
-@pytest.mark.parametrize("drawn", range(5))
-def test_no_other_starts_find_clusters_that_are_tighter(drawn):
-    point_N2 = np.random.default_rng(drawn).random((40, 2))
+@pytest.mark.parametrize("problem", range(5))
+def test_other_seeds_do_not_find_tighter_clusters(problem):
+    point_N2 = np.random.default_rng(problem).random((40, 2))
     found = sum_of_squares(point_N2, k_means(point_N2, 6, seed=42))
     best = min(sum_of_squares(point_N2, k_means(point_N2, 6, seed=seed, restarts=100)) for seed in range(3))
     assert found <= best * 1.0005
 
 
-def test_clusters_are_numbered_as_they_occur():
+def test_clusters_are_numbered_in_the_order_of_their_first_points():
     assert in_order_of_occurrence(np.array([7, 3, 7, 0, 3])).tolist() == [0, 1, 0, 2, 1]
 
 
-def test_points_on_top_of_each_other_still_fill_every_cluster():
+def test_identical_points_still_fill_every_cluster():
     label_N = k_means(np.zeros((5, 2)), 3, seed=0)
     assert set(label_N.tolist()) == {0, 1, 2}
 
@@ -171,13 +171,13 @@ def test_balancing_ends_within_bounds_on_one_side(seed: int):
     assert size_K.max() <= 20 or size_K.min() >= 10
 
 
-def test_balancing_moves_the_class_that_is_most_like_the_small_cluster():
+def test_balancing_moves_the_class_that_is_most_similar_to_the_small_cluster():
     similarity_CC = np.eye(15)
-    similarity_CC[4, 14] = similarity_CC[9, 14] = 0.5  # equal: the lower class goes
+    similarity_CC[4, 14] = similarity_CC[9, 14] = 0.5  # equal, so the lower class moves
     label_C = np.repeat([0, 1], [14, 1])
     moved = np.flatnonzero(balanced(label_C, similarity_CC, 2) != label_C)
     assert moved[0] == 4
-    assert len(moved) == 2  # 12 are not too large any more: 15 / 2 + 5
+    assert len(moved) == 2  # 12 is no longer too large: 15 / 2 + 5
 
 
 # Anti-confusion and standard
@@ -190,17 +190,17 @@ def test_the_shipped_anticonfusion_heads_follow_from_the_boxes_of_coco():
     assert [head.classes for head in found.config.heads] == [head.classes for head in shipped.heads]
     assert found.comments[0] == "262465 boxes (30.5 %)"
     assert [comment.split()[0] for comment in found.comments[1:]] == ["199806", "198854", "198876"]
-    assert kept_together(known_pairs(COCO_NAMES), found) == 0
+    assert num_confused_together(known_pairs(COCO_NAMES), found) == 0
 
 
-def test_too_few_heads_share_confused_classes_and_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_too_few_heads_share_confused_classes_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     (tmp_path / "matrix.csv").write_text("9,3,3\n3,9,3\n3,3,9\n")
     with caplog.at_level("WARNING"):
         group_classes(open_source(str(tmp_path / "matrix.csv")), GroupConfig(method="anticonfusion", heads=2))
     assert "1 confused pairs share a head" in caplog.text
 
 
-def test_standard_heads_of_coco_are_the_shipped_ones_and_blocks_else():
+def test_standard_heads_are_the_shipped_ones_for_coco_and_blocks_otherwise():
     shipped = read_head_config(DATA / "coco_320_1b4h_standard.yaml")
     assert group_standard(COCO_NAMES, 4).config == shipped
     blocks = group_standard(COCO_NAMES, 5).config.heads
@@ -222,7 +222,7 @@ def test_a_written_head_configuration_reads_back():
     assert content["head_assignments"]["head_0"]["comment"] == "Avg Ratio: 0.50"
 
 
-def test_a_data_yaml_may_hold_its_heads_as_well(tmp_path: Path):
+def test_a_data_yaml_may_contain_its_head_configuration(tmp_path: Path):
     grouping = make_grouping("hybrid_spectral", [[0], [1, 2]], ["Tall", "Wide"], ["Ratio: 0.5", ""])
     path = tmp_path / "both.yaml"
     path.write_text("train: a\nval: b\nnames: [x, y, z]\n" + as_yaml(grouping, generated_by="flatout yolo group"))
@@ -247,14 +247,14 @@ def coco_file(folder: Path, rows: Sequence[tuple[int, int, float, float]], names
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.99, 1.15), (0.2, 5.0), (3.1, 3.2), (0.01, 40.0)])
-def test_the_axis_of_shapes_has_numbers_however_alike_they_are(low: float, high: float):
-    told = ratio_ticks(float(np.log(low)), float(np.log(high)))
-    assert len({text for _, text in told}) == len(told) >= 3
-    assert all(low * 0.999 <= ratio <= high * 1.001 and float(text) == pytest.approx(ratio) for ratio, text in told)
+def test_the_axis_of_shapes_has_ticks_even_if_all_shapes_are_similar(low: float, high: float):
+    ticks = ratio_ticks(float(np.log(low)), float(np.log(high)))
+    assert len({text for _, text in ticks}) == len(ticks) >= 3
+    assert all(low * 0.999 <= ratio <= high * 1.001 and float(text) == pytest.approx(ratio) for ratio, text in ticks)
 
 
 @pytest.mark.parametrize("method", ["standard", "geometry", "hybrid", "hybrid --balance"])
-def test_the_command_writes_heads_and_a_picture(
+def test_the_command_writes_heads_and_a_chart(
     method: str, data_yaml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
@@ -263,16 +263,18 @@ def test_the_command_writes_heads_and_a_picture(
     name = method.split()[0]
     config = read_head_config(f"heads.{name}.yaml")
     assert (config.nc, config.num_heads) == (6, 3)
-    picture = cv2.imread(f"heads.{name}.png")
-    assert picture is not None and picture.std() > 5
+    chart = cv2.imread(f"heads.{name}.png")
+    assert chart is not None and chart.std() > 5
     assert "6 classes in 3 heads" in capsys.readouterr().out
     assert flatout(["yolo", "group", str(data_yaml), "--method", name, "--heads", "3"]) == 2
     assert f"heads.{name}.yaml: exists already" in capsys.readouterr().err
     assert flatout(["yolo", "group", "none.yaml", "--method", name, "--heads", "3"]) == 2
-    assert "SOURCE none.yaml: no such file" in capsys.readouterr().err, "the first mistake is told first"
+    assert "SOURCE none.yaml: no such file" in capsys.readouterr().err, (
+        "a missing source is reported before an existing output"
+    )
 
 
-def test_a_coco_file_needs_no_pictures_and_counts_crowds(tmp_path: Path):
+def test_a_coco_file_needs_no_images_and_counts_crowds(tmp_path: Path):
     rows = [(1, 0, 10, 40), (1, 0, 10, 40), (2, 1, 40, 10), (3, 2, 41, 10)]
     source = open_source(str(coco_file(tmp_path, rows, ["pole", "bar", "car"])))
     assert source.names == ("pole", "bar", "car")
@@ -281,12 +283,12 @@ def test_a_coco_file_needs_no_pictures_and_counts_crowds(tmp_path: Path):
     assert grouped.statistics is not None and grouped.statistics.num_boxes_C.tolist() == [2, 1, 1]
 
 
-def test_labels_and_a_confusion_matrix_together_keep_apart_what_is_mixed_up(
+def test_labels_and_a_confusion_matrix_together_separate_confused_classes(
     data_yaml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     counts = np.eye(7) * 50
-    counts[2, 4] = 20  # class 4 is taken for 2
+    counts[2, 4] = 20  # class 4 is detected as 2
     np.savez(tmp_path / "matrix.npz", matrix=counts)
     out = tmp_path / "apart.yaml"
     words = f"--method anticonfusion --confusion {tmp_path / 'matrix.npz'} --heads 2 --out {out}"
@@ -298,19 +300,19 @@ def test_labels_and_a_confusion_matrix_together_keep_apart_what_is_mixed_up(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("{matrix} --method geometry --heads 2", "--method geometry looks at boxes, and this has none"),
-        ("{coco} --method geometry --heads 9", "--heads 9: 3 classes can be shared out to 1 to 3 heads."),
-        ("{coco} --method anticonfusion --heads 2", "give a confusion matrix with --confusion"),
+        ("{matrix} --method geometry --heads 2", "--method geometry needs boxes, and this source has none"),
+        ("{coco} --method geometry --heads 9", "--heads 9: 3 classes can be divided among 1 to 3 heads."),
+        ("{coco} --method anticonfusion --heads 2", "Use --confusion with a confusion matrix"),
         ("{coco} --method anticonfusion --heads 2 --confusion {matrix}", "2 classes, but {coco} has 3."),
         ("{coco} --method hybrid --heads 2 --alpha 0 --beta 0", "--alpha 0 --beta 0: neither may be negative"),
         ("{coco} --method anticonfusion --confused-from 2", "--confused-from 2 is outside 0 to 1."),
         ("{matrix} --method standard --heads 2 --out heads.txt", "--out heads.txt: the name must end in .yaml."),
         ("nowhere.yaml --method standard", "SOURCE nowhere.yaml: no such file"),
         ("nowhere.csv --method anticonfusion", "nowhere.csv: cannot be read: No such file or directory."),
-        ("{empty} --method hybrid --heads 2", "it has no boxes, so --method hybrid has nothing to go by."),
+        ("{empty} --method hybrid --heads 2", "it has no boxes, which --method hybrid needs."),
     ],
 )
-def test_mistakes_are_answered_in_a_sentence(
+def test_mistakes_are_reported_in_one_line(
     words: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Grouping tools against the golden annotations and groups: statistics, shape groups, and the rule of balancing."""
+"""Grouping gives the golden results: statistics, groups by shape, and balancing."""
 
 import json
 from pathlib import Path
@@ -35,15 +35,15 @@ KNOWN = {
 
 
 class Case(NamedTuple):
-    """A golden file: its annotations seen by us, and what it says."""
+    """A golden file: our statistics of its annotations, its arrays and its record."""
 
-    seen: ClassStatistics | None
+    computed: ClassStatistics | None
     arrays: dict[str, np.ndarray]
     record: dict[str, Any]
 
     @property
     def statistics(self) -> ClassStatistics:
-        return self.seen if self.seen is not None else pytest.skip("no annotations beside this file")
+        return self.computed if self.computed is not None else pytest.skip("this file has no annotations")
 
 
 def opened(path: Path) -> Case:
@@ -52,7 +52,7 @@ def opened(path: Path) -> Case:
     if "annotations" not in arrays:
         return Case(None, arrays, record)
     image_T, class_T, *_ = arrays["annotations"].T
-    # The last classes may have no boxes, so the number of classes comes from elsewhere.
+    # The last classes may have no boxes, so the number of classes is taken from the other entries.
     sides = [len(array) for name, array in arrays.items() if name != "annotations"]
     num_classes = max([*sides, len(record.get("hybrid_raw_labels", ())), int(class_T.max()) + 1])
     boxes = BoxTable(image_T.astype(np.int64), class_T.astype(np.int64), arrays["annotations"][:, 2:])
@@ -69,7 +69,7 @@ def whole_file(path: Path):
 
 
 def written(grouping: Grouping) -> dict[str, dict[str, Any]]:
-    """In the form of the golden records."""
+    """A grouping in the form of the golden records."""
     return {
         f"head_{number}": {"name": head.name, "classes": list(head.classes), "comment": comment}
         for number, (head, comment) in enumerate(zip(grouping.config.heads, grouping.comments, strict=True))
@@ -86,7 +86,7 @@ def test_statistics_of_the_annotations(case):
     "case", golden_cases("yolov7-1b4h/grouping*.json", whole_file, also=("yolov7-1b4h/grouping.npz",))
 )
 class TestGroups:
-    def test_nothing_in_the_file_is_passed_over(self, case):
+    def test_every_entry_of_the_file_is_tested(self, case):
         assert set(case.record) <= KNOWN
 
     def test_geometry_is_the_golden_one(self, case):

@@ -1,4 +1,4 @@
-"""The losses give the plain twin's numbers and gradients, in float32 whatever comes in, under their names."""
+"""The losses give the numbers and gradients of the reference implementation, in float32 for maps of any dtype."""
 
 import re
 from dataclasses import replace
@@ -21,7 +21,7 @@ from flatout.yolo.loss import (
     sum_parts,
 )
 from flatout.yolo.loss.losses import default_balance
-from flatout.yolo.loss.matches import pack_place
+from flatout.yolo.loss.matches import pack_cells
 from tests.reference.ota_twin import twin_assign, twin_loss
 from tests.yolo.detection_batch import DetectionBatch, awkward, make_batch
 
@@ -49,7 +49,7 @@ def gradients(total: torch.Tensor, batch: DetectionBatch) -> list[torch.Tensor]:
 @pytest.mark.parametrize("config", [PLAIN, OPTIONS], ids=["plain", "options"])
 @pytest.mark.parametrize("loss", [plain_loss, ota_loss])
 @pytest.mark.parametrize("make", BATCHES.values(), ids=BATCHES.keys())
-def test_loss_items_and_gradients_are_the_twins(make, loss, config: LossConfig):
+def test_loss_items_and_gradients_are_those_of_the_reference(make, loss, config: LossConfig):
     batch = with_gradient(make())
     batch = batch._replace(targets=awkward(batch.targets, seed=5))
     parts = loss(*batch, config)
@@ -61,7 +61,7 @@ def test_loss_items_and_gradients_are_the_twins(make, loss, config: LossConfig):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
-def test_the_auxiliary_head_learns_from_what_the_lead_predicts():
+def test_the_auxiliary_head_is_matched_by_the_predictions_of_the_lead():
     lead, aux = (with_gradient(make_batch([5, 9], height=192, width=192, num_layers=4, seed=seed)) for seed in (7, 8))
     parts = aux_ota_loss(lead.maps, aux.maps, lead.targets, lead.anchors, PLAIN)
     expected = 0
@@ -84,7 +84,7 @@ def test_only_matched_cells_and_objectness_receive_gradient(loss):
 
 @pytest.mark.parametrize("loss", [plain_loss, ota_loss])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_maps_are_lossless_inside_and_get_half_gradients(loss, dtype: torch.dtype):
+def test_half_precision_maps_are_computed_in_float32_and_get_half_precision_gradients(loss, dtype: torch.dtype):
     batch = make_batch([6, 4], num_classes=20, seed=10)
     half = with_gradient(batch._replace(maps=[one_map.to(dtype) for one_map in batch.maps]))
     exact = with_gradient(half._replace(maps=[one_map.float() for one_map in half.maps]))
@@ -99,18 +99,18 @@ def test_half_maps_are_lossless_inside_and_get_half_gradients(loss, dtype: torch
 
 def test_maps_in_another_memory_order_give_the_same_loss():
     batch = make_batch([6, 4], seed=11)
-    turned = [one_map.permute(0, 2, 3, 1, 4).contiguous().permute(0, 3, 1, 2, 4) for one_map in batch.maps]
-    assert not turned[0].is_contiguous()
-    assert torch.equal(ota_loss(turned, *batch[1:], PLAIN).total, ota_loss(*batch, PLAIN).total)
+    permuted = [one_map.permute(0, 2, 3, 1, 4).contiguous().permute(0, 3, 1, 2, 4) for one_map in batch.maps]
+    assert not permuted[0].is_contiguous()
+    assert torch.equal(ota_loss(permuted, *batch[1:], PLAIN).total, ota_loss(*batch, PLAIN).total)
 
 
-def test_of_several_matches_the_last_decides_a_cells_objectness():
+def test_the_last_of_several_matches_decides_the_objectness_of_a_cell():
     batch = with_gradient(make_batch([2], num_classes=1, seed=12))
-    place_M = pack_place(*(torch.full((2,), number) for number in (0, 0, 3, 5)))
+    packed_M = pack_cells(*(torch.full((2,), number) for number in (0, 0, 3, 5)))
     losses = []
     for order in ([0, 1], [1, 0]):
-        matches = Matches(place_M, torch.zeros(2, dtype=torch.int32), torch.tensor(order, dtype=torch.int32))
-        last = matches._replace(**{name: getattr(matches, name)[1:] for name in ("place_M", "image_M", "target_M")})
+        matches = Matches(packed_M, torch.zeros(2, dtype=torch.int32), torch.tensor(order, dtype=torch.int32))
+        last = matches._replace(**{name: getattr(matches, name)[1:] for name in ("packed_M", "image_M", "target_M")})
         both, alone = (head_loss(batch.maps, batch.targets, each, batch.anchors, PLAIN) for each in (matches, last))
         assert torch.equal(both.obj, alone.obj)
         losses.append(both)
@@ -136,7 +136,7 @@ def test_heads_are_weighted_and_summed():
     assert torch.equal(together.obj_L, one.obj_L)
 
 
-def test_a_head_that_knows_some_classes_ignores_the_other_targets():
+def test_a_head_for_some_of_the_classes_ignores_the_other_targets():
     batch = make_batch([6, 8], num_classes=4, seed=15)
     known = batch.targets[:, 1] >= 2
     local = batch.targets - torch.tensor([0.0, 2, 0, 0, 0, 0])
@@ -157,14 +157,14 @@ def test_the_example_of_the_documentation_runs(capsys: pytest.CaptureFixture[str
     assert all(one_map.grad is not None for one_map in batch.maps)
 
 
-def test_gains_are_scaled_as_the_trainer_scales_them():
+def test_gains_are_scaled_by_layers_classes_and_image_size():
     scaled = LossConfig(box=0.05, obj=0.7, cls=0.3).scaled(num_layers=4, num_classes=20, image_size_px=320)
     assert scaled.box == pytest.approx(0.05 * 0.75)
     assert scaled.obj == pytest.approx(0.7 * 0.25 * 0.75)
     assert scaled.cls == pytest.approx(0.3 * 0.25 * 0.75)
 
 
-def test_the_balance_belongs_to_the_number_of_layers():
+def test_the_balance_depends_on_the_number_of_layers():
     assert default_balance(3) == (4.0, 1.0, 0.4)
     assert default_balance(4) == (4.0, 1.0, 0.25, 0.06)
     assert default_balance(5) == (4.0, 1.0, 0.25, 0.06, 0.02)
@@ -181,11 +181,11 @@ def test_rebalancing_keeps_stride_16_at_one():
     [
         ({"box": -1.0}, r"loss\.box=-1\.0 must not be negative"),
         ({"cls_pw": float("nan")}, r"loss\.cls_pw=nan must not be negative"),
-        ({"anchor_t": 1.0}, r"loss\.anchor_t=1\.0 leaves no target"),
+        ({"anchor_t": 1.0}, r"loss\.anchor_t=1\.0 matches no target"),
         ({"label_smoothing": 2.0}, r"loss\.label_smoothing=2\.0 is outside 0 to 1"),
         ({"gr": -0.1}, r"loss\.gr=-0\.1 is outside 0 to 1"),
     ],
 )
-def test_a_config_that_makes_no_sense_is_refused(change: dict[str, float], message: str):
+def test_an_invalid_config_is_refused(change: dict[str, float], message: str):
     with pytest.raises(ValueError, match=message):
         replace(PLAIN, **change)

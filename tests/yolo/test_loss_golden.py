@@ -36,12 +36,12 @@ def test_the_match_lists_are_the_golden_ones(case: LossCase, device: str):
                 expected = case.arrays[f"{name}_L{layer}"].astype(np.int64)
                 listed = list_matches(matches, layer).cpu().numpy()
                 if case.record["kind"] == "std" and device == "cuda":
-                    # Kept by image there; only the order within an image means anything.
+                    # Sorted by image on a GPU; only the order within an image matters.
                     listed, expected = (each[np.lexsort(each.T[::-1])] for each in (listed, expected))
                 np.testing.assert_array_equal(listed, expected)
-        asked = case.arrays.get(name.replace("match", "dynamic_k"))
-        if asked is not None and matches.num_taken_T is not None:
-            np.testing.assert_array_equal(matches.num_taken_T.cpu().numpy(), asked)
+        dynamic_k = case.arrays.get(name.replace("match", "dynamic_k"))
+        if dynamic_k is not None and matches.num_taken_T is not None:
+            np.testing.assert_array_equal(matches.num_taken_T.cpu().numpy(), dynamic_k)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -49,7 +49,7 @@ def test_the_match_lists_are_the_golden_ones(case: LossCase, device: str):
 def test_the_loss_its_items_and_its_gradients_are_the_golden_ones(case: LossCase, device: str):
     record, arrays = case
     unknown = [name for name in arrays if not KNOWN_ARRAYS.fullmatch(name)]
-    assert not unknown, f"nobody checks {unknown}"
+    assert not unknown, f"no test checks {unknown}"
     batch = build(case, device)
     balance_L = torch.tensor(default_balance(len(record["strides"])), device=device)
     for _ in range(record.get("calls", 1) - 1 if record.get("autobalance") else 0):

@@ -1,4 +1,4 @@
-"""On a GPU: the kernels agree with the torch operations, give the same bits twice, and never make the host wait."""
+"""On a GPU: the kernels agree with the torch operations, are reproducible to the bit, and never make the host wait."""
 
 import logging
 
@@ -44,7 +44,7 @@ def step(batch: DetectionBatch, config: LossConfig = PLAIN, loss=ota_loss) -> tu
 
 @pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES.keys())
 @pytest.mark.parametrize("make", BATCHES.values(), ids=BATCHES.keys())
-def test_the_kernels_match_as_the_plain_twin_does(make, search: Search):
+def test_the_kernels_give_the_matches_of_the_reference(make, search: Search):
     batch = make()
     for each in (batch, batch._replace(targets=awkward(batch.targets, seed=len(batch.targets)))):
         assert_same_matches(assign_ota(*on_gpu(each), search), each, search)
@@ -57,7 +57,7 @@ def test_the_kernels_list_the_same_candidates(make):
     here, there = list_candidates(*batch, Search()), assign_all(*on_gpu(batch), Search())
     for layer in range(len(batch.maps)):
         found, expected = (list_matches(each, layer).cpu() for each in (there, here))
-        # Kept by image there: a stable sort by image gives the same order.
+        # The kernels sort by image: a stable sort by image gives the same order.
         assert torch.equal(found, expected[torch.argsort(expected[:, 0], stable=True)])
 
 
@@ -86,15 +86,15 @@ def test_loss_and_gradients_of_the_kernels_are_those_of_the_torch_operations(mak
 def test_maps_of_any_memory_order_give_the_same_loss_and_gradients_in_their_order(layout: str):
     batch = on_gpu(make_batch([6, 9, 0, 4], num_classes=7, seed=3))
     _, expected = step(batch)
-    turned = batch._replace(maps=[_turned(one_map.detach(), layout).requires_grad_() for one_map in batch.maps])
-    parts, grads = step(turned)
+    permuted = batch._replace(maps=[_with_layout(one_map.detach(), layout).requires_grad_() for one_map in batch.maps])
+    parts, grads = step(permuted)
     torch.testing.assert_close(parts.total, ota_loss(*batch, PLAIN).total)
-    for found, wanted, one_map in zip(grads, expected, turned.maps, strict=True):
+    for found, wanted, one_map in zip(grads, expected, permuted.maps, strict=True):
         assert torch.equal(found, wanted)
         assert layout == "with gaps" or found.stride() == one_map.stride()
 
 
-def _turned(one_map: Tensor, layout: str) -> Tensor:
+def _with_layout(one_map: Tensor, layout: str) -> Tensor:
     match layout:
         case "channels last":
             return one_map.permute(0, 2, 3, 1, 4).contiguous().permute(0, 3, 1, 2, 4)
@@ -133,7 +133,7 @@ def test_more_classes_than_a_kernel_holds_at_once():
 
 
 def losses(batch: DetectionBatch):
-    """Every loss, forward and backward, as a training step calls it."""
+    """Run every loss, forward and backward, as a training step does."""
     step(batch)
     step(batch, loss=plain_loss)
     step(batch, OPTIONS)
@@ -171,7 +171,7 @@ def test_a_trace_of_20_steps_shows_no_wait_and_no_copy_from_the_host():
     assert sum(event.name == "cudaDeviceSynchronize" for event in profile.events()) <= 1
 
 
-def test_the_number_of_kernels_depends_on_nothing():
+def test_the_number_of_kernels_does_not_depend_on_the_batch():
     def count(batch: DetectionBatch) -> int:
         step(batch)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -230,7 +230,7 @@ def test_a_crowd_in_a_batch_of_16_costs_less_than_a_second_and_two_gigabytes():
     assert torch.cuda.max_memory_allocated() - before < 2e9
 
 
-def test_what_the_kernels_cannot_take_is_still_computed_and_said(caplog: pytest.LogCaptureFixture):
+def test_maps_that_the_kernels_do_not_support_are_computed_by_torch_with_a_warning(caplog: pytest.LogCaptureFixture):
     batch = on_gpu(make_batch([4, 2], seed=12), torch.float64)
     with caplog.at_level(logging.WARNING, logger="flatout.yolo.loss.kernel_support"):
         parts, _ = step(batch)

@@ -1,4 +1,4 @@
-"""Batches are matched as single images are, sums do not depend on the batches, and odd input is told."""
+"""Batches are matched like single images, results do not depend on the batches, and wrong input is refused."""
 
 import json
 import re
@@ -33,7 +33,7 @@ WHOLE = (100, 100)
 
 
 def draw(num_images: int, seed: int, num_classes: int = 3) -> tuple[Detections, Labels]:
-    """Labels that overlap each other, and detections near them; some images have none of the one or the other."""
+    """Random labels that overlap each other, and detections near them; some images have no labels or no detections."""
     rng = np.random.default_rng(seed)
     found, labels, images, label_images = [], [], [], []
     for image in range(num_images):
@@ -44,8 +44,8 @@ def draw(num_images: int, seed: int, num_classes: int = 3) -> tuple[Detections, 
         )
         near = label[rng.integers(0, num_labels, num_found)] if num_labels else rng.random((num_found, 5)) * 50
         box = near[:, 1:] + rng.normal(0, 2.5, (num_found, 4))
-        kind = np.where(rng.random(num_found) < 0.8, near[:, 0], rng.integers(0, num_classes, num_found)) // 1
-        found.append(np.column_stack((box, -np.sort(-rng.random(num_found)), np.minimum(kind, num_classes - 1))))
+        class_id = np.where(rng.random(num_found) < 0.8, near[:, 0], rng.integers(0, num_classes, num_found)) // 1
+        found.append(np.column_stack((box, -np.sort(-rng.random(num_found)), np.minimum(class_id, num_classes - 1))))
         labels.append(label)
         images.append(np.full(num_found, image))
         label_images.append(np.full(num_labels, image))
@@ -62,17 +62,17 @@ def per_image(found: Detections, labels: Labels) -> list[tuple[torch.Tensor, tor
 @pytest.mark.parametrize("seed", range(8))
 def test_a_batch_is_matched_like_its_images_one_by_one(seed):
     found, labels = draw(12, seed)
-    right_DK = match_to_labels(found, labels)
+    correct_DK = match_to_labels(found, labels)
     pairs = per_image(found, labels)
-    assert right_DK.any()
+    assert correct_DK.any()
     np.testing.assert_array_equal(
-        right_DK.numpy(), np.concatenate([matched_by_loops(*pair, IOU_THRESHOLDS) for pair in pairs])
+        correct_DK.numpy(), np.concatenate([matched_by_loops(*pair, IOU_THRESHOLDS) for pair in pairs])
     )
     thresholds = torch.tensor(IOU_THRESHOLDS)
-    assert torch.equal(right_DK, torch.cat([matched_per_image(*pair, thresholds) for pair in pairs]))
+    assert torch.equal(correct_DK, torch.cat([matched_per_image(*pair, thresholds) for pair in pairs]))
 
 
-def test_labels_need_not_lie_in_the_order_of_their_images():
+def test_labels_need_not_be_sorted_by_image():
     found, labels = draw(6, seed=3)
     order = torch.randperm(len(labels.image_L), generator=torch.Generator().manual_seed(0))
     shuffled = Labels(*(column[order] for column in labels))
@@ -80,7 +80,7 @@ def test_labels_need_not_lie_in_the_order_of_their_images():
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_batch_is_confused_like_its_images_one_by_one(seed):
+def test_the_confusion_of_a_batch_is_the_sum_over_its_images(seed):
     found, labels = draw(12, seed)
     matrix = ConfusionMatrix(3)
     matrix.update(found, labels)
@@ -89,7 +89,7 @@ def test_a_batch_is_confused_like_its_images_one_by_one(seed):
 
 
 def evaluate(batch_size: int, num_images: int = 12) -> Evaluator:
-    """The same images in batches of any size; pictures fill the input, so that pixels stay what they are."""
+    """Evaluate the same images in batches of any size; images fill the input, so that coordinates do not change."""
     found, labels = draw(num_images, seed=5)
     rows = found.per_image()
     evaluator = Evaluator(3, confusion=True)
@@ -144,7 +144,7 @@ def test_padding_rows_of_targets_do_not_count():
     assert results[0].map50_95 == results[1].map50_95 > 0.9
 
 
-def test_nothing_right_scores_nothing():
+def test_without_a_correct_detection_all_scores_are_zero():
     assert Evaluator(3).result().fitness == 0
     evaluator = Evaluator(3)
     found = Detections(torch.tensor([[0.0, 0, 5, 5, 0.9, 1]]), torch.zeros(1).long(), 1)
@@ -157,9 +157,9 @@ def test_nothing_right_scores_nothing():
 
 
 def means_of(
-    right_DK: list[list[int]], score_D: list[float], class_D: list[int], labels_L: list[int]
+    correct_DK: list[list[int]], score_D: list[float], class_D: list[int], labels_L: list[int]
 ) -> dict[str, float]:
-    arrays = (np.array(right_DK, bool), np.array(score_D, np.float32), np.array(class_D), np.array(labels_L))
+    arrays = (np.array(correct_DK, bool), np.array(score_D, np.float32), np.array(class_D), np.array(labels_L))
     return mean_scores(score_classes(*arrays))
 
 
@@ -170,15 +170,15 @@ def test_f1_is_the_mean_over_classes_at_the_best_confidence_for_all():
     assert scores["F1"] == pytest.approx(0.9), "not 10/11, the F1 of mean precision and mean recall"
 
 
-def test_average_recall_counts_every_detection_however_unsure():
+def test_average_recall_counts_detections_of_any_score():
     """Two overlaps. Class 0 finds 3 and 2 of 4 labels, the last at a score of 0.002; class 1 finds 1 and 0 of 2; class
     2 has a label and no detection, class 3 detections and no label."""
-    right_DK = [[1, 1], [1, 0], [0, 0], [1, 1], [1, 0], [0, 0]]
-    scores = means_of(right_DK, [0.9, 0.8, 0.7, 0.002, 0.9, 0.9], [0, 0, 0, 0, 1, 3], [0, 0, 0, 0, 1, 1, 2])
+    correct_DK = [[1, 1], [1, 0], [0, 0], [1, 1], [1, 0], [0, 0]]
+    scores = means_of(correct_DK, [0.9, 0.8, 0.7, 0.002, 0.9, 0.9], [0, 0, 0, 0, 1, 3], [0, 0, 0, 0, 1, 1, 2])
     assert scores["AR_0.5:0.95"] == pytest.approx((3 / 4 + 2 / 4 + 1 / 2 + 0 + 0 + 0) / 6)
 
 
-def test_the_scores_of_classes_have_the_means_as_their_means():
+def test_mean_scores_are_the_means_of_the_scores_of_classes():
     result = evaluate(4).result()
     by_class = scores_by_class(result.classes)
     assert by_class.keys() == result.scores.keys() and len(headings()) == len(by_class)
@@ -187,22 +187,22 @@ def test_the_scores_of_classes_have_the_means_as_their_means():
     assert (result.classes.full_recall_CK[:, 0] >= result.classes.curves.recall_CX.max(1) - 1e-12).all()
 
 
-def test_a_label_of_an_unknown_class_is_told():
+def test_a_label_of_an_unknown_class_is_refused():
     evaluator = Evaluator(2, confusion=True)
     found = Detections(torch.tensor([[40.0, 40, 60, 60, 0.9, 1]]), torch.zeros(1).long(), 1)
     evaluator.update(found, torch.tensor([[0.0, 7, 0.5, 0.5, 0.2, 0.2]]), Letterbox.centred(WHOLE, [WHOLE]), WHOLE)
-    with pytest.raises(DataError, match=r"Labels have classes \[7\], but the detector knows 2 \(0\.\.1\)"):
+    with pytest.raises(DataError, match=r"Labels have classes \[7\], but the network has 2 \(0\.\.1\)"):
         evaluator.result()
 
 
 def test_leaving_out_points_between_corners_does_not_change_the_area():
     rng = np.random.default_rng(1)
     for _ in range(30):
-        right_n = rng.random(60) < rng.random()
+        correct_n = rng.random(60) < rng.random()
         scores = score_classes(
-            right_n[:, None], np.linspace(0.9, 0.1, 60, dtype=np.float32), np.zeros(60), np.zeros(40)
+            correct_n[:, None], np.linspace(0.9, 0.1, 60, dtype=np.float32), np.zeros(60), np.zeros(40)
         )
-        true_n = right_n.cumsum()
+        true_n = correct_n.cumsum()
         whole = average_precision(true_n / (40 + 1e-16), true_n / np.arange(1, 61))
         assert scores.ap_CK[0, 0] == pytest.approx(whole, abs=1e-12)
 
@@ -224,30 +224,30 @@ def test_ap_per_class_is_written_with_names():
     assert record["map"] == pytest.approx(np.mean([each["ap"] for each in record["per_class"].values()]))
 
 
-def test_columns_of_the_drawn_matrix_sum_to_one_without_their_small_shares():
+def test_columns_of_the_plotted_matrix_sum_to_one_without_their_small_fractions():
     shares = column_shares(np.array([[3, 0, 0], [1, 999, 0], [0, 1, 0]]))
     np.testing.assert_allclose(shares[:, 0], [0.75, 0.25, np.nan], atol=1e-6)
     assert np.isnan(shares[2, 1])
 
 
-def test_the_drawn_matrix_has_one_rule_for_all_cells():
+def test_the_plotted_matrix_has_one_rule_for_all_cells():
     found = Detections(torch.tensor([[10.0, 10, 30, 30, 0.9, 1], [60, 60, 80, 80, 0.9, 2]]), torch.zeros(2).long(), 1)
     boxes = torch.tensor([[10.0, 10, 30, 30], [40, 40, 50, 50]])
     labels = Labels(boxes, torch.tensor([0, 0]), torch.zeros(2).long())
     matrix = ConfusionMatrix(3)
     matrix.update(found, labels)
     shown = as_shown(matrix.counts().numpy())
-    predicted_true = {(1, 0), (3, 0), (2, 3)}  # class 0 taken for 1, class 0 missed, a 2 made up
-    assert {tuple(place) for place in np.argwhere(shown).tolist()} == predicted_true
+    predicted_true = {(1, 0), (3, 0), (2, 3)}  # class 0 detected as 1, class 0 missed, a false detection of class 2
+    assert {tuple(cell) for cell in np.argwhere(shown).tolist()} == predicted_true
 
 
-def test_curves_and_matrix_are_drawn_without_any_extra(tmp_path):
-    drawn = plot_evaluation(evaluate(4).result(), ["cat", "dog", "c\u00f6w"], tmp_path)
+def test_curves_and_matrix_are_plotted_without_optional_packages(tmp_path):
+    plotted = plot_evaluation(evaluate(4).result(), ["cat", "dog", "c\u00f6w"], tmp_path)
     names = ["PR_curve.png", "F1_curve.png", "P_curve.png", "R_curve.png", "confusion_matrix.png"]
-    assert [path.name for path in drawn] == names
-    assert all(cv2.imread(str(path)).std() > 5 for path in drawn)
+    assert [path.name for path in plotted] == names
+    assert all(cv2.imread(str(path)).std() > 5 for path in plotted)
 
 
-def test_where_nothing_was_right_there_are_no_curves(tmp_path):
+def test_without_a_correct_detection_there_are_no_curves(tmp_path):
     (only,) = plot_evaluation(Evaluator(2, confusion=True).result(), ["cat", "dog"], tmp_path)
     assert only.name == "confusion_matrix.png"

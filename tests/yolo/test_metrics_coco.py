@@ -1,4 +1,4 @@
-"""COCO's numbers come from any of its evaluators, and crowds are neither missed nor false."""
+"""All COCO evaluators give the same scores, and crowds count neither as missed nor as false."""
 
 import builtins
 import importlib.util
@@ -42,7 +42,7 @@ TRUTH = {
 
 
 def export(*, in_crowd: bool = True, far_off: bool = False) -> CocoExport:
-    """Both objects found exactly; a box in the crowd; on request a false one that is surest of all."""
+    """Both objects found exactly; optionally a box in the crowd, and a false one with the highest score."""
     rows = [[10.0, 10, 30, 30, 0.9, 0]]
     rows += [[60.0, 60, 70, 70, 0.95, 0]] * in_crowd + [[80.0, 5, 95, 20, 0.99, 0]] * far_off
     row_D6 = torch.tensor([*rows, [0.0, 0, 30, 30, 0.8, 11]])
@@ -56,7 +56,7 @@ def use_only(evaluator: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(coco, "EVALUATORS", (evaluator,))
 
 
-def test_eighty_classes_map_to_ninety_one_numbers():
+def test_eighty_classes_map_to_category_ids_up_to_ninety():
     assert len(COCO_CATEGORY_IDS) == len(set(COCO_CATEGORY_IDS)) == 80
     absent = set(range(1, 91)) - set(COCO_CATEGORY_IDS)
     assert absent == {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
@@ -64,7 +64,7 @@ def test_eighty_classes_map_to_ninety_one_numbers():
 
 
 @pytest.mark.parametrize(("path", "image_id"), [("a/000000000139.jpg", 139), ("b/img_1.png", "img_1"), ("7", 7)])
-def test_a_picture_is_known_by_the_number_in_its_name(path, image_id):
+def test_the_id_of_an_image_is_the_number_in_its_name(path, image_id):
     assert image_id_of(path) == image_id
 
 
@@ -80,7 +80,7 @@ def test_records_are_rounded_and_written_as_json(tmp_path):
         {"image_id": 9, "category_id": 2, "bbox": [0.0, 0.0, 1.0, 1.0], "score": 0.5},
     ]
     assert collected.image_ids == [1, "b", 9]
-    with pytest.raises(DataError, match=r'picture "b" has no number in its name.* take the numbers from an annotation'):
+    with pytest.raises(DataError, match=r'name of image "b" is not a number.* Use an annotation file'):
         collected.table()
 
 
@@ -95,7 +95,7 @@ def test_objects_found_exactly_score_one_and_crowds_do_not_count(evaluator, monk
 
 
 @pytest.mark.parametrize("evaluator", EVALUATOR)
-def test_only_the_pictures_asked_for_count(evaluator, monkeypatch, tmp_path):
+def test_only_the_requested_images_count(evaluator, monkeypatch, tmp_path):
     use_only(evaluator, monkeypatch)
     (tmp_path / "instances.json").write_text(json.dumps(TRUTH))
     table = export().table()
@@ -111,17 +111,18 @@ def test_no_detections_score_zero(evaluator, monkeypatch):
 
 
 @pytest.mark.parametrize("evaluator", EVALUATOR)
-def test_an_object_of_id_zero_is_never_found_by_any_evaluator_and_it_is_said(evaluator, monkeypatch, caplog):
+def test_an_object_of_id_zero_is_never_found_by_any_evaluator_with_a_warning(evaluator, monkeypatch, caplog):
     use_only(evaluator, monkeypatch)
     boxes = ([10, 10, 20, 20], [12, 10, 20, 20], [60, 60, 20, 20])
     table = np.array([[7, *boxes[0], 0.9, 1], [7, *boxes[2], 0.8, 1]])
     counted = {}
     for first in (0, 1):
         caplog.clear()
-        annotations = [annotation(first + place, 7, 1, box) for place, box in enumerate(boxes)]
+        annotations = [annotation(first + index, 7, 1, box) for index, box in enumerate(boxes)]
         counted[first] = coco_scores(TRUTH | {"annotations": annotations}, table)
         assert ("An annotation has the id 0" in caplog.text) == (first == 0)
-    # Of three objects two are found, the surer one wrongly if its object has the id 0: it does not get the second one.
+    # Two of three objects are found. If the first has the id 0, the detection with the higher score counts as false: it
+    # is not matched with the second object instead.
     assert counted[1].ap == pytest.approx(67 / 101)
     assert counted[0].ap == counted[0].ap50 == counted[0].ap75 == pytest.approx(34 / 101 / 2)
     assert (counted[0].ar1, counted[0].ar100, counted[0].ap_small) == pytest.approx((0, 1 / 3, 34 / 101 / 2))
@@ -150,14 +151,14 @@ def test_evaluators_agree(monkeypatch):
 
 
 @needs_evaluator
-def test_pictures_of_another_data_set_are_told(tmp_path):
-    with pytest.raises(DataError, match="1 of 2 pictures are not in the annotation file, such as 8"):
+def test_images_of_another_data_set_are_refused(tmp_path):
+    with pytest.raises(DataError, match="1 of 2 images are not in the annotation file, such as 8"):
         coco_scores(TRUTH, export().table(), [7, 8])
     with pytest.raises(DataError, match="no such annotation file"):
         coco_scores(tmp_path / "absent.json", export().table())
 
 
-def test_a_missing_evaluator_is_one_clear_sentence(monkeypatch):
+def test_a_missing_evaluator_gives_an_error_with_the_install_command(monkeypatch):
     real = builtins.__import__
 
     def absent(name, *rest):

@@ -27,7 +27,7 @@ def arrays_of(path: Path) -> dict[str, np.ndarray]:
 
 
 def need(arrays: Arrays, *names: str) -> list[Any]:
-    """Arrays as tensors (numbers keep their type), or skip."""
+    """Arrays as tensors of the same type; skips the test if one is missing."""
     for name in names:
         if name not in arrays:
             pytest.skip(f"{name} is not in the golden arrays")
@@ -66,7 +66,7 @@ def _converted(name: str, arrays: Arrays) -> torch.Tensor:
     if scale := re.fullmatch(r"(scale_\w+)_out", name):
         box, shapes = need(arrays, f"{scale[1]}_in", f"{scale[1]}_shapes")
         return to_native(box, torch.zeros(len(box)).long(), _letterbox(shapes, arrays.get(f"{scale[1]}_ratiopad")))
-    raise AssertionError(f"{name} is not understood")
+    raise AssertionError(f"{name} is unknown")
 
 
 def _letterbox(shapes: torch.Tensor, ratio_pad: np.ndarray | None) -> Letterbox:
@@ -142,7 +142,7 @@ def test_fitness_matches_the_golden(case):
     assert fitness(map50=row[2], map50_95=row[3]) == pytest.approx(expected, abs=1e-9)
 
 
-# --- confusion.npz: one case, image after image
+# --- confusion.npz: one case, image by image
 
 
 def one_case(path: Path) -> Iterable[tuple[str, Path]]:
@@ -199,8 +199,8 @@ def test_a_whole_evaluation_matches_the_golden(case):
 
 
 def as_rounded(expected: Mapping[str, Any]) -> dict[str, Any]:
-    """A golden record that equals one whose box differs by one unit of its third and last decimal, which a processor
-    that rounds the product before it differently may give."""
+    """A golden record that allows one unit of difference in the third decimal of the box, because processors may round
+    an intermediate product differently."""
     return {**expected, "bbox": pytest.approx(expected["bbox"], rel=0, abs=0.001 + 1e-9)}
 
 
@@ -227,7 +227,7 @@ def _compare_result(evaluator: Evaluator, record: Mapping[str, Any], arrays: Arr
     result = evaluator.result()
     found = {"P": result.precision, "R": result.recall, "map50": result.map50, "map": result.map50_95}
     for part, expected in record.get("results", {}).items():
-        # Validation losses are the trainer's: here no loss was given, so they are 0.
+        # Validation losses are those of the trainer; there is no loss here, so they are 0.
         assert found.get(part, [0.0] * 3) == pytest.approx(expected, abs=1e-6)
     scores = result.classes
     parts = {"ap": scores.ap_CK, "p": scores.precision_C, "r": scores.recall_C, "classes": scores.classes_C}

@@ -1,4 +1,4 @@
-"""What docs/models.md shows is true: its sizes, its config, its messages and its code."""
+"""docs/models.md agrees with the code: its sizes, its config, its messages and its examples."""
 
 import json
 import re
@@ -6,7 +6,7 @@ import re
 import pytest
 
 from flatout.yaml_strict import parse_yaml
-from flatout.yolo.model.module_specs import ACTIVATIONS, HEADS, KINDS
+from flatout.yolo.model.module_specs import ACTIVATIONS, HEADS, MODULE_SPECS
 from flatout.yolo.model.spec import parse_model
 from flatout.yolo.weights import save_weights
 from tests.golden_cases import SHIPPED
@@ -25,7 +25,7 @@ def blocks(language: str) -> list[str]:
 
 
 def rows_of_table(heading: str) -> list[list[str]]:
-    """Cells of the table whose heading begins so, without its first two lines."""
+    """Cells of the table whose heading begins with this text, without its first two lines."""
     table = PAGE[PAGE.index(heading) :].split("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
 
@@ -40,29 +40,29 @@ def test_sizes_are_the_golden_ones():
 
 
 def test_every_module_and_activation_is_explained():
-    assert [row[0].strip("`") for row in rows_of_table("| module | args")] == [*KINDS, *HEADS]
+    assert [row[0].strip("`") for row in rows_of_table("| module | args")] == [*MODULE_SPECS, *HEADS]
     assert all(f"nn.{name}(" in PAGE for name in ACTIVATIONS)
 
 
 def test_arguments_are_those_of_the_modules():
     for name, args, *_ in rows_of_table("| module | args"):
         written = [each.partition("=")[0] for each in args.split(", ") if each]
-        if (kind := KINDS.get(name.strip("`"))) and name not in ("`nn.Upsample`", "`Shortcut`"):
-            # The repeat count is not an argument one writes, and SPPCSPC's pools cannot be changed.
-            known = [parameter.name for parameter in kind.parameters if parameter.name != "n"]
+        if (spec := MODULE_SPECS.get(name.strip("`"))) and name not in ("`nn.Upsample`", "`Shortcut`"):
+            # The repeat count is not written as an argument, and SPPCSPC's pools cannot be changed.
+            known = [parameter.name for parameter in spec.parameters if parameter.name != "n"]
             assert written == [each for each in known if (name, each) != ("`SPPCSPC`", "k")]
 
 
 def test_the_config_that_is_shown_can_be_built():
-    blueprint = parse_model(parse_yaml(blocks("yaml")[0]))
-    assert (len(blueprint.rows), blueprint.head.strides) == (10, (8, 16))
+    spec = parse_model(parse_yaml(blocks("yaml")[0]))
+    assert (len(spec.rows), spec.head.strides) == (10, (8, 16))
 
 
-def test_messages_are_told_so():
-    told = [hostile.words for hostile in HOSTILE.values()]
+def test_messages_are_those_of_the_parser():
+    expected = [hostile.words for hostile in HOSTILE.values()]
     shown = [row[0].strip("`") for row in rows_of_table("| message | remedy")]
-    known = [line for line in shown if any(all(word in line for word in words[1:] or words) for words in told)]
-    # The last is a name and not a config: tests/yolo/model/test_configs.py.
+    known = [line for line in shown if any(all(word in line for word in words[1:] or words) for words in expected)]
+    # The last is about a name, not about a config: tests/yolo/model/test_configs.py.
     assert known == shown[:-1]
 
 

@@ -1,4 +1,4 @@
-"""What docs/multihead.md shows can be typed."""
+"""The commands, flags and code of docs/multihead.md work."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ def test_the_code_runs(capsys):
     assert capsys.readouterr().out.startswith("4 tensor(")
 
 
-def test_the_head_configuration_is_one():
+def test_the_head_configuration_is_valid():
     (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     assert [group.classes for group in head_config_of(yaml.safe_load(text), where="page").heads] == [
         (5, 0), (2,), (1, 4, 3),

@@ -1,4 +1,4 @@
-"""NMS of a batch equals NMS image by image, whatever the options, the kernel and the number of boxes."""
+"""NMS of a batch equals NMS image by image, for all options, kernels and numbers of boxes."""
 
 import importlib.util
 import logging
@@ -21,7 +21,7 @@ def assert_same(rows: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("num_classes", [1, 2, 80])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_batch_gives_what_its_images_give_alone(options, num_classes):
+def test_a_batch_gives_the_same_boxes_as_its_images_one_by_one(options, num_classes):
     config = NmsConfig(**options)
     prediction = draw(4, 60, num_classes, seed=num_classes)
     prediction[1, :, 4] = 0
@@ -29,13 +29,13 @@ def test_a_batch_gives_what_its_images_give_alone(options, num_classes):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_scores_and_corners_are_rounded_as_the_prediction_is(dtype):
+def test_scores_and_corners_are_computed_in_the_precision_of_the_prediction(dtype):
     prediction = draw(3, 200, 5, seed=1).to(dtype)
     config = NmsConfig(**VALIDATION)
     assert_same(non_max_suppression(prediction, config).per_image(), plain_nms(prediction, config))
 
 
-def test_classes_touch_when_boxes_are_wider_than_the_shift_between_them():
+def test_boxes_of_different_classes_overlap_if_they_are_wider_than_the_class_shift():
     prediction = draw(2, 80, 6, seed=2, size_px=6000)
     prediction[..., 2:4] *= 80
     config = NmsConfig(conf_thres=0.01, iou_thres=0.3, multi_label=True)
@@ -44,17 +44,17 @@ def test_classes_touch_when_boxes_are_wider_than_the_shift_between_them():
 
 @pytest.mark.parametrize("block", [1, 3, 1000])
 @pytest.mark.parametrize("pairs", [5, 1 << 20])
-def test_sizes_of_blocks_and_pieces_do_not_change_the_boxes(block, pairs, monkeypatch):
+def test_sizes_of_blocks_and_chunks_do_not_change_the_boxes(block, pairs, monkeypatch):
     prediction, config = draw(3, 50, 3, seed=3), NmsConfig(**VALIDATION)
     expected = plain_nms(prediction, config)
     monkeypatch.setattr(greedy, "BLOCK", block)
     monkeypatch.setattr(greedy, "PAIRS", pairs)
-    monkeypatch.setattr(suppress, "MOST_SCORES", 2 * prediction[0, :, 5:].numel())
+    monkeypatch.setattr(suppress, "MAX_SCORES", 2 * prediction[0, :, 5:].numel())
     assert_same(non_max_suppression(prediction, config).per_image(), expected)
 
 
-def test_chains_copies_and_boxes_without_area_are_decided_one_after_the_other():
-    # Each box overlaps the next by more than 0.45, so that every second one goes; then copies; then points and lines.
+def test_chains_copies_and_boxes_without_area_are_suppressed_greedily():
+    # Each box overlaps the next by more than 0.45, so every second one is removed; then copies; then points and lines.
     chain = torch.tensor([[30.0 + 10 * step, 30, 40, 20] for step in range(40)])
     copies = torch.tensor([[300.0, 300, 50, 50]]).repeat(20, 1)
     flat = torch.tensor([[500.0, 500, 0, 0]] * 3 + [[500.0, 500, 30, 0]] * 3 + [[500.0, 500, 30, 30]])
@@ -66,7 +66,7 @@ def test_chains_copies_and_boxes_without_area_are_decided_one_after_the_other():
     assert len(rows[0]) == 20 + 1 + 7
 
 
-def test_a_box_that_is_no_number_disturbs_no_other():
+def test_a_box_that_is_not_finite_does_not_affect_others():
     prediction = draw(2, 60, 3, seed=4)
     prediction[0, 5, 0] = float("nan")
     prediction[0, 6, 3] = float("inf")
@@ -76,15 +76,15 @@ def test_a_box_that_is_no_number_disturbs_no_other():
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_flood_is_cut_to_the_best_and_equal_scores_to_the_first():
+def test_too_many_candidates_are_limited_to_the_best_and_of_equal_scores_to_the_first():
     prediction = draw(2, 400, 80, seed=5)
-    # Few different scores: the cut falls between equal ones.
+    # Few distinct scores, so that the limit falls between equal ones.
     prediction[..., 4:] = (prediction[..., 4:] * 4).ceil() / 4
     config = NmsConfig(**VALIDATION, max_nms=1000)
     assert_same(non_max_suppression(prediction, config).per_image(), plain_nms(prediction, config))
 
 
-def test_thirty_thousand_candidates_per_image_are_no_trouble():
+def test_thirty_thousand_candidates_per_image_are_handled():
     prediction = draw(2, 3000, 80, seed=6)
     config = NmsConfig(**VALIDATION)
     rows = non_max_suppression(prediction, config).per_image()
@@ -97,7 +97,7 @@ def test_ten_thousand_copies_of_one_box_leave_one():
     assert len(non_max_suppression(prediction).row_D6) == 1
 
 
-def test_labels_join_as_certain_boxes_behind_the_predictions_of_their_image():
+def test_labels_are_added_with_score_1_after_the_predictions_of_their_image():
     prediction = draw(3, 40, 4, seed=7)
     labels = [torch.tensor([[2.0, 50, 60, 20, 30], [0, 500, 500, 90, 90]]), torch.zeros(0, 5), torch.ones(1, 5) * 3]
     config = NmsConfig(conf_thres=0.2, multi_label=True)
@@ -107,14 +107,14 @@ def test_labels_join_as_certain_boxes_behind_the_predictions_of_their_image():
     assert rows[0][:2, 5].tolist() == [2, 0]
 
 
-def test_no_images_no_boxes_and_nothing_found_give_empty_results():
+def test_no_images_no_boxes_and_no_detections_give_empty_results():
     for shape in ((0, 10, 7), (2, 0, 7), (2, 10, 7)):
         found = non_max_suppression(torch.zeros(shape))
         assert found.num_images == shape[0]
         assert [tuple(rows.shape) for rows in found.per_image()] == [(0, 6)] * shape[0]
 
 
-def test_merging_averages_supporters_and_drops_what_stands_alone():
+def test_merging_averages_overlapping_candidates_and_drops_isolated_boxes():
     box = torch.tensor([[100.0, 100, 40, 40], [102, 100, 40, 40], [300, 300, 40, 40]])
     prediction = torch.cat((box, torch.tensor([[0.9], [0.3], [0.8]]), torch.ones(3, 1)), 1)[None]
     (plain,) = non_max_suppression(prediction).per_image()
@@ -138,8 +138,8 @@ def test_torchvisions_kernel_gives_the_same_boxes(options):
     assert torch.equal(ours.row_D6, theirs.row_D6)
 
 
-def test_a_threshold_that_float32_cannot_hold_decides_as_the_exact_one():
-    # IoU is float32(0.6), which is above 0.6; nearest-rounding of the threshold would make them equal.
+def test_a_threshold_that_float32_cannot_represent_acts_like_the_exact_one():
+    # The IoU is float32(0.6), which is above 0.6; rounding the threshold to nearest would make them equal.
     box = torch.tensor([[0.0, 0, 10, 10], [0, 0, 6, 10]])
     assert twin.greedy(box, torch.tensor([0.9, 0.8]), 0.6, 10).tolist() == [0]
     assert greedy.sweep_kernel(box, torch.tensor([2]), suppress.float32_at_most(0.6), 10).tolist() == [0]
@@ -164,11 +164,11 @@ def test_slow_nms_warns_and_drops_nothing(monkeypatch, caplog):
         ({"kernel": "fast"}, r'nms\.kernel="fast" is unknown\. Use auto, sweep, triton or torchvision'),
     ],
 )
-def test_a_setting_that_cannot_be_obeyed_is_refused(options, message):
+def test_an_invalid_option_is_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         NmsConfig(**options)
 
 
 def test_a_kernel_that_cannot_run_here_says_why():
-    with pytest.raises(ConfigError, match="runs on CUDA, but the predictions are on cpu"):
+    with pytest.raises(ConfigError, match="needs CUDA, but the predictions are on cpu"):
         non_max_suppression(draw(1, 5, 2, seed=10), NmsConfig(kernel="triton"))

@@ -29,7 +29,7 @@ def arrays_of(path: Path) -> dict[str, np.ndarray]:
 
 
 def drawn(seed: int) -> np.ndarray:
-    """The input of a case that stores a recipe: three crowds of 160 boxes, and one faint box apart."""
+    """The input of a case that stores a seed: three crowds of 160 boxes, and one isolated box with a low score."""
     u = np.random.Generator(np.random.PCG64(seed)).random((480, 85), dtype=np.float32)
     centre = PLACES[np.arange(480) % 3] + (u[:, 0:2] - np.float32(0.5)) * 8
     rows = np.concatenate((centre, 90 + u[:, 2:4] * 8, 0.5 + 0.5 * u[:, 4:5], u[:, 5:]), axis=1)
@@ -60,7 +60,7 @@ def test_nms_gives_the_golden_rows(case):
     outputs = {image: stored[f"{name}/out_{image}"] for image in images if f"{name}/out_{image}" in stored}
     labels = {image: stored[f"{name}/labels_{image}"] for image in images if f"{name}/labels_{image}" in stored}
     num_own = sum(key.startswith(f"{name}/") and key.split("/")[1] not in ("pred", "check") for key in stored)
-    assert num_own == len(outputs) + len(labels), "an array of this case is not understood"
+    assert num_own == len(outputs) + len(labels), "an array of this case is unknown"
     if not outputs and "kept" not in record:
         pytest.skip("the case stores no result")
 

@@ -1,4 +1,4 @@
-"""On a CUDA device NMS and matching give what they give on the host."""
+"""NMS and matching give the same results on a CUDA device as on the host."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 @pytest.mark.parametrize("kernel", ["triton", "sweep"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_kernels_give_the_hosts_boxes(options, kernel):
+def test_kernels_give_the_same_boxes_as_on_the_host(options, kernel):
     for num_boxes, num_classes in ((60, 80), (700, 1), (300, 3)):
         prediction = draw(5, num_boxes, num_classes, seed=num_boxes)
         expected = non_max_suppression(prediction, NmsConfig(**options, kernel="sweep"))
@@ -29,7 +29,7 @@ def test_half_precision_is_rounded_as_on_the_host():
     assert torch.equal(found.row_D6.cpu(), non_max_suppression(prediction, config).row_D6)
 
 
-def test_thirty_thousand_candidates_per_image_take_no_square_of_memory():
+def test_memory_does_not_grow_with_the_square_of_thirty_thousand_candidates_per_image():
     prediction = draw(8, 3000, 80, seed=2).cuda()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -40,8 +40,8 @@ def test_thirty_thousand_candidates_per_image_take_no_square_of_memory():
 
 def test_matching_and_confusion_do_not_depend_on_the_device():
     prediction = draw(4, 300, 6, seed=3)
-    image, kind = torch.arange(4).repeat_interleave(9)[:, None].float(), torch.arange(36)[:, None] % 6
-    target = torch.cat((image, kind, prediction[:, :9, :4].reshape(-1, 4) / 640), 1)
+    image, class_id = torch.arange(4).repeat_interleave(9)[:, None].float(), torch.arange(36)[:, None] % 6
+    target = torch.cat((image, class_id, prediction[:, :9, :4].reshape(-1, 4) / 640), 1)
     results = []
     for device in ("cpu", "cuda"):
         evaluator = Evaluator(6, confusion=True)
@@ -50,6 +50,6 @@ def test_matching_and_confusion_do_not_depend_on_the_device():
         evaluator.update(found, target.to(device), letterbox, (640, 640))
         results.append((evaluator.matches(), evaluator.result()))
     (matches, host), (other_matches, device_result) = results
-    assert torch.equal(matches.right_DK, other_matches.right_DK)
+    assert torch.equal(matches.correct_DK, other_matches.correct_DK)
     assert (host.confusion == device_result.confusion).all()
     assert host.map50_95 == device_result.map50_95 > 0

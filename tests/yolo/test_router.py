@@ -1,4 +1,4 @@
-"""The loss router does all heads at once, and gives what every head on its own would give."""
+"""The loss router computes all heads at once, with the same results as head by head."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ LOSSES = {"plain": plain_router_loss, "ota": ota_router_loss}
 @pytest.mark.parametrize("config", [PLAIN, OPTIONS], ids=["plain", "options"])
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS.keys())
-def test_all_heads_at_once_give_what_each_gives_alone(groups: HeadConfig, loss: str, config: LossConfig):
+def test_all_heads_at_once_give_the_same_loss_as_one_by_one(groups: HeadConfig, loss: str, config: LossConfig):
     batch = make_head_batch([5, 9, 0, 7], groups, seed=1)
     assert_like_twin(batch._replace(targets=awkward(batch.targets, seed=5)), groups, loss, config)
 
@@ -42,10 +42,10 @@ def test_all_heads_at_once_give_what_each_gives_alone(groups: HeadConfig, loss: 
     loss=st.sampled_from(sorted(LOSSES)),
     seed=st.integers(0, 2**31),
 )
-def test_any_partition_of_the_classes_gives_the_twins_loss(boxes, owners, full_head, loss, seed):
+def test_any_partition_of_the_classes_gives_the_loss_of_the_reference(boxes, owners, full_head, loss, seed):
     used = sorted(set(owners))
     classes_H = [[each for each, owner in enumerate(owners) if owner == head] for head in used]
-    # From the last class to the first: the place in the list is the number that counts.
+    # In reverse order, because the position in the list is the number in the head.
     groups = make_groups([classes[::-1] for classes in classes_H], full_head=full_head)
     assert_like_twin(make_head_batch(boxes, groups, seed=seed), groups, loss, PLAIN)
 
@@ -70,7 +70,7 @@ def test_one_head_with_all_classes_is_the_ordinary_loss():
     torch.testing.assert_close(plain_router_loss(*batch, PLAIN, groups).items, ordinary.items)
 
 
-def test_a_head_without_targets_still_learns_that_nothing_is_there():
+def test_a_head_without_targets_still_has_an_objectness_loss():
     groups = make_groups([[0, 1], [2, 3]])
     batch = make_head_batch([4, 4], groups, seed=4)
     batch.targets[:, 1] = 0
@@ -81,7 +81,7 @@ def test_a_head_without_targets_still_learns_that_nothing_is_there():
         assert (empty[..., [0, 1, 2, 3, 5, 6]] == 0).all()
 
 
-def test_heads_are_added_up_and_not_averaged():
+def test_heads_are_summed_and_not_averaged():
     groups = make_groups([[0, 1], [2, 3]])
     batch = make_head_batch([4, 4], groups, seed=5)
     items = [plain_router_loss(*batch, PLAIN, _weighted(groups, weights)).items for weights in ((1, 0), (0, 1), (1, 1))]
@@ -102,7 +102,7 @@ def test_the_order_of_targets_and_padding_change_nothing(loss: str):
     torch.testing.assert_close(LOSSES[loss](*padded, PLAIN, groups).items, LOSSES[loss](*batch, PLAIN, groups).items)
 
 
-def test_targets_go_to_their_own_head_under_their_local_number():
+def test_targets_go_to_their_own_head_with_their_local_id():
     heads = heads_on(GROUPS["uneven, unsorted, weighted"], torch.device("cpu"))
     targets = torch.tensor([[0.0, 5, 0.5, 0.5, 0.1, 0.1], [2, 0, 0, 0, 0, 0], [1, 4, 0, 0, 0, 0], [-1, 0, 0, 0, 0, 0]])
     routed = route(targets, heads)
@@ -112,7 +112,7 @@ def test_targets_go_to_their_own_head_under_their_local_number():
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_maps_in_any_memory_order_get_half_gradients(loss: str, dtype: torch.dtype):
+def test_half_precision_maps_in_any_memory_order_get_half_precision_gradients(loss: str, dtype: torch.dtype):
     groups = GROUPS["uneven, unsorted, weighted"]
     batch = make_head_batch([6, 4], groups, seed=7)
     half = batch._replace(maps=[each.to(dtype, memory_format=torch.channels_last) for each in batch.maps])

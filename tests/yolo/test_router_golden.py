@@ -30,7 +30,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-7}
 def groups_of(case: LossCase) -> HeadConfig:
     file = golden_root() / "yolov7-1b4h/head_configs.json"
     if not file.exists():
-        pytest.skip("head_configs.json, which the case refers to, is not there")
+        pytest.skip("head_configs.json, which the case refers to, does not exist")
     written = json.loads(file.read_text())[case.record["config"]]
     return head_config_of(written, where=case.record["config"], full_head=case.record["full_head"])
 
@@ -44,7 +44,7 @@ def build(case: LossCase, groups: HeadConfig, device: str) -> HeadBatch:
     maps = [[draw_map(generator, record, stride, outputs) for stride in head.strides] for outputs in groups.outputs_H]
     for h, rows in enumerate(arrays.get("input_check", ())):
         made = [(each.sum(dtype=np.float64), each.flat[0], each.flat[-1]) for each in maps[h]]
-        np.testing.assert_allclose(made, rows, rtol=1e-6, err_msg="the recipe was not followed")
+        np.testing.assert_allclose(made, rows, rtol=1e-6, err_msg="the input differs from that of the golden")
     size_px = torch.tensor(head.anchors_px).view(head.num_levels, -1, 2)
     anchors = Anchors((size_px / torch.tensor(head.strides)[:, None, None]).to(device), head.strides)
     tensors = [[torch.from_numpy(each).to(device) for each in one] for one in maps]
@@ -80,7 +80,7 @@ def test_the_matches_of_every_head_are_the_golden_ones(case, device):
                 continue
             own = listed[listed[:, 0] % groups.num_heads == head]
             own[:, 0] //= groups.num_heads
-            if device == "cuda":  # by image there; only the order within an image means anything
+            if device == "cuda":  # sorted by image there; only the order within an image matters
                 own, expected = (each[np.lexsort(each.T[::-1])] for each in (own, expected))
             np.testing.assert_array_equal(own, expected)
             checked += 1
@@ -93,7 +93,7 @@ def test_the_matches_of_every_head_are_the_golden_ones(case, device):
 def test_the_loss_and_its_gradients_are_the_golden_ones(case, device):
     record, arrays = case
     unknown = [name for name in arrays if not KNOWN_ARRAYS.fullmatch(name)]
-    assert not unknown, f"nobody checks {unknown}"
+    assert not unknown, f"no test checks {unknown}"
     groups = groups_of(case)
     assert list(groups.outputs_H) == record.get("head_no", list(groups.outputs_H))
     batch = build(case, groups, device).with_gradient()

@@ -1,4 +1,4 @@
-"""On a GPU: the kernels do several heads as the torch operations do, the same bits every time, without a wait."""
+"""On a GPU: the kernels agree with the torch operations for several heads, are reproducible, and never make it wait."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def by_torch(batch: HeadBatch, config: LossConfig, groups: HeadConfig, *, ota: b
 @pytest.mark.parametrize("config", [PLAIN, OPTIONS], ids=["plain", "options"])
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS.keys())
-def test_the_kernels_give_what_the_torch_operations_give(groups, loss, config, dtype, layout):
+def test_the_kernels_give_the_same_as_the_torch_operations(groups, loss, config, dtype, layout):
     batch = make_head_batch([5, 9, 0, 7], groups, seed=1)
     batch = on_gpu(batch._replace(targets=awkward(batch.targets, seed=5)), dtype, layout)
     parts = LOSSES[loss](*batch, config, groups)
@@ -94,7 +94,7 @@ def test_a_step_never_makes_the_host_wait_and_can_be_captured(loss: str):
     assert torch.equal(items, expected)
 
 
-def test_targets_of_other_heads_are_not_there_for_a_head():
+def test_a_head_is_matched_with_its_own_targets_only():
     groups = make_groups([[0, 1], [2, 3]])
     batch = on_gpu(make_head_batch([9, 9], groups, seed=6))
     heads = heads_on(groups, batch.targets.device)

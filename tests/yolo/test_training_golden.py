@@ -142,7 +142,7 @@ def check_groups(record: tuple[str, dict[str, Any]]) -> None:
         "duplicates": len(grouped) - len(set(grouped)),
         "parameters_in_no_group": len({id(value) for value in network.parameters()} - set(grouped)),
         "n_params": sum(value.numel() for value in network.parameters()),
-        "stride": list(network.blueprint.head.strides),
+        "stride": list(network.spec.head.strides),
     }
     assert {key: got[key] for key in expected} == expected
 

@@ -1,15 +1,15 @@
-"""What a detection costs: YOLOv7's losses and the assignment behind them, batched, without a host-device wait.
+"""Detection losses: YOLOv7's losses and their assignment of targets, batched, without making the host wait.
 
 Files:
 
-    kernel_support  What the GPU kernels can take, and the table on the device that tells them about the maps
-    kernels_assign  GPU kernels that list the candidates of every image and read what the network says there
-    kernels_loss    GPU kernels of the loss: terms of the matched cells, objectness of all cells, and their sum
-    kernels_math    The loss functions inside GPU kernels, with their derivatives
-    losses          YOLOv7's three losses (plain, OTA, OTA with auxiliary heads), and the terms they are made of
-    matches         What an assignment says: which cell of which prediction map has to predict which target
-    on_device       The loss of one head by GPU kernels, forward and backward: no wait, and no copy of a map
-    ota             OTA: every target takes the cells that suit it best
+    kernel_support  Checks whether the GPU kernels of the loss can be used, and the device tables with the map layout
+    kernels_assign  GPU kernels of the assignment: list candidates, read the predictions there, and choose by cost
+    kernels_loss    GPU kernels of the loss, forward and backward
+    kernels_math    Functions used by the GPU kernels: loss functions with derivatives, and the location of cells
+    losses          YOLOv7's three losses: plain, OTA, and OTA with auxiliary heads
+    matches         The result of an assignment: which cell of which prediction map must predict which target
+    on_device       Assignment and loss by GPU kernels, without making the host wait and without copying a map
+    ota             OTA assignment by torch operations: each target takes its cheapest cells
 """
 
 from flatout.yolo.loss.losses import (

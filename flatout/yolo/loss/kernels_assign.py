@@ -1,8 +1,11 @@
-"""GPU kernels that list the candidates of every image and read what the network says there.
+"""GPU kernels of the assignment: list the candidates of every image, read the predictions there, and choose by cost.
 
-An image's candidates lie in slots from `slots_per_target * first_row[image]` on, in list order and without gaps: room
-for the most its targets could bring, so that no count has to reach the host. Function arguments that end in _p are
-pointers.
+An image's candidates are in slots from `slots_per_target * first_row[image]` on, in list order and without gaps. There
+are enough slots for all candidates that its targets could have, so that no count has to reach the host.
+
+Rows are targets and columns are candidates, as in ota.py. A `place` is a packed cell (matches.pack_cells), a `kind` the
+offset of a candidate from the target's centre cell (ota._OFFSETS). With several heads an `image` is a head image and a
+`picture` an image of the batch (multihead/joined_maps.py). Function arguments that end in _p are pointers.
 """
 
 import triton
@@ -25,7 +28,7 @@ from flatout.yolo.loss.ota import OVERLAP_FLOOR, OVERLAP_WEIGHT
 def route_rows(
     targets_p, head_p, column_p, routed_p, num_targets, HEADS: tl.constexpr, CLASSES: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Targets as several heads see them: heads.route says what that is."""
+    """Assign targets to head images, as joined_maps.route does."""
     target = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = target < num_targets
     picture = tl.load(targets_p + target * 6, mask=there, other=-1.0)
@@ -40,10 +43,10 @@ def route_rows(
 
 @triton.jit(do_not_specialize=["num_targets"])
 def group_rows(image_p, row_p, first_row_p, num_targets, BLOCK: tl.constexpr):
-    """Targets by image, stable: program b writes where the rows of image b begin, and which targets they are.
+    """Sort the targets by image, stably: program b writes where the rows of image b begin, and which targets they are.
 
-    Each program reads every target's image: B x T small reads in all, and no sort. One program more than images
-    writes the number of rows.
+    Each program reads the image of every target: B x T small reads in all, and no sort. One additional program writes
+    the number of rows.
     """
     image = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
@@ -79,7 +82,7 @@ def _candidates(
     KINDS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Candidates that ROWS targets from `begin` bring in one layer, as a block [kind and anchor, target]."""
+    """Candidates of ROWS targets from `begin` on in one layer, as a block [kind and anchor, target]."""
     kind = (tl.arange(0, KINDS) // ANCHORS)[:, None]
     anchor = (tl.arange(0, KINDS) % ANCHORS)[:, None]
     row = begin + tl.arange(0, ROWS)[None, :]
@@ -92,7 +95,7 @@ def _candidates(
     wide = tl.div_rn(tl.load(targets_p + target * 6 + 4) * columns, tl.load(size_p))
     high = tl.div_rn(tl.load(targets_p + target * 6 + 5) * rows, tl.load(size_p + 1))
     ratio = tl.maximum(tl.maximum(wide, tl.div_rn(1.0, wide)), tl.maximum(high, tl.div_rn(1.0, high)))
-    # The side a kind looks along, and the way to the border it looks at.
+    # The axis along which a kind is offset, and the distance to the border in that direction.
     along_x = (kind == 1) | (kind == 3)
     way = tl.where(kind == 1, x, tl.where(kind == 2, y, tl.where(kind == 3, columns - x, rows - y)))
     near = (kind == 0) | ((way - tl.floor(way) < reach) & (way > 1))
@@ -113,7 +116,7 @@ def list_columns(
     anchor_t, reach,
     LAYERS: tl.constexpr, ANCHORS: tl.constexpr, SLOTS: tl.constexpr, KINDS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Program b lists the candidates of image b: layer after layer, in each by kind, anchor and target."""
+    """Program b lists the candidates of image b: layer by layer, in each by kind, anchor and target."""
     image = tl.program_id(0)
     first_row = tl.load(first_row_p + image)
     end_row = tl.load(first_row_p + image + 1)
@@ -149,10 +152,10 @@ def read_columns(
     num_slots,
     ANCHORS: tl.constexpr, HEADS: tl.constexpr, CLASSES: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """What the network predicts at each candidate.
+    """Write the predictions at each candidate.
 
-    offset: of its class logits in the map; box: corners in pixels, four rows of num_slots; sure: probability of an
-    object; nothing: cross-entropy over the classes if none of them were true.
+    offset: offset of its class logits in the map; box: corners in pixels, four rows of num_slots; sure: probability of
+    an object; nothing: cross-entropy over the classes if none of them is true.
     """
     lane = tl.arange(0, COLUMNS)
     for block in range(tl.program_id(0), tl.cdiv(num_slots, COLUMNS), tl.num_programs(0)):
@@ -191,11 +194,10 @@ def read_columns(
             tl.store(nothing_p + slot, nothing, mask=valid)
 
 
-# GPU kernels of the OTA assignment: a program per target walks the candidates of its image.
+# OTA assignment: one program per target loops over the candidates of its image
 #
-# Pairs are never stored: a target keeps its `top` largest overlaps and cheapest columns while it walks, and a
-# contested column is settled by walking the targets of its image once more. Function arguments that end in _p are
-# pointers.
+# Pairs are never stored: the loop keeps the target's `top` largest overlaps and cheapest columns, and a contested
+# column is settled by another loop over the targets of its image.
 
 _OVERLAP_WEIGHT: tl.constexpr = tl.constexpr(OVERLAP_WEIGHT)
 _OVERLAP_FLOOR: tl.constexpr = tl.constexpr(OVERLAP_FLOOR)
@@ -207,7 +209,7 @@ _LOW: tl.constexpr = tl.constexpr(0xFFFFFFFF)
 
 @triton.jit
 def _true_box(targets_p, target, height_px, valid):
-    """Corners of targets in pixels; x by the height too, as YOLOv7 has it."""
+    """Corners of targets in pixels; x is scaled by the height too, as in YOLOv7."""
     x = tl.load(targets_p + target * 6 + 2, mask=valid, other=0.0) * height_px
     y = tl.load(targets_p + target * 6 + 3, mask=valid, other=0.0) * height_px
     half_w = tl.load(targets_p + target * 6 + 4, mask=valid, other=0.0) * height_px / 2
@@ -227,7 +229,7 @@ def _overlap(ax1, ay1, ax2, ay2, bx1, by1, bx2, by2):
 
 @triton.jit
 def _cost(iou, nothing, sure, class_logit):
-    """Cost of a pair, at least 0; what is not finite is worse than everything."""
+    """Cost of a pair, at least 0; infinite if it is not finite."""
     right = tl.sqrt(tl.sigmoid(class_logit) * sure)
     cost = nothing + tl.log((1 - right) / right) - _OVERLAP_WEIGHT * tl.log(iou + _OVERLAP_FLOOR)
     return tl.where(cost < float("inf"), tl.maximum(cost, 0.0), float("inf"))
@@ -235,7 +237,7 @@ def _cost(iou, nothing, sure, class_logit):
 
 @triton.jit
 def _class_logit(p0, p1, p2, p3, table_p, place_p, offset_p, slot, class_id, valid):
-    """What the network says to the target's class at a candidate, float32."""
+    """Logit of the target's class at a candidate, float32."""
     layer, _, _, _ = unpack(tl.load(place_p + slot, mask=valid, other=0))
     offset = tl.load(offset_p + slot, mask=valid, other=0) + class_id * channel_stride(table_p, layer)
     return tl.load(of_layer(layer, p0, p1, p2, p3) + offset, mask=valid, other=0).to(tl.float32)
@@ -243,7 +245,7 @@ def _class_logit(p0, p1, p2, p3, table_p, place_p, offset_p, slot, class_id, val
 
 @triton.jit
 def _keep_smallest(number, column, kept, kept_column, TOP: tl.constexpr, KEEP: tl.constexpr):
-    """The TOP smallest numbers of a block and of those kept so far, ascending, of equals the lower column first."""
+    """The TOP smallest numbers of a block and of those kept so far, by number and then by column."""
     lane = tl.arange(0, KEEP)
     best = tl.full([KEEP], _NONE, tl.int32)
     best_column = tl.full([KEEP], _NONE, tl.int32)
@@ -268,10 +270,10 @@ def take_columns(
     LAYERS: tl.constexpr, CLASSES: tl.constexpr, SLOTS: tl.constexpr,
     TOP: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program r: the target of row r takes its k cheapest columns, k the sum of its TOP largest overlaps.
+    """Program r: the target of row r takes its k cheapest columns; k is the sum of its TOP largest overlaps.
 
-    Counts the takers of each column. A column with one taker gets it as owner; where there are more, any of them
-    stands there until `settle_contested`.
+    Counts the takers of each column. The owner of a column is its taker; if there are several, any one of them until
+    `settle_contested`.
     """
     row = tl.program_id(0)
     if row < tl.load(first_row_p + num_images):
@@ -298,7 +300,7 @@ def take_columns(
             logit = _class_logit(p0, p1, p2, p3, table_p, place_p, offset_p, slot, class_id, valid)
             nothing = tl.load(nothing_p + slot, mask=valid, other=0.0)
             cost = _cost(iou, nothing, tl.load(sure_p + slot, mask=valid, other=0.0), logit)
-            # The bits of non-negative floats order like the floats, as integers whose minimum is one instruction.
+            # The bits of non-negative floats sort like the floats; the minimum of integers is one instruction.
             small_if_large = tl.where(valid, iou.to(tl.int32, bitcast=True) ^ _FLIP, _NONE)
             cost_bits = tl.where(valid, cost.to(tl.int32, bitcast=True), _NONE)
             largest, largest_column = _keep_smallest(small_if_large, column, largest, largest_column, TOP, KEEP)
@@ -321,7 +323,7 @@ def settle_contested(
     height_px, num_slots,
     CLASSES: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """A column with several takers goes to the target of its image for which it is cheapest, whoever took it."""
+    """Give each column with several takers to the target of its image for which it is cheapest, taker or not."""
     for block in range(tl.program_id(0), tl.cdiv(num_slots, COLUMNS), tl.num_programs(0)):
         slot = block * COLUMNS + tl.arange(0, COLUMNS)
         contested = tl.load(num_takers_p + slot, mask=slot < num_slots, other=0) > 1

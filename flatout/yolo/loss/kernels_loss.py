@@ -1,8 +1,9 @@
 # mypy: disable-error-code="no-untyped-def"
-"""GPU kernels of the loss: terms of the matched cells, objectness of all cells, and their sum.
+"""GPU kernels of the loss, forward and backward: terms of the matched cells, objectness of all cells, and their sum.
 
-Every program leaves partial sums and one program adds them up, in a fixed order: the same input gives the same bits.
-Function arguments that end in _p are pointers.
+Every program writes partial sums, and one program adds them up in a fixed order, so that the same input gives the same
+bits. A `place` is a packed cell (matches.pack_cells), or in `place_of` a position in memory. With several heads an
+`image` is a head image (multihead/joined_maps.py). Function arguments that end in _p are pointers.
 """
 
 import triton
@@ -24,13 +25,13 @@ from flatout.yolo.loss.kernels_math import (
 )
 
 SUMS = 4
-"""What a program adds up for each layer: box loss, class loss, objectness beyond that of an empty cell, matches."""
+"""Sums per layer: box loss, class loss, objectness loss beyond that of an empty cell, number of matches."""
 _SUMS: tl.constexpr = tl.constexpr(SUMS)
 
 
 @triton.jit
 def cell_pointers(p0, p1, p2, p3, table_p, place, image, ANCHORS: tl.constexpr, HEADS: tl.constexpr):
-    """Pointers to a cell's box and to its objectness."""
+    """Pointers to a cell's box and objectness."""
     layer, anchor, row, column = unpack(place)
     box, to_objectness = cell_offsets(table_p, layer, image, anchor, row, column, ANCHORS, HEADS)
     box_p = of_layer(layer, p0, p1, p2, p3) + box
@@ -39,7 +40,7 @@ def cell_pointers(p0, p1, p2, p3, table_p, place, image, ANCHORS: tl.constexpr, 
 
 @triton.jit
 def head_weight(heads_p, image, HEADS: tl.constexpr, CLASSES: tl.constexpr):
-    """What the losses of an image's head are multiplied by."""
+    """Weight of the losses of an image's head."""
     weight = 1.0
     if HEADS > 0:
         weight = tl.load(heads_p + image % HEADS * (2 + CLASSES))
@@ -48,7 +49,7 @@ def head_weight(heads_p, image, HEADS: tl.constexpr, CLASSES: tl.constexpr):
 
 @triton.jit
 def class_share(heads_p, image, HEADS: tl.constexpr, CLASSES: tl.constexpr):
-    """One over the number of classes of an image's head; 0 if it has only one."""
+    """One over the number of classes of an image's head; 0 if it has only one class."""
     share = 1.0 / CLASSES
     if HEADS > 0:
         share = tl.load(heads_p + image % HEADS * (2 + CLASSES) + 1)
@@ -57,7 +58,7 @@ def class_share(heads_p, image, HEADS: tl.constexpr, CLASSES: tl.constexpr):
 
 @triton.jit
 def group_of(image, layer, LAYERS: tl.constexpr, HEADS: tl.constexpr):
-    """Matches are counted per layer, and of several heads for each on its own."""
+    """Group in which a match is counted: its layer, or with several heads its head and layer."""
     group = layer
     if HEADS > 0:
         group = image % HEADS * LAYERS + layer
@@ -100,9 +101,9 @@ def _same_cell(
     place_p, target_p, first_row_p, first_slot_p,
     LAYERS: tl.constexpr, SLOTS: tl.constexpr, COLUMNS: tl.constexpr, OTHERS: tl.constexpr,
 ):  # fmt: skip
-    """Whether a match is the last of its cell, and the slot of the one before it or -1.
+    """Whether a match is the last of its cell, and the slot of the cell's previous match or -1.
 
-    Found by walking the matches of the same image and layer; no table of all cells is written.
+    Found in a loop over the matches of the same image and layer, without a table of all cells.
     """
     layer, _, _, _ = unpack(place)
     first = tl.load(first_row_p + image) * SLOTS
@@ -133,7 +134,8 @@ def match_terms(
 ):  # fmt: skip
     """Box, class and objectness terms of the matches, summed per layer, or per head and layer.
 
-    link, for the backward pass: twice the slot of the cell's match before this one plus one, plus 1 if it is the last.
+    link, for the backward pass: 2 * (slot of the cell's previous match, or -1, plus 1), plus 1 if this match is the
+    cell's last.
     """
     lane = tl.arange(0, COLUMNS)
     sum_index = tl.arange(0, WIDTH)
@@ -183,10 +185,10 @@ def match_terms(
 
 @triton.jit
 def place_of(number, step, FIRST: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr):
-    """Where the objectness with a running number lies in a map, int64.
+    """Memory position of the objectness value with a running number, int64.
 
-    Memory is [groups, CHANNELS, step] in every layout; a group has PLACES objectness channels beside each other, from
-    FIRST on. Numbers and step are int32: dividing wider ones takes longer than all the rest.
+    Memory is [groups, CHANNELS, step] in every layout; a group has PLACES adjacent objectness channels, from FIRST on.
+    Numbers and step are int32, because dividing wider integers takes longer than everything else.
     """
     channel = (number // (PLACES * step)).to(tl.int64) * CHANNELS + FIRST
     return channel * step + number % (PLACES * step)
@@ -198,11 +200,11 @@ def empty_objectness(
     LAYERS: tl.constexpr, ANCHORS: tl.constexpr, HEADS: tl.constexpr, CLASSES: tl.constexpr,
     FIRST: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, FOCAL: tl.constexpr,
 ):  # fmt: skip
-    """Objectness loss of all cells as if nothing were there, by the weight of their head and summed per layer; matches
-    correct it in `match_terms`. `num_images` counts pictures.
+    """Objectness loss of all cells as if they were empty, weighted by head and summed per layer. `match_terms` corrects
+    it for the matches. `num_images` is the number of images of the batch, not of head images.
 
-    Cells are taken in the order of memory, and their logits are written beside each other: the backward pass reads
-    those instead of every line of the maps.
+    Cells are read in memory order, and their logits are written contiguously: the backward pass reads those instead of
+    every cache line of the maps.
     """
     for layer in tl.static_range(LAYERS):
         columns, rows = layer_sides(table_p, layer)
@@ -224,7 +226,7 @@ def empty_objectness(
 
 @triton.jit
 def _of_kind(sums_G4, kind: tl.constexpr):
-    """One of the sums of every group."""
+    """One of the sums, for every group."""
     return tl.sum(tl.where(tl.arange(0, _SUMS)[None, :] == kind, sums_G4, 0.0), 1)
 
 
@@ -235,8 +237,8 @@ def sum_up(
     LAYERS: tl.constexpr, ANCHORS: tl.constexpr, HEADS: tl.constexpr, CLASSES: tl.constexpr,
     WIDTH: tl.constexpr, PROGRAMS: tl.constexpr, AT_ONCE: tl.constexpr, MATCHES: tl.constexpr,
 ):  # fmt: skip
-    """One program: the loss and its parts from all partial sums; also how many matches each layer has, or each layer of
-    each head. `num_images` counts pictures."""
+    """One program: the loss and its parts from all partial sums, and the number of matches per layer, or per head and
+    layer. `num_images` is the number of images of the batch, not of head images."""
     program = tl.arange(0, PROGRAMS)
     box = tl.full([], 0.0, tl.float32)
     obj = tl.full([], 0.0, tl.float32)
@@ -276,16 +278,15 @@ def sum_up(
     tl.store(total_p, (box + obj + cls) * num_images)
 
 
-# GPU kernels of the loss's backward pass: the gradient of the maps, in one pass over their memory.
+# Backward pass: the gradient of the maps, in one pass over their memory
 #
-# First the gradient as if every cell were empty; then the last match of each matched cell writes the cell's whole row,
-# with the sum over all its matches. One writer per number and a fixed order: the same bits every time.
-# Function arguments that end in _p are pointers.
+# First the gradient as if every cell were empty; then the last match of each matched cell writes all channels of the
+# cell, with the sum over all its matches. Each value has one writer and a fixed order: the same bits every time.
 
 
 @triton.jit
 def _num_before(at, step, FIRST: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr):
-    """How many objectness numbers come before a place in memory, int32: the other way round than `place_of`."""
+    """How many objectness values precede a memory position, int32: the inverse of `place_of`."""
     group = (at // (CHANNELS * step)).to(tl.int32)
     rest = (at % (CHANNELS * step)).to(tl.int32)
     return group * (PLACES * step) + tl.minimum(tl.maximum(rest - FIRST * step, 0), PLACES * step)
@@ -299,11 +300,11 @@ def empty_gradient(
     FIRST: tl.constexpr, PLACES: tl.constexpr, CHANNELS: tl.constexpr, GROUPS: tl.constexpr,
     BLOCK: tl.constexpr, LANES: tl.constexpr, FOCAL: tl.constexpr,
 ):  # fmt: skip
-    """The whole gradient as if nothing were there: zeros, and in the same pass what objectness gets in every cell.
+    """Write the whole gradient as if all cells were empty: zeros, and in the same pass the gradient of objectness.
 
-    A program writes BLOCK numbers of one layer, in the order of memory; `empty_objectness` has left the logits in that
-    order too. A pixel has GROUPS groups of CHANNELS: one per anchor, or a single one in joined maps. Clearing first and
-    writing the objectness by another kernel would bring every line of the map through the cache twice.
+    A program writes BLOCK values of one layer, in memory order; `empty_objectness` wrote the logits in that order too.
+    A pixel has GROUPS groups of CHANNELS: one per anchor, or a single one in joined maps. Clearing first and writing
+    the objectness in another kernel would bring every line of the map through the cache twice.
     """
     block = tl.program_id(0)
     for layer in tl.static_range(LAYERS):
@@ -320,8 +321,8 @@ def empty_gradient(
                 tl.store(grad_p + at, nothing)
             else:
                 tl.store(grad_p + at, nothing, mask=at < num_numbers)
-            tl.debug_barrier()  # the zeros of all threads come before what follows
-            # The loss carries the number of images, the mean divides by it.
+            tl.debug_barrier()  # all threads must have written their zeros
+            # The number of images cancels: the loss is multiplied by it, the mean divides by it.
             scale = tl.load(upstream_p) * obj_gain * tl.load(balance_p + layer) / (ANCHORS * rows * columns)
             step = channel_stride(table_p, layer).to(tl.int32)
             number = _num_before(begin, step, FIRST, PLACES, CHANNELS)
@@ -372,7 +373,7 @@ def match_gradient(
             true_objectness = (1 - gr) + gr * tl.maximum(overlap, 0.0)
             by_objectness = weighted * obj_gain * tl.load(balance_p + layer) / (ANCHORS * rows * columns)
             by_objectness *= bce_gradient(objectness, true_objectness, obj_pw, gamma, FOCAL)
-            # The matches of the cell before the last one, backwards.
+            # The earlier matches of the cell, from last to first.
             before = (link >> 1) - 1
             while tl.max(before, 0) >= 0:
                 more = before >= 0

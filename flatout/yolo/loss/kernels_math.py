@@ -1,12 +1,11 @@
 # mypy: disable-error-code="no-untyped-def"
-"""The loss functions inside GPU kernels, with their derivatives: CIoU and binary cross-entropy, float32.
+"""Functions used by the GPU kernels: loss functions with their derivatives, and the location of cells in the maps.
 
-They restate `paired_ciou` (boxes.py) and `_bce` (terms.py), which autograd differentiates on the CPU.
+CIoU and binary cross-entropy, in float32, restate `paired_ciou` (boxes.py) and `_bce` (losses.py), which autograd
+differentiates on the CPU.
 
-How a GPU kernel finds a cell: its place unpacked, its layer's map, its offset there.
-
-Kernels get up to four maps as pointers p0 to p3 and their shapes as a table (kernel_support.py). Function arguments
-that end in _p are pointers; the rest are blocks of numbers.
+Kernels get up to four maps as pointers p0 to p3 and their shapes as a table (kernel_support.py). A `place` is a packed
+cell (matches.pack_cells). Function arguments that end in _p are pointers; the others are blocks of numbers.
 """
 
 import math
@@ -19,8 +18,7 @@ from flatout.yolo.loss.kernel_support import FIELDS, MAX_KERNEL_LAYERS
 from flatout.yolo.loss.matches import ANCHOR_BITS, LAYER_BITS, SIDE_BITS
 from flatout.yolo.multihead.head_config import OBJECTNESS
 
-# mypy: disable-error-code="no-untyped-def"
-
+# Loss functions and their derivatives
 
 _EPSILON: tl.constexpr = tl.constexpr(EPSILON)
 _ASPECT: tl.constexpr = tl.constexpr(4 / math.pi**2)
@@ -30,14 +28,14 @@ _EIGHTH_TURN: tl.constexpr = tl.constexpr(math.pi / 4)
 
 @triton.jit
 def decode(x, y, w, h, anchor_w, anchor_h):
-    """Box logits to a box in cells, relative to the cell's corner: centre and size."""
+    """Box from its logits, in cells, relative to the cell's corner: centre and size."""
     wide, high = 2 * tl.sigmoid(w), 2 * tl.sigmoid(h)
     return 2 * tl.sigmoid(x) - 0.5, 2 * tl.sigmoid(y) - 0.5, wide * wide * anchor_w, high * high * anchor_h
 
 
 @triton.jit
 def decode_gradient(x, y, w, h, anchor_w, anchor_h):
-    """Derivatives of `decode`, each output by its own logit."""
+    """Derivatives of `decode`, each output with respect to its own logit."""
     sx, sy, sw, sh = tl.sigmoid(x), tl.sigmoid(y), tl.sigmoid(w), tl.sigmoid(h)
     along_x, along_y = 2 * sx * (1 - sx), 2 * sy * (1 - sy)
     return along_x, along_y, 8 * sw * sw * (1 - sw) * anchor_w, 8 * sh * sh * (1 - sh) * anchor_h
@@ -45,7 +43,7 @@ def decode_gradient(x, y, w, h, anchor_w, anchor_h):
 
 @triton.jit
 def ciou(x, y, w, h, true_x, true_y, true_w, true_h):
-    """CIoU and its derivatives by x, y, w and h of the first box; what is not used costs nothing."""
+    """CIoU and its derivatives with respect to x, y, w and h of the first box; unused results cost nothing."""
     x1, x2, y1, y2 = x - w / 2, x + w / 2, y - h / 2, y + h / 2
     u1, u2, v1, v2 = true_x - true_w / 2, true_x + true_w / 2, true_y - true_h / 2, true_y + true_h / 2
     gap_w = tl.minimum(x2, u2) - tl.maximum(x1, u1)
@@ -65,7 +63,7 @@ def ciou(x, y, w, h, true_x, true_y, true_w, true_h):
     aspect = _ASPECT * angle * angle
     weight = aspect / (aspect - iou + (1 + _EPSILON))
     value = iou - (distance + aspect * weight)
-    # By the corners; a side that is not the inner or outer one of the two has no part, equal sides share it.
+    # Derivatives by the corners: only the inner or outer one of two sides contributes, equal sides half each.
     inter_x1, inter_x2 = -_larger(x1, u1) * _touch(gap_w) * common_h, _larger(u2, x2) * _touch(gap_w) * common_h
     inter_y1, inter_y2 = -_larger(y1, v1) * _touch(gap_h) * common_w, _larger(v2, y2) * _touch(gap_h) * common_w
     by_x1 = ((1 + iou) * inter_x1 + iou * h1) / union
@@ -84,7 +82,7 @@ def ciou(x, y, w, h, true_x, true_y, true_w, true_h):
 
 @triton.jit
 def _larger(a, b):
-    """Derivative of max(a, b) by a."""
+    """Derivative of max(a, b) with respect to a."""
     return tl.where(a > b, 1.0, tl.where(a == b, 0.5, 0.0))
 
 
@@ -96,7 +94,7 @@ def _touch(gap):
 
 @triton.jit
 def _arctan(x):
-    """Arc tangent of x >= 0, good to float32 (Cephes). CUDA's own is not there in Triton's interpreter."""
+    """Arc tangent of x >= 0 with float32 accuracy (Cephes). Triton's interpreter does not have CUDA's function."""
     steep, middle = x > 2.414213562373095, x > 0.4142135623730950
     rest = tl.where(steep, -1.0 / x, tl.where(middle, (x - 1) / (x + 1), x))
     begin = tl.where(steep, _QUARTER_TURN, tl.where(middle, _EIGHTH_TURN, 0.0))
@@ -109,7 +107,7 @@ def _arctan(x):
 def bce(z, true, positive_weight, gamma, FOCAL: tl.constexpr):
     """Binary cross-entropy of logits z."""
     small = tl.exp(-tl.abs(z))
-    # log(1 + small) would lose the digits of a small `small`, and most cells are sure to be empty.
+    # log(1 + small) would lose the digits of `small`, and most cells are confidently empty.
     series = small * (1 - small * (0.5 - small * (0.33333333 - small * 0.25)))
     soft = tl.where(small < 0.02, series, tl.log(1 + small)) + tl.maximum(-z, 0.0)
     loss = (1 - true) * z + (1 + (positive_weight - 1) * true) * soft
@@ -120,7 +118,7 @@ def bce(z, true, positive_weight, gamma, FOCAL: tl.constexpr):
 
 @triton.jit
 def bce_gradient(z, true, positive_weight, gamma, FOCAL: tl.constexpr):
-    """Derivative of `bce` by z."""
+    """Derivative of `bce` with respect to z."""
     sure = tl.sigmoid(z)
     slope = (sure - true) - (positive_weight - 1) * true * (1 - sure)
     if FOCAL:
@@ -133,14 +131,13 @@ def bce_gradient(z, true, positive_weight, gamma, FOCAL: tl.constexpr):
 
 @triton.jit
 def _focus(true, sure, gamma):
-    """The focal factor: near 0 where the network is right already."""
+    """The focal factor: near 0 where the prediction is already correct."""
     wrong = true * (1 - sure) + (1 - true) * sure
     power = tl.where(wrong > 0, tl.exp(gamma * tl.log(wrong)), 0.0)
     return (0.25 * true + 0.75 * (1 - true)) * power
 
 
-# mypy: disable-error-code="no-untyped-def"
-
+# Location of cells in the maps
 
 _LAYER_BITS: tl.constexpr = tl.constexpr(LAYER_BITS)
 _ANCHOR_BITS: tl.constexpr = tl.constexpr(ANCHOR_BITS)
@@ -163,20 +160,20 @@ _CHANNEL: tl.constexpr = tl.constexpr(FIELDS.index("channel_stride"))
 
 @triton.jit
 def of_layer(layer, p0, p1, p2, p3):
-    """The pointer of each element's layer."""
+    """Pointer to the map of each element's layer."""
     return tl.where(layer < 2, tl.where(layer == 0, p0, p1), tl.where(layer == 2, p2, p3))
 
 
 @triton.jit
 def pack(layer, anchor, row, column):
-    """Like matches.pack_place."""
+    """Like matches.pack_cells."""
     side = (row << _SIDE_BITS) | column
     return (((side << _ANCHOR_BITS) | anchor) << _LAYER_BITS) | layer
 
 
 @triton.jit
 def unpack(place):
-    """Layer, anchor, row and column of a packed place, int32."""
+    """Layer, anchor, row and column of a packed cell, int32."""
     side = place >> _PLACE_BITS
     return place & _LAYER_MASK, (place >> _LAYER_BITS) & _ANCHOR_MASK, side >> _SIDE_BITS, side & _SIDE_MASK
 
@@ -190,10 +187,11 @@ def layer_sides(table_p, layer):
 
 @triton.jit
 def cell_offsets(table_p, layer, image, anchor, row, column, ANCHORS: tl.constexpr, HEADS: tl.constexpr):
-    """Where a cell's box lies in its layer's map, and how far behind it its objectness, in elements, int64;
-    `first_class` says of classes.
+    """Offset of a cell's box in its layer's map, and distance from there to its objectness, in elements, int64; see
+    `first_class` for the classes.
 
-    With HEADS (0: maps of a single head) the maps are joined, and image v is head v % HEADS of picture v // HEADS.
+    With HEADS > 0 the maps are joined, and head image v is head v % HEADS of image v // HEADS; 0 is for maps of a
+    single head.
     """
     row_p = table_p + layer * _WIDTH
     if HEADS == 0:
@@ -211,13 +209,13 @@ def cell_offsets(table_p, layer, image, anchor, row, column, ANCHORS: tl.constex
 
 @triton.jit
 def first_class(HEADS: tl.constexpr):
-    """How many channels after a cell's box its classes begin: joined maps have no objectness in between."""
+    """Channels from a cell's box to its first class: joined maps have no objectness in between."""
     return _OBJECTNESS + 1 if HEADS == 0 else _OBJECTNESS
 
 
 @triton.jit
 def is_own_class(heads_p, image, one_class, there, HEADS: tl.constexpr, CLASSES: tl.constexpr):
-    """Which of the classes count for the head of each image: a block [image, class] from rows and columns of them."""
+    """Which classes belong to the head of each image, as a block [image, class]; also false where `there` is false."""
     if HEADS > 0:
         own_p = heads_p + (image % HEADS)[:, None] * (2 + CLASSES) + 2 + one_class
         there = there & (tl.load(own_p, mask=there, other=0.0) > 0)
@@ -226,5 +224,5 @@ def is_own_class(heads_p, image, one_class, there, HEADS: tl.constexpr, CLASSES:
 
 @triton.jit
 def channel_stride(table_p, layer):
-    """Elements from one channel of a cell to the next, int64."""
+    """Stride between the channels of a cell in elements, int64."""
     return tl.load(table_p + layer * _WIDTH + _CHANNEL)

@@ -1,6 +1,7 @@
-"""What an assignment says: which cell of which prediction map has to predict which target.
+"""The result of an assignment: which cell of which prediction map must predict which target.
 
-Dimension key:  T targets   L layers   A anchors per layer   M matches, or slots for matches
+Dimension key:  T targets   L layers   A anchors per layer   B images   M matches, or slots for matches
+                n matches of one layer
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from torch import Tensor
 
 LAYER_BITS, ANCHOR_BITS, SIDE_BITS = 3, 3, 12
 MAX_SIDE = 1 << SIDE_BITS
-"""Cells along one side of a map; at stride 8 an image side of 32,768 px."""
+"""Most cells along one side of a map; at stride 8 an image side of 32,768 px."""
 
 
 class Anchors(NamedTuple):
@@ -28,53 +29,57 @@ class Search(NamedTuple):
     """Which cells around a target are candidates, and how many of them it may take."""
 
     anchor_t: float = 4.0
-    """A target and an anchor go together if no side differs by this factor or more."""
+    """A target fits an anchor if neither side differs by this factor or more."""
 
     reach: float = 0.5
-    """Cells: neighbours this near to the target's centre are candidates too. 0.5 ordinary, 1.0 the wide search."""
+    """In cells: neighbours closer than this to the target's centre are candidates too; 1.0 for auxiliary heads."""
 
     top: int = 10
-    """OTA: a target takes as many cells as its `top` largest overlaps add up to."""
+    """OTA: a target takes as many cells as the sum of its `top` largest overlaps."""
 
 
 class Spans(NamedTuple):
-    """Where the slots of an image lie when matches are kept in slots of fixed number (assign/on_device.py)."""
+    """The slots of each image and layer, for matches kept in a fixed number of slots (on_device.py)."""
 
     slots_per_target: int
     image_T: Tensor
-    """int32, image of each target; padding has one that is not in the batch."""
+    """int32, image of each target; padding has an image that is not in the batch."""
 
     row_T: Tensor
-    """int32, targets in the order of their images; those of padding are undefined."""
+    """int32, targets sorted by image; undefined after the last target that is not padding."""
 
     first_row_B: Tensor
-    """int32 [B + 1]: an image's slots begin at slots_per_target * first_row_B[image]; the last counts all rows."""
+    """int32 [B + 1]: an image's slots begin at slots_per_target * first_row_B[image]; the last entry is the number of
+    rows."""
 
     first_slot_BL: Tensor
-    """int32 [B, L + 1]: where each layer's slots begin, from the image's first on; the last entry is their number."""
+    """int32 [B, L + 1]: first slot of each layer, relative to the image's first slot; the last entry is the number of
+    slots in use."""
 
 
 class Matches(NamedTuple):
-    """Cells and the targets they have to predict. In list order within an image and layer: of several matches
-    of one cell the last decides its objectness."""
+    """Cells and the targets they must predict.
 
-    place_M: Tensor
-    """int32, the cell, packed; see `unpack_place`. Undefined in empty slots."""
+    The order within an image and layer matters: of several matches of one cell the last decides its objectness.
+    """
+
+    packed_M: Tensor
+    """int32, the packed cell (`unpack_cells`). Undefined in empty slots."""
 
     image_M: Tensor
     """int32, index in the batch. Undefined in empty slots."""
 
     target_M: Tensor
-    """int32, row in `targets`; -1: this slot is empty."""
+    """int32, row in `targets`; -1 in empty slots."""
 
     num_taken_T: Tensor | None = None
-    """OTA: int32, how many cells each target asked for, before conflicts; 0 without candidates."""
+    """OTA: int32, how many cells each target takes before conflicts are resolved; 0 without candidates."""
 
     spans: Spans | None = None
 
 
-class Place(NamedTuple):
-    """A cell within the prediction maps of an image; int64 [M] each."""
+class Cell(NamedTuple):
+    """Cells in the prediction maps of an image; int64 [M] each."""
 
     layer: Tensor
     anchor: Tensor
@@ -82,26 +87,26 @@ class Place(NamedTuple):
     column: Tensor
 
 
-def pack_place(layer: Tensor, anchor: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """One non-negative int32 per cell; equal numbers mean the same cell of an image."""
+def pack_cells(layer: Tensor, anchor: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    """One non-negative int32 per cell, unique within an image."""
     side = (row << SIDE_BITS) | column
     return ((((side << ANCHOR_BITS) | anchor) << LAYER_BITS) | layer).to(torch.int32)
 
 
-def unpack_place(place_M: Tensor) -> Place:
-    """The cells behind packed numbers."""
-    place = place_M.long()
-    side = place >> (LAYER_BITS + ANCHOR_BITS)
-    return Place(
-        layer=place & ((1 << LAYER_BITS) - 1),
-        anchor=(place >> LAYER_BITS) & ((1 << ANCHOR_BITS) - 1),
+def unpack_cells(packed_M: Tensor) -> Cell:
+    """The inverse of `pack_cells`."""
+    packed = packed_M.long()
+    side = packed >> (LAYER_BITS + ANCHOR_BITS)
+    return Cell(
+        layer=packed & ((1 << LAYER_BITS) - 1),
+        anchor=(packed >> LAYER_BITS) & ((1 << ANCHOR_BITS) - 1),
         row=side >> SIDE_BITS,
         column=side & (MAX_SIDE - 1),
     )
 
 
 def check_maps(maps: Sequence[Tensor], anchors: Anchors, *, joined: bool = False) -> None:
-    """Refuse maps that do not belong to these anchors; `joined` ones hold several heads (heads.py)."""
+    """Raise ValueError if the maps do not fit the anchors; `joined` maps contain several heads (joined_maps.py)."""
     num_layers, num_anchors, _ = anchors.size_LA2.shape
     shapes = [tuple(each.shape) for each in maps]
     fits = len(maps) == len(anchors.strides_px) == num_layers <= 1 << LAYER_BITS
@@ -109,19 +114,19 @@ def check_maps(maps: Sequence[Tensor], anchors: Anchors, *, joined: bool = False
     if not fits or not is_map:
         raise ValueError(
             f"prediction maps {shapes} do not fit {num_layers} layers of {num_anchors} anchors at strides "
-            f"{anchors.strides_px}: one map [images, anchors, rows, columns, 5 + classes] per layer is wanted."
+            f"{anchors.strides_px}. Pass one map [images, anchors, rows, columns, 5 + classes] per layer."
         )
     if max(max(shape[2:4]) for shape in shapes) > MAX_SIDE or num_anchors > 1 << ANCHOR_BITS:
-        raise ValueError(f"prediction maps {shapes} are larger than {MAX_SIDE} cells a side or 8 anchors.")
+        raise ValueError(f"prediction maps {shapes} are too large: at most {MAX_SIDE} cells per side and 8 anchors.")
 
 
 def list_matches(matches: Matches, layer: int) -> Tensor:
     """The matches of one layer in list order: int64 [n, 5] of image, anchor, row, column, target.
 
-    For looking at an assignment: waits for the device, and the losses do not use it. Candidates listed on a GPU come by
-    image first; within an image the order is the same.
+    For inspection and tests: it waits for the device, and the losses do not use it. Candidates listed on a GPU are
+    sorted by image; within an image the order is the same as on the CPU.
     """
-    place = unpack_place(matches.place_M)
-    (found_n,) = torch.nonzero((matches.target_M >= 0) & (place.layer == layer), as_tuple=True)
-    columns = (matches.image_M, place.anchor, place.row, place.column, matches.target_M)
+    cell = unpack_cells(matches.packed_M)
+    (found_n,) = torch.nonzero((matches.target_M >= 0) & (cell.layer == layer), as_tuple=True)
+    columns = (matches.image_M, cell.anchor, cell.row, cell.column, matches.target_M)
     return torch.stack([each[found_n].long() for each in columns], 1)

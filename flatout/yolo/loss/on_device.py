@@ -1,14 +1,15 @@
-"""The loss of one head by GPU kernels, forward and backward: no wait, and no copy of a map.
+"""Assignment and loss by GPU kernels, without making the host wait and without copying a map.
 
-Forward reads each map's objectness once, keeps it, and reads the matched cells once; backward writes the gradient in
-one pass, and the matched cells over it.
+    assignment    targets --group_rows--> rows by image --list_columns--> candidates in slots
+                          --read_columns--> predictions there --take_columns--> choices --settle_contested--> owners
+    loss          forward reads the objectness of each map once, keeps it, and reads the matched cells once;
+                  backward writes the gradient in one pass, then the matched cells over it
 
-Assignment on a GPU by kernels: no wait, and no shape that depends on anything but the number of targets.
+All shapes depend on the number of targets only. Memory: slots_per_target (45 for three layers) x T slots of about 60
+bytes; pairs of targets and candidates are never stored.
 
-    targets --group_rows--> rows by image --list_columns--> candidates in slots --read_columns--> predictions there
-            --take_columns--> choices --settle_contested--> owners
-
-Memory: slots_per_target (45 for three layers) x T slots of about 60 bytes; pairs are never stored.
+Dimension key:  T targets   B images, or head images (multihead/joined_maps.py)   L layers   A anchors   H heads
+                M slots for matches   S objectness logits of all layers   G = L x heads groups of matches
 """
 
 from collections.abc import Sequence
@@ -26,30 +27,33 @@ from flatout.yolo.loss.matches import Anchors, Matches, Search, Spans
 from flatout.yolo.multihead.head_config import OBJECTNESS
 from flatout.yolo.multihead.joined_maps import Heads, num_classes, num_images
 
-KINDS = 5
-"""Kinds of candidate cell: centre, left, up, right, down."""
+NUM_OFFSETS = 5
+"""Offsets of candidate cells from the target's centre cell: none, left, up, right, down ("kinds" in the kernels)."""
 
 PROGRAMS = 2048
-"""Programs of the kernels that loop over slots: some for every multiprocessor of today's GPUs."""
+"""Programs of the kernels that loop over slots: several for every multiprocessor of current GPUs."""
+
+
+# Assignment
 
 
 class _Columns(NamedTuple):
-    """What the network says at the candidates, [M] each unless stated; kernels_columns.read_columns says what."""
+    """Predictions at the candidates, [M] each unless stated; see kernels_assign.read_columns."""
 
     offset: Tensor
     box_4M: Tensor
-    sure: Tensor
-    nothing: Tensor
+    objectness: Tensor
+    no_class_cost: Tensor
 
 
 def route_on_device(targets_T6: Tensor, heads: Heads) -> Tensor:
-    """`heads.route` in one kernel instead of ten."""
+    """`joined_maps.route` in one kernel instead of ten."""
     routed_T6 = torch.empty_like(targets_T6, dtype=torch.float32, memory_format=torch.contiguous_format)
     if len(targets_T6):
         start(
             kernels_assign.route_rows,
             -(-len(targets_T6) // 256),
-            plain_float(targets_T6),
+            contiguous_float(targets_T6),
             heads.head_C,
             heads.column_C,
             routed_T6,
@@ -64,23 +68,23 @@ def route_on_device(targets_T6: Tensor, heads: Heads) -> Tensor:
 def list_on_device(
     maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors, search: Search, heads: Heads | None = None
 ) -> Matches:
-    """Every candidate in its slot, with the target that brought it; `heads` where the maps are joined."""
+    """Every candidate in its slot, with its target; pass `heads` if the maps are joined."""
     num_layers, num_anchors, _ = anchors.size_LA2.shape
     num = num_images(maps, heads)
-    spans = _group(plain_float(targets_T6), num, KINDS * num_anchors * num_layers, num_layers)
+    spans = _group_targets(contiguous_float(targets_T6), num, NUM_OFFSETS * num_anchors * num_layers, num_layers)
     num_slots = spans.slots_per_target * len(targets_T6)
-    place_M, image_M = spans.image_T.new_empty(2, num_slots)
+    packed_M, image_M = spans.image_T.new_empty(2, num_slots)
     target_M = spans.image_T.new_full((num_slots,), -1)
     if num_slots:
         start(
             kernels_assign.list_columns,
             num,
-            plain_float(targets_T6),
+            contiguous_float(targets_T6),
             spans.row_T,
             spans.first_row_B,
             layer_table(maps),
-            plain_float(anchors.size_LA2),
-            place_M,
+            contiguous_float(anchors.size_LA2),
+            packed_M,
             image_M,
             target_M,
             spans.first_slot_BL,
@@ -89,30 +93,30 @@ def list_on_device(
             LAYERS=num_layers,
             ANCHORS=num_anchors,
             SLOTS=spans.slots_per_target,
-            KINDS=power_of_two(KINDS * num_anchors),
-            # An image of several heads has the targets of one: a small program each, and all of them at once.
+            KINDS=power_of_two(NUM_OFFSETS * num_anchors),
+            # A head image has the targets of one head only: small programs, all of them running at once.
             ROWS=32 if heads is None else 8,
             num_warps=4 if heads is None else 1,
         )
-    return Matches(place_M, image_M, target_M, spans=spans)
+    return Matches(packed_M, image_M, target_M, spans=spans)
 
 
 def ota_on_device(
     maps: Sequence[Tensor], targets_T6: Tensor, anchors: Anchors, search: Search, heads: Heads | None = None
 ) -> Matches:
-    """The OTA matches, in the slots of the candidates."""
+    """The OTA matches, in the slots of their candidates."""
     candidates = list_on_device(maps, targets_T6, anchors, search, heads)
     num_taken_T = targets_T6.new_zeros(len(targets_T6), dtype=torch.int32)
     if not len(targets_T6):
         return candidates._replace(num_taken_T=num_taken_T)
     spans = candidates.spans
     assert spans is not None
-    columns = _read(maps, candidates, anchors, heads)
-    num_slots, most_classes = len(candidates.place_M), num_classes(maps, heads)
+    columns = _read_predictions(maps, candidates, anchors, heads)
+    num_slots, most_classes = len(candidates.packed_M), num_classes(maps, heads)
     num_takers_M = torch.zeros_like(candidates.target_M)
     owner_M = torch.full_like(candidates.target_M, -1)
     height_px = maps[0].shape[2] * anchors.strides_px[0]
-    maps_and_targets = (*four_maps(maps), layer_table(maps), plain_float(targets_T6))
+    maps_and_targets = (*four_maps(maps), layer_table(maps), contiguous_float(targets_T6))
     start(
         kernels_assign.take_columns,
         len(targets_T6),
@@ -121,7 +125,7 @@ def ota_on_device(
         spans.image_T,
         spans.first_row_B,
         spans.first_slot_BL,
-        candidates.place_M,
+        candidates.packed_M,
         *columns,
         num_taken_T,
         num_takers_M,
@@ -143,7 +147,7 @@ def ota_on_device(
         *maps_and_targets,
         spans.row_T,
         spans.first_row_B,
-        candidates.place_M,
+        candidates.packed_M,
         candidates.image_M,
         *columns,
         num_takers_M,
@@ -157,33 +161,8 @@ def ota_on_device(
     return candidates._replace(target_M=owner_M, num_taken_T=num_taken_T)
 
 
-def outputs_of(heads: Heads | None) -> tuple[int, ...]:
-    """Outputs per anchor of each head of joined maps; none for maps of a single head."""
-    return () if heads is None else heads.groups.outputs_H
-
-
-def four_maps(maps: Sequence[Tensor]) -> list[Tensor]:
-    """The maps as the kernels' four pointers; the last stands in for those that are missing."""
-    return [*maps, *[maps[-1]] * (MAX_KERNEL_LAYERS - len(maps))]
-
-
-def plain_float(numbers: Tensor) -> Tensor:
-    """As kernels read it: float32, contiguous. Usually the tensor itself."""
-    return numbers.float().contiguous()
-
-
-def classes_at_once(num_classes: int) -> int:
-    """Classes a kernel holds in registers at a time."""
-    return min(128, power_of_two(num_classes))
-
-
-def power_of_two(number: int) -> int:
-    """The smallest power of two that is not less."""
-    return 1 << (number - 1).bit_length()
-
-
-def _group(targets_T6: Tensor, batch_size: int, slots_per_target: int, num_layers: int) -> Spans:
-    """Order the targets by image; `first_slot_BL` is left to be filled."""
+def _group_targets(targets_T6: Tensor, batch_size: int, slots_per_target: int, num_layers: int) -> Spans:
+    """Sort the targets by image; `first_slot_BL` is left uninitialised."""
     image_T = targets_T6[:, 0].to(torch.int32)
     row_T = torch.empty_like(image_T)
     first_row_B = image_T.new_empty(batch_size + 1)
@@ -191,11 +170,11 @@ def _group(targets_T6: Tensor, batch_size: int, slots_per_target: int, num_layer
     return Spans(slots_per_target, image_T, row_T, first_row_B, image_T.new_empty(batch_size, num_layers + 1))
 
 
-def _read(maps: Sequence[Tensor], candidates: Matches, anchors: Anchors, heads: Heads | None) -> _Columns:
-    """Read every candidate's predictions."""
-    num_slots, most_classes = len(candidates.place_M), num_classes(maps, heads)
+def _read_predictions(maps: Sequence[Tensor], candidates: Matches, anchors: Anchors, heads: Heads | None) -> _Columns:
+    """Predictions at the candidates."""
+    num_slots, most_classes = len(candidates.packed_M), num_classes(maps, heads)
     numbers_6M = maps[0].new_empty(6, num_slots, dtype=torch.float32)
-    offset_M = candidates.place_M.new_empty(num_slots, dtype=torch.int64)
+    offset_M = candidates.packed_M.new_empty(num_slots, dtype=torch.int64)
     columns = _Columns(offset_M, numbers_6M[:4], numbers_6M[4], numbers_6M[5])
     start(
         kernels_assign.read_columns,
@@ -203,7 +182,7 @@ def _read(maps: Sequence[Tensor], candidates: Matches, anchors: Anchors, heads: 
         *four_maps(maps),
         layer_table(maps, outputs_of(heads)),
         numbers_6M if heads is None else heads.table_HF,
-        plain_float(anchors.size_LA2),
+        contiguous_float(anchors.size_LA2),
         constants(anchors.strides_px, maps[0].device),
         *candidates[:3],
         *columns,
@@ -217,8 +196,38 @@ def _read(maps: Sequence[Tensor], candidates: Matches, anchors: Anchors, heads: 
     return columns
 
 
+# Arguments of the kernels
+
+
+def outputs_of(heads: Heads | None) -> tuple[int, ...]:
+    """Outputs per anchor of each head of joined maps; empty for maps of a single head."""
+    return () if heads is None else heads.groups.outputs_H
+
+
+def four_maps(maps: Sequence[Tensor]) -> list[Tensor]:
+    """The maps for the kernels' four pointers; the last map is repeated in place of missing ones."""
+    return [*maps, *[maps[-1]] * (MAX_KERNEL_LAYERS - len(maps))]
+
+
+def contiguous_float(numbers: Tensor) -> Tensor:
+    """The tensor as kernels read it: float32, contiguous. Usually the tensor itself."""
+    return numbers.float().contiguous()
+
+
+def classes_at_once(num_classes: int) -> int:
+    """Number of classes that a kernel holds in registers at a time."""
+    return min(128, power_of_two(num_classes))
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is at least `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+# Loss
+
 GRADIENT_BLOCK = 4096
-"""Numbers of the gradient that a program writes."""
+"""Values of the gradient that a program writes."""
 
 
 def device_head_loss(
@@ -231,26 +240,26 @@ def device_head_loss(
     weight: float,
     heads: Heads | None = None,
 ) -> LossParts:
-    """`head_loss` for matches kept in slots by the kernels of assign/on_device.py; `heads` where maps are joined."""
+    """`head_loss` for matches in slots, as the functions above return them; pass `heads` if the maps are joined."""
     assert matches.spans is not None
     dense = [each if _is_dense(each) else each.contiguous() for each in maps]
     num_anchors = anchors.size_LA2.shape[1]
-    head = _Head(
+    inputs = _LossInputs(
         dense,
         layer_table(dense, outputs_of(heads)),
         balance_L if heads is None else heads.table_HF,
-        plain_float(targets_T6),
+        contiguous_float(targets_T6),
         *matches[:3],
-        plain_float(anchors.size_LA2),
+        contiguous_float(anchors.size_LA2),
         balance_L,
     )
-    sizes = _Sizes(
+    sizes = _KernelSizes(
         LAYERS=len(dense),
         ANCHORS=num_anchors,
         HEADS=0 if heads is None else heads.num,
         CLASSES=num_classes(dense, heads),
     )
-    return LossParts(*_HeadLoss.apply(config, weight, matches.spans, sizes, *_flatten(head)))
+    return LossParts(*_HeadLoss.apply(config, weight, matches.spans, sizes, *_flatten(inputs)))
 
 
 def _is_dense(one_map: Tensor) -> bool:
@@ -263,28 +272,28 @@ def _is_dense(one_map: Tensor) -> bool:
     return True
 
 
-class _Head(NamedTuple):
-    """Everything a kernel of the loss may want to know."""
+class _LossInputs(NamedTuple):
+    """The tensors that the kernels of the loss read."""
 
     maps: list[Tensor]
     table: Tensor
     heads_HF: Tensor
-    """Of joined maps (assign/heads.py); else anything."""
+    """`Heads.table_HF` for joined maps; any tensor otherwise."""
     targets_T6: Tensor
-    place_M: Tensor
+    packed_M: Tensor
     image_M: Tensor
     target_M: Tensor
     anchors_LA2: Tensor
     balance_L: Tensor
 
 
-class _Sizes(NamedTuple):
-    """Constants of the kernels, by the names they have there."""
+class _KernelSizes(NamedTuple):
+    """Constants of the kernels, under the names of the kernels' parameters."""
 
     LAYERS: int
     ANCHORS: int
     HEADS: int
-    """Of joined maps; 0 for the maps of a single head."""
+    """Number of heads of joined maps; 0 for the maps of a single head."""
     CLASSES: int
 
     @property
@@ -293,11 +302,11 @@ class _Sizes(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """Of channels at a pixel: one per anchor, or a single one in joined maps."""
+        """Groups of channels per pixel: one per anchor, or a single one in joined maps."""
         return 1 if self.HEADS else self.ANCHORS
 
     def objectness(self, maps: list[Tensor]) -> dict[str, int]:
-        """Where objectness is in a group of channels, as constants of the kernels."""
+        """Position of objectness in a group of channels, as constants of the kernels."""
         if self.HEADS:
             channels, places = maps[0].shape[1], self.HEADS * self.ANCHORS
             return {"FIRST": channels - places, "PLACES": places, "CHANNELS": channels}
@@ -305,20 +314,20 @@ class _Sizes(NamedTuple):
 
     @property
     def sums_width(self) -> int:
-        """Sums that a program leaves."""
+        """Number of partial sums per program."""
         return kernels_loss.SUMS * power_of_two(self.LAYERS * self.num_heads)
 
 
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, config: LossConfig, weight: float, spans: Spans, sizes: _Sizes, *tensors: Tensor
+        ctx: Any, config: LossConfig, weight: float, spans: Spans, sizes: _KernelSizes, *tensors: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        head = _unflatten(tensors)
-        link_M = torch.empty_like(head.place_M)
-        empty_sums, logits_S = _sum_empty(head, sizes, config)
-        match_sums = _sum_matches(head, sizes, config, spans, link_M)
-        total, items, obj_L, count_G = _add_up(head, sizes, config, weight, empty_sums, match_sums)
+        inputs = _unflatten(tensors)
+        link_M = torch.empty_like(inputs.packed_M)
+        empty_sums, logits_S = _sum_empty(inputs, sizes, config)
+        match_sums = _sum_matches(inputs, sizes, config, spans, link_M)
+        total, items, obj_L, count_G = _add_up(inputs, sizes, config, weight, empty_sums, match_sums)
         ctx.save_for_backward(link_M, count_G, logits_S, *tensors)
         ctx.config, ctx.weight, ctx.sizes = config, weight, sizes
         ctx.mark_non_differentiable(items, obj_L)
@@ -329,39 +338,39 @@ class _HeadLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         link_M, count_G, logits_S, *tensors = ctx.saved_tensors
-        head = _unflatten(tensors)
-        grads = [torch.empty_like(each) for each in head.maps]
-        _write_empty(head, ctx.sizes, ctx.config, ctx.weight, grads, upstream, logits_S)
-        _write_matches(head, ctx.sizes, ctx.config, ctx.weight, grads, upstream, link_M, count_G)
+        inputs = _unflatten(tensors)
+        grads = [torch.empty_like(each) for each in inputs.maps]
+        _write_empty(inputs, ctx.sizes, ctx.config, ctx.weight, grads, upstream, logits_S)
+        _write_matches(inputs, ctx.sizes, ctx.config, ctx.weight, grads, upstream, link_M, count_G)
         return (None, None, None, None, *[None] * (len(tensors) - len(grads)), *grads)
 
 
-def _flatten(head: _Head) -> list[Tensor]:
-    """The tensors alone, the maps last: autograd wants to see each."""
-    return [*head[1:], *head.maps]
+def _flatten(inputs: _LossInputs) -> list[Tensor]:
+    """All tensors in a flat list, the maps last: autograd needs each as an argument."""
+    return [*inputs[1:], *inputs.maps]
 
 
-def _unflatten(tensors: Sequence[Tensor]) -> _Head:
-    others = len(_Head._fields) - 1
-    return _Head(list(tensors[others:]), *tensors[:others])
+def _unflatten(tensors: Sequence[Tensor]) -> _LossInputs:
+    others = len(_LossInputs._fields) - 1
+    return _LossInputs(list(tensors[others:]), *tensors[:others])
 
 
-def _sum_empty(head: _Head, sizes: _Sizes, config: LossConfig) -> tuple[Tensor, Tensor]:
-    """Objectness loss of all cells as if they were empty: partial sums [programs, L]; and the logits of all cells [S],
-    in the order of memory."""
-    sums = head.balance_L.new_empty(PROGRAMS * len(head.maps))
-    where = sizes.objectness(head.maps)
-    num_groups = sum(each.numel() for each in head.maps) // where["CHANNELS"]
-    logits_S = head.maps[0].new_empty(num_groups * where["PLACES"])
+def _sum_empty(inputs: _LossInputs, sizes: _KernelSizes, config: LossConfig) -> tuple[Tensor, Tensor]:
+    """Objectness loss of all cells as if they were empty: partial sums [programs, L]. Also returns the logits of all
+    cells [S], in memory order."""
+    sums = inputs.balance_L.new_empty(PROGRAMS * len(inputs.maps))
+    where = sizes.objectness(inputs.maps)
+    num_groups = sum(each.numel() for each in inputs.maps) // where["CHANNELS"]
+    logits_S = inputs.maps[0].new_empty(num_groups * where["PLACES"])
     start(
         kernels_loss.empty_objectness,
         PROGRAMS,
-        *four_maps(head.maps),
-        head.table,
-        head.heads_HF,
+        *four_maps(inputs.maps),
+        inputs.table,
+        inputs.heads_HF,
         logits_S,
         sums,
-        head.maps[0].shape[0],
+        inputs.maps[0].shape[0],
         config.obj_pw,
         config.fl_gamma,
         **sizes._asdict(),
@@ -372,24 +381,25 @@ def _sum_empty(head: _Head, sizes: _Sizes, config: LossConfig) -> tuple[Tensor, 
     return sums, logits_S
 
 
-def _sum_matches(head: _Head, sizes: _Sizes, config: LossConfig, spans: Spans, link_M: Tensor) -> Tensor | None:
-    """Terms of the matches: partial sums [programs, heads x layers x kinds of sum]; none without targets. Fills
-    link_M."""
+def _sum_matches(
+    inputs: _LossInputs, sizes: _KernelSizes, config: LossConfig, spans: Spans, link_M: Tensor
+) -> Tensor | None:
+    """Terms of the matches: partial sums [programs, heads x layers x SUMS], or None without targets. Fills link_M."""
     if not len(link_M):
         return None
     width = sizes.sums_width
-    sums = head.balance_L.new_empty(PROGRAMS * width)
+    sums = inputs.balance_L.new_empty(PROGRAMS * width)
     start(
         kernels_loss.match_terms,
         PROGRAMS,
-        *four_maps(head.maps),
-        head.table,
-        head.heads_HF,
-        head.anchors_LA2,
-        head.targets_T6,
-        head.place_M,
-        head.image_M,
-        head.target_M,
+        *four_maps(inputs.maps),
+        inputs.table,
+        inputs.heads_HF,
+        inputs.anchors_LA2,
+        inputs.targets_T6,
+        inputs.packed_M,
+        inputs.image_M,
+        inputs.target_M,
         spans.first_row_B,
         spans.first_slot_BL,
         link_M,
@@ -413,21 +423,26 @@ def _sum_matches(head: _Head, sizes: _Sizes, config: LossConfig, spans: Spans, l
 
 
 def _add_up(
-    head: _Head, sizes: _Sizes, config: LossConfig, weight: float, empty_sums: Tensor, match_sums: Tensor | None
+    inputs: _LossInputs,
+    sizes: _KernelSizes,
+    config: LossConfig,
+    weight: float,
+    empty_sums: Tensor,
+    match_sums: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """Total, items, objectness of the layers, and the number of matches of each, of several heads one by one."""
+    """Total, items, objectness loss per layer, and number of matches per layer, or per head and layer."""
     shapes = ((), (4,), (sizes.LAYERS,), (sizes.LAYERS * sizes.num_heads,))
-    results = tuple(head.balance_L.new_empty(shape) for shape in shapes)
+    results = tuple(inputs.balance_L.new_empty(shape) for shape in shapes)
     start(
         kernels_loss.sum_up,
         1,
-        head.table,
-        head.heads_HF,
-        head.balance_L,
+        inputs.table,
+        inputs.heads_HF,
+        inputs.balance_L,
         empty_sums if match_sums is None else match_sums,
         empty_sums,
         *results,
-        head.maps[0].shape[0],
+        inputs.maps[0].shape[0],
         config.box * weight,
         config.obj * weight,
         config.cls * weight,
@@ -442,26 +457,26 @@ def _add_up(
 
 
 def _write_empty(
-    head: _Head,
-    sizes: _Sizes,
+    inputs: _LossInputs,
+    sizes: _KernelSizes,
     config: LossConfig,
     weight: float,
     grads: list[Tensor],
     upstream: Tensor,
     logits_S: Tensor,
 ) -> None:
-    """The whole gradient as if all cells were empty."""
-    where = sizes.objectness(head.maps)
+    """Write the whole gradient as if all cells were empty."""
+    where = sizes.objectness(inputs.maps)
     start(
         kernels_loss.empty_gradient,
         sum(-(-each.numel() // GRADIENT_BLOCK) for each in grads),
         *four_maps(grads),
-        head.table,
-        head.heads_HF,
+        inputs.table,
+        inputs.heads_HF,
         logits_S,
-        head.balance_L,
+        inputs.balance_L,
         upstream,
-        head.maps[0].shape[0],
+        inputs.maps[0].shape[0],
         config.obj * weight,
         config.obj_pw,
         config.fl_gamma,
@@ -475,8 +490,8 @@ def _write_empty(
 
 
 def _write_matches(
-    head: _Head,
-    sizes: _Sizes,
+    inputs: _LossInputs,
+    sizes: _KernelSizes,
     config: LossConfig,
     weight: float,
     grads: list[Tensor],
@@ -484,27 +499,27 @@ def _write_matches(
     link_M: Tensor,
     count_G: Tensor,
 ) -> None:
-    """The rows of the matched cells, over what `_write_empty` wrote."""
+    """Overwrite the matched cells in the gradient that `_write_empty` wrote."""
     if not len(link_M):
         return
     start(
         kernels_loss.match_gradient,
         PROGRAMS,
-        *four_maps(head.maps),
+        *four_maps(inputs.maps),
         *four_maps(grads),
-        head.table,
-        head.heads_HF,
-        head.anchors_LA2,
-        head.targets_T6,
-        head.place_M,
-        head.image_M,
-        head.target_M,
+        inputs.table,
+        inputs.heads_HF,
+        inputs.anchors_LA2,
+        inputs.targets_T6,
+        inputs.packed_M,
+        inputs.image_M,
+        inputs.target_M,
         link_M,
-        head.balance_L,
+        inputs.balance_L,
         count_G,
         upstream,
         len(link_M),
-        head.maps[0].shape[0],
+        inputs.maps[0].shape[0],
         config.box * weight,
         config.obj * weight,
         config.cls * weight,

@@ -1,11 +1,11 @@
-"""How good are the detections? Matching, average precision, confusion, fitness, COCO.
+"""Scores of detections: matching, average precision, confusion matrix, fitness, COCO AP.
 
 Files:
 
-    coco            Detections in the format of the COCO API
-    confusion_file  A confusion matrix as numbers in a file: what `test.py` writes, and what others write
-    evaluation      The result of an evaluation
-    match           Which detections are right, and what is taken for what: each label is found at most once
+    coco            COCO AP: detections in the format of the COCO API, the annotation file, and the evaluators
+    confusion_file  Files with a confusion matrix: the one that `test.py` writes, and other formats that are read
+    evaluation      Precision, recall and average precision of every class, scores by name, and fitness
+    match           Matching of detections with labels, and the evaluator that collects the matches of all batches
 """
 
 from flatout.yolo.metrics.evaluation import (

@@ -1,11 +1,13 @@
-"""Detections in the format of the COCO API, and AP as COCO computes it, by whichever evaluator is installed.
+"""COCO AP: detections in the format of the COCO API, the evaluators, and the annotation file of a split.
 
-Dimension key:  D detections
+    find_truth --> Truth --export_for--> CocoExport --score--> CocoScores --lines--> the twelve lines of COCO's own tool
+               --> Refused: why COCO AP is not computed
 
-AP as COCO counts it, for `test.py`: which annotation file, whether it fits the data set, and what is printed.
+An annotation file is matched with a data set by names: its categories by the names of the classes, its images by their
+file names. If it does not fit, there is no AP, and the reason is reported.
 
-The annotation file decides: its categories are found by the names of the classes, its pictures by their file names. One
-that does not fit gives no AP but the reason why.
+Dimension key:  D detections (in `_count`: of one category, by descending score)   N images   T thresholds of IoU
+                R thresholds of recall   K categories   A ranges of area   M limits of detections
 """
 
 import contextlib
@@ -29,6 +31,8 @@ from flatout.yolo.nms.suppress import Detections
 
 logger = logging.getLogger(__name__)
 
+# Detections in the format of the COCO API
+
 COCO_CATEGORY_IDS = (
     *range(1, 12),
     *range(13, 26),
@@ -40,77 +44,77 @@ COCO_CATEGORY_IDS = (
     *range(72, 83),
     *range(84, 91),
 )
-"""Class 0..79 -> COCO's own number, which runs to 90 with gaps."""
+"""Class 0..79 -> category id of COCO, 1 to 90 with gaps."""
 
 
 def image_id_of(path: str | PurePath) -> int | str:
-    """The number in a picture's name, else its name without ending."""
+    """The file name without extension, as a number if it is one."""
     stem = PurePath(path).stem
     return int(stem) if stem.isnumeric() else stem
 
 
 class CocoImage(NamedTuple):
-    """A picture as an annotation file knows it."""
+    """Id and scale of an image in an annotation file."""
 
     image_id: int | str
     scale_x: float = 1.0
-    """From pixels of the picture to pixels of the annotations: they differ for a copy of another size."""
+    """From pixels of the image to pixels of the annotations; not 1 for a copy at another size."""
     scale_y: float = 1.0
 
 
 class CocoExport:
-    """Collects detections batch by batch; the copy to the host happens at the end."""
+    """Collects detections batch by batch; they are copied to the host at the end."""
 
     def __init__(
-        self, category_ids: Sequence[int] | None = None, pictures: Mapping[str, CocoImage] | None = None
+        self, category_ids: Sequence[int] | None = None, images: Mapping[str, CocoImage] | None = None
     ) -> None:
-        """`category_ids` translates classes (COCO_CATEGORY_IDS for COCO); without, a class is its own number.
+        """`category_ids` has the category id of each class (COCO_CATEGORY_IDS for COCO); by default the class number.
 
-        `pictures` says by path what an annotation file calls each picture; without, `image_id_of` its name does.
+        `images` has the id and scale of each image by path; by default the id is that of `image_id_of`.
         """
         self._category_ids = category_ids
-        self._known = pictures
+        self._known = images
         self._batches: list[Detections] = []
-        self._pictures: list[CocoImage] = []
+        self._images: list[CocoImage] = []
 
     def add(self, found: Detections, paths: Sequence[str | PurePath]) -> None:
-        """A batch of detections in picture pixels (as `Evaluator.update` returns them), and its pictures."""
+        """Add a batch of detections in pixels of the original images (as from `Evaluator.update`), and its images."""
         if len(paths) != found.num_images:
-            raise DataError(f"{len(paths)} paths for {found.num_images} images: give the path of every image.")
-        self._batches.append(found._replace(image_D=found.image_D + len(self._pictures)))
-        self._pictures += [self._known[str(path)] if self._known else CocoImage(image_id_of(path)) for path in paths]
+            raise DataError(f"{len(paths)} paths for {found.num_images} images. Pass the path of every image.")
+        self._batches.append(found._replace(image_D=found.image_D + len(self._images)))
+        self._images += [self._known[str(path)] if self._known else CocoImage(image_id_of(path)) for path in paths]
 
     @property
     def image_ids(self) -> list[int | str]:
-        """Of all pictures so far, also of those where nothing was found."""
-        return [picture.image_id for picture in self._pictures]
+        """Ids of all images so far, including those without detections."""
+        return [image.image_id for image in self._images]
 
     def records(self) -> list[Mapping[str, Any]]:
         """One {image_id, category_id, bbox, score} per detection; bbox is x, y, w, h to 3 decimals, score to 5."""
         image_D, category_D, box_D4, score_D = self._columns()
-        image_ids = [self._pictures[number].image_id for number in image_D.tolist()]
+        image_ids = [self._images[number].image_id for number in image_D.tolist()]
         columns = zip(image_ids, category_D.tolist(), box_D4.tolist(), score_D.tolist(), strict=True)
         names = ("image_id", "category_id", "bbox", "score")
         return [dict(zip(names, column, strict=True)) for column in columns]
 
     def table(self) -> np.ndarray:
-        """The same numbers as float64 [D, 7]: image_id, x, y, w, h, score, category_id, as evaluators take them."""
+        """The records as float64 [D, 7]: image_id, x, y, w, h, score, category_id, the input of the evaluators."""
         image_D, category_D, box_D4, score_D = self._columns()
         names = sorted(name for name in self.image_ids if isinstance(name, str))
         if names:
             raise DataError(
-                f'The picture "{names[0]}" has no number in its name, and evaluators know pictures by number: take the '
-                "numbers from an annotation file that names it."
+                f'The name of image "{names[0]}" is not a number, and evaluators need numeric ids. Use an annotation '
+                "file that contains this image."
             )
         image_id_D = np.array(self.image_ids, np.float64)[image_D]
         return np.column_stack((image_id_D, box_D4, score_D, category_D))
 
     def write(self, path: Path) -> None:
-        """The records as a JSON list."""
+        """Write the records as a JSON list."""
         path.write_text(json.dumps(self.records()))
 
     def _columns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Image number, category, box x y w h, score; rounded."""
+        """Image number, category, box (x, y, w, h) and score, rounded."""
         if not self._batches:
             return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, 4)), np.zeros(0)
         row_D6 = torch.cat([batch.row_D6 for batch in self._batches]).cpu().numpy()
@@ -119,31 +123,28 @@ class CocoExport:
         if self._category_ids is not None:
             category_D = np.array(self._category_ids)[category_D]
         box_D4 = np.concatenate((row_D6[:, :2], row_D6[:, 2:4] - row_D6[:, :2]), axis=1).astype(np.float64)
-        scale_N2 = np.array([(picture.scale_x, picture.scale_y) for picture in self._pictures])
+        scale_N2 = np.array([(image.scale_x, image.scale_y) for image in self._images])
         box_D4 *= np.tile(scale_N2[image_D], 2)
         return image_D, category_D, box_D4.round(3), row_D6[:, 4].astype(np.float64).round(5)
 
 
-# AP as COCO computes it, by whichever evaluator is installed: hotcoco, faster-coco-eval or pycocotools.
+# AP by the first evaluator that is installed: hotcoco, faster-coco-eval or pycocotools
 #
-# The three have the same classes. Crowd annotations (`iscrowd`) are neither to be found nor a mistake to report. They
-# differ in one thing: to pycocotools and faster-coco-eval a match with the annotation of id 0 is none, because there 0
-# means "no match". What pycocotools says is what others report, so hotcoco's numbers are corrected to it for such a
-# file.
-#
-# Dimension key:  T thresholds of IoU   R of recall   K categories   A ranges of area   M limits of detections
-#                 D detections of one category, the surest first
+# The three have the same classes. Crowd annotations (`iscrowd`) count neither as missed objects nor as false
+# detections. They differ in one case: in pycocotools and faster-coco-eval a match with the annotation of id 0 does not
+# count, because 0 means "no match" there. Published numbers come from pycocotools, so hotcoco's are corrected for such
+# a file.
 
 EVALUATORS = (
     ("hotcoco", "hotcoco", "COCO", "hotcoco", "COCOeval"),
     ("faster-coco-eval", "faster_coco_eval", "COCO", "faster_coco_eval", "COCOeval_faster"),
     ("pycocotools", "pycocotools.coco", "COCO", "pycocotools.cocoeval", "COCOeval"),
 )
-"""Package, then module and name of the annotations' class and of the evaluation's; the fastest first."""
+"""Package, module and name of the annotation class, module and name of the evaluation class; the fastest first."""
 
 
 class CocoScores(NamedTuple):
-    """The twelve numbers of the COCO challenge; -1 where no object of that size exists."""
+    """The twelve numbers of the COCO challenge; -1 if there is no object of that size."""
 
     ap: float
     ap50: float
@@ -165,16 +166,16 @@ def coco_scores(
     image_ids: Sequence[int | str] | None = None,
     category_ids: Sequence[int] | None = None,
 ) -> CocoScores:
-    """Compare detections (`CocoExport.table()`) with an annotation file, on `image_ids` or on all its pictures.
+    """Scores of detections (`CocoExport.table()`) against an annotation file, on `image_ids` or on all its images.
 
-    `category_ids` are those that count; without, all of the file.
+    `category_ids` restricts the categories; by default all of the file count.
     """
     package, coco_class, eval_class = _evaluator()
-    said = io.StringIO()
-    # The evaluators print; a library does not.
-    with contextlib.redirect_stdout(said):
+    printed = io.StringIO()
+    # The evaluators print to stdout, which a library must not do.
+    with contextlib.redirect_stdout(printed):
         truth = _open(coco_class, annotations)
-        wanted = _known_ids(truth, image_ids)
+        wanted = _evaluated_ids(truth, image_ids)
         if not len(table_D7):
             return CocoScores(*[0.0] * len(CocoScores._fields))
         evaluation = eval_class(truth, truth.loadRes(np.ascontiguousarray(table_D7)), "bbox")
@@ -184,11 +185,11 @@ def coco_scores(
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
-    logger.debug("%s", said.getvalue())
+    logger.debug("%s", printed.getvalue())
     if _counts_id_zero(truth, evaluation.params):
         logger.warning(
-            "An annotation has the id 0, and by the rules of pycocotools such an object is never found: AP is a little "
-            "lower than it should be. Number annotations from 1."
+            "An annotation has the id 0. By the rules of pycocotools such an object is never found, so AP is slightly "
+            "too low. Number annotations from 1."
         )
         if package == "hotcoco":
             return _with_id_zero_missed(evaluation, truth)
@@ -196,7 +197,7 @@ def coco_scores(
 
 
 def _counts_id_zero(truth: Any, params: Any) -> bool:
-    """Whether an object that is to be found has the id 0."""
+    """Whether one of the evaluated objects has the id 0."""
     return any(
         each["id"] == 0
         and not each.get("iscrowd")
@@ -207,9 +208,9 @@ def _counts_id_zero(truth: Any, params: Any) -> bool:
 
 
 def _with_id_zero_missed(evaluation: Any, truth: Any) -> CocoScores:
-    """The scores after another count of the category of annotation 0: what was matched with it is a false detection."""
+    """The scores with the category of annotation 0 counted again: a detection matched with it is a false detection."""
     category = truth.loadAnns([0])[0]["category_id"]
-    params, place = evaluation.params, list(evaluation.params.catIds).index(category)
+    params, index = evaluation.params, list(evaluation.params.catIds).index(category)
     precision_TRKAM, recall_TKAM = (np.array(evaluation.eval[name]) for name in ("precision", "recall"))
     of_category = [each for each in evaluation.evalImgs if each is not None and each["category_id"] == category]
     for a, area in enumerate(params.areaRng):
@@ -217,32 +218,32 @@ def _with_id_zero_missed(evaluation: Any, truth: Any) -> CocoScores:
         for m, most in enumerate(params.maxDets):
             counted = _count(in_range, evaluation.cocoDt, params.recThrs, most)
             if counted is not None:
-                precision_TRKAM[:, :, place, a, m], recall_TKAM[:, place, a, m] = counted
+                precision_TRKAM[:, :, index, a, m], recall_TKAM[:, index, a, m] = counted
     return _summary(precision_TRKAM, recall_TKAM, params)
 
 
 def _count(
     images: Sequence[Mapping[str, Any]], found: Any, recall_R: Sequence[float], most: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Precision [T, R] and recall [T] of one category and range, as pycocotools counts; None without an object."""
+    """Precision [T, R] and recall [T] of one category and area range, as in pycocotools; None without objects."""
     num_objects = sum(not ignored for each in images for ignored in each["gtIgnore"])
     if not num_objects:
         return None
     score_D = np.concatenate([each["dtScores"][:most] for each in images])
     order_D = np.argsort(-score_D, kind="stable")
-    right, ignored = [], []
+    correct, ignored = [], []
     for each in images:
         match_TD, is_matched_TD = (np.array(each[name])[:, :most] for name in ("dtMatches", "dtMatched"))
         low, high = each["aRng"]
         area_D = np.array([box["area"] for box in found.loadAnns(each["dtIds"][:most])])
         by_zero_TD = is_matched_TD.astype(bool) & (match_TD == 0)
-        right.append(is_matched_TD.astype(bool) & ~by_zero_TD)
+        correct.append(is_matched_TD.astype(bool) & ~by_zero_TD)
         ignored.append(
             np.array(each["dtIgnore"])[:, :most].astype(bool) | (by_zero_TD & ((area_D < low) | (area_D > high)))
         )
-    right_TD, counts_TD = np.concatenate(right, 1)[:, order_D], ~np.concatenate(ignored, 1)[:, order_D]
-    true_TD = np.cumsum(right_TD & counts_TD, 1).astype(float)
-    false_TD = np.cumsum(~right_TD & counts_TD, 1).astype(float)
+    correct_TD, counts_TD = np.concatenate(correct, 1)[:, order_D], ~np.concatenate(ignored, 1)[:, order_D]
+    true_TD = np.cumsum(correct_TD & counts_TD, 1).astype(float)
+    false_TD = np.cumsum(~correct_TD & counts_TD, 1).astype(float)
     precision_TR = np.zeros((len(true_TD), len(recall_R)))
     if not len(order_D):
         return precision_TR, np.zeros(len(true_TD))
@@ -257,7 +258,7 @@ def _count(
 
 
 def _summary(precision_TRKAM: np.ndarray, recall_TKAM: np.ndarray, params: Any) -> CocoScores:
-    """The twelve means; -1 where there is nothing to take the mean of."""
+    """The twelve means; -1 for a mean over nothing."""
 
     def mean(values: np.ndarray) -> float:
         return float(values[values > -1].mean()) if (values > -1).any() else -1.0
@@ -274,12 +275,12 @@ def _summary(precision_TRKAM: np.ndarray, recall_TKAM: np.ndarray, params: Any) 
 
 
 def _evaluator() -> tuple[str, Any, Any]:
-    """Package and classes of the first evaluator that is installed."""
+    """Package name and classes of the first evaluator that is installed."""
     for package, coco_module, coco_name, eval_module, eval_name in EVALUATORS:
         with contextlib.suppress(ModuleNotFoundError):
             coco, evaluation = importlib.import_module(coco_module), importlib.import_module(eval_module)
             return package, getattr(coco, coco_name), getattr(evaluation, eval_name)
-    raise ConfigError("COCO AP needs an evaluator, and none is installed: pip install hotcoco.")
+    raise ConfigError("COCO AP needs an evaluator, and none is installed. Run `pip install hotcoco`.")
 
 
 def _open(coco_class: Any, annotations: Path | Mapping[str, Any]) -> Any:
@@ -293,18 +294,20 @@ def _open(coco_class: Any, annotations: Path | Mapping[str, Any]) -> Any:
     return truth
 
 
-def _known_ids(truth: Any, image_ids: Sequence[int | str] | None) -> list[int]:
+def _evaluated_ids(truth: Any, image_ids: Sequence[int | str] | None) -> list[int]:
     known = sorted(truth.getImgIds())
     if image_ids is None:
         return known
     unknown = sorted(map(str, set(image_ids) - set(known)))
     if unknown:
         raise DataError(
-            f"{len(unknown)} of {len(image_ids)} pictures are not in the annotation file, such as {unknown[0]}: "
-            "it belongs to another data set."
+            f"{len(unknown)} of {len(image_ids)} images are not in the annotation file, such as {unknown[0]}. "
+            "It belongs to another data set."
         )
     return sorted(int(image_id) for image_id in set(image_ids))
 
+
+# The annotation file of a split
 
 MOST_NAMED = 5
 
@@ -325,35 +328,35 @@ _LINES = (
 
 
 class Truth(NamedTuple):
-    """An annotation file that fits the classes and pictures of a split."""
+    """An annotation file that fits the classes and images of a split."""
 
     file: Path
     category_ids: tuple[int, ...]
     """Category id of each class."""
-    pictures: dict[str, CocoImage]
-    """By path."""
+    images: dict[str, CocoImage]
+    """Images by path."""
     remarks: tuple[str, ...] = ()
-    """To be printed with the scores."""
+    """Lines to print with the scores."""
 
 
 class Refused(NamedTuple):
-    """Why there is no AP by COCO's rules: a sentence to print. That never ends an evaluation."""
+    """Why COCO AP is not computed: a sentence to print. The evaluation continues."""
 
     text: str
 
 
 def is_asked_for(data: DataSet) -> bool:
-    """Whether a data file asks for COCO's AP: by its key `annotations`, or by YOLOv7's rule, a name in coco.yaml."""
+    """Whether a data file requests COCO AP: by its key `annotations`, or by a name that ends in coco.yaml (YOLOv7)."""
     return bool(data.annotations) or data.file.name.endswith("coco.yaml")
 
 
 def find_truth(data: DataSet, split: Split, names: Sequence[str], images: ImageSet) -> Truth | Refused:
-    """The annotations of a split, if there are some that fit; looked at before anything long begins."""
+    """The annotation file of a split, if there is one that fits; called before anything that takes long."""
     file = annotation_file(data, split)
     if file is None:
-        looked = ", ".join(map(str, annotation_candidates(data, split)))
+        searched = ", ".join(map(str, annotation_candidates(data, split)))
         return Refused(
-            f"COCO AP was not computed: there is no annotation file ({looked}). Name yours in {data.file}: "
+            f"COCO AP was not computed: there is no annotation file ({searched}). Name yours in {data.file}: "
             "annotations: FILE.json"
         )
     try:
@@ -363,32 +366,32 @@ def find_truth(data: DataSet, split: Split, names: Sequence[str], images: ImageS
 
 
 def fit(file: Path, content: dict[str, Any], names: Sequence[str], images: ImageSet) -> Truth:
-    """Classes and pictures of a split in an annotation file; DataError with the reason where they are not all in it."""
+    """Classes and images of a split in an annotation file; DataError with the reason if one of them is not in it."""
     category_ids, left_out = _categories(file, content, names)
-    pictures = _pictures(file, content, images)
-    known, chosen = {picture.image_id for picture in pictures.values()}, set(category_ids)
+    coco_images = _coco_images(file, content, images)
+    known, chosen = {image.image_id for image in coco_images.values()}, set(category_ids)
     if not any(
         each.get("image_id") in known and each.get("category_id") in chosen and not each.get("iscrowd")
         for each in listed(content, "annotations")
     ):
-        raise DataError(f"{file}: it has no object of these classes for any of {counted(len(images), 'picture')}.")
+        raise DataError(f"{file}: it has no object of these classes in any of {counted(len(images), 'image')}.")
     remarks = [f"COCO AP, with the annotations of {file}:"]
     if left_out:
         some = ", ".join(left_out[:MOST_NAMED]) + (", ..." if len(left_out) > MOST_NAMED else "")
-        remarks.append(f"Not among the classes, so left out: {some}.")
-    return Truth(file, category_ids, pictures, tuple(remarks))
+        remarks.append(f"Categories that are not classes of the data set are left out: {some}.")
+    return Truth(file, category_ids, coco_images, tuple(remarks))
 
 
 def export_for(truth: Truth | Refused, names: Sequence[str]) -> CocoExport:
-    """Collects detections under the numbers of the annotation file; without one, under COCO's own for its own names."""
+    """A CocoExport with the ids of the annotation file; without one, with COCO's category ids for COCO's names."""
     if isinstance(truth, Truth):
-        return CocoExport(truth.category_ids, truth.pictures)
+        return CocoExport(truth.category_ids, truth.images)
     coco = open_data_yaml(shipped_folder("data") / "coco.yaml").names
-    return CocoExport(COCO_CATEGORY_IDS if tuple(map(_folded, names)) == coco else None)
+    return CocoExport(COCO_CATEGORY_IDS if tuple(map(_normalised, names)) == coco else None)
 
 
 def score(export: CocoExport, truth: Truth | Refused) -> CocoScores | Refused:
-    """The scores over the pictures that were looked at and the classes of the data set."""
+    """The scores over the evaluated images and the classes of the data set."""
     if isinstance(truth, Refused):
         return truth
     try:
@@ -400,56 +403,58 @@ def score(export: CocoExport, truth: Truth | Refused) -> CocoScores | Refused:
 
 def lines(scores: CocoScores) -> Iterator[str]:
     """The twelve lines that COCO's own tool prints."""
-    for (kind, overlap, area, most), value in zip(_LINES, scores, strict=True):
-        title = "Average Precision" if kind == "AP" else "Average Recall"
-        yield f" {title:<18} ({kind}) @[ IoU={overlap:<9} | area={area:>6} | maxDets={most:>3} ] = {value:0.3f}"
+    for (metric, overlap, area, most), value in zip(_LINES, scores, strict=True):
+        title = "Average Precision" if metric == "AP" else "Average Recall"
+        yield f" {title:<18} ({metric}) @[ IoU={overlap:<9} | area={area:>6} | maxDets={most:>3} ] = {value:0.3f}"
 
 
-def _folded(name: object) -> str:
+def _normalised(name: object) -> str:
     return str(name).strip().lower()
 
 
 def _categories(file: Path, content: dict[str, Any], names: Sequence[str]) -> tuple[tuple[int, ...], list[str]]:
-    """The id of each class's category, and the names of the categories that are no class."""
+    """The category id of each class, and the names of the categories that are not classes."""
     ids: dict[str, int] = {}
     for category in categories_by_id(content):
-        if ids.setdefault(_folded(category["name"]), category["id"]) != category["id"]:
+        if ids.setdefault(_normalised(category["name"]), category["id"]) != category["id"]:
             raise DataError(
-                f"{file}: two categories are called {category['name']!r}, so classes are not known by name."
+                f"{file}: two categories are named {category['name']!r}, so classes cannot be identified by name."
             )
-    absent = [name for name in names if _folded(name) not in ids]
+    absent = [name for name in names if _normalised(name) not in ids]
     if absent:
         theirs = ", ".join(list(ids)[:MOST_NAMED]) + (", ..." if len(ids) > MOST_NAMED else "")
         raise DataError(
             f"{file}: it has no category for {len(absent)} of {counted(len(names), 'class')}, such as {absent[0]!r}; "
             f"its categories are {theirs}. Use the same names, or the annotation file of this data set."
         )
-    classes = {_folded(name) for name in names}
+    classes = {_normalised(name) for name in names}
     if len(classes) < len(names):
-        raise DataError(f"{file}: two classes of the data set have the same name, so its categories do not fit them.")
-    return tuple(ids[_folded(name)] for name in names), [name for name in ids if name not in classes]
+        raise DataError(
+            f"{file}: two classes of the data set have the same name, so they cannot be identified by name."
+        )
+    return tuple(ids[_normalised(name)] for name in names), [name for name in ids if name not in classes]
 
 
-def _pictures(file: Path, content: dict[str, Any], images: ImageSet) -> dict[str, CocoImage]:
+def _coco_images(file: Path, content: dict[str, Any], images: ImageSet) -> dict[str, CocoImage]:
     by_stem: dict[str, list[dict[str, Any]]] = {}
     for image in listed(content, "images"):
         by_stem.setdefault(PurePath(str(image.get("file_name"))).stem, []).append(image)
     size_of = dict(zip(images.paths, images.size_wh_N2.tolist(), strict=True))
-    found = {path: _of_picture(by_stem.get(PurePath(path).stem, []), path) for path in size_of}
+    found = {path: _matching_image(by_stem.get(PurePath(path).stem, []), path) for path in size_of}
     absent = [path for path, image in found.items() if image is None]
     if absent:
         raise DataError(
-            f"{file}: {len(absent)} of {counted(len(found), 'picture')} are not in it by their file name, such as "
-            f"{absent[0]}: it belongs to another data set or split."
+            f"{file}: it does not contain {len(absent)} of {counted(len(found), 'image')} by file name, such as "
+            f"{absent[0]}. It belongs to another data set or split."
         )
-    pictures = {path: _picture(file, image, size_of[path]) for path, image in found.items() if image is not None}
-    if len({picture.image_id for picture in pictures.values()}) < len(pictures):
-        raise DataError(f"{file}: several pictures have one id in it: their file names do not tell them apart.")
-    return pictures
+    coco_images = {path: _coco_image(file, image, size_of[path]) for path, image in found.items() if image is not None}
+    if len({image.image_id for image in coco_images.values()}) < len(coco_images):
+        raise DataError(f"{file}: several images have the same id in it, because their file names are not unique.")
+    return coco_images
 
 
-def _of_picture(same_stem: list[dict[str, Any]], path: str) -> dict[str, Any] | None:
-    """The one among images of one name; where there are several, the one whose whole `file_name` ends the path."""
+def _matching_image(same_stem: list[dict[str, Any]], path: str) -> dict[str, Any] | None:
+    """The image for a path among those of the same name; of several, the one whose whole `file_name` ends the path."""
     if len(same_stem) == 1:
         return same_stem[0]
     parts = PurePath(path).parts
@@ -461,17 +466,17 @@ def _of_picture(same_stem: list[dict[str, Any]], path: str) -> dict[str, Any] | 
     return exact[0] if len(exact) == 1 else None
 
 
-def _picture(file: Path, image: dict[str, Any], size_wh: Sequence[int]) -> CocoImage:
-    """Id and scale of a picture; copies of another size are fine as long as the proportions are the same."""
+def _coco_image(file: Path, image: dict[str, Any], size_wh: Sequence[int]) -> CocoImage:
+    """Id and scale of an image; copies at another size are allowed if the aspect ratio is the same."""
     name, image_id = image.get("file_name"), image.get("id")
     if not isinstance(image_id, int) or isinstance(image_id, bool):
-        raise DataError(f"{file}: the id of {name} is {image_id!r}: evaluators take whole numbers only.")
+        raise DataError(f"{file}: the id of {name} is {image_id!r}; evaluators need whole numbers.")
     annotated = [image.get("width"), image.get("height")]
     if not all(isinstance(side, int | float) and side > 0 for side in annotated):
         raise DataError(f"{file}: {name} has no width and height.")
     scale_x, scale_y = np.array(annotated, float) / size_wh
-    # Each side of a copy was rounded to whole pixels.
+    # The sides of a copy are rounded to whole pixels.
     if abs(scale_x / scale_y - 1) > 1 / size_wh[0] + 1 / size_wh[1]:
         sizes = f"{size_wh[0]} x {size_wh[1]} px, but {annotated[0]} x {annotated[1]} in the file"
-        raise DataError(f"{file}: {name} is {sizes}: another picture, or one that was cut or turned.")
+        raise DataError(f"{file}: {name} is {sizes}. It is a different image, or it was cropped or rotated.")
     return CocoImage(image_id, float(scale_x), float(scale_y))

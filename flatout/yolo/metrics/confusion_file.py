@@ -1,10 +1,10 @@
-"""A confusion matrix as numbers in a file: what `test.py` writes, and what others write.
+"""Files with a confusion matrix: the one that `test.py` writes, and other formats that are read.
 
     confusion_matrix.csv     predicted,cat,dog,background
                              cat,41,3,2
                              ...                               row = predicted, column = true, both named
 
-Read back are this, tables without names (.csv, .txt), arrays (.npz) and lists of lists (.json).
+Also read are tables without names (.csv, .txt), arrays (.npz) and lists of lists (.json).
 
 Dimension key:  C classes   R rows, with or without one for the background
 """
@@ -28,12 +28,12 @@ MOST_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Confusion:
-    """How often each class was taken for each other one."""
+    """A confusion matrix: how often objects of each class were detected as each class."""
 
     count_CC: np.ndarray
     """float64: row = predicted, column = true."""
     missed_C: np.ndarray
-    """float64: objects that were not found; zeros where the file has no background."""
+    """float64: objects that were not found; zeros if the file has no background."""
     names: tuple[str, ...] | None
 
     @property
@@ -42,13 +42,13 @@ class Confusion:
         return np.asarray(self.count_CC.sum(0) + self.missed_C)
 
     @property
-    def share_CC(self) -> np.ndarray:
-        """Shares of the true objects of each column, float64 [C, C]; 0 for a class without objects."""
+    def fraction_CC(self) -> np.ndarray:
+        """Fractions of the true objects of each column, float64 [C, C]; 0 for a class without objects."""
         return np.asarray(self.count_CC / np.maximum(self.num_objects_C, 1e-12))
 
 
 def write_confusion(shown_RR: np.ndarray, names: Sequence[str], path: Path) -> Path:
-    """Counts with the background last, row = predicted, column = true: what the picture shows."""
+    """Write counts with the background last, row = predicted, column = true, as in the chart; returns the path."""
     labels = [*names[: len(shown_RR) - 1], BACKGROUND]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
@@ -61,18 +61,18 @@ def write_confusion(shown_RR: np.ndarray, names: Sequence[str], path: Path) -> P
 
 
 def read_confusion(path: Path, *, num_classes: int | None = None) -> Confusion:
-    """A confusion matrix of any of the forms above; DataError if it is none, ConfigError if its name says no form.
+    """A confusion matrix in one of the formats above; DataError for wrong content, ConfigError for another extension.
 
-    The last row and column are the background if they are called so, or if there is one more than `num_classes`.
+    The last row and column are the background if they are named so, or if there is one more than `num_classes`.
     """
     if path.suffix.lower() not in _READERS:
-        raise ConfigError(f"{path}: a confusion matrix is a file that ends in {', '.join(_READERS)}.")
+        raise ConfigError(f"{path}: not a confusion matrix. Its file must end in {', '.join(_READERS)}.")
     table, names = _READERS[path.suffix.lower()](path)
     return _checked(table, names, num_classes, path)
 
 
 def confusion_in(content: Any, *, where: Path) -> Confusion:
-    """One that stands in JSON: a list of lists, or a group with `matrix` and perhaps `names`."""
+    """A confusion matrix inside JSON: a list of lists, or an object with `matrix` and optionally `names`."""
     return _checked(*_from_json(content), None, where)
 
 
@@ -83,9 +83,9 @@ def _checked(table: Any, names: Sequence[str] | None, num_classes: int | None, p
         count_RR = np.empty(0)
     side = len(count_RR)
     if count_RR.shape != (side, side) or side < 2 or not np.isfinite(count_RR).all() or count_RR.min() < 0:
-        raise DataError(f"{path}: no confusion matrix: a square table of counts, none of them negative, is wanted.")
+        raise DataError(f"{path}: not a confusion matrix. It must be a square table of counts, none of them negative.")
     if names is not None and len(names) != side:
-        raise DataError(f"{path}: {side} rows of counts, but {len(names)} names. Make them agree.")
+        raise DataError(f"{path}: {side} rows of counts, but {len(names)} names. There must be one name per row.")
     named = names is not None and names[-1].strip().lower() == BACKGROUND
     if named or side - 1 == num_classes:
         return Confusion(count_RR[:-1, :-1], count_RR[-1, :-1], None if names is None else tuple(names[:-1]))
@@ -108,7 +108,7 @@ def _read_arrays(path: Path) -> tuple[Any, list[str] | None]:
         with np.load(path, allow_pickle=False) as arrays:
             tables = [name for name in arrays.files if arrays[name].ndim == 2]
             if len(tables) != 1 and "matrix" not in tables:
-                raise DataError(f"{path}: {len(tables)} tables. Call the confusion matrix `matrix`.")
+                raise DataError(f"{path}: has {len(tables)} tables. Name the confusion matrix `matrix`.")
             names = [str(name) for name in arrays["names"]] if "names" in arrays.files else None
             return arrays["matrix" if "matrix" in tables else tables[0]], names
     except (OSError, ValueError, EOFError, KeyError) as error:
@@ -132,7 +132,7 @@ def _from_json(content: Any) -> tuple[Any, list[str] | None]:
 
 
 def _bytes(path: Path, most: int | None = None) -> bytes:
-    """The content; with `most` so much of it. DataError where that cannot be."""
+    """The content, at most `most` bytes of it; DataError if it cannot be read or is too large."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise DataError(f"{path}: larger than {MOST_BYTES >> 20} MiB. Is this the right file?")

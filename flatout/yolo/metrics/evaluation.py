@@ -1,12 +1,7 @@
-"""The result of an evaluation: its scores by name, and the one number by which checkpoints are compared.
+"""Precision, recall and average precision of every class, the scores of an evaluation by name, and fitness.
 
-`SCORES` lists the scores there are. The table of `test`, results.csv, log.jsonl, callbacks and loggers follow from it.
-
-Dimension key:  C classes that occur in the labels   K overlap thresholds
-
-From right and wrong detections to precision, recall and average precision of every class.
-
-NumPy in double precision: this happens once per evaluation, on the host.
+`SCORES` lists all scores; the table of `test`, results.csv, log.jsonl, callbacks and loggers follow from it. NumPy
+computes them on the host in double precision, once per evaluation.
 
 Dimension key:  D detections   L labels   C classes that occur in the labels   K overlap thresholds
                 X points of a curve   n detections of one class
@@ -21,21 +16,23 @@ import torch
 
 from flatout.yolo.boxes import best_first
 
+# Scores of classes
+
 CURVE_POINTS = 1000
 RECALL_POINTS = np.linspace(0, 1, 101)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """Per class, at an overlap of 0.5; each over X evenly spaced points from 0 to 1."""
+    """Curves of each class at an IoU of 0.5, each at X evenly spaced points from 0 to 1."""
 
     precision_CX: np.ndarray
     recall_CX: np.ndarray
     f1_CX: np.ndarray
-    """These three over the confidence."""
+    """These three as functions of the confidence."""
 
     precision_at_recall_CX: np.ndarray
-    """Over the recall."""
+    """As a function of the recall."""
 
     @property
     def points_X(self) -> np.ndarray:
@@ -43,7 +40,7 @@ class Curves:
 
     @property
     def best_point(self) -> int:
-        """The confidence at which the mean F1 of all classes is largest (the first such)."""
+        """Index of the confidence at which the mean F1 of all classes is largest (the first if there are several)."""
         return int(self.f1_CX.mean(0).argmax()) if len(self.f1_CX) else 0
 
 
@@ -57,13 +54,13 @@ class ClassScores:
     """Average precision at each overlap threshold."""
 
     full_recall_CK: np.ndarray
-    """Share of the labels that are found at all, by any detection however unsure, at each overlap threshold."""
+    """Fraction of the labels that any detection matches, at any confidence, at each overlap threshold."""
 
     curves: Curves
 
     @property
     def precision_C(self) -> np.ndarray:
-        """At the one confidence that is best for all classes together."""
+        """Precision at the confidence that is best for all classes together."""
         return np.asarray(self.curves.precision_CX[:, self.curves.best_point])
 
     @property
@@ -76,28 +73,28 @@ class ClassScores:
 
 
 def score_classes(
-    right_DK: np.ndarray,
+    correct_DK: np.ndarray,
     score_D: np.ndarray,
     class_D: np.ndarray,
     label_class_L: np.ndarray,
     *,
     v5_metric: bool = False,
 ) -> ClassScores:
-    """Scores from all detections of an evaluation, in any order; equal scores count in the order given.
+    """Scores from all detections of an evaluation, in any order; equal scores are counted in the order given.
 
-    A class without detections scores 0 everywhere and counts; a class without labels does not.
+    A class without detections has scores of 0 and is included; a class without labels is not.
     """
     classes_C, num_labels_C = np.unique(label_class_L.astype(np.int64), return_counts=True)
     order_D = _by_class(class_D, score_D)
     begin_C = np.searchsorted(class_D[order_D], classes_C)
     end_C = np.searchsorted(class_D[order_D], classes_C, side="right")
-    ap_CK, full_recall_CK = np.zeros((2, len(classes_C), right_DK.shape[1]))
+    ap_CK, full_recall_CK = np.zeros((2, len(classes_C), correct_DK.shape[1]))
     curves_C3X = np.zeros((len(classes_C), 3, CURVE_POINTS))
-    for place, (begin, end, num_labels) in enumerate(zip(begin_C, end_C, num_labels_C, strict=True)):
+    for index, (begin, end, num_labels) in enumerate(zip(begin_C, end_C, num_labels_C, strict=True)):
         if begin < end:
-            mine_n = order_D[begin:end]
-            ap_CK[place], curves_C3X[place] = _score_class(right_DK[mine_n], score_D[mine_n], num_labels, v5_metric)
-            full_recall_CK[place] = right_DK[mine_n].sum(0) / num_labels
+            own_n = order_D[begin:end]
+            ap_CK[index], curves_C3X[index] = _score_class(correct_DK[own_n], score_D[own_n], num_labels, v5_metric)
+            full_recall_CK[index] = correct_DK[own_n].sum(0) / num_labels
     precision_CX, recall_CX, precision_at_recall_CX = curves_C3X.swapaxes(0, 1)
     curves = Curves(
         precision_CX=precision_CX,
@@ -111,43 +108,43 @@ def score_classes(
 
 
 def _by_class(class_D: np.ndarray, score_D: np.ndarray) -> np.ndarray:
-    """Order by class, then by descending score."""
+    """Order of the detections by class, then by descending score."""
     group_D = torch.from_numpy(class_D.astype(np.int64))
     num_groups = int(group_D.max()) + 1 if len(class_D) else 1
     return best_first(group_D, torch.from_numpy(score_D.astype(np.float32)), num_groups).numpy()
 
 
 def _score_class(
-    right_nK: np.ndarray, score_n: np.ndarray, num_labels: int, v5_metric: bool
+    correct_nK: np.ndarray, score_n: np.ndarray, num_labels: int, v5_metric: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """AP [K], and [3, X]: precision and recall over confidence, precision over recall; best detections first."""
-    corner = _corners(np.asarray(right_nK.any(1)))
-    true_nK = right_nK[corner].cumsum(0, dtype=np.float64)
+    corner = _corners(np.asarray(correct_nK.any(1)))
+    true_nK = correct_nK[corner].cumsum(0, dtype=np.float64)
     curves = [_envelope(true_n / (num_labels + 1e-16), true_n / (corner + 1), v5_metric) for true_n in true_nK.T]
     points_X = np.linspace(0, 1, CURVE_POINTS)
-    true_n = right_nK[:, 0].cumsum(dtype=np.float64)
-    # Where no detection is so sure there is nothing wrong and nothing found.
+    true_n = correct_nK[:, 0].cumsum(dtype=np.float64)
+    # Above the highest confidence there are no detections: precision is 1 and recall is 0.
     precision_X = np.interp(-points_X, -score_n, true_n / np.arange(1, len(true_n) + 1), left=1)
     recall_X = np.interp(-points_X, -score_n, true_n / (num_labels + 1e-16), left=0)
     ap_K = np.array([_area(*curve) for curve in curves])
     return ap_K, np.stack((precision_X, recall_X, np.interp(points_X, *curves[0])))
 
 
-def _corners(right_n: np.ndarray) -> np.ndarray:
-    """Where precision over recall turns: right detections, those just before one, and the last.
+def _corners(correct_n: np.ndarray) -> np.ndarray:
+    """Corners of precision over recall: correct detections, those just before one, and the last.
 
-    Between two right ones recall stands still and precision falls, so that the others change no envelope.
+    Between two correct detections recall is constant and precision falls, so the others do not change the envelope.
     """
-    corner_n = right_n.copy()
-    corner_n[:-1] |= right_n[1:]
+    corner_n = correct_n.copy()
+    corner_n[:-1] |= correct_n[1:]
     corner_n[-1] = True
     return np.flatnonzero(corner_n)
 
 
 def average_precision(recall_n: np.ndarray, precision_n: np.ndarray, *, v5_metric: bool = False) -> float:
-    """Area under the envelope of a curve, from 101 points; `v5_metric` lets the curve end at a recall of 1.
+    """Area under the envelope of a curve, from 101 points; `v5_metric` extends the curve to a recall of 1.
 
-    `recall_n` ascends. YOLOv7 otherwise ends the curve 0.01 behind the last recall.
+    `recall_n` must be ascending. Otherwise the curve ends 0.01 after the last recall, as in YOLOv7.
     """
     return _area(*_envelope(recall_n, precision_n, v5_metric))
 
@@ -158,21 +155,24 @@ def _area(recall: np.ndarray, precision: np.ndarray) -> float:
 
 
 def _envelope(recall_n: np.ndarray, precision_n: np.ndarray, v5_metric: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The curve with both ends, precision not rising with recall."""
+    """The curve with both end points, and with precision that does not rise with recall."""
     end = 1.0 if v5_metric else recall_n[-1] + 0.01
     precision = np.concatenate(([1.0], precision_n, [0.0]))
     return np.concatenate(([0.0], recall_n, [end])), np.maximum.accumulate(precision[::-1])[::-1]
 
 
+# Scores by name
+
+
 class Score(NamedTuple):
-    """One number that an evaluation comes to."""
+    """One score of an evaluation."""
 
     name: str
-    """In files; loggers put `metrics/` before it."""
+    """Name in files; loggers prefix it with `metrics/`."""
     heading: str
-    """In the table of `test`."""
+    """Column heading in the table of `test`."""
     of_classes: Callable[[ClassScores], np.ndarray]
-    """float64 [C] or [C, K]: the score is the mean of it all, that of a class the mean of its row."""
+    """float64 [C] or [C, K]: the score is the mean of all values, the score of a class the mean of its row."""
 
 
 SCORES = (
@@ -183,13 +183,13 @@ SCORES = (
     Score("F1", "F1", lambda classes: classes.f1_C),
     Score("AR_0.5:0.95", "AR@.5:.95", lambda classes: classes.full_recall_CK),
 )
-"""In the order of the table's columns: those of YOLOv7 first."""
+"""In the order of the table's columns, those of YOLOv7 first."""
 
 LOSSES = ("box", "obj", "cls")
-"""Of a validation; in files `val_` stands before their names."""
+"""Losses of a validation; in files their names are prefixed with `val_`."""
 
 YOLOV7_RESULTS = ("precision", "recall", "mAP_0.5", "mAP_0.5:0.95", *(f"val_{name}" for name in LOSSES))
-"""What results.txt, the file of a study and evolve.txt hold of an evaluation, in this order for good."""
+"""Values of an evaluation in results.txt, the file of a study and evolve.txt; their order must not change."""
 
 
 def headings() -> list[str]:
@@ -204,33 +204,36 @@ def mean_scores(classes: ClassScores) -> dict[str, float]:
 
 
 def scores_by_class(classes: ClassScores) -> dict[str, np.ndarray]:
-    """Name -> float64 [C]."""
+    """Scores of every class by name, float64 [C]."""
     found = {score.name: score.of_classes(classes) for score in SCORES}
     return {name: values if values.ndim == 1 else values.mean(1) for name, values in found.items()}
 
 
 def zero_scores() -> dict[str, float]:
-    """What is written down of an epoch that was not validated, as YOLOv7 does."""
+    """Scores and losses of an epoch that was not validated, as YOLOv7 writes them."""
     return dict.fromkeys([*(score.name for score in SCORES), *YOLOV7_RESULTS], 0.0)
 
 
 def fitness(*, map50: float, map50_95: float) -> float:
-    """What a checkpoint is worth."""
+    """The number by which epochs are compared."""
     return 0.1 * map50 + 0.9 * map50_95
+
+
+# The result of an evaluation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Means over the classes that occur in the labels, and the classes themselves."""
+    """Mean scores over the classes that occur in the labels, and the scores of each class."""
 
     num_images: int
     num_labels: int
     num_classes: int
     scores: Mapping[str, float]
-    """By the names of `SCORES`."""
+    """Means by the names of `SCORES`."""
     classes: ClassScores
     confusion: np.ndarray | None = None
-    """int64 [num_classes + 1, num_classes + 1], if it was asked for."""
+    """int64 [num_classes + 1, num_classes + 1], if it was requested."""
 
     @property
     def precision(self) -> float:
@@ -260,7 +263,7 @@ class Evaluation:
         return maps
 
     def per_class_ap(self, names: Sequence[str]) -> Mapping[str, Any]:
-        """For a JSON file: {map50, map, per_class: {id: {ap50, ap, name}}}."""
+        """AP of every class, for a JSON file: {map50, map, per_class: {id: {ap50, ap, name}}}."""
         rows = zip(self.classes.classes_C.tolist(), self.classes.ap_CK, strict=True)
         per_class = {
             str(number): {"ap50": float(ap_K[0]), "ap": float(ap_K.mean()), "name": names[number]}

@@ -1,16 +1,16 @@
 """Networks from model YAML: `build_network(load_config("yolov7-tiny"))`.
 
-config (YAML) -> blueprint (checked rows, shapes) -> Network (modules) -> fuse, deploy, info, augmented
+    config (YAML) --spec.py--> ModelSpec (checked rows, shapes) --network.py--> Network (modules) --> fuse, deploy, info
 
 Files:
 
-    configs        Find a model config by path or by name, and read it
-    deploy         A training network in its deploy form
-    fused          Batch norm and activation in one go while training on a GPU; torch's own modules everywhere else
+    configs        Model configs found by path or by name
+    deploy         Deploy form and fusing: simpler networks for inference that give the same boxes
+    fused          Batch norm with activation, and max-pooling, by our own kernels on a GPU and by torch everywhere else
     fused_kernels  Triton kernels of fused.py: batch norm with its activation, and max-pooling
-    info           How large is a network, and what does a picture cost? The table and the line that YOLOv7 prints
-    layers         The modules of a model row, except detection layers
-    module_specs   What each module of a model YAML takes and gives: arguments, output shape, number of parameters
-    network        A blueprint as a torch module: rows run in order, each reading the outputs it names
-    spec           A model YAML, understood
+    info           Descriptions of networks and weights files: layers, parameters, GFLOPS
+    layers         The torch modules of model rows and of single-head detection layers
+    module_specs   The modules of a model YAML: their arguments, output shapes and parameter counts
+    network        Detection networks: a ModelSpec as a torch module, test-time augmentation and ensembles
+    spec           Model configs parsed into a checked ModelSpec
 """

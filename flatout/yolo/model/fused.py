@@ -1,15 +1,14 @@
-"""Batch norm and activation in one go while training on a GPU; torch's own modules everywhere else.
+"""Batch norm with activation, and max-pooling, by our own kernels on a GPU and by torch everywhere else.
 
-torch passes over a map 13 times for this pair, forward and backward; the kernels here pass over it 8 times
-(bench/model_step.py says what that is worth). They want channels_last maps and one of the ACTS; what they cannot do
-goes through torch, with the same result.
+    norm_act                   batch norm and activation in training. torch passes over a map 13 times for this pair,
+                               forward and backward; our kernels pass over it 8 times (measured by bench/model_step.py)
+    max_pool, max_pool_same    pooling without the 8-byte indices that torch stores
 
-The kernels are reached by two doors: an autograd function, which costs the host least, and operators for
-torch.compile.
+The kernels (fused_kernels.py) need channels_last maps and, for norm_act, one of the ACTS. Everything else goes through
+torch, with the same result. Each kernel has two entry points: an autograd function for eager mode, which costs the host
+least, and operators for torch.compile.
 
-Max-pooling: by our kernels for channels_last maps on a GPU, which store no 8-byte indices, else by torch.
-
-As in norm_act.py there are two doors to the kernels, for eager mode and for torch.compile.
+Dimension key:  C channels   M = images x height x width   P blocks of rows
 """
 
 import functools
@@ -24,15 +23,15 @@ from flatout.kernels import ALIGNMENT_BYTES, HAS_TRITON, Pointer, Start, is_alig
 
 logger = logging.getLogger(__name__)
 
-# Maps as rows of channels, [pixels, C]: which ones our kernels can read, and how they are cut into tiles.
+# Maps as rows of channels, [M, C]: which ones the kernels can read, and how they are divided into tiles
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def suits_kernels(x: Tensor) -> bool:
-    """Is it a channels_last map on a GPU, of a type the kernels know?
+    """Whether `x` is a channels_last map on the current GPU, of a supported type, and Triton is installed.
 
-    Then they are the faster way. For small maps too: they cost the host less than torch's
+    The kernels are then faster than torch's, also for small maps, because they cost the host less
     (bench/results/model_step_ideas_h200_202611.md).
     """
     if not x.is_cuda or x.dtype not in DTYPES or not x.is_contiguous(memory_format=torch.channels_last):
@@ -40,23 +39,26 @@ def suits_kernels(x: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return HAS_TRITON
     if not HAS_TRITON:
-        say_what_is_missing()
+        warn_triton_missing()
         return False
     return x.get_device() == torch.cuda.current_device()
 
 
 @functools.cache
-def say_what_is_missing() -> None:
-    """Once, to people with a GPU and no Triton."""
+def warn_triton_missing() -> None:
+    """Warn once that there is a GPU but no Triton."""
     logger.warning(
         "Triton is not installed: batch norms, activations and pooling go through torch, and a training step takes "
-        "about 1.5 times as long. `pip install triton` mends it."
+        "about 1.5 times as long. Install it with `pip install triton`."
     )
 
 
 def row_stride(x: Tensor) -> tuple[Tensor, int]:
-    """A map whose pixels lie at equal distances, and that distance: `x` itself also if it is a slice of a wider
-    channels_last map, as gradients of a concatenation are; else a copy."""
+    """A map with equally spaced pixels, and their distance in values.
+
+    The map is `x` itself if possible, also if it is a slice of a wider channels_last map, as gradients of a
+    concatenation are; otherwise a copy.
+    """
     batch, channels, height, width = x.stride()
     pixels = x.shape[2] * x.shape[3]
     if channels == 1 and width >= x.shape[1] and height == width * x.shape[3] and batch == width * pixels:
@@ -64,35 +66,103 @@ def row_stride(x: Tensor) -> tuple[Tensor, int]:
     return x.contiguous(memory_format=torch.channels_last), x.shape[1]
 
 
-def columns_of(channels: int) -> int:
-    """Channels of a tile."""
+def tile_channels(channels: int) -> int:
+    """Number of channels in a tile."""
     return min(max(1 << (channels - 1).bit_length(), 16), 128)
 
 
-def pieces(total: int, size: int) -> int:
-    """How many pieces of a size cover the total."""
+def ceil_div(total: int, size: int) -> int:
     return -(-total // size)
 
 
-# Launch the kernels of norm_act_kernels.py: three forward, three backward.
+# Batch norm and activation
+
+ACTS = {nn.Identity: 0, nn.SiLU: 1, nn.LeakyReLU: 2, nn.ReLU: 2}
+"""Activation -> its number in fused_kernels.py; ReLU is a LeakyReLU of slope 0."""
+
+
+def norm_act(x: Tensor, norm: nn.BatchNorm2d | nn.SyncBatchNorm, act: nn.Module) -> Tensor:
+    """act(norm(x)); in training it also updates the running statistics, as `norm` does."""
+    if not _suits(x, norm, act):
+        y: Tensor = act(norm(x))
+        return y
+    fused = torch.ops.flatout.norm_act if torch.compiler.is_compiling() else _apply
+    z: Tensor = fused(
+        x, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked,
+        norm.momentum, norm.eps, ACTS[type(act)], float(getattr(act, "negative_slope", 0.0)),
+    )  # fmt: skip
+    return z
+
+
+def _suits(x: Tensor, norm: nn.BatchNorm2d | nn.SyncBatchNorm, act: nn.Module) -> bool:
+    return (
+        type(norm) is nn.BatchNorm2d
+        and norm.training
+        and norm.affine
+        and norm.track_running_stats
+        and norm.momentum is not None
+        and type(act) in ACTS
+        and suits_kernels(x)
+        and x.numel() > x.shape[1]
+    )
+
+
+class _NormAct(torch.autograd.Function):
+    """Entry point for eager mode."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
+        z, saved = norm_act_forward(x, *rest)
+        ctx.save_for_backward(x, saved)
+        ctx.act, ctx.slope = rest[-2:]
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, dz: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            return _backward_once(ctx, dz)
+        x, saved = ctx.saved_tensors
+        return (*norm_act_backward(dz, x, saved, ctx.act, ctx.slope), *NO_GRADIENTS)
+
+
+@torch.autograd.function.once_differentiable
+def _backward_once(ctx: Any, dz: Tensor) -> tuple[Any, ...]:
+    """The backward pass under create_graph=True, whose results raise if they are differentiated again.
+
+    A separate function, because the guard costs the host time.
+    """
+    x, saved = ctx.saved_tensors
+    return (*norm_act_backward(dz, x, saved, ctx.act, ctx.slope), *NO_GRADIENTS)
+
+
+NO_GRADIENTS = (None,) * 7
+"""Gradients of the running statistics and of the numbers."""
+
+# Skips the check for functorch transforms in Function.apply, which takes a third of the call: the transforms cannot
+# trace our launches, and end in an error either way.
+_apply = super(torch.autograd.Function, _NormAct).apply
+
+
+# Launches of the batch norm kernels: three forward, three backward
 #
-# The host decides how long a step of small maps takes, so what follows from the shapes and types of a layer is worked
-# out once (`_plan_forward`, `_plan_backward`), and a call only allocates and hands over addresses.
-#
-# Dimension key:  C channels   M = pictures x height x width   P blocks of rows
+# With small maps the host limits the step time. Everything that follows from the shapes and types of a layer is
+# therefore computed once (`_plan_forward`, `_plan_backward`); a call only allocates memory and passes addresses.
+
+FLOATS = Pointer(torch.float32)
+COUNTER = Pointer(torch.int64)
 
 NORM_TILE_VALUES = 2048
 PROGRAMS = 1056
 NUM_WARPS = 8
-"""Values that a program of a kernel holds at once, programs of a launch at most, and warps of a program: the best of
-eight combinations on an H200, where these kernels move 3.1 to 3.7 TB/s."""
+"""Values per program at a time, most programs per launch, and warps per program: the best of eight combinations on an
+H200, where these kernels reach 3.1 to 3.7 TB/s."""
 
 FINISH_TILE = (256, 8)
 SAVED_ROWS = 4
-"""Rows of what the forward pass keeps, float32 [4, C]: mean, 1 / deviation, scale, shift."""
+"""Rows of what the forward pass saves, float32 [4, C]: mean, 1 / deviation, scale, shift."""
 
 
-def forward(
+def norm_act_forward(
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
@@ -104,13 +174,16 @@ def forward(
     act: int,
     slope: float,
 ) -> tuple[Tensor, Tensor]:
-    """z like x, and what the backward pass needs, float32 [4 * C]. Moves the running statistics, in place."""
+    """The output, with the shape and type of x, and what the backward pass needs, float32 [4 * C].
+
+    Updates the running statistics in place.
+    """
     device, x_at = x.get_device(), x.data_ptr()
     key = (
         x.shape, x.dtype, x_at % ALIGNMENT_BYTES == 0, weight.dtype, running_mean.dtype,
         momentum, eps, act, slope, device,
     )  # fmt: skip
-    plan = _forward_plans.get(key) or _keep(_forward_plans, key, _plan_forward)
+    plan = _forward_plans.get(key) or _add_plan(_forward_plans, key, _plan_forward)
     z = torch.empty_like(x)
     saved = torch.empty(plan.num_saved, dtype=torch.float32, device=x.device)
     sums = torch.empty(plan.num_scratch, dtype=torch.float32, device=x.device)
@@ -124,7 +197,7 @@ def forward(
     return z, saved
 
 
-def backward(dz: Tensor, x: Tensor, saved: Tensor, act: int, slope: float) -> tuple[Tensor, Tensor, Tensor]:
+def norm_act_backward(dz: Tensor, x: Tensor, saved: Tensor, act: int, slope: float) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, weight and bias."""
     dz, stride = row_stride(dz)
     device, x_at, dz_at = x.get_device(), x.data_ptr(), dz.data_ptr()
@@ -132,9 +205,9 @@ def backward(dz: Tensor, x: Tensor, saved: Tensor, act: int, slope: float) -> tu
         x.shape, x.dtype, x_at % ALIGNMENT_BYTES == 0, dz.dtype, dz_at % ALIGNMENT_BYTES == 0, stride,
         act, slope, device,
     )  # fmt: skip
-    plan = _backward_plans.get(key) or _keep(_backward_plans, key, _plan_backward)
+    plan = _backward_plans.get(key) or _add_plan(_backward_plans, key, _plan_backward)
     dx = torch.empty_like(x)
-    # Kept by the optimizer: on their own, so as not to hold the scratch memory.
+    # Separate tensors, because the optimizer keeps them, and a view would keep the scratch memory alive.
     dweight = torch.empty(plan.channels, dtype=torch.float32, device=x.device)
     dbias = torch.empty_like(dweight)
     factors = torch.empty(plan.num_scratch, dtype=torch.float32, device=x.device)
@@ -147,7 +220,7 @@ def backward(dz: Tensor, x: Tensor, saved: Tensor, act: int, slope: float) -> tu
 
 
 class _Plan(NamedTuple):
-    """What a call needs to know about maps of a shape."""
+    """Compiled launches and buffer sizes for maps of one shape and type."""
 
     sum_up: Start
     finish: Start
@@ -162,14 +235,14 @@ _forward_plans: dict[tuple[Any, ...], _Plan] = {}
 _backward_plans: dict[tuple[Any, ...], _Plan] = {}
 
 
-def _keep(plans: dict[tuple[Any, ...], _Plan], key: tuple[Any, ...], make: Any) -> _Plan:
+def _add_plan(plans: dict[tuple[Any, ...], _Plan], key: tuple[Any, ...], make: Any) -> _Plan:
     plan: _Plan = make(*key[:-1])
     plans[key] = plan
     return plan
 
 
-class _Cut(NamedTuple):
-    """How a map is cut into blocks of rows and channels."""
+class _Tiling(NamedTuple):
+    """How a map is divided into blocks of rows and channels."""
 
     rows: int
     channels: int
@@ -180,16 +253,16 @@ class _Cut(NamedTuple):
     finish_grid: tuple[int, int, int]
 
 
-def _cut(shape: torch.Size) -> _Cut:
+def _tile_rows(shape: torch.Size) -> _Tiling:
     channels, rows = shape[1], shape.numel() // shape[1]
-    columns = columns_of(channels)
-    num_columns = pieces(channels, columns)
+    columns = tile_channels(channels)
+    num_columns = ceil_div(channels, columns)
     tile_rows = NORM_TILE_VALUES // columns
-    wanted = min(pieces(rows, tile_rows), max(1, PROGRAMS // num_columns))
-    rows_per_block = pieces(pieces(rows, wanted), tile_rows) * tile_rows
-    blocks = pieces(rows, rows_per_block)
-    finish_grid = (pieces(channels, FINISH_TILE[1]), 1, 1)
-    return _Cut(rows, channels, blocks, rows_per_block, (tile_rows, columns), (blocks, num_columns, 1), finish_grid)
+    wanted = min(ceil_div(rows, tile_rows), max(1, PROGRAMS // num_columns))
+    rows_per_block = ceil_div(ceil_div(rows, wanted), tile_rows) * tile_rows
+    blocks = ceil_div(rows, rows_per_block)
+    finish_grid = (ceil_div(channels, FINISH_TILE[1]), 1, 1)
+    return _Tiling(rows, channels, blocks, rows_per_block, (tile_rows, columns), (blocks, num_columns, 1), finish_grid)
 
 
 def _plan_forward(
@@ -205,7 +278,7 @@ def _plan_forward(
 ) -> _Plan:
     from flatout.yolo.model import fused_kernels as kernels
 
-    rows, channels, blocks, rows_per_block, tile, grid, finish_grid = _cut(shape)
+    rows, channels, blocks, rows_per_block, tile, grid, finish_grid = _tile_rows(shape)
     x, z, running, weight = Pointer(dtype, is_aligned), Pointer(dtype), Pointer(running_dtype), Pointer(weight_dtype)
     sum_up = prepared(
         kernels.sum_rows, grid, (x, running, FLOATS), (rows, channels, blocks, rows_per_block, *tile), NUM_WARPS
@@ -233,7 +306,7 @@ def _plan_backward(
 ) -> _Plan:
     from flatout.yolo.model import fused_kernels as kernels
 
-    rows, channels, blocks, rows_per_block, tile, grid, finish_grid = _cut(shape)
+    rows, channels, blocks, rows_per_block, tile, grid, finish_grid = _tile_rows(shape)
     x, dx, dz = Pointer(dtype, is_aligned), Pointer(dtype), Pointer(gradient_dtype, is_gradient_aligned)
     act_and_tile = (slope, act, dtype != torch.float32, *tile)
     sum_up = prepared(
@@ -245,86 +318,19 @@ def _plan_backward(
         kernels.apply_backward, grid, (x, dz, FLOATS, FLOATS, dx),
         (rows, channels, stride, rows_per_block, *act_and_tile), NUM_WARPS,
     )  # fmt: skip
-    num_factors = pieces(2 * channels, ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    num_factors = ceil_div(2 * channels, ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     return _Plan(sum_up, finish, apply, channels, 0, num_factors + 2 * blocks * channels, 4 * num_factors)
 
 
-FLOATS = Pointer(torch.float32)
-COUNTER = Pointer(torch.int64)
-
-
-ACTS = {nn.Identity: 0, nn.SiLU: 1, nn.LeakyReLU: 2, nn.ReLU: 2}
-"""Activation -> its number in norm_act_kernels.py; ReLU is a LeakyReLU of slope 0."""
-
-
-def norm_act(x: Tensor, norm: nn.BatchNorm2d | nn.SyncBatchNorm, act: nn.Module) -> Tensor:
-    """act(norm(x)); in training also moves the running statistics, as `norm` does."""
-    if not _suits(x, norm, act):
-        y: Tensor = act(norm(x))
-        return y
-    fused = torch.ops.flatout.norm_act if torch.compiler.is_compiling() else _apply
-    z: Tensor = fused(
-        x, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked,
-        norm.momentum, norm.eps, ACTS[type(act)], float(getattr(act, "negative_slope", 0.0)),
-    )  # fmt: skip
-    return z
-
-
-def _suits(x: Tensor, norm: nn.BatchNorm2d | nn.SyncBatchNorm, act: nn.Module) -> bool:
-    return (
-        type(norm) is nn.BatchNorm2d
-        and norm.training
-        and norm.affine
-        and norm.track_running_stats
-        and norm.momentum is not None
-        and type(act) in ACTS
-        and suits_kernels(x)
-        and x.numel() > x.shape[1]
-    )
-
-
-class _NormAct(torch.autograd.Function):
-    """The door for eager mode."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
-        z, saved = forward(x, *rest)
-        ctx.save_for_backward(x, saved)
-        ctx.act, ctx.slope = rest[-2:]
-        return z
-
-    @staticmethod
-    def backward(ctx: Any, dz: Tensor) -> tuple[Any, ...]:
-        if torch.is_grad_enabled():
-            return _backward_once(ctx, dz)
-        x, saved = ctx.saved_tensors
-        return (*backward(dz, x, saved, ctx.act, ctx.slope), *NO_GRADIENTS)
-
-
-@torch.autograd.function.once_differentiable
-def _backward_once(ctx: Any, dz: Tensor) -> tuple[Any, ...]:
-    """Under create_graph=True: its results refuse to be differentiated. Kept apart, as the guard costs the host."""
-    x, saved = ctx.saved_tensors
-    return (*backward(dz, x, saved, ctx.act, ctx.slope), *NO_GRADIENTS)
-
-
-NO_GRADIENTS = (None,) * 7
-"""Of the running statistics and the numbers."""
-
-# Without the look at functorch's transforms that Function.apply takes first and that costs a third of the call: they
-# could not see our launches, and end in an error either way.
-_apply = super(torch.autograd.Function, _NormAct).apply
-
-
-# The door for torch.compile: operators that it does not look into. If it did, it would compile each of the several
-# hundred launches of a network anew, for minutes.
+# Operators for torch.compile, which does not trace into them. Otherwise it would compile each of the several hundred
+# launches of a network separately, for minutes.
 #
-# `norm_act` is not in what it compiles: it is a composite of an autograd function around the two others, which know no
-# derivative. That way a layer costs the host least when it runs; what other ways cost is in
-# bench/results/model_step_ideas_h200_202611.md.
+# `norm_act` itself does not appear in compiled graphs: it is a composite of an autograd function around the other two,
+# which have no derivative. A layer then costs the host least; bench/results/model_step_ideas_h200_202611.md compares
+# the alternatives.
 
 
-class _Traced(torch.autograd.Function):
+class _TracedNormAct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
         z, saved = torch.ops.flatout.norm_act_forward(x, *rest)
@@ -350,9 +356,9 @@ _library.define(
     "norm_act_backward(Tensor dz, Tensor x, Tensor saved, int act, float slope) -> (Tensor, Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
-_library.impl("norm_act", _Traced.apply, "CompositeImplicitAutograd")
-_library.impl("norm_act_forward", forward, "CUDA")
-_library.impl("norm_act_backward", backward, "CUDA")
+_library.impl("norm_act", _TracedNormAct.apply, "CompositeImplicitAutograd")
+_library.impl("norm_act_forward", norm_act_forward, "CUDA")
+_library.impl("norm_act_backward", norm_act_backward, "CUDA")
 
 
 @torch.library.register_fake("flatout::norm_act_forward", lib=_library)
@@ -362,16 +368,18 @@ def _(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 @torch.library.register_fake("flatout::norm_act_backward", lib=_library)
 def _(dz: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    of_channels = x.new_empty(x.shape[1], dtype=torch.float32)
-    return torch.empty_like(x), of_channels, torch.empty_like(of_channels)
+    per_channel = x.new_empty(x.shape[1], dtype=torch.float32)
+    return torch.empty_like(x), per_channel, torch.empty_like(per_channel)
 
+
+# Max-pooling
 
 WINDOW = 5
 POOL_TILE_VALUES = 4096
 
 
 def max_pool(x: Tensor, k: int) -> Tensor:
-    """The largest of each k x k square; what is left over at the right and below is left out."""
+    """Max-pool with kernel and stride k; an incomplete square at the right or bottom edge is dropped."""
     if k != 2 or not suits_kernels(x) or min(x.shape[2:]) < 2:
         return F.max_pool2d(x, k, k)
     apply = torch.ops.flatout.max_pool_halve if torch.compiler.is_compiling() else _Halve.apply
@@ -380,10 +388,10 @@ def max_pool(x: Tensor, k: int) -> Tensor:
 
 
 def max_pool_same(x: Tensor, k: int) -> Tensor:
-    """The largest of the k x k window around each pixel, k odd."""
+    """Max-pool with kernel k (odd) and stride 1 that keeps the size of the map."""
     if k % (WINDOW - 1) != 1 or not suits_kernels(x):
         return F.max_pool2d(x, k, 1, k // 2)
-    # A maximum over 9 is one over 5 of maxima over 5, and so on: the same numbers from smaller windows.
+    # A maximum over 9 is a maximum over 5 of maxima over 5, and so on: the same numbers from smaller windows.
     apply = torch.ops.flatout.max_pool_window if torch.compiler.is_compiling() else _Window.apply
     for _ in range(k // (WINDOW - 1)):
         x = apply(x)
@@ -391,10 +399,10 @@ def max_pool_same(x: Tensor, k: int) -> Tensor:
 
 
 def _tiles(num_pixels: int, channels: int) -> tuple[tuple[int, int, int], tuple[int, int]]:
-    """Grid and tile of a launch in which every program does one tile."""
-    columns = columns_of(channels)
+    """Grid and tile of a launch with one tile per program."""
+    columns = tile_channels(channels)
     rows = POOL_TILE_VALUES // columns
-    return (pieces(num_pixels, rows), pieces(channels, columns), 1), (rows, columns)
+    return (ceil_div(num_pixels, rows), ceil_div(channels, columns), 1), (rows, columns)
 
 
 def _halve_sizes(x: Tensor) -> tuple[int, int, int, int, int, int]:
@@ -413,7 +421,7 @@ def halve(x: Tensor) -> Tensor:
 
 
 def _half_map(x: Tensor) -> Tensor:
-    """Room for the result."""
+    """An empty map of half the height and width."""
     batch, channels, height, width = x.shape
     shape = (batch, channels, height // 2, width // 2)
     return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
@@ -433,7 +441,7 @@ def halve_backward(dz: Tensor, x: Tensor) -> Tensor:
 
 
 def window(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest of the 5 x 5 window around each pixel, and which of the 25 it was, uint8."""
+    """The maximum of the 5 x 5 window around each pixel, and the index of its position in the window, uint8."""
     from flatout.yolo.model import fused_kernels as kernels
 
     batch, channels, height, width = x.shape
@@ -482,7 +490,7 @@ class _Window(torch.autograd.Function):
         return window_backward(dz, *ctx.saved_tensors)
 
 
-# For torch.compile, as in norm_act.py: composites of autograd functions around operators that know no derivative.
+# Operators for torch.compile, as for norm_act: composites of autograd functions around operators without a derivative.
 
 
 class _TracedHalve(torch.autograd.Function):

@@ -1,18 +1,19 @@
-"""Triton kernels of norm_act.py: batch norm in training and the activation behind it, on [M, C] rows of channels.
+"""Triton kernels of fused.py: batch norm with its activation, and max-pooling, on channels_last maps.
+
+Batch norm in training and the activation that follows it, on [M, C] rows of channels:
 
     forward    x -> sums per block -> mean, scale, shift; running statistics -> z = act(x * scale + shift)
     backward   x, dz -> sums per block -> weight and bias gradients, two factors -> dx
 
-Each direction reads the maps twice and writes one: the least there is without a convolution that counts along.
-Sums are taken block by block in a fixed order, so the same input gives the same bits. Maps are read by wide loads where
-they are aligned; parameters and running statistics may lie anywhere, such as in one flat buffer.
+Each direction reads the maps twice and writes one, which is the minimum unless the convolution itself computes the
+sums. Sums are taken block by block in a fixed order, so the same input gives the same bits. Aligned maps are read with
+wide loads; parameters and running statistics need no alignment and may be parts of one flat buffer.
 
-Dimension key:  M = pictures x height x width   C channels   P blocks of rows
+Max-pooling: where torch stores 8-byte indices, the position of the maximum is recomputed from the input (2 x 2) or
+stored in a byte (5 x 5).
 
-Triton kernels of pooling.py, on channels_last maps. What torch's kernels store as 8-byte indices is found again
-from the input (2 x 2) or stored in a byte (5 x 5).
-
-Dimension key:  B pictures   H, W height and width of the input   h, w of the output   C channels
+Dimension key:  M = images x height x width   C channels   P blocks of rows
+                H, W height and width of the input   h, w height and width of the output
 """
 
 import triton
@@ -22,7 +23,7 @@ import triton.language as tl
 @triton.jit
 def _sigmoid(t, HALF: tl.constexpr):
     if HALF:
-        # One instruction, wrong by less than 0.001: below what a half precision map can hold.
+        # One instruction, with an error below 0.001: less than the resolution of a half precision map.
         tanh = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [t * 0.5], tl.float32, True, 1)
         s = tanh * 0.5 + 0.5
     else:
@@ -41,7 +42,7 @@ def _activate(t, slope, ACT: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def _activate_backward(gradient, t, slope, ACT: tl.constexpr, HALF: tl.constexpr):
-    """Gradient of the activation's input."""
+    """Gradient with respect to the activation's input t."""
     if ACT == 1:
         s = _sigmoid(t, HALF)
         gradient = gradient * (s + t * s * (1 - s))
@@ -52,7 +53,7 @@ def _activate_backward(gradient, t, slope, ACT: tl.constexpr, HALF: tl.constexpr
 
 @triton.jit(do_not_specialize=["P"], do_not_specialize_on_alignment=["pivot"])
 def sum_rows(x, pivot, sums, M, C, P, rows_per_block, BM: tl.constexpr, BC: tl.constexpr):
-    """sums [2, P, C]: of x - pivot and of its square, over the rows of a block.
+    """Write sums [2, P, C]: the sums of x - pivot and of its square over the rows of a block.
 
     The pivot is any number near the mean, which keeps the difference of squares well conditioned.
     """
@@ -77,7 +78,7 @@ def sum_rows(x, pivot, sums, M, C, P, rows_per_block, BM: tl.constexpr, BC: tl.c
 
 @triton.jit
 def _add_up(sums, c, C, P, BP: tl.constexpr, BC: tl.constexpr):
-    """Both sums over all blocks, in float64: they are few, and their difference matters."""
+    """Both sums over all blocks. In float64, because they are few and their difference matters."""
     first = tl.zeros((BP, BC), tl.float64)
     second = tl.zeros((BP, BC), tl.float64)
     for begin in range(0, P, BP):
@@ -97,10 +98,10 @@ def finish_forward(
     sums, running_mean, running_var, counter, weight, bias, saved, M, C, P, eps, momentum,
     BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """saved [4, C]: mean, 1 / deviation, scale, shift.
+    """Write saved [4, C]: mean, 1 / deviation, scale, shift.
 
-    Also moves the running mean and (unbiased) variance a step towards those of this batch, and counts it. The running
-    mean is the pivot of `sum_rows`; no other program needs what this one overwrites.
+    Also updates the running mean and (unbiased) variance by momentum, and counts the batch. The running mean is the
+    pivot of `sum_rows`; no other program reads the values that this one overwrites.
     """
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = c < C
@@ -130,7 +131,7 @@ def apply_forward(
     x, saved, z, M, C, rows_per_block, slope,
     ACT: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """z = act(x * scale + shift)."""
+    """Write z = act(x * scale + shift)."""
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     scale = tl.load(saved + 2 * C + c, mask=c < C, other=0.0)
     shift = tl.load(saved + 3 * C + c, mask=c < C, other=0.0)
@@ -151,7 +152,7 @@ def sum_gradients(
     x, dz, saved, sums, M, C, P, dz_stride, rows_per_block, slope,
     ACT: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """sums [2, P, C]: of g = dz * act', and of g * (x - mean). dz may be a slice of wider rows."""
+    """Write sums [2, P, C]: the sums of g = dz * act' and of g * (x - mean). dz may be a slice of wider rows."""
     block = tl.program_id(0)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     mean = tl.load(saved + c, mask=c < C, other=0.0)
@@ -177,7 +178,7 @@ def sum_gradients(
 
 @triton.jit(do_not_specialize=["P"])
 def finish_backward(sums, saved, dweight, dbias, factors, M, C, P, BP: tl.constexpr, BC: tl.constexpr):
-    """factors [2, C]: dx = scale * g + factors[0] * x + factors[1]."""
+    """Write the weight and bias gradients, and factors [2, C]: dx = scale * g + factors[0] * x + factors[1]."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)
     inside = c < C
     first, second = _add_up(sums, c, C, P, BP, BC)
@@ -219,7 +220,7 @@ def apply_backward(
 
 @triton.jit
 def _corner(m, H, W, C, h, w):
-    """Offset of the upper left input pixel of output pixel m."""
+    """Offset of the upper left input pixel for output pixel m."""
     y = (m // w) % h
     return (((m // (h * w)) * H + 2 * y) * W + 2 * (m % w)).to(tl.int64) * C
 
@@ -231,7 +232,7 @@ def _largest(a, b):
 
 @triton.jit
 def halve(x, z, num_pixels, H, W, C, h, w, BM: tl.constexpr, BC: tl.constexpr):
-    """z = the largest of each 2 x 2 square."""
+    """Write z: the maximum of each 2 x 2 square."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = (m < num_pixels)[:, None] & (c < C)[None, :]
@@ -243,7 +244,7 @@ def halve(x, z, num_pixels, H, W, C, h, w, BM: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def halve_backward(x, dz, dx, num_pixels, H, W, C, h, w, dz_stride, BM: tl.constexpr, BC: tl.constexpr):
-    """The gradient goes to the first of the largest, in reading order, as in torch."""
+    """Write dx: the gradient goes to the first of equal maxima, in reading order, as in torch."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = (m < num_pixels)[:, None] & (c < C)[None, :]
@@ -265,7 +266,7 @@ def halve_backward(x, dz, dx, num_pixels, H, W, C, h, w, dz_stride, BM: tl.const
 
 @triton.jit
 def window(x, z, tap, num_pixels, H, W, C, K: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
-    """z = the largest of the K x K window around each pixel; tap = its place in the window, a byte."""
+    """Write z: the maximum of the K x K window around each pixel; and tap: its position in the window, a byte."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = (m < num_pixels)[:, None] & (c < C)[None, :]
@@ -293,7 +294,7 @@ def window(x, z, tap, num_pixels, H, W, C, K: tl.constexpr, BM: tl.constexpr, BC
 def window_backward(
     dz, tap, dx_out, num_pixels, H, W, C, dz_stride, K: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr
 ):
-    """Every pixel gathers from the windows that chose it: no atomics, so the same bits every time."""
+    """Write dx_out: each pixel gathers the gradients of the windows that chose it. No atomics, so the same bits."""
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = (m < num_pixels)[:, None] & (c < C)[None, :]
@@ -302,7 +303,7 @@ def window_backward(
     total = tl.zeros((BM, BC), tl.float32)
     for dy in tl.static_range(K):
         for dx in tl.static_range(K):
-            # The window around the pixel at (-dy, -dx) from here sees this one at (dy, dx) of its taps.
+            # In the window around the pixel at offset (-dy, -dx) from here, this pixel is at position (dy, dx).
             y, x_column = row - (dy - K // 2), column - (dx - K // 2)
             there = inside & ((y >= 0) & (y < H) & (x_column >= 0) & (x_column < W))[:, None]
             pixel = (m - (dy - K // 2) * W - (dx - K // 2)).to(tl.int64)[:, None]

@@ -1,7 +1,4 @@
-"""How large is a network, and what does a picture cost? The table and the line that YOLOv7 prints.
-
-What is a network, and what does a file of weights hold? Facts for people and for programs.
-"""
+"""Descriptions of networks and weights files: layers, parameters, GFLOPS, and the table and summary line of YOLOv7."""
 
 import copy
 from collections import Counter
@@ -24,11 +21,14 @@ from flatout.yolo.model.spec import IMAGE, Head, ModelSpec, Row, parse_model, sm
 from flatout.yolo.weights import State, Weights, read_weights
 
 COUNTED_PX = 640
-"""GFLOPS are given for a square picture of this side."""
+"""GFLOPS are given for a square image of this side."""
 
 
-class Info(NamedTuple):
-    """What the summary line says."""
+# Size and cost of a network
+
+
+class ModelSummary(NamedTuple):
+    """The numbers of the summary line."""
 
     num_modules: int
     num_parameters: int
@@ -42,10 +42,10 @@ class Info(NamedTuple):
         )
 
 
-def describe(network: Network) -> Info:
-    """Count modules, parameters and operations; nothing is run on the network's own device."""
+def describe(network: Network) -> ModelSummary:
+    """Count modules, parameters and operations; nothing runs on the network's own device."""
     parameters = list(network.parameters())
-    return Info(
+    return ModelSummary(
         num_modules=sum(1 for _ in network.modules()),
         num_parameters=sum(parameter.numel() for parameter in parameters),
         num_gradients=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
@@ -54,30 +54,33 @@ def describe(network: Network) -> Info:
 
 
 def count_gflops(network: Network) -> float:
-    """Operations of one picture of COUNTED_PX: two per multiplication of convolutions (all that run, auxiliary ones
-    included), four pairs per batch norm value, one pair per upsampled value."""
-    blueprint = network.blueprint
-    side = small_side(blueprint, max(int(network.stride.max()), 32))
-    shapes = {IMAGE: Shape(blueprint.channels, side, side)}
+    """Operations for one image of COUNTED_PX, in billions, two per multiply-add.
+
+    Counted are all convolutions that run in training, auxiliary ones included; four multiply-adds per value of a batch
+    norm; and one per upsampled value.
+    """
+    spec = network.spec
+    side = small_side(spec, max(int(network.stride.max()), 32))
+    shapes = {IMAGE: Shape(spec.channels, side, side)}
     pairs = 0
-    # By arithmetic: running the rows, even without memory on the meta device, takes torch up to a second.
-    for row, layer in zip(blueprint.rows, network.model, strict=False):
+    # By arithmetic: running the rows takes torch up to a second, even on the meta device.
+    for row, layer in zip(spec.rows, network.model, strict=False):
         ins = [shapes[source] for source in row.sources]
-        outs = row.outs_of(ins)
+        outs = row.output_shapes(ins)
         repeats = layer if isinstance(layer, nn.Sequential) else [layer]
         pairs += sum(map(_pairs_of_layer, repeats, (ins[0], *outs), outs))
         shapes[row.index] = outs[-1]
-    pairs += _pairs_of_head(network.head, [shapes[source] for source in blueprint.head.sources])
+    pairs += _pairs_of_head(network.head, [shapes[source] for source in spec.head.sources])
     return 2e-9 * (COUNTED_PX / side) ** 2 * pairs
 
 
 def _pairs_of_layer(layer: nn.Module, before: Shape, after: Shape) -> int:
-    """Multiply-add pairs of a module that makes one map of another."""
+    """Multiply-adds of a module with one input and one output map."""
     pairs = 0
     for name, module in layer.named_modules():
-        # All convolutions look at the map that comes out, except the first of DownC, which comes before the stride.
-        seen = before if isinstance(layer, DownC) and name.startswith("cv1.") else after
-        pixels = seen.height * seen.width
+        # All modules work at the size of the output, except the first convolution of DownC, which precedes the stride.
+        counted = before if isinstance(layer, DownC) and name.startswith("cv1.") else after
+        pixels = counted.height * counted.width
         if isinstance(module, nn.Conv2d):
             pairs += pixels * module.weight.numel()
         elif isinstance(module, nn.BatchNorm2d):
@@ -88,39 +91,40 @@ def _pairs_of_layer(layer: nn.Module, before: Shape, after: Shape) -> int:
 
 
 def _pairs_of_head(head: Detect, shapes: Sequence[Shape]) -> int:
-    """Multiply-add pairs of the detection layer in training: counted while a copy runs on the meta device, where only
-    shapes are computed."""
+    """Multiply-adds of the detection layer in training, counted while a copy runs on the meta device."""
     counts: list[int] = []
-    shadow = copy.deepcopy(head).to("meta").train()
-    for module in shadow.modules():
+    meta_head = copy.deepcopy(head).to("meta").train()
+    for module in meta_head.modules():
         module.register_forward_hook(lambda module, inputs, output: counts.append(_pairs(module, inputs, output)))
         if isinstance(module, nn.BatchNorm2d):
-            # It keeps the shape, and refuses to train on a single pixel.
+            # Skipped: it does not change the shape, and raises for a single pixel in training.
             module.forward = nn.Identity().forward  # type: ignore[method-assign]
-    shadow([torch.empty(1, *shape, dtype=head.anchors.dtype, device="meta") for shape in shapes])
+    meta_head([torch.empty(1, *shape, dtype=head.anchors.dtype, device="meta") for shape in shapes])
     return sum(counts)
 
 
 def _pairs(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> int:
-    """Multiply-add pairs of one call."""
+    """Multiply-adds of one call."""
     if isinstance(module, nn.Conv2d) and isinstance(output, Tensor):
         return output.numel() * module.weight[0].numel()
     if isinstance(module, Detect) and isinstance(output, list):
-        # Its lead convolutions are not called as modules.
-        return sum(raw.numel() * module.folded(level)[0][0].numel() for level, raw in enumerate(output[: module.nl]))
+        # Its lead convolutions are not called as modules, so they have no hook.
+        return sum(
+            raw.numel() * module.folded_weights(level)[0][0].numel() for level, raw in enumerate(output[: module.nl])
+        )
     return 4 * inputs[0].numel() if isinstance(module, nn.BatchNorm2d) else 0
 
 
 def layer_table(network: Network) -> str:
     """One line per row: index, from, repeats, parameters, module, arguments."""
-    blueprint = network.blueprint
+    spec = network.spec
     lines = [f"{'':>4}{'from':>18}{'n':>4}{'params':>12}  {'module':<12} arguments"]
-    rows: tuple[Row | Head, ...] = (*blueprint.rows, blueprint.head)
+    rows: tuple[Row | Head, ...] = (*spec.rows, spec.head)
     for row, layer in zip(rows, network.model, strict=True):
-        origin, number, kind, args = row.written
+        origin, number, module, args = row.written
         count = sum(parameter.numel() for parameter in layer.parameters())
         shown = ", ".join(map(str, args))
-        lines.append(f"{row.index:>4}{_short(origin):>18}{number:>4}{count:>12}  {kind:<12} {shown}")
+        lines.append(f"{row.index:>4}{_short(origin):>18}{number:>4}{count:>12}  {module:<12} {shown}")
     return "\n".join(lines)
 
 
@@ -129,32 +133,35 @@ def _short(origin: object) -> str:
     return text if len(text) <= 17 else f"{text[:13]}..]"
 
 
+# Descriptions of configs and weights files
+
+
 @dataclass(frozen=True)
 class NetworkFacts:
-    """What a config builds."""
+    """The network that a config describes."""
 
     head: str
     """Detect, IDetect, IAuxDetect, or a layer with several heads."""
     num_classes: int
     channels: int
-    """Of the picture."""
+    """Channels of the input image."""
     strides: list[float]
     anchors_px: list[list[float]]
     """Per level: w0, h0, w1, h1, ..."""
-    size: Info
-    fused_size: Info
-    """With batch norms folded into the convolutions, as for inference."""
+    size: ModelSummary
+    fused_size: ModelSummary
+    """Size with batch norms folded into the convolutions, as for inference."""
     rows: list[dict[str, Any]]
-    """index, from, number, module, args, parameters."""
+    """Per row: index, from, number, module, args, parameters."""
     table: str
     """The rows as aligned text."""
     heads: list[dict[str, Any]] | None = None
-    """Of a layer with several: name, classes and weight of each."""
+    """Name, classes and weight of each head; None for a layer with one head."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a file of weights holds; None is what it does not say."""
+    """The contents of a weights file; None for a value that it does not store."""
 
     num_bytes: int
     format: str
@@ -162,7 +169,7 @@ class Contents:
     num_tensors: int
     num_values: int
     dtypes: dict[str, int]
-    """dtype -> how many tensors have it."""
+    """dtype -> number of tensors."""
     num_classes: int | None
     names: list[str] | None
     epoch: int | None
@@ -177,47 +184,47 @@ class Contents:
 
 @dataclass(frozen=True)
 class Description:
-    """Of a config, or of a file of weights; one of the two parts may be missing."""
+    """Description of a config or of a weights file; `network` or `contents` may be missing."""
 
     source: str
     network: NetworkFacts | None
     contents: Contents | None
     problem: str | None = None
-    """Why the network of a file of weights cannot be built from it."""
+    """Why the network cannot be built from the weights file; None if it can."""
 
 
 def describe_config(cfg: str | Path) -> Description:
-    """A config, by path or by name."""
+    """Describe a config, given by path or by name."""
     path = find_config(cfg)
     return Description(str(path), _facts(parse_model(load_config(path), where=str(path))), None)
 
 
 def describe_weights(path: str | Path, *, cfg: str | Path | None = None) -> Description:
-    """A file of weights, and the network that its own config (or `cfg`) builds."""
+    """Describe a weights file, and the network of its own config or of `cfg`."""
     weights = read_weights(path)
     contents = _contents(weights, Path(path).stat().st_size)
     try:
-        blueprint = blueprint_of(weights, where=path, cfg=cfg, nc=num_classes_of(weights))
-        facts = _facts(blueprint, weights.for_inference(), where=path)
+        spec = blueprint_of(weights, where=path, cfg=cfg, nc=num_classes_of(weights))
+        facts = _facts(spec, weights.for_inference(), where=path)
     except CheckpointError as error:
         return Description(str(path), None, contents, str(error))
     return Description(str(path), facts, contents)
 
 
-def _facts(blueprint: ModelSpec, state: State | None = None, where: str | Path = "") -> NetworkFacts:
-    """Facts of a network that is built without memory; its anchors are those of the state, if there is one."""
-    head = blueprint.head
+def _facts(spec: ModelSpec, state: State | None = None, where: str | Path = "") -> NetworkFacts:
+    """Facts about a network built on the meta device; its anchors come from the state, if there is one."""
+    head = spec.head
     with torch.device("meta"):
-        network = Network(blueprint)
+        network = Network(spec)
     inference = fused(network)
     anchors_px = [list(level) for level in head.anchors_px]
     if state is not None:
         check_fit(inference if is_fused(state) else network, state, where)
         anchors_px = state[f"model.{head.index}.anchor_grid"].float().flatten(1).tolist()
     return NetworkFacts(
-        head=head.kind,
+        head=head.module,
         num_classes=head.num_classes,
-        channels=blueprint.channels,
+        channels=spec.channels,
         strides=list(head.strides),
         anchors_px=anchors_px,
         size=describe(network),
@@ -229,7 +236,7 @@ def _facts(blueprint: ModelSpec, state: State | None = None, where: str | Path =
 
 
 def _rows(network: Network) -> list[dict[str, Any]]:
-    rows: tuple[Row | Head, ...] = (*network.blueprint.rows, network.blueprint.head)
+    rows: tuple[Row | Head, ...] = (*network.spec.rows, network.spec.head)
     return [
         dict(zip(("from", "number", "module", "args"), row.written, strict=True))
         | {"index": row.index, "parameters": sum(parameter.numel() for parameter in layer.parameters())}

@@ -1,11 +1,13 @@
-"""The modules of a model row, except detection layers. State_dict names are those of YOLOv7's checkpoints.
+"""The torch modules of model rows and of single-head detection layers, with the state_dict names of YOLOv7.
 
-Maps are [B, C, H, W] floats in either memory format; channels_last goes through unchanged, and is what a GPU wants.
+    rows                feature maps [B, C, H, W] in and out
+    detection layers    feature maps in; raw predictions out in training, boxes in pixels out otherwise
 
-Detection layers: feature maps in, raw predictions out while training, boxes in pixels out otherwise.
+Maps are floats in either memory format. channels_last is preserved, and is the fast one on a GPU.
 
-Dimension key:  B pictures   A anchors per level   Y, X rows and columns of a level   O = 5 + classes:
-                (x, y, w, h, objectness, classes ...)   K = sum over levels of A * Y * X
+Dimension key:  B images   C channels   H, W height and width of a map   A anchors per level
+                Y, X rows and columns of a level   O = 5 + classes: (x, y, w, h, objectness, classes ...)
+                K = sum over levels of A * Y * X
 """
 
 import math
@@ -20,9 +22,11 @@ from flatout.yolo.model.fused import max_pool, max_pool_same, norm_act
 from flatout.yolo.model.module_specs import Activation, Args, hidden_of, padding_of
 from flatout.yolo.model.spec import Head
 
+# Modules of rows
+
 
 def make_activation(act: bool | Activation | None) -> nn.Module:
-    """True is SiLU; False and None are the identity."""
+    """The activation module: SiLU for True, the identity for False and None."""
     if isinstance(act, Activation):
         module: nn.Module = getattr(nn, act.name)(*act.numbers)
         return module
@@ -30,7 +34,7 @@ def make_activation(act: bool | Activation | None) -> nn.Module:
 
 
 class Conv(nn.Module):
-    """act(bn(conv(x))); once fused, act(conv(x)) with the batch norm inside the convolution."""
+    """act(bn(conv(x))); after fusing, act(conv(x)) with the batch norm folded into the convolution."""
 
     def __init__(
         self,
@@ -56,7 +60,7 @@ class Conv(nn.Module):
 
 
 class RepConv(nn.Module):
-    """act(3x3 + 1x1 + identity), each with its own batch norm; once fused, a single 3x3 convolution."""
+    """act(3x3 + 1x1 + identity), each with its own batch norm; after fusing, a single 3x3 convolution."""
 
     def __init__(
         self,
@@ -81,7 +85,7 @@ class RepConv(nn.Module):
         return y
 
     def _sum(self, x: Tensor) -> Tensor:
-        """The branches that there are, added up."""
+        """The sum of the branches."""
         assert self.rbr_dense is not None and self.rbr_1x1 is not None
         y = _normed(self.rbr_dense, x) + _normed(self.rbr_1x1, x)
         return y if self.rbr_identity is None else y + norm_act(x, self.rbr_identity, LINEAR)
@@ -101,7 +105,7 @@ def _conv_bn(c1: int, c2: int, k: int, s: int | tuple[int, int], p: int, g: int)
 
 
 class SPPCSPC(nn.Module):
-    """Spatial pyramid pooling between two paths that are concatenated at the end."""
+    """Spatial pyramid pooling on one of two paths that are concatenated at the end."""
 
     def __init__(
         self,
@@ -125,7 +129,7 @@ class SPPCSPC(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x1 = self.cv4(self.cv3(self.cv1(x)))
-        # A maximum over 9 is one over 5 of maxima over 5, and so on: the same numbers from smaller windows.
+        # A maximum over 9 is a maximum over 5 of maxima over 5, and so on: the same numbers from smaller windows.
         pool5 = max_pool_same(x1, 5)
         pool9 = max_pool_same(pool5, 5)
         pool13 = max_pool_same(pool9, 5)
@@ -160,7 +164,7 @@ class MP(nn.Module):
 
 
 class SP(nn.Module):
-    """Max-pool with kernel k and stride s that keeps the middle of the window on the map."""
+    """Max-pool with kernel k, stride s and padding k // 2."""
 
     def __init__(self, k: int = 3, s: int = 1) -> None:
         super().__init__()
@@ -173,14 +177,14 @@ class SP(nn.Module):
 
 
 class ReOrg(nn.Module):
-    """Pixels of each 2 x 2 square to channels; the square's second row comes before its second column."""
+    """Each 2 x 2 square of pixels moved into the channels; the second row of the square precedes its second column."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat((x[..., ::2, ::2], x[..., 1::2, ::2], x[..., ::2, 1::2], x[..., 1::2, 1::2]), 1)
 
 
 class Concat(nn.Module):
-    """Maps beside each other, along the channels."""
+    """Concatenation along the channels."""
 
     def __init__(self, d: int = 1) -> None:
         super().__init__()
@@ -190,7 +194,7 @@ class Concat(nn.Module):
 
 
 class Shortcut(nn.Module):
-    """The sum of two maps; the argument is accepted, and means nothing."""
+    """The sum of two maps; the argument is accepted and ignored."""
 
     def __init__(self, d: int = 0) -> None:
         super().__init__()
@@ -199,8 +203,13 @@ class Shortcut(nn.Module):
         return xs[0] + xs[1]
 
 
-MADE_WITH_CHANNELS: dict[str, type[nn.Module]] = {"Conv": Conv, "RepConv": RepConv, "SPPCSPC": SPPCSPC, "DownC": DownC}
-MADE_WITHOUT: dict[str, type[nn.Module]] = {
+LAYERS_WITH_CHANNELS: dict[str, type[nn.Module]] = {
+    "Conv": Conv,
+    "RepConv": RepConv,
+    "SPPCSPC": SPPCSPC,
+    "DownC": DownC,
+}
+LAYERS_WITHOUT_CHANNELS: dict[str, type[nn.Module]] = {
     "MP": MP,
     "SP": SP,
     "ReOrg": ReOrg,
@@ -210,15 +219,18 @@ MADE_WITHOUT: dict[str, type[nn.Module]] = {
 }
 
 
-def make_layer(kind: str, c1: int, args: Args) -> nn.Module:
-    """The module of a row; `args` are complete and checked (module_specs.py)."""
-    if kind in MADE_WITH_CHANNELS:
-        return MADE_WITH_CHANNELS[kind](c1, **args)
-    return MADE_WITHOUT[kind](**args)
+def make_layer(module: str, c1: int, args: Args) -> nn.Module:
+    """The module of a row with `c1` input channels; `args` are complete and checked (module_specs.py)."""
+    if module in LAYERS_WITH_CHANNELS:
+        return LAYERS_WITH_CHANNELS[module](c1, **args)
+    return LAYERS_WITHOUT_CHANNELS[module](**args)
+
+
+# Detection layers
 
 
 class Predictions(NamedTuple):
-    """What a network gives outside of training."""
+    """The output of a network in evaluation mode."""
 
     decoded: Tensor
     """[B, K, O]: cx, cy, w, h in pixels of the input, then objectness and class scores in 0..1; float32 or float64."""
@@ -236,7 +248,7 @@ class ImplicitA(nn.Module):
 
 
 class ImplicitM(nn.Module):
-    """A learned vector that the channels of a map are multiplied by."""
+    """A learned vector that multiplies the channels of a map."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -245,7 +257,7 @@ class ImplicitM(nn.Module):
 
 
 class Detect(nn.Module):
-    """One 1x1 convolution per level."""
+    """A detection layer with one 1x1 convolution per level."""
 
     anchors: Tensor
     """[levels, A, 2] in cells of the level; used by the loss."""
@@ -276,8 +288,8 @@ class Detect(nn.Module):
         return raw if self.training else Predictions(self.decode(raw), raw)
 
     @torch.no_grad()
-    def start(self) -> None:
-        """Anchors in cells instead of pixels, and biases that expect few objects."""
+    def initialise(self) -> None:
+        """Initialise: anchors from pixels to cells, biases to a prior of few objects."""
         self.anchors /= self.stride.view(-1, 1, 1)
         for conv, stride in self._convolutions():
             assert conv.bias is not None
@@ -286,17 +298,17 @@ class Detect(nn.Module):
             bias_AO[:, 5:] += math.log(0.6 / (bias_AO.shape[1] - 5 - 0.99))
 
     def _convolutions(self) -> Iterator[tuple[nn.Conv2d, float]]:
-        """Every prediction convolution, with its stride."""
+        """All prediction convolutions with their strides."""
         for conv, stride in zip(self.m, self.strides, strict=True):
             assert isinstance(conv, nn.Conv2d)
             yield conv, stride
 
     def predict(self, level: int, x: Tensor) -> Tensor:
-        """Outputs of a lead level, [B, A * O, Y, X]."""
-        return F.conv2d(x, *self.folded(level))
+        """Raw outputs of a lead level, [B, A * O, Y, X]."""
+        return F.conv2d(x, *self.folded_weights(level))
 
-    def folded(self, level: int) -> tuple[Tensor, Tensor]:
-        """Weight and bias of a lead level's convolution with everything linear around it put into them."""
+    def folded_weights(self, level: int) -> tuple[Tensor, Tensor]:
+        """Weight and bias of a lead level's convolution, with all linear operations around it folded in."""
         conv = self.m[level]
         assert isinstance(conv, nn.Conv2d) and conv.bias is not None
         return conv.weight, conv.bias
@@ -309,7 +321,7 @@ class Detect(nn.Module):
     def decode(self, raw: list[Tensor]) -> Tensor:
         """Raw lead predictions -> boxes and scores, [B, K, O]."""
         levels = [
-            # By index: iterating would put a Split of constants into an exported graph, which OpenCV cannot read.
+            # By index: iteration would export a Split of constants, which OpenCV cannot read.
             decode_level(raw_BAYXO, self.anchor_grid[level], stride)
             for level, (raw_BAYXO, stride) in enumerate(zip(raw, self.strides, strict=True))
         ]
@@ -335,10 +347,10 @@ def decode_level(raw_BAYXO: Tensor, anchor_px: Tensor, stride: float) -> Tensor:
 
 
 class IDetect(Detect):
-    """im * m(x + ia) per level, with learned vectors ia and im; once fused, both are inside m.
+    """A detection layer that computes im * m(x + ia) per level, with learned vectors ia and im.
 
-    All of it is linear, so the vectors are put into the convolution's weights on every call: some thousand numbers
-    instead of two passes over the maps.
+    All of it is linear, so every call folds the vectors into the convolution's weights: some thousand numbers instead
+    of two passes over the maps. Fusing folds them in permanently.
     """
 
     def __init__(self, head: Head) -> None:
@@ -349,21 +361,21 @@ class IDetect(Detect):
         self.fused = False
 
     def _add_auxiliary(self, head: Head) -> None:
-        """Hook for what comes before the implicit vectors in the state_dict, and is drawn before them."""
+        """Hook for modules that precede the implicit vectors in the state_dict and in the order of initialisation."""
 
-    def folded(self, level: int) -> tuple[Tensor, Tensor]:
-        weight, bias = super().folded(level)
+    def folded_weights(self, level: int) -> tuple[Tensor, Tensor]:
+        weight, bias = super().folded_weights(level)
         if self.fused:
             return weight, bias
         add, scale = self.ia[level].implicit, self.im[level].implicit
         assert isinstance(add, Tensor) and isinstance(scale, Tensor)
-        # Not a matrix product: autocast would do that in half precision.
+        # Not a matrix product, which autocast would compute in half precision.
         shift = (weight * add).sum((1, 2, 3))
         return weight * scale.view(-1, 1, 1, 1), (bias + shift) * scale.flatten()
 
 
 class IAuxDetect(IDetect):
-    """IDetect whose second half of inputs gives auxiliary predictions, in training only and never once fused."""
+    """IDetect with auxiliary predictions from the second half of its inputs, in training only and not after fusing."""
 
     def _add_auxiliary(self, head: Head) -> None:
         self.m2 = prediction_convs(head.channels[self.nl :], head.num_outputs)

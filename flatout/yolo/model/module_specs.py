@@ -1,7 +1,7 @@
-"""What each module of a model YAML takes and gives: arguments, output shape, number of parameters.
+"""The modules of a model YAML: their arguments, output shapes and parameter counts, and checks of the top-level keys.
 
-Pure arithmetic, no torch: a config is understood, and refused where it must be, before anything is built.
-The same names are turned into torch modules in layers.py and heads.py.
+Pure arithmetic, no torch: a config is parsed, and refused if it is wrong, before anything is built. layers.py has the
+torch modules of the same names.
 """
 
 import copy
@@ -11,16 +11,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-# What an argument in a model row may say: numbers, lists of them, None, and a few names. Nothing is evaluated.
+# Arguments of a model row: numbers, lists of them, None, and a few names. Nothing is evaluated as code.
 #
 # YAML text               value
 # None, nearest           None, "nearest"
-# nc, anchors             what the config says, after overrides
+# nc, anchors             the values in the config, after overrides
 # nn.LeakyReLU(0.1)       Activation("LeakyReLU", (0.1,)), for the activations listed here
 
 
 class Activation(NamedTuple):
-    """An activation by its torch.nn name, with the numbers it is made with."""
+    """An activation by its torch.nn name, with its numeric arguments."""
 
     name: str
     numbers: tuple[float, ...] = ()
@@ -39,15 +39,15 @@ ACTIVATIONS = {
     "GELU": 0,
     "ELU": 1,
 }
-"""Name -> how many numbers it may take."""
+"""Name -> the largest number of arguments."""
 
 _CALL = re.compile(r"(?:torch\.)?nn\.(\w+)\(([^()]*)\)")
-# Each digit has one way to match: a long number that is none is refused in linear time.
+# Each digit has one way to match, so that a long invalid number is refused in linear time.
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 
 
 def read_literal(value: object, names: Mapping[str, object]) -> Value:
-    """The value an argument stands for; `names` are nc and anchors. ValueError says what is wrong with it."""
+    """The value of an argument; `names` holds the values of nc and anchors. ValueError says what is wrong."""
     if isinstance(value, list | tuple):
         return tuple(read_literal(each, names) for each in value)
     if isinstance(value, str):
@@ -56,7 +56,7 @@ def read_literal(value: object, names: Mapping[str, object]) -> Value:
         raise ValueError(f"{value} is not a finite number")
     if value is None or isinstance(value, int | float):
         return value
-    raise ValueError(f"{value!r:.80} is no number, name, list or None")
+    raise ValueError(f"{value!r:.80} is not a number, name, list or None")
 
 
 def _read_text(text: str, names: Mapping[str, object]) -> Value:
@@ -70,21 +70,23 @@ def _read_text(text: str, names: Mapping[str, object]) -> Value:
         return _read_activation(call[1], call[2])
     known = [*names, "None", "nearest", *(f"nn.{name}()" for name in ACTIVATIONS)]
     close = difflib.get_close_matches(text, known, n=1)
-    advice = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}."
-    raise ValueError(f"{text[:80]!r} means nothing here; {advice} Arguments are never run as code")
+    advice = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}."
+    raise ValueError(f"{text[:80]!r} is not a valid argument; {advice} Arguments are never run as code")
 
 
 def _read_activation(name: str, arguments: str) -> Activation:
     if name not in ACTIVATIONS:
         close = difflib.get_close_matches(name, ACTIVATIONS, n=1)
-        advice = f"did you mean nn.{close[0]}()?" if close else f"known are {', '.join(ACTIVATIONS)}."
-        raise ValueError(f"nn.{name[:80]} is no activation flatout knows; {advice}")
+        advice = f"did you mean nn.{close[0]}()?" if close else f"choose from {', '.join(ACTIVATIONS)}."
+        raise ValueError(f"nn.{name[:80]} is not a supported activation; {advice}")
     texts = [text.strip() for text in arguments.split(",")] if arguments.strip() else []
     numbers = [float(text) for text in texts if _NUMBER.fullmatch(text)]
     if len(texts) > ACTIVATIONS[name] or len(numbers) < len(texts) or not all(map(math.isfinite, numbers)):
         raise ValueError(f"nn.{name} takes at most {ACTIVATIONS[name]} plain number(s), not {arguments[:80]!r}")
     return Activation(name, tuple(numbers))
 
+
+# Modules
 
 Args = Mapping[str, Any]
 """Arguments of a row by name, complete with defaults."""
@@ -99,16 +101,17 @@ class Shape(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """An argument: its name, what it must be, and its default (REQUIRED if there is none)."""
+    """An argument: its name, which values are allowed, and its default (REQUIRED if there is none)."""
 
     name: str
-    rule: Callable[[object], bool]
-    says: str
+    is_allowed: Callable[[object], bool]
+    allowed_values: str
+    """The rule of `is_allowed` in words, for messages."""
     default: object
 
 
-class Kind(NamedTuple):
-    """A module: its parameters, how many inputs it takes, and what it makes of them."""
+class ModuleSpec(NamedTuple):
+    """A module: its parameters, number of inputs, output shape and number of weights."""
 
     parameters: tuple[Parameter, ...]
     inputs: str
@@ -116,11 +119,11 @@ class Kind(NamedTuple):
     shape: Callable[[Sequence[Shape], Args], Shape]
     num_weights: Callable[[Sequence[Shape], Args], int]
     scaled: bool = False
-    """Is the first argument a number of output channels, which the width multiple scales?"""
-    counts_itself: bool = False
-    """Does it take the repeat count as an argument, instead of being repeated?"""
+    """Whether the first argument is a number of output channels, which the width multiple scales."""
+    takes_repeats: bool = False
+    """Whether the repeat count is passed as an argument instead of repeating the module."""
     layers: int = 1
-    """Convolutions and batch norms that it consists of, at most, in pairs."""
+    """How many pairs of convolution and batch norm it consists of, at most."""
 
 
 REQUIRED = object()
@@ -129,7 +132,7 @@ MAX_CHANNELS = 1 << 16
 MULTIHEADS = ("MultiHeadDetect", "MultiHeadDetectAttention")
 """Detection layers with several heads, each for some of the classes."""
 HEADS = {"Detect": False, "IDetect": True, "IAuxDetect": True, **dict.fromkeys(MULTIHEADS, False)}
-"""Detection layers -> do they have implicit vectors?"""
+"""Detection layer -> whether it has implicit vectors."""
 
 
 def _is_int(value: object, low: int, high: float = math.inf) -> bool:
@@ -177,15 +180,15 @@ def pair(size: Any) -> tuple[int, int]:
 
 
 def padding_of(args: Args) -> tuple[int, int]:
-    """The padding that was asked for, else half the kernel."""
+    """The padding argument, or half the kernel if it is None."""
     if args["p"] is not None:
         return pair(args["p"])
     height, width = pair(args["k"])
     return height // 2, width // 2
 
 
-def _slid(shape: Shape, kernel: Any, stride: Any, padding: tuple[int, int]) -> tuple[int, int]:
-    """Height and width after a window was slid over the padded map."""
+def _window_size(shape: Shape, kernel: Any, stride: Any, padding: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of the output of a sliding window over the padded map."""
     size = [
         (length + 2 * pad - window) // step + 1
         for length, window, step, pad in zip(shape[1:], pair(kernel), pair(stride), padding, strict=True)
@@ -196,14 +199,14 @@ def _slid(shape: Shape, kernel: Any, stride: Any, padding: tuple[int, int]) -> t
 
 
 def _conv_weights(c1: int, c2: int, kernel: Any = 1, groups: int = 1) -> int:
-    """Convolution without bias, and its batch norm's weight and bias."""
+    """Number of weights of a convolution without bias, and of its batch norm's weight and bias."""
     if c1 % groups or c2 % groups:
         raise ValueError(f"{c1} input and {c2} output channels cannot be divided into {groups} groups")
     return c1 // groups * c2 * math.prod(pair(kernel)) + 2 * c2
 
 
 def _conv_shape(ins: Sequence[Shape], args: Args) -> Shape:
-    return Shape(args["c2"], *_slid(ins[0], args["k"], args["s"], padding_of(args)))
+    return Shape(args["c2"], *_window_size(ins[0], args["k"], args["s"], padding_of(args)))
 
 
 def _conv_count(ins: Sequence[Shape], args: Args) -> int:
@@ -224,8 +227,8 @@ def _rep_count(ins: Sequence[Shape], args: Args) -> int:
 
 def _down_shape(ins: Sequence[Shape], args: Args) -> Shape:
     # Two branches, cv2 (kernel 3, stride k) and cv3 (pool k, stride k), are concatenated.
-    conv = _slid(ins[0], 3, args["k"], (1, 1))
-    pool = _slid(ins[0], args["k"], args["k"], (0, 0))
+    conv = _window_size(ins[0], 3, args["k"], (1, 1))
+    pool = _window_size(ins[0], args["k"], args["k"], (0, 0))
     if conv != pool:
         raise ValueError(f"its branches give maps of {conv} and {pool}, which cannot be concatenated")
     if args["c2"] % 2:
@@ -239,14 +242,14 @@ def _down_count(ins: Sequence[Shape], args: Args) -> int:
 
 
 def hidden_of(args: Args) -> int:
-    """Inner width of SPPCSPC."""
+    """Hidden channels of SPPCSPC."""
     return int(2 * args["c2"] * args["e"])
 
 
 def _sppcspc_count(ins: Sequence[Shape], args: Args) -> int:
     c1, c2, h = ins[0].channels, args["c2"], hidden_of(args)
     if h < 1:
-        raise ValueError(f"e={args['e']} leaves no inner channel")
+        raise ValueError(f"e={args['e']} leaves no hidden channels")
     convs = [(c1, h, 1), (c1, h, 1), (h, h, 3), (h, h, 1), (4 * h, h, 1), (h, h, 3), (2 * h, c2, 1)]
     return sum(_conv_weights(*conv) for conv in convs)
 
@@ -274,7 +277,7 @@ def _upsample_shape(ins: Sequence[Shape], args: Args) -> Shape:
     return Shape(ins[0].channels, *(length * args["scale_factor"] for length in ins[0][1:]))
 
 
-def _nothing(ins: Sequence[Shape], args: Args) -> int:
+def _no_weights(ins: Sequence[Shape], args: Args) -> int:
     return 0
 
 
@@ -282,15 +285,15 @@ def _same(ins: Sequence[Shape], args: Args) -> Shape:
     return ins[0]
 
 
-KINDS = {
-    "Conv": Kind(
+MODULE_SPECS = {
+    "Conv": ModuleSpec(
         (_channels(), _size("k", 1), _size("s", 1), _PADDING, _GROUPS, _ACT),
         inputs="one",
         shape=_conv_shape,
         num_weights=_conv_count,
         scaled=True,
     ),
-    "RepConv": Kind(
+    "RepConv": ModuleSpec(
         (_channels(), _size("k", 3), _size("s", 1), _PADDING, _GROUPS, _ACT),
         inputs="one",
         shape=_rep_shape,
@@ -298,7 +301,7 @@ KINDS = {
         scaled=True,
         layers=3,
     ),
-    "SPPCSPC": Kind(
+    "SPPCSPC": ModuleSpec(
         (
             _channels(),
             _count("n", REQUIRED),
@@ -311,36 +314,36 @@ KINDS = {
         shape=lambda ins, args: Shape(args["c2"], *ins[0][1:]),
         num_weights=_sppcspc_count,
         scaled=True,
-        counts_itself=True,
+        takes_repeats=True,
         layers=7,
     ),
-    "DownC": Kind(
+    "DownC": ModuleSpec(
         (_channels(), _count("n", REQUIRED), _count("k", 2)),
         inputs="one",
         shape=_down_shape,
         num_weights=_down_count,
         scaled=True,
-        counts_itself=True,
+        takes_repeats=True,
         layers=3,
     ),
-    "MP": Kind(
+    "MP": ModuleSpec(
         (_count("k", 2),),
         inputs="one",
-        shape=lambda ins, args: Shape(ins[0].channels, *_slid(ins[0], args["k"], args["k"], (0, 0))),
-        num_weights=_nothing,
+        shape=lambda ins, args: Shape(ins[0].channels, *_window_size(ins[0], args["k"], args["k"], (0, 0))),
+        num_weights=_no_weights,
     ),
-    "SP": Kind(
+    "SP": ModuleSpec(
         (_count("k", 3), _count("s", 1)),
         inputs="one",
         shape=lambda ins, args: Shape(
-            ins[0].channels, *_slid(ins[0], args["k"], args["s"], (args["k"] // 2, args["k"] // 2))
+            ins[0].channels, *_window_size(ins[0], args["k"], args["s"], (args["k"] // 2, args["k"] // 2))
         ),
-        num_weights=_nothing,
+        num_weights=_no_weights,
     ),
-    "ReOrg": Kind((), inputs="one", shape=_reorg_shape, num_weights=_nothing),
-    "Concat": Kind((_DIMENSION,), inputs="many", shape=_concat_shape, num_weights=_nothing),
-    "Shortcut": Kind((_either("d", (0, 1), 0),), inputs="two", shape=_shortcut_shape, num_weights=_nothing),
-    "nn.Upsample": Kind(
+    "ReOrg": ModuleSpec((), inputs="one", shape=_reorg_shape, num_weights=_no_weights),
+    "Concat": ModuleSpec((_DIMENSION,), inputs="many", shape=_concat_shape, num_weights=_no_weights),
+    "Shortcut": ModuleSpec((_either("d", (0, 1), 0),), inputs="two", shape=_shortcut_shape, num_weights=_no_weights),
+    "nn.Upsample": ModuleSpec(
         (
             _either("size", (None,), None),
             Parameter("scale_factor", lambda value: _is_int(value, 1, 16), "1 to 16", REQUIRED),
@@ -348,42 +351,42 @@ KINDS = {
         ),
         inputs="one",
         shape=_upsample_shape,
-        num_weights=_nothing,
+        num_weights=_no_weights,
     ),
 }
-"""Every module that may stand in a row before the detection layer."""
+"""Every module that is allowed in a row before the detection layer."""
 
 
-def bind(kind: Kind, values: Sequence[object]) -> dict[str, Any]:
-    """Positional values -> arguments by name, defaults filled in; ValueError names the one that is wrong."""
-    if len(values) > len(kind.parameters):
-        raise ValueError(f"{len(values)} arguments, but there are only {len(kind.parameters)} to give")
+def bind(spec: ModuleSpec, values: Sequence[object]) -> dict[str, Any]:
+    """Arguments by name from positional values, with defaults filled in; ValueError names the one that is wrong."""
+    if len(values) > len(spec.parameters):
+        raise ValueError(f"{len(values)} arguments, but the module takes at most {len(spec.parameters)}")
     args = {}
-    for position, parameter in enumerate(kind.parameters):
+    for position, parameter in enumerate(spec.parameters):
         value = values[position] if position < len(values) else parameter.default
         if value is REQUIRED:
             raise ValueError(f"argument {parameter.name} is missing")
-        if not parameter.rule(value):
-            raise ValueError(f"{parameter.name}={value!r:.60} is not allowed; it must be {parameter.says}")
+        if not parameter.is_allowed(value):
+            raise ValueError(f"{parameter.name}={value!r:.60} is not allowed; it must be {parameter.allowed_values}")
         args[parameter.name] = value
     return args
 
 
-# The model config in force: overrides applied, every top-level value checked.
+# Top-level keys
 
 KEYS = ("nc", "anchors", "backbone", "head", "depth_multiple", "width_multiple", "ch", "head_config")
-"""Of a model config; the first four must be there."""
+"""Keys of a model config; the first four are required."""
 
 MAX_ANCHORS = 64
 MAX_CLASSES = 20_000
 
 
 def effective_config(config: object, nc: int | None, anchors: float | None) -> dict[str, Any]:
-    """The config with overrides in force and every top-level value checked."""
+    """A copy of the config with overrides applied and every top-level value checked."""
     if not isinstance(config, Mapping):
         raise ValueError(f"a model config is a mapping with nc, anchors, backbone and head, not {config!r:.60}")
     if unknown := [key for key in config if key not in KEYS]:
-        raise ValueError(f"unknown key {unknown[0]!r:.60}{similar(str(unknown[0]), KEYS)}")
+        raise ValueError(f"unknown key {unknown[0]!r:.60}{suggestion(str(unknown[0]), KEYS)}")
     if missing := [key for key in KEYS[:4] if key not in config]:
         raise ValueError(f"key {missing[0]!r} is missing")
     kept = copy.deepcopy(dict(config))
@@ -420,12 +423,12 @@ def check_anchors(anchors: object) -> None:
             f"or the number of anchors per level (1 to {MAX_ANCHORS})"
         )
     if bad := [size for level in levels for size in level if not is_number(size) or not 0 <= size < 1e6]:
-        raise ValueError(f"anchors contain {bad[0]!r:.40}; widths and heights are pixels")
+        raise ValueError(f"anchors contain {bad[0]!r:.40}; widths and heights must be pixels, at least 0 and below 1e6")
 
 
-def similar(word: str, known: Sequence[str]) -> str:
+def suggestion(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"
+    return f"; did you mean {close[0]!r}?" if close else f"; choose from {', '.join(known)}"
 
 
 def is_whole(value: object, low: float, high: float) -> bool:

@@ -1,8 +1,10 @@
-"""A blueprint as a torch module: rows run in order, each reading the outputs it names.
+"""Detection networks: a ModelSpec as a torch module, test-time augmentation and ensembles.
 
-picture [B, C, H, W], 0..1 --rows--> maps --head--> training: raw predictions; evaluation: Predictions
+    images [B, C, H, W], 0..1 --rows--> maps --head--> training: raw predictions; evaluation: Predictions
 
-Boxes from several views of a picture, and from several networks: test-time augmentation and ensembles.
+Rows run in order; each reads the outputs of the rows it names.
+
+Dimension key:  B images   C channels   H, W height and width   K boxes   O = 5 + classes
 """
 
 import math
@@ -17,43 +19,44 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.yolo.model.layers import Detect, IAuxDetect, IDetect, Predictions, make_layer
-from flatout.yolo.model.module_specs import KINDS
+from flatout.yolo.model.module_specs import MODULE_SPECS
 from flatout.yolo.model.spec import IMAGE, Head, ModelSpec, Row, needed_rows, parse_model
 from flatout.yolo.multihead.head_config import HeadConfig
 from flatout.yolo.multihead.layer import MultiHeadDetect, MultiHeadDetectAttention
 
-# Weights in the format that autocast computes in, all with one call.
+# Casting weights under autocast
 #
-# Autocast copies every weight by itself when its convolution runs, and every gradient back: 210 small kernels of a
-# step of YOLOv7, each of which costs the host as much as a large one. The numbers are the same either way.
+# Autocast casts each weight when its convolution runs, and each gradient on the way back: 210 small kernels per step of
+# YOLOv7, each of which costs the host as much as a large one. Here one call casts them all; the numbers are the same.
 
 
 @contextmanager
-def weights_cast(convolutions: Iterable[nn.Conv2d], device: torch.device) -> Iterator[None]:
-    """In the block, under autocast, the convolutions have weights that need no cast; what they learn goes to their own.
+def cast_weights(convolutions: Iterable[nn.Conv2d], device: torch.device) -> Iterator[None]:
+    """Under autocast, replace the convolutions' weights by cast copies inside the block; gradients reach the originals.
 
-    Ranks send gradients off while the backward pass goes on, and these would all come at its end: there, nothing is
-    changed.
+    Does nothing with several ranks: they send gradients while the backward pass runs, and the gradients of a joint cast
+    would all arrive at its end.
     """
-    learning = [each for each in convolutions if each.weight.requires_grad] if _pays(device) else []
-    own = [each.weight for each in learning]
-    if learning:
-        for each, cast in zip(learning, _CastAll.apply(torch.get_autocast_dtype(device.type), *own), strict=True):
+    trainable = [each for each in convolutions if each.weight.requires_grad] if _should_cast(device) else []
+    originals = [each.weight for each in trainable]
+    if trainable:
+        copies = _CastAll.apply(torch.get_autocast_dtype(device.type), *originals)
+        for each, cast in zip(trainable, copies, strict=True):
             _set_weight(each, cast)
     try:
         yield
     finally:
-        for each, weight in zip(learning, own, strict=True):
+        for each, weight in zip(trainable, originals, strict=True):
             _set_weight(each, weight)
 
 
 def _set_weight(convolution: nn.Conv2d, weight: Tensor) -> None:
-    # Past its setter, which takes parameters only; a cast is none, or it would be trained in their place.
+    # Bypasses the setter, which accepts parameters only. A cast must not be one, or it would be trained instead.
     convolution._parameters["weight"] = weight  # type: ignore[assignment]
 
 
-def _pays(device: torch.device) -> bool:
-    # The device of shapes alone has no autocast. (torch 2.11 cannot compile a question which devices have one.)
+def _should_cast(device: torch.device) -> bool:
+    # The meta device has no autocast. (torch 2.11 cannot compile a query for the devices that have one.)
     is_cast = device.type != "meta" and torch.is_autocast_enabled(device.type)
     is_alone = not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
     return is_cast and torch.is_grad_enabled() and is_alone
@@ -88,12 +91,14 @@ def _like_all(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return [torch.empty_like(each, dtype=dtype) for each in tensors]
 
 
-# An operator that torch.compile does not look into: of what it sees it makes a kernel per tensor.
+# An operator that torch.compile does not trace into; it would generate a kernel per tensor.
 _library = torch.library.Library("flatout", "FRAGMENT")
 _library.define("copied(Tensor[] tensors, ScalarType dtype) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag)
 _library.impl("copied", _copy_all, "CompositeExplicitAutograd")
 torch.library.register_fake("flatout::copied", _like_all, lib=_library)
 
+
+# Networks
 
 DETECTION_LAYERS: dict[str, type[Detect]] = {
     "Detect": Detect,
@@ -102,7 +107,7 @@ DETECTION_LAYERS: dict[str, type[Detect]] = {
     "MultiHeadDetect": MultiHeadDetect,
     "MultiHeadDetectAttention": MultiHeadDetectAttention,
 }
-"""Detection layers by the name a config gives them."""
+"""Detection layers by their name in a config."""
 
 
 def build_network(
@@ -113,35 +118,33 @@ def build_network(
     heads: HeadConfig | None = None,
     where: str = "model config",
 ) -> "Network":
-    """A fresh network from the content of a model YAML; overrides as in `parse_model`."""
+    """A network with random weights from the content of a model YAML; overrides as in `parse_model`."""
     return Network(parse_model(config, nc=nc, anchors=anchors, heads=heads, where=where))
 
 
 class Network(nn.Module):
     """A detection network. Its state_dict names are `model.<row>.<inner name>`, as in YOLOv7's checkpoints."""
 
-    def __init__(self, blueprint: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.blueprint = blueprint
-        self.names = [str(index) for index in range(blueprint.head.num_classes)]
-        self.model = nn.Sequential(
-            *map(_make_row, blueprint.rows), DETECTION_LAYERS[blueprint.head.kind](blueprint.head)
-        )
-        head = blueprint.head
-        self._training_steps = _schedule((*blueprint.rows, head))
-        # Outside of training nobody reads the auxiliary outputs, so the rows that only serve them are left out.
-        lead = needed_rows(blueprint.rows, head.lead_sources)
-        kept = [row for row in blueprint.rows if row.index in lead]
+        self.spec = spec
+        self.names = [str(index) for index in range(spec.head.num_classes)]
+        self.model = nn.Sequential(*map(_make_row, spec.rows), DETECTION_LAYERS[spec.head.module](spec.head))
+        head = spec.head
+        self._training_steps = _schedule((*spec.rows, head))
+        # Evaluation does not use the auxiliary outputs, so the rows that only they depend on are left out.
+        lead = needed_rows(spec.rows, head.lead_sources)
+        kept = [row for row in spec.rows if row.index in lead]
         self._lead_steps = _schedule((*kept, replace(head, sources=head.lead_sources)))
-        self.head.start()
+        self.head.initialise()
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
-                _start_batch_norm(module)
+                _initialise_batch_norm(module)
         self.train()
 
     def train(self, mode: bool = True) -> Self:
         super().train(mode)
-        # Not those of the head, which are put together from several weights before they are cast.
+        # Without those of the head, whose weights are folded from several tensors before they are cast.
         rows = self.model[:-1].modules() if mode else ()
         self._convolutions = tuple(each for each in rows if isinstance(each, nn.Conv2d))
         return self
@@ -162,13 +165,13 @@ class Network(nn.Module):
 
     @property
     def config(self) -> dict[str, object]:
-        """The model YAML this network was built from, with overrides in force."""
-        return self.blueprint.config
+        """The content of the model YAML that this network was built from, with overrides applied."""
+        return self.spec.config
 
     def forward(self, x: Tensor) -> list[Tensor] | Predictions:
         if not self.training:
             return self._run(x)
-        with weights_cast(self._convolutions, x.device):
+        with cast_weights(self._convolutions, x.device):
             return self._run(x)
 
     def _run(self, x: Tensor) -> list[Tensor] | Predictions:
@@ -178,21 +181,21 @@ class Network(nn.Module):
             inputs = [maps[source] for source in step.sources]
             for source in step.released:
                 del maps[source]
-            # By name, because a Sequential walks to an index, and torch.compile would trace every step of the walk.
+            # By name: a Sequential iterates up to an index, and torch.compile would trace every step of the iteration.
             result = getattr(self.model, str(step.row))(inputs if step.joins else inputs[0])
             maps[step.row] = result
         return result  # type: ignore[return-value]
 
 
 class _Step(NamedTuple):
-    """A row as it is run."""
+    """One row of the execution order."""
 
     row: int
     sources: tuple[int, ...]
     released: tuple[int, ...]
-    """Maps that nobody reads after this row."""
+    """Maps that no later row reads."""
     joins: bool
-    """Does it take the list of its inputs, and not just one?"""
+    """Whether the module takes the list of its inputs instead of a single one."""
 
 
 def _schedule(rows: Sequence[Row | Head]) -> tuple[_Step, ...]:
@@ -202,24 +205,26 @@ def _schedule(rows: Sequence[Row | Head]) -> tuple[_Step, ...]:
             row.index,
             row.sources,
             tuple(source for source in sorted(set(row.sources)) if last_reader[source] == row.index),
-            joins=row.kind not in KINDS or KINDS[row.kind].inputs != "one",
+            joins=row.module not in MODULE_SPECS or MODULE_SPECS[row.module].inputs != "one",
         )
         for row in rows
     )
 
 
 def _make_row(row: Row) -> nn.Module:
-    layers = [make_layer(row.kind, row.ins[0].channels, row.args) for _ in range(row.repeats)]
+    layers = [make_layer(row.module, row.ins[0].channels, row.args) for _ in range(row.repeats)]
     return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
 
-def _start_batch_norm(norm: nn.BatchNorm2d) -> None:
-    """As after one training step on a black picture, which is how YOLOv7 measures its strides."""
+def _initialise_batch_norm(norm: nn.BatchNorm2d) -> None:
+    """Set the statistics to those after a training step on a black image, which is how YOLOv7 measures its strides."""
     assert norm.running_var is not None and norm.num_batches_tracked is not None
     norm.running_var.fill_(0.9)
     norm.num_batches_tracked.fill_(1)
     norm.eps, norm.momentum = 1e-3, 0.03
 
+
+# Test-time augmentation and ensembles
 
 VIEWS = ((1.0, False), (0.83, True), (0.67, False))
 """Scale and left-right flip of each view."""
@@ -229,7 +234,7 @@ PADDING = 0.447
 
 
 def predict_augmented(network: nn.Module, x: Tensor, largest_stride: int) -> Tensor:
-    """Boxes of all views in the frame of `x` [B, C, H, W], view after view, [B, K, O]."""
+    """Boxes of all views of `x` [B, C, H, W], in the coordinates of `x`, concatenated view by view: [B, K, O]."""
     width = x.shape[-1]
     return torch.cat([_boxes_of_view(network, x, scale, flip, largest_stride, width) for scale, flip in VIEWS], 1)
 
@@ -238,7 +243,7 @@ def _boxes_of_view(network: nn.Module, x: Tensor, scale: float, flip: bool, stri
     view = resize_and_pad(x.flip(-1) if flip else x, scale, stride)
     prediction: Predictions = network(view)
     centre, size, scores = prediction.decoded.split((2, 2, prediction.decoded.shape[-1] - 4), -1)
-    # By the nominal scale, although the view's sides were rounded: YOLOv7 does so, and golden `tta` pins it.
+    # By the nominal scale, although the view's sides were rounded: YOLOv7 does the same, and golden `tta` pins it.
     centre, size = centre / scale, size / scale
     if flip:
         centre = torch.stack((width - centre[..., 0], centre[..., 1]), -1)
@@ -246,7 +251,7 @@ def _boxes_of_view(network: nn.Module, x: Tensor, scale: float, flip: bool, stri
 
 
 def resize_and_pad(x: Tensor, scale: float, stride: int) -> Tensor:
-    """`x` scaled bilinearly, then padded on the right and below to multiples of the stride."""
+    """`x` scaled bilinearly, then padded on the right and at the bottom to multiples of the stride."""
     if scale == 1.0:
         return x
     height, width = x.shape[-2:]
@@ -256,13 +261,13 @@ def resize_and_pad(x: Tensor, scale: float, stride: int) -> Tensor:
 
 
 class Ensemble(nn.Module):
-    """Several networks that look at the same picture; their boxes stand side by side for NMS to choose from."""
+    """Several networks on the same images; their boxes are concatenated, for NMS to choose from."""
 
     def __init__(self, networks: Sequence[Network]) -> None:
         super().__init__()
         if len({network.nc for network in networks}) != 1:
             classes = ", ".join(str(network.nc) for network in networks)
-            raise ValueError(f"the networks of an ensemble must know the same classes, not {classes} of them.")
+            raise ValueError(f"the networks of an ensemble must have the same number of classes, not {classes}.")
         self.members = nn.ModuleList(networks)
         self.names = networks[-1].names
         self.stride = networks[-1].stride

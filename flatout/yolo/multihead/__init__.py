@@ -1,13 +1,11 @@
-"""Several heads on one backbone (1B4H): which classes share one, the layer, its maps and its loss.
-
-docs/multihead.md explains them.
+"""Several heads on one backbone (1B4H): the groups of classes, the layer, its maps and its loss (docs/multihead.md).
 
 Files:
 
-    head_config  Which head of a network answers for which classes: the head configuration of 1B4H, read and checked
-    joined_maps  Several heads as one
-    layer        Several heads on one backbone (1B4H), with or without attention
-    router       The loss of a network with several heads: all of them in one assignment and one pass over the maps
-    training     Several heads in a training: which classes each has, and how its mosaics are turned
-    grouping/    Which classes should share a head? Four answers
+    head_config  The head configuration of 1B4H: which head predicts which classes
+    joined_maps  Joined maps of several heads, processed as if every head were an image of its own
+    layer        Detection layers with several heads (1B4H), with or without attention
+    router       The loss of a network with several heads, in one assignment and one pass over the maps
+    training     Options of a training with several heads: their classes, and augmentation per head
+    grouping/    Groups of classes for the heads, from names, boxes or a confusion matrix
 """

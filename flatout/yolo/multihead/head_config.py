@@ -1,9 +1,9 @@
-"""Which head of a network answers for which classes: the head configuration of 1B4H, read and checked.
+"""The head configuration of 1B4H: which head predicts which classes, and the channels of a joined map.
 
-Pure data, no torch. The position of a class in its head's list is its number there (its local id), whether or not the
-list ascends; numbers of the data set are global ids. The grouping tools write these files, networks obey them.
+Pure data, no torch. The position of a class in its head's list is its local id, also if the list is not sorted; class
+numbers of the data set are global ids. `flatout yolo group` writes these files, networks are built from them.
 
-Dimension key:  C classes of the data set   H heads
+Dimension key:  C classes of the data set   H heads   A anchors per level   O = 5 + the classes a head predicts
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class HeadGroup:
 
     classes: tuple[int, ...]
     weight: float = 1.0
-    """Of its losses."""
+    """Weight of its losses."""
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -36,17 +36,17 @@ class HeadGroup:
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """Every class of 0 to nc - 1 belongs to exactly one head; ConfigError (a ValueError) says which does not."""
+    """A partition of the classes 0 to nc - 1 into heads; ConfigError (a ValueError) names a class that violates it."""
 
     nc: int
     heads: tuple[HeadGroup, ...]
     grouping: str = "standard"
-    """How the groups came about: free text."""
+    """Origin of the groups: free text."""
     full_head: bool = False
-    """Does every head predict all classes, of which only its own are used?"""
+    """Whether every head predicts all classes, of which only its own are used."""
     single_class_logit: bool = False
-    """Is the score of a head with one class multiplied by its class output, which no loss ever trains? As in the
-    reference if so; docs/migrate.md."""
+    """Whether the score of a head with one class is multiplied by its class output, which no loss trains, as in the
+    original program; see docs/migrate.md."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "heads", tuple(self.heads))
@@ -64,13 +64,13 @@ class HeadConfig:
 
     @cached_property
     def local_C(self) -> tuple[int, ...]:
-        """The number of every class within its head."""
+        """The local id of every class."""
         local = {class_id: index for group in self.heads for index, class_id in enumerate(group.classes)}
         return tuple(local[class_id] for class_id in range(self.nc))
 
     @property
     def outputs_H(self) -> tuple[int, ...]:
-        """Numbers a cell of each head gives: x, y, w, h, objectness and the classes it predicts."""
+        """Outputs of a cell of each head: x, y, w, h, objectness and the classes it predicts."""
         return tuple(5 + (self.nc if self.full_head else len(group.classes)) for group in self.heads)
 
     @property
@@ -78,21 +78,21 @@ class HeadConfig:
         return tuple(group.weight for group in self.heads)
 
     def head_of(self, class_id: int) -> int:
-        """The head that answers for a class; KeyError if there is no such class."""
+        """The head that predicts a class; KeyError if there is no such class."""
         return self.head_C[self._known(class_id)]
 
     def local_id(self, class_id: int) -> int:
-        """The number of a class within its head; KeyError if there is no such class."""
+        """The local id of a class; KeyError if there is no such class."""
         return self.local_C[self._known(class_id)]
 
     def group(self, head: int) -> HeadGroup:
-        """One head; IndexError if there is no such head."""
+        """The group of a head; IndexError if there is no such head."""
         if not is_whole(head, 0, self.num_heads - 1):
             raise IndexError(f"there is no head {head!r}: this configuration has heads 0 to {self.num_heads - 1}.")
         return self.heads[head]
 
     def plain(self) -> dict[str, Any]:
-        """As a YAML file holds it; `head_config_of` reads it back."""
+        """The content of a YAML file, which `head_config_of` parses."""
         assignments = {
             f"head_{index}": {"name": group.name, "classes": list(group.classes), "weight": group.weight}
             for index, group in enumerate(self.heads)
@@ -113,29 +113,29 @@ class HeadConfig:
 
 
 def read_head_config(path: str | Path, full_head: bool | None = None) -> HeadConfig:
-    """The head configuration in a YAML file; `full_head` overrides what the file says."""
+    """The head configuration in a YAML file; `full_head` overrides the value in the file."""
     if not Path(path).exists():
-        raise MissingFileError(f"{path}: no such head configuration. Give the path of a YAML file.")
+        raise MissingFileError(f"{path}: no such head configuration. Pass the path of a YAML file.")
     return head_config_of(load_yaml(path), where=str(path), full_head=full_head)
 
 
 def head_config_of(content: object, *, where: str, full_head: bool | None = None) -> HeadConfig:
-    """The head configuration in the content of a YAML file; keys that mean nothing here are left alone."""
+    """The head configuration in the content of a YAML file; other keys are ignored."""
     try:
-        return _understood(content, full_head)
+        return _parse(content, full_head)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
 
 
 def contiguous_heads(nc: int, num_heads: int = DEFAULT_HEADS) -> HeadConfig:
-    """What a network with several heads falls back to: blocks of classes, as equal as they can be."""
+    """The default of a network with several heads: blocks of consecutive classes, as equal as possible."""
     num_heads = min(num_heads, nc)
     firsts = [head * nc // num_heads for head in range(num_heads + 1)]
     groups = [HeadGroup(tuple(range(*block)), 1.0, f"Head {head}") for head, block in enumerate(pairwise(firsts))]
     return HeadConfig(nc, tuple(groups), grouping="contiguous")
 
 
-def _understood(content: object, full_head: bool | None) -> HeadConfig:
+def _parse(content: object, full_head: bool | None) -> HeadConfig:
     if not isinstance(content, Mapping):
         raise ValueError(f"a head configuration is a mapping with head_assignments, not {content!r:.60}.")
     nc = _whole(content, "nc", DEFAULT_CLASSES)
@@ -148,7 +148,7 @@ def _understood(content: object, full_head: bool | None) -> HeadConfig:
     for head in range(num_heads):
         groups.append(_group(assignments, head, num_heads))
         for class_id in groups[-1].classes:
-            # Here, and not at the end: a class that is assigned twice is named before one that is missing.
+            # Checked here, so that a class that is assigned twice is reported before one that is missing.
             if class_id in owner:
                 raise ValueError(f"class {class_id} is assigned twice: to head_{owner[class_id]} and head_{head}.")
             owner[class_id] = head
@@ -177,9 +177,9 @@ def _group(assignments: Mapping[Any, Any], head: int, num_heads: int) -> HeadGro
         raise ValueError(f"head_assignments.{key} is missing. {num_heads} heads need head_0 to head_{num_heads - 1}.")
     classes = written.get("classes")
     if not isinstance(classes, list | tuple) or not classes:
-        raise ValueError(f"{key}.classes is empty or missing. Give a list of class numbers.")
+        raise ValueError(f"{key}.classes is empty or missing. It must be a list of class numbers.")
     if wrong := [class_id for class_id in classes if not is_whole(class_id, -MAX_CLASSES, MAX_CLASSES)]:
-        raise ValueError(f"{key}.classes contains {wrong[0]!r:.40}. Class numbers are whole.")
+        raise ValueError(f"{key}.classes contains {wrong[0]!r:.40}. Class numbers must be whole numbers.")
     weight = written.get("weight", 1.0)
     if not is_number(weight) or weight < 0:
         raise ValueError(f"{key}.weight={weight!r:.40} must be a number, 0 or more.")
@@ -198,20 +198,18 @@ def _check_partition(nc: int, classes_H: Sequence[Sequence[int]]) -> None:
         raise ConfigError(f"class {missing[0]} belongs to no head; {len(missing)} of {nc} classes are not assigned.")
 
 
-# The order of the channels in a joined map of several heads.
+# The order of the channels in a joined map of several heads
 #
-# First come the boxes and classes, (x, y, w, h, classes ...), of every head and anchor; then the objectness of all of
-# them beside each other. The loss reads the objectness of every cell and little else: so it finds it in one place of a
-# pixel's memory instead of a dozen, and writes its gradient there.
-#
-# Dimension key:  H heads   A anchors per level   O = 5 + the classes a head predicts
+# First the boxes and classes, (x, y, w, h, classes ...), of every head and anchor; then the objectness of all of them,
+# contiguously. The loss reads the objectness of every cell and little else. This way it is in one piece of a pixel's
+# memory instead of a dozen, and so is its gradient.
 
 OBJECTNESS = 4
-"""Its number among the outputs of a head's own convolution."""
+"""Index of objectness in the outputs of a head's own convolution."""
 
 
 def channels_of_planes(outputs_H: Sequence[int], num_anchors: int) -> list[list[int]]:
-    """Per head and anchor, in this order: where its outputs (x, y, w, h, objectness, classes ...) are."""
+    """For each head and anchor, in this order, the channels of its outputs (x, y, w, h, objectness, classes ...)."""
     first_objectness = num_anchors * sum(outputs - 1 for outputs in outputs_H)
     planes: list[list[int]] = []
     begin = 0
@@ -225,5 +223,5 @@ def channels_of_planes(outputs_H: Sequence[int], num_anchors: int) -> list[list[
 
 
 def channels_of_outputs(outputs_H: Sequence[int], num_anchors: int) -> list[int]:
-    """Where every output of the heads' own convolutions, head after head, is in a joined map."""
+    """The channel in a joined map of every output of the heads' own convolutions, head by head."""
     return [channel for plane in channels_of_planes(outputs_H, num_anchors) for channel in plane]

@@ -1,12 +1,12 @@
-"""Several heads on one backbone (1B4H), with or without attention: each has its own convolutions and classes.
+"""Detection layers with several heads (1B4H), with or without attention.
 
-Parameters are kept per head, under the names of YOLOv7fast's checkpoints, and joined when the layer runs: one
-convolution per level gives the outputs of all heads at once (bench/multihead.py compares it with one per head). The
-loss reads the joined maps as they are; `by_head` shows them head by head.
+Each head has its own parameters and classes. Parameters are kept per head, under the names of YOLOv7fast's checkpoints,
+and joined when the layer runs: one convolution per level gives the outputs of all heads at once (bench/multihead.py
+compares it with one per head). The loss reads the joined maps directly; `by_head` splits them into maps of the heads.
 
-Dimension key:  B pictures   H heads   A anchors per level   Y, X rows and columns of a level   C classes
-                O = 5 + the classes a head predicts   N = A * sum of O over the heads, the channels of a joined map
-                K = sum over levels of A * Y * X
+Dimension key:  B images   H heads   A anchors per level   Y, X rows and columns of a level
+                C classes (in attention modules: channels)   O = 5 + the classes a head predicts
+                N = A * sum of O over the heads, the channels of a joined map   K = sum over levels of A * Y * X
 """
 
 from collections.abc import Iterator
@@ -20,16 +20,14 @@ from flatout.yolo.model.layers import Detect, Predictions, prediction_convs
 from flatout.yolo.model.spec import Head
 from flatout.yolo.multihead.head_config import HeadConfig, channels_of_outputs
 
-# CBAM: a map's channels weighted by what they hold overall, then its places by what all channels hold there.
-#
-# Names of parameters are those of YOLOv7fast's checkpoints. Maps are [B, C, Y, X].
+# CBAM: channel attention, then spatial attention, on maps [B, C, Y, X], with the parameter names of YOLOv7fast
 
 REDUCTION = 16
 WINDOW = 7
 
 
 class ChannelAttention(nn.Module):
-    """One factor per channel, [B, C, 1, 1], from its mean and its maximum."""
+    """One factor per channel, [B, C, 1, 1], from the mean and the maximum of its values."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -44,7 +42,7 @@ class ChannelAttention(nn.Module):
 
 
 class SpatialAttention(nn.Module):
-    """One factor per place, [B, 1, Y, X], from the mean and the maximum over its channels."""
+    """One factor per pixel, [B, 1, Y, X], from the mean and the maximum over its channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +54,7 @@ class SpatialAttention(nn.Module):
 
 
 class CBAM(nn.Module):
-    """Channel attention, then spatial attention."""
+    """A map multiplied by its channel attention, then by its spatial attention."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -69,11 +67,15 @@ class CBAM(nn.Module):
         return y
 
 
-class MultiHeadDetect(Detect):
-    """Training: joined maps, per level [B, N, Y, X]; head_config.py says which channel is what.
+# Detection layers
 
-    Otherwise `Predictions` whose `raw` are the joined maps and whose `decoded` has the boxes of all heads, head after
-    head, [B, H * K, 5 + C], in the classes of the data set: what another head answers for is 0.
+
+class MultiHeadDetect(Detect):
+    """A detection layer with several heads.
+
+    In training it returns joined maps, per level [B, N, Y, X], with the order of channels of head_config.py. Otherwise
+    it returns `Predictions`: `raw` has the joined maps, and `decoded` the boxes of all heads, head by head,
+    [B, H * K, 5 + C], in the classes of the data set; the scores of other heads' classes are 0.
     """
 
     def _add_convolutions(self, head: Head) -> None:
@@ -84,11 +86,11 @@ class MultiHeadDetect(Detect):
         self._add_constants()
 
     columns_HC: Tensor
-    """int64 [H, 5 + C]: where the outputs of the common space are in a head's; one past them: nowhere, so 0."""
+    """int64 [H, 5 + C]: index of each common output in a head's outputs; one past the end for other heads' classes."""
     channel_of_output_N: Tensor
-    """int64: where the outputs of the heads' convolutions are in a joined map."""
+    """int64: the channel in a joined map of each output of the heads' convolutions."""
     output_of_channel_N: Tensor
-    """int64: the other way round."""
+    """int64: the inverse of `channel_of_output_N`."""
 
     def _add_constants(self) -> None:
         channels = torch.tensor(channels_of_outputs(self.groups.outputs_H, self.na))
@@ -100,15 +102,15 @@ class MultiHeadDetect(Detect):
         maps = [self.predict(level, x) for level, x in enumerate(xs)]
         return maps if self.training else Predictions(self.decode(maps), maps)
 
-    def folded(self, level: int) -> tuple[Tensor, Tensor]:
-        convs = self._of_level(level)
+    def folded_weights(self, level: int) -> tuple[Tensor, Tensor]:
+        convs = self._level_convs(level)
         joined = torch.cat([conv.weight for conv in convs]), torch.cat([_bias(conv) for conv in convs])
         return joined[0][self.output_of_channel_N], joined[1][self.output_of_channel_N]
 
     def by_head(self, maps: list[Tensor]) -> list[list[Tensor]]:
-        """Joined maps per head and level: [B, A, Y, X, O]."""
+        """Joined maps split by head and level: [B, A, Y, X, O]."""
         ordered = [joined.index_select(1, self.channel_of_output_N) for joined in maps]
-        return [[self._of_head(head, each) for each in ordered] for head in range(self.groups.num_heads)]
+        return [[self._head_map(head, each) for each in ordered] for head in range(self.groups.num_heads)]
 
     def decode(self, raw: list[Tensor]) -> Tensor:
         heads = [self._decoded_head(head, maps) for head, maps in enumerate(self.by_head(raw))]
@@ -118,36 +120,36 @@ class MultiHeadDetect(Detect):
         """Boxes and scores of one head in the common classes, [B, K, 5 + C]."""
         local = super().decode(maps)
         if len(self.groups.heads[head].classes) == 1 and not self.groups.single_class_logit:
-            # No loss ever reaches the class output of a head with one class: it would be noise times objectness.
+            # No loss trains the class output of a head with one class, so the score would be noise times objectness.
             local = torch.cat((local[..., :5], torch.ones_like(local[..., 5:])), -1)
         return F.pad(local, (0, 1)).index_select(-1, self.columns_HC[head])
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         if self.columns_HC.is_meta:
-            # Built without memory to be filled from a file, which does not have these.
+            # Built on the meta device; the file that fills the parameters does not have these constants.
             with torch.device(self.anchors.device):
                 self._add_constants()
 
-    def _of_head(self, head: int, ordered_BNYX: Tensor) -> Tensor:
+    def _head_map(self, head: int, ordered_BNYX: Tensor) -> Tensor:
         outputs_H = self.groups.outputs_H
         begin, width = self.na * sum(outputs_H[:head]), self.na * outputs_H[head]
         own = ordered_BNYX[:, begin : begin + width]
-        # Not by unflatten, which ONNX knows from opset 13 on only.
+        # Not unflatten, which ONNX supports only from opset 13 on.
         split = own.view(own.shape[0], self.na, outputs_H[head], own.shape[2], own.shape[3])
         return split.permute(0, 1, 3, 4, 2)
 
-    def _of_level(self, level: int) -> list[nn.Conv2d]:
-        """The convolutions of all heads."""
+    def _level_convs(self, level: int) -> list[nn.Conv2d]:
+        """The convolutions of all heads for a level."""
         return [head[level] for head in self.heads]  # type: ignore[index]
 
     def _convolutions(self) -> Iterator[tuple[nn.Conv2d, float]]:
         for level, stride in enumerate(self.strides):
-            yield from ((conv, stride) for conv in self._of_level(level))
+            yield from ((conv, stride) for conv in self._level_convs(level))
 
 
 class MultiHeadDetectAttention(MultiHeadDetect):
-    """Every head looks at every level through an attention of its own."""
+    """MultiHeadDetect with an attention module for every head and level."""
 
     def _add_convolutions(self, head: Head) -> None:
         super()._add_convolutions(head)
@@ -158,7 +160,7 @@ class MultiHeadDetectAttention(MultiHeadDetect):
     def predict(self, level: int, x: Tensor) -> Tensor:
         outputs = [
             F.conv2d(attention[level](x), conv.weight, conv.bias)  # type: ignore[index]
-            for conv, attention in zip(self._of_level(level), self.attentions, strict=True)
+            for conv, attention in zip(self._level_convs(level), self.attentions, strict=True)
         ]
         return torch.cat(outputs, 1)[:, self.output_of_channel_N]
 

@@ -1,8 +1,7 @@
-"""The loss of a network with several heads: all of them in one assignment and one pass over the maps.
+"""The loss of a network with several heads, in one assignment and one pass over the maps.
 
-Every head learns from the targets of its own classes alone; whatever belongs to other heads is background to it. So a
-head without targets still learns that there is nothing. The heads' losses are added up by their weights, and not
-divided by the number of heads.
+Every head learns from the targets of its own classes only; objects of other classes are background for it. A head
+without targets still has an objectness loss. The losses of the heads are summed by weight, not averaged.
 """
 
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ def plain_router_loss(
     groups: HeadConfig,
     balance_L: Tensor | None = None,
 ) -> LossParts:
-    """`plain_loss` of every head on the joined maps of MultiHeadDetect; `targets_T6` has the data set's classes."""
+    """`plain_loss` of all heads, from the joined maps of MultiHeadDetect; `targets_T6` has the data set's classes."""
     return _router_loss(joined, targets_T6, anchors, config, groups, balance_L, ota=False)
 
 
@@ -35,7 +34,7 @@ def ota_router_loss(
     groups: HeadConfig,
     balance_L: Tensor | None = None,
 ) -> LossParts:
-    """`ota_loss` of every head: targets compete for cells with those of their own head, as if it were alone."""
+    """`ota_loss` of all heads: targets compete for cells only with targets of their own head."""
     return _router_loss(joined, targets_T6, anchors, config, groups, balance_L, ota=True)
 
 

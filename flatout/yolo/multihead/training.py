@@ -1,4 +1,4 @@
-"""Several heads in a training: which classes each has, and how its mosaics are turned."""
+"""Options of a training with several heads: their classes, and augmentation per head."""
 
 import logging
 import math
@@ -21,12 +21,12 @@ from flatout.yolo.multihead.layer import MultiHeadDetect
 
 logger = logging.getLogger(__name__)
 
-# How each head's classes are augmented: the file behind `--head-params`.
+# Augmentation per head: the file of `--head-params`
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadParams:
-    """Ranges of one head. Only the first two are used, as in the reference; all are checked."""
+    """Ranges of augmentation for one head. Only the first two are used, as in the original program; all are checked."""
 
     degrees: float
     shear: float
@@ -36,16 +36,16 @@ class HeadParams:
 
 
 def read_head_params(path: str | Path, *, num_heads: int) -> tuple[HeadParams, ...]:
-    """Those of `head_0` to `head_{num_heads - 1}`; further keys are left alone. ConfigError names what is missing."""
+    """Params of `head_0` to `head_{num_heads - 1}`; other keys are ignored. ConfigError names what is missing."""
     if not Path(path).exists():
-        raise MissingFileError(f"{path}: no such file. Give the augmentation of the heads with --head-params.")
+        raise MissingFileError(f"{path}: no such file. Use --head-params with a file of augmentation per head.")
     content = load_yaml(path)
     if not isinstance(content, Mapping):
-        raise ConfigError(f"{path}: head_0 and the other heads are missing.")
-    return tuple(_one_head(content.get(f"head_{head}"), f"{path}: head_{head}") for head in range(num_heads))
+        raise ConfigError(f"{path}: head_0 and the other heads are missing. Every head needs {', '.join(_NAMES)}.")
+    return tuple(_head_params(content.get(f"head_{head}"), f"{path}: head_{head}") for head in range(num_heads))
 
 
-def _one_head(written: object, where: str) -> HeadParams:
+def _head_params(written: object, where: str) -> HeadParams:
     if not isinstance(written, Mapping):
         raise ConfigError(f"{where} is missing. Every head needs {', '.join(_NAMES)}.")
     return HeadParams(**{name: _number(written, name, where) for name in _NAMES})
@@ -63,7 +63,7 @@ def _number(written: Mapping[object, object], name: str, where: str) -> float:
 _NAMES = tuple(field.name for field in fields(HeadParams))
 
 
-# Give a network several heads: the detection layer of its config replaced, everything before it as it was.
+# Model configs with several heads: only the detection layer is replaced
 
 PLAIN, ATTENTION = MULTIHEADS
 REPLACED = ("Detect", "IDetect", *MULTIHEADS)
@@ -72,32 +72,32 @@ REPLACED = ("Detect", "IDetect", *MULTIHEADS)
 
 @dataclass(frozen=True)
 class HeadChoice:
-    """What a command says about heads."""
+    """The heads that a command asks for."""
 
     groups: HeadConfig | None = None
-    """None: those of the config, else blocks of classes."""
+    """None for the groups of the config, else for blocks of consecutive classes."""
     attention: bool = False
-    """Let every head look through an attention of its own."""
+    """Whether every head gets an attention module."""
 
     def applied_to(self, config: object, *, where: str) -> object:
-        """The model config with these heads, in a copy; what is no model config comes back as it is."""
-        kind = _detection_layer(config)
-        if kind is None:
+        """A copy of the model config with these heads; a value that is not a model config is returned unchanged."""
+        module = _detection_layer(config)
+        if module is None:
             return config
-        if kind not in REPLACED:
+        if module not in REPLACED:
             raise ConfigError(
-                f"{where}: its detection layer {kind} cannot be given several heads: it has auxiliary outputs. "
-                f"Use a config that ends in one of {', '.join(REPLACED)}."
+                f"{where}: its detection layer {module} has auxiliary outputs, so it cannot be replaced by several "
+                f"heads. Use a config that ends in one of {', '.join(REPLACED)}."
             )
         assert isinstance(config, Mapping)
         *rows, (origin, number, _, args) = config["head"]
-        layer = ATTENTION if self.attention or kind == ATTENTION else PLAIN
+        layer = ATTENTION if self.attention or module == ATTENTION else PLAIN
         changed: dict[str, Any] = {**config, "head": [*rows, [origin, number, layer, args]]}
         return changed if self.groups is None else changed | {"head_config": self.groups.plain()}
 
 
 def _detection_layer(config: object) -> str | None:
-    """Name of the last row's module; None if there is none, which is for model/parse.py to complain about."""
+    """The module of the last row; None if there is none, which model/spec.py reports."""
     rows = config.get("head") if isinstance(config, Mapping) else None
     last = rows[-1] if isinstance(rows, list | tuple) and rows else None
     return str(last[2]) if isinstance(last, list | tuple) and len(last) == 4 else None
@@ -105,17 +105,17 @@ def _detection_layer(config: object) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class WantedHeads:
-    """What `--head-config`, `--heads` and `--head-attention` ask for."""
+    """The values of `--head-config`, `--heads` and `--head-attention`."""
 
     file: str = ""
-    """Says which head answers for which classes."""
+    """The head configuration."""
     num_heads: int = 0
-    """Each for a block of classes, where there is no file; 0: not said."""
+    """Without a file: that many heads with blocks of classes; 0 if not given."""
     attention: bool = False
 
 
 def chosen_heads(wanted: WantedHeads, *, num_classes: int) -> HeadChoice | None:
-    """None if nothing is wanted."""
+    """The heads for a training; None if no flag was given."""
     if wanted == WantedHeads():
         return None
     return HeadChoice(_groups(wanted, num_classes), wanted.attention)
@@ -126,26 +126,26 @@ def _groups(wanted: WantedHeads, num_classes: int) -> HeadConfig | None:
         groups = read_head_config(find_file(wanted.file, flag="--head-config"))
         if groups.nc != num_classes:
             raise ConfigError(
-                f"--head-config {wanted.file}: shares out {groups.nc} classes, but the data set has "
-                f"{num_classes}. Make one for it with `flatout yolo group`."
+                f"--head-config {wanted.file}: assigns {groups.nc} classes, but the data set has {num_classes}. "
+                "Create a file for this data set with `flatout yolo group`."
             )
         if wanted.num_heads not in (0, groups.num_heads):
             logger.warning(
-                "--heads %d: %s has %d heads, and that is how many there are.",
+                "--heads %d is ignored: %s has %d heads.",
                 wanted.num_heads, wanted.file, groups.num_heads,
             )  # fmt: skip
         return groups
     if not wanted.num_heads:
         return None
     if wanted.num_heads > num_classes:
-        raise ConfigError(f"--heads {wanted.num_heads}: there are only {num_classes} classes to share out.")
+        raise ConfigError(f"--heads {wanted.num_heads}: there are only {num_classes} classes, and each head needs one.")
     return contiguous_heads(num_classes, wanted.num_heads)
 
 
 def class_aware(params_file: str, network: Network, images: ImageSet) -> ClassAware | None:
-    """Turn and shear by head for `--class-aware-aug`; None where the network has no heads."""
+    """Rotation and shear per head for `--class-aware-aug`; None for a network with one head."""
     if not isinstance(network.head, MultiHeadDetect):
-        logger.warning("--class-aware-aug: the network has one head, so pictures are augmented as the hyp file says.")
+        logger.warning("--class-aware-aug: the network has one head, so images are augmented as in the hyp file.")
         return None
     groups = network.head.groups
     params = read_head_params(find_file(params_file, flag="--head-params"), num_heads=groups.num_heads)

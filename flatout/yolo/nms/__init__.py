@@ -2,9 +2,9 @@
 
 Files:
 
-    greedy         Which kernel suppresses: ours on the host, ours on the GPU, or that of torchvision
-    greedy_triton  Greedy suppression on a CUDA device
-    suppress       Non-maximum suppression of a whole batch
+    greedy         Greedy suppression kernels: the choice of one, the sweep kernel on the host, and that of torchvision
+    greedy_triton  Greedy suppression on a CUDA device: one program per image, all images in one launch
+    suppress       Non-maximum suppression of a whole batch, exactly as YOLOv7 does it
 """
 
 from flatout.yolo.nms.suppress import Detections, NmsConfig, non_max_suppression

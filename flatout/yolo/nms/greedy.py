@@ -1,6 +1,7 @@
-"""Which kernel suppresses: ours on the host, ours on the GPU, or that of torchvision.
+"""Greedy suppression kernels: the choice of one, the sweep kernel on the host, and that of torchvision.
 
 Dimension key:  B images   M candidates, best first in each image   D survivors
+                S, T boxes on the sweep line   P pairs of boxes close to each other   E pairs that overlap too much
 """
 
 import importlib.util
@@ -14,52 +15,97 @@ from torch import Tensor
 from flatout.errors import ConfigError
 from flatout.kernels import HAS_TRITON
 
-# Greedy suppression on the host, for many images at once, without looking at most of the pairs.
+# Choice of the kernel
+
+Kernel = Callable[[Tensor, Tensor, float, int], Tensor]
+"""(boxes float32 [M, 4], candidates per image int64 [B], threshold, max_det) -> survivors, ascending int64 [D].
+
+A box is removed if its IoU with a better survivor of its image is greater than the threshold, a float32 number.
+"""
+
+
+def kernel_named(name: str, device: torch.device) -> Kernel:
+    """The kernel of this name for the device; "auto" only chooses what is installed."""
+    if name == "auto":
+        name = "triton" if device.type == "cuda" and HAS_TRITON else "sweep"
+    if name == "triton":
+        if device.type != "cuda":
+            raise ConfigError(f'nms.kernel="triton" needs CUDA, but the predictions are on {device}. Use "auto".')
+        from flatout.yolo.nms.greedy_triton import greedy_kernel
+
+        return greedy_kernel
+    if name == "torchvision":
+        if not importlib.util.find_spec("torchvision"):
+            raise ConfigError(
+                'nms.kernel="torchvision" needs torchvision, which is not installed. Use "auto", or run '
+                "`pip install torchvision`."
+            )
+        return torchvision_kernel
+    return sweep_kernel
+
+
+def float32_at_most(threshold: float) -> float:
+    """The largest float32 number that is not above a threshold: a float32 value exceeds either both or neither."""
+    nearest = np.float32(threshold)
+    return float(nearest if float(nearest) <= threshold else np.nextafter(nearest, np.float32(-1)))
+
+
+def torchvision_kernel(box_M4: Tensor, count_B: Tensor, threshold: float, max_det: int) -> Tensor:
+    """torchvision.ops.nms for each image."""
+    from torchvision.ops import nms
+
+    kept, begin = [torch.zeros(0, dtype=torch.int64, device=box_M4.device)], 0
+    for count in count_B.tolist():
+        # The boxes are sorted already; descending numbers in place of the scores keep their order.
+        descending = torch.arange(count, 0, -1, dtype=torch.float32, device=box_M4.device)
+        kept.append(nms(box_M4[begin : begin + count], descending, threshold)[:max_det] + begin)
+        begin += count
+    return torch.cat(kept)
+
+
+# The sweep kernel: greedy suppression on the host, for many images at once, without comparing most of the pairs
 #
-# Two facts keep the work small. An image needs its first `max_det` survivors only, and whether a candidate survives
-# depends on better ones alone: so candidates are taken block by block, best first, and an image is finished when it
-# has enough. And boxes that overlap by more than the threshold begin near each other: on a line sorted by left edges
-# (the class shift keeps classes apart on it) only a short range has to be compared.
+# Two facts reduce the work. An image needs only its first `max_det` survivors, and whether a candidate survives depends
+# on better candidates only: so candidates are processed in blocks, best first, and an image is finished when it has
+# enough. And boxes that overlap by more than the threshold have left edges close to each other: on a line sorted by
+# left edges (where the class shift separates the classes) only a short range has to be compared.
 #
-# NumPy, not torch: gathers and searches of this size take half the time.
-#
-# Dimension key:  B images   M candidates, best first in each image   S, T boxes on the line   P pairs near each other
-#                 E pairs that overlap too much
+# NumPy instead of torch, because gathers and searches of this size take half the time.
 
 BLOCK = 128
-"""New candidates of each image in a round."""
+"""Candidates of each image that are processed in one round."""
 PAIRS = 1 << 20
-"""Pairs compared together, about 40 MB."""
+"""Pairs compared at a time, about 40 MB."""
 SLACK = 1e-4
-"""Widens the ranges that are compared; float32 rounding is a hundred times smaller."""
+"""Margin added to the ranges that are compared; float32 rounding is a hundred times smaller."""
 
 
 def sweep_kernel(box_M4: Tensor, count_B: Tensor, threshold: float, max_det: int) -> Tensor:
-    """Survivors, ascending int64 [D], at most `max_det` of each image; candidates of an image lie best first.
+    """Survivors, ascending int64 [D], at most `max_det` of each image; candidates of an image are sorted, best first.
 
-    A box goes if its IoU with a better survivor of its image, in float32, is greater than `threshold`.
+    A box is removed if its IoU with a better survivor of its image, in float32, is greater than `threshold`.
     """
     kept_D = survivors(box_M4.cpu().numpy(), count_B.cpu().numpy(), threshold, max_det)
     return torch.from_numpy(kept_D).to(box_M4.device)
 
 
 def survivors(box_M4: np.ndarray, count_B: np.ndarray, threshold: float, max_det: int) -> np.ndarray:
-    """`sweep_kernel` on arrays."""
+    """`sweep_kernel` for arrays."""
     if not np.isfinite(box_M4).all():
-        # Overlap with such a box is no number or 0: it neither removes nor goes, just like a box without area.
+        # The IoU with such a box is NaN or 0: it removes no box and is not removed, just like a box without area.
         box_M4 = np.where(np.isfinite(box_M4).all(axis=1, keepdims=True), box_M4, np.float32(0))
     image_M = np.repeat(np.arange(len(count_B)), count_B)
     end_B = count_B.cumsum()
     next_B, kept_B = end_B - count_B, np.zeros_like(count_B)
-    line = _Line.for_boxes(box_M4, threshold)
-    better = line.place(box_M4[:0], image_M[:0], image_M[:0])
+    line = _SweepLine.for_boxes(box_M4, threshold)
+    better = line.sort_boxes(box_M4[:0], image_M[:0], image_M[:0])
     kept = [image_M[:0]]
     while (take_B := np.minimum(end_B - next_B, BLOCK) * (kept_B < max_det)).any():
         _, row_S = _expand_ranges(next_B, take_B)
-        block = line.place(box_M4[row_S], row_S, image_M[row_S])
+        block = line.sort_boxes(box_M4[row_S], row_S, image_M[row_S])
         better = better.take(take_B[image_M[better.row_S]] > 0)
-        block = block.take(_not_beaten(block, better, threshold))
-        block = block.take(_best_of(block, threshold))
+        block = block.take(_not_suppressed(block, better, threshold))
+        block = block.take(_greedy_in_block(block, threshold))
         better = better.join(block)
         kept.append(block.row_S)
         kept_B += np.bincount(image_M[block.row_S], minlength=len(count_B))
@@ -68,10 +114,10 @@ def survivors(box_M4: np.ndarray, count_B: np.ndarray, threshold: float, max_det
 
 
 class _Boxes(NamedTuple):
-    """Some candidates, and where each begins on a common line of left edges, image after image."""
+    """Some candidates, sorted by their left edges on a common line on which the images follow each other."""
 
     row_S: np.ndarray
-    """Which candidates; of one image, a smaller number is better."""
+    """Numbers of the candidates; in an image, a smaller number is better."""
 
     columns: tuple[np.ndarray, ...]
     """Left, top, right, bottom and area, float32 [S] each."""
@@ -79,10 +125,10 @@ class _Boxes(NamedTuple):
     begin_S: np.ndarray
     """Left edge on the line, float64."""
 
-    before_S: np.ndarray
-    """A box that overlaps this one by more than the threshold begins here or later ..."""
+    search_from_S: np.ndarray
+    """A box that overlaps this one by more than the threshold has its left edge here or later ..."""
 
-    behind_S: np.ndarray
+    search_to_S: np.ndarray
     """... and here or earlier."""
 
     def take(self, which: np.ndarray) -> Self:
@@ -95,68 +141,68 @@ class _Boxes(NamedTuple):
         return type(self)(_concatenate(self.row_S, more.row_S), columns, *line)
 
 
-class _Line(NamedTuple):
-    """How far boxes reach on the line.
+class _SweepLine(NamedTuple):
+    """How far to search on the line for overlapping boxes.
 
-    Of two boxes, one overlaps in x at most what the left one has right of the other's left edge, and IoU is at most
-    that divided by either width. So with an IoU above t the other begins within (1 - t) of the left one's width, and
-    the other's own width is at most 1 / t of it.
+    The overlap of two boxes in x is at most the part of the left box to the right of the other's left edge, and IoU is
+    at most that divided by either width. So for an IoU above t the other box begins within (1 - t) of the left box's
+    width, and the other's own width is at most 1 / t of it.
     """
 
-    before: float
-    behind: float
+    search_left: float
+    search_right: float
     """In widths of a box."""
 
     extent_px: float
-    """Of all boxes together; images lie three of it apart."""
+    """Extent of all boxes together; images are three times this far apart."""
 
     @classmethod
     def for_boxes(cls, box_M4: np.ndarray, threshold: float) -> Self:
         low, high = np.min(box_M4, initial=0), np.max(box_M4, initial=0)
         return cls((1 - threshold) / max(threshold, 1e-12) + SLACK, 1 - threshold + SLACK, float(high) - float(low) + 1)
 
-    def place(self, box_S4: np.ndarray, row_S: np.ndarray, image_S: np.ndarray) -> _Boxes:
-        """Boxes in the order of the line."""
+    def sort_boxes(self, box_S4: np.ndarray, row_S: np.ndarray, image_S: np.ndarray) -> _Boxes:
+        """Boxes sorted along the line."""
         left_S = box_S4[:, 0].astype(np.float64)
-        # Rounding keeps the order: what lies within reach stays so after the shift.
+        # Rounding is monotonic: a box in the searched range is still in it after the shift.
         away_S = image_S * (3 * self.extent_px)
         order_S = np.argsort(left_S + away_S)
         left_S, away_S = left_S[order_S], away_S[order_S]
         left, top, right, bottom = columns = np.ascontiguousarray(box_S4[order_S].T)
         width_S = right - left_S
-        before_S = left_S - np.minimum(width_S * self.before, self.extent_px) + away_S
-        behind_S = left_S + width_S * self.behind + away_S
+        search_from_S = left_S - np.minimum(width_S * self.search_left, self.extent_px) + away_S
+        search_to_S = left_S + width_S * self.search_right + away_S
         area = (right - left) * (bottom - top)
-        return _Boxes(row_S[order_S], (*columns, area), left_S + away_S, before_S, behind_S)
+        return _Boxes(row_S[order_S], (*columns, area), left_S + away_S, search_from_S, search_to_S)
 
 
-def _not_beaten(block: _Boxes, better: _Boxes, threshold: float) -> np.ndarray:
-    """Which boxes of a block no better box removes, bool [S]."""
-    first_T = np.searchsorted(block.begin_S, better.before_S)
-    last_T = np.searchsorted(block.begin_S, better.behind_S, side="right")
-    _, beaten_E = _overlapping(better, block, first_T, last_T, threshold)
+def _not_suppressed(block: _Boxes, better: _Boxes, threshold: float) -> np.ndarray:
+    """Which boxes of a block are not removed by the survivors of earlier blocks, bool [S]."""
+    first_T = np.searchsorted(block.begin_S, better.search_from_S)
+    last_T = np.searchsorted(block.begin_S, better.search_to_S, side="right")
+    _, suppressed_E = _overlapping(better, block, first_T, last_T, threshold)
     keep_S = np.ones(len(block.row_S), bool)
-    keep_S[beaten_E] = False
+    keep_S[suppressed_E] = False
     return keep_S
 
 
-def _best_of(block: _Boxes, threshold: float) -> np.ndarray:
-    """Which boxes of a block a greedy pass keeps, bool [S]."""
+def _greedy_in_block(block: _Boxes, threshold: float) -> np.ndarray:
+    """Which boxes of a block greedy suppression within the block keeps, bool [S]."""
     first_S = np.arange(1, len(block.row_S) + 1)
-    last_S = np.searchsorted(block.begin_S, block.behind_S, side="right")
+    last_S = np.searchsorted(block.begin_S, block.search_to_S, side="right")
     one_E, other_E = _overlapping(block, block, first_S, last_S, threshold)
     one_wins_E = block.row_S[one_E] < block.row_S[other_E]
     winner_E, loser_E = np.where(one_wins_E, one_E, other_E), np.where(one_wins_E, other_E, one_E)
-    return ~_beaten(winner_E, loser_E, len(block.row_S))
+    return ~_suppressed(winner_E, loser_E, len(block.row_S))
 
 
 def _overlapping(
     one: _Boxes, other: _Boxes, first_S: np.ndarray, last_S: np.ndarray, threshold: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Places of the pairs with an IoU above the threshold; box s of `one` is near first_S[s] ... last_S[s] - 1."""
+    """Pairs with an IoU above the threshold; box s of `one` is compared with first_S[s] to last_S[s] - 1 of `other`."""
     count_S = np.maximum(last_S - first_S, 0)
-    piece_S = count_S.cumsum() // PAIRS
-    ends = np.searchsorted(piece_S, np.arange(piece_S[-1] + 1) if len(piece_S) else [], side="right").tolist()
+    chunk_S = count_S.cumsum() // PAIRS
+    ends = np.searchsorted(chunk_S, np.arange(chunk_S[-1] + 1) if len(chunk_S) else [], side="right").tolist()
     found = [(first_S[:0], first_S[:0])]
     for begin, end in zip([0, *ends], ends, strict=False):
         one_P, other_P = _expand_ranges(first_S[begin:end], count_S[begin:end])
@@ -168,7 +214,7 @@ def _overlapping(
 
 
 def _above(one: _Boxes, one_P: np.ndarray, other: _Boxes, other_P: np.ndarray, threshold: float) -> np.ndarray:
-    """Where in a list of pairs the IoU is above the threshold, in float32."""
+    """Positions of the pairs with an IoU above the threshold, in float32."""
     left, top, right, bottom, area = (
         (mine.take(one_P), theirs.take(other_P)) for mine, theirs in zip(one.columns, other.columns, strict=True)
     )
@@ -178,35 +224,35 @@ def _above(one: _Boxes, one_P: np.ndarray, other: _Boxes, other_P: np.ndarray, t
     inter_P *= np.maximum(height_P, 0, out=height_P)
     union_P = area[0] + area[1]
     union_P -= inter_P
-    # Two boxes without area give no number, which is not above the threshold.
+    # Two boxes without area give NaN, which is not above the threshold.
     with np.errstate(invalid="ignore"):
         above_P = inter_P / union_P > np.float32(threshold)
     return np.flatnonzero(above_P)
 
 
-def _beaten(winner_E: np.ndarray, loser_E: np.ndarray, num: int) -> np.ndarray:
-    """Who loses to a survivor, bool [num], where in each pair the winner removes the loser if it survives itself.
+def _suppressed(winner_E: np.ndarray, loser_E: np.ndarray, num: int) -> np.ndarray:
+    """Which boxes are removed, bool [num]: in each pair the winner removes the loser if it survives itself.
 
-    Round by round: who loses no open pair survives, those it beats are out, and their pairs are closed.
+    In each round, a box that loses no remaining pair survives; the boxes it removes and all their pairs drop out.
     """
-    beaten = np.zeros(num, bool)
+    removed = np.zeros(num, bool)
     while len(winner_E):
-        challenged = np.zeros(num, bool)
-        challenged[loser_E] = True
-        beaten[loser_E[~challenged[winner_E]]] = True
-        open_E = ~(beaten[winner_E] | beaten[loser_E])
-        winner_E, loser_E = winner_E[open_E], loser_E[open_E]
-    return beaten
+        undecided = np.zeros(num, bool)
+        undecided[loser_E] = True
+        removed[loser_E[~undecided[winner_E]]] = True
+        remaining_E = ~(removed[winner_E] | removed[loser_E])
+        winner_E, loser_E = winner_E[remaining_E], loser_E[remaining_E]
+    return removed
 
 
 def _first_of_each(kept_D: np.ndarray, kept_B: np.ndarray, limit: int) -> np.ndarray:
     """The first `limit` of each image's rows."""
-    _, place = _expand_ranges(kept_B.cumsum() - kept_B, np.minimum(kept_B, limit))
-    return kept_D.take(place)
+    _, position = _expand_ranges(kept_B.cumsum() - kept_B, np.minimum(kept_B, limit))
+    return kept_D.take(position)
 
 
 def _expand_ranges(begin_G: np.ndarray, count_G: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number of the range and position of every entry: range g holds begin, begin + 1, ..., count of them."""
+    """Range number and position of every entry; range g consists of begin, begin + 1, ..., begin + count - 1."""
     range_P = np.repeat(np.arange(len(count_G)), count_G)
     position_P = np.repeat(begin_G - (count_G.cumsum() - count_G), count_G)
     position_P += np.arange(len(range_P))
@@ -215,46 +261,3 @@ def _expand_ranges(begin_G: np.ndarray, count_G: np.ndarray) -> tuple[np.ndarray
 
 def _concatenate(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.concatenate((one, other))
-
-
-Kernel = Callable[[Tensor, Tensor, float, int], Tensor]
-"""(box float32 [M, 4], candidates per image int64 [B], threshold, max_det) -> survivors, ascending int64 [D].
-
-A box goes if its IoU with a better survivor of its image is greater than the threshold, which is a float32 number.
-"""
-
-
-def kernel_named(name: str, device: torch.device) -> Kernel:
-    """The kernel a config asks for on this device; "auto" never asks for what is not installed."""
-    if name == "auto":
-        name = "triton" if device.type == "cuda" and HAS_TRITON else "sweep"
-    if name == "triton":
-        if device.type != "cuda":
-            raise ConfigError(f'nms.kernel="triton" runs on CUDA, but the predictions are on {device}. Use "auto".')
-        from flatout.yolo.nms.greedy_triton import greedy_kernel
-
-        return greedy_kernel
-    if name == "torchvision":
-        if not importlib.util.find_spec("torchvision"):
-            raise ConfigError('nms.kernel="torchvision" needs torchvision, which is not installed. Use "auto".')
-        return torchvision_kernel
-    return sweep_kernel
-
-
-def float32_at_most(threshold: float) -> float:
-    """The largest float32 number not above a threshold: greater than the one is greater than the other, in float32."""
-    nearest = np.float32(threshold)
-    return float(nearest if float(nearest) <= threshold else np.nextafter(nearest, np.float32(-1)))
-
-
-def torchvision_kernel(box_M4: Tensor, count_B: Tensor, threshold: float, max_det: int) -> Tensor:
-    """Image by image through torchvision.ops.nms."""
-    from torchvision.ops import nms
-
-    kept, begin = [torch.zeros(0, dtype=torch.int64, device=box_M4.device)], 0
-    for count in count_B.tolist():
-        # Already best first; the falling numbers only say so.
-        falling = torch.arange(count, 0, -1, dtype=torch.float32, device=box_M4.device)
-        kept.append(nms(box_M4[begin : begin + count], falling, threshold)[:max_det] + begin)
-        begin += count
-    return torch.cat(kept)

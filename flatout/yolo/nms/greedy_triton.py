@@ -1,8 +1,8 @@
-"""Greedy suppression on a CUDA device: one program per image, all images in one launch, no wait in between.
+"""Greedy suppression on a CUDA device: one program per image, all images in one launch.
 
-A program walks over its image's candidates in blocks, best first. A block is first compared with the survivors so far,
-then with itself; it ends when the image has `max_det` survivors or no candidates left. Memory is the survivors' boxes:
-nothing grows with the square of the number of candidates.
+A program processes the candidates of its image in blocks, best first. It compares a block with the survivors so far,
+then with itself, and ends when the image has `max_det` survivors or no candidates left. Memory holds the boxes of the
+survivors; nothing grows with the square of the number of candidates.
 
 Dimension key:  B images   M candidates, best first in each image   K = max_det survivors of an image
                 ROWS candidates of a block
@@ -21,15 +21,15 @@ ROWS = 64
 
 
 def greedy_kernel(box_M4: Tensor, count_B: Tensor, threshold: float, max_det: int) -> Tensor:
-    """Survivors, ascending int64 [D], at most `max_det` of each image; candidates of an image lie best first.
+    """Survivors, ascending int64 [D], at most `max_det` of each image; candidates of an image are sorted, best first.
 
-    A box goes if its IoU with a better survivor of its image, in float32, is greater than `threshold`.
+    A box is removed if its IoU with a better survivor of its image, in float32, is greater than `threshold`.
     """
     num_images = len(count_B)
     box_M4, end_B = box_M4.contiguous(), count_B.cumsum(0)
     kept_BK = torch.full((num_images, max_det), -1, dtype=torch.int64, device=box_M4.device)
     scratch_BK4 = torch.empty((num_images, max_det, 4), device=box_M4.device)
-    # Rounded product by product, without fused multiply-add: as torch and the CPU compute it.
+    # Without fused multiply-add, so that every product is rounded, as by torch and on the CPU.
     options: dict[str, Any] = {"enable_fp_fusion": False, "num_warps": WARPS}
     _greedy[(num_images,)](box_M4, count_B, end_B, kept_BK, scratch_BK4, threshold, max_det, ROWS=ROWS, **options)
     return kept_BK[kept_BK >= 0]
@@ -115,8 +115,8 @@ def _greedy(
             threshold,
         )
         beats = (over & (row[:, None] < row[None, :])).to(tl.int32)
-        # The greedy answer is the only one where exactly those stay that no one who stays beats. Each turn settles at
-        # least the best box that is still open.
+        # The greedy result is the unique set of boxes that no box of the set removes, and that removes all others. Each
+        # iteration decides at least the best undecided box.
         stays = alive
         changed = 1
         while changed > 0:
@@ -133,7 +133,7 @@ def _greedy(
         tl.store(to + 1, top, mask=write)
         tl.store(to + 2, right, mask=write)
         tl.store(to + 3, bottom, mask=write)
-        # Other threads of this program read the survivors in the next turn.
+        # Other threads of this program read the survivors in the next iteration.
         tl.debug_barrier()
         num_kept = tl.minimum(num_kept + tl.sum(stays, axis=0), max_det)
         begin += ROWS

@@ -1,17 +1,13 @@
-"""Non-maximum suppression of a whole batch: candidates, the class shift, suppression, and the rows that remain.
+"""Non-maximum suppression of a whole batch, exactly as YOLOv7 does it.
 
-    prediction -> candidates, best first -> boxes moved apart by class -> kernel -> the first max_det of each image
+    prediction -> candidates, best first -> boxes shifted by class -> kernel -> the first max_det of each image
 
-Every kernel gives the boxes a plain greedy loop gives. Memory is bounded by working on as many images at a time as
-have MOST_SCORES scores together; nothing is dropped for lack of time.
+Every kernel gives the same boxes as a plain greedy loop. Memory is bounded by processing as many images at a time as
+have MAX_SCORES scores together; nothing is dropped for lack of time.
 
-Dimension key:  B images   N boxes of an image   O = 5 + C outputs of a box   M candidates   D boxes kept
-
-Which boxes are worth keeping.
-
-What a detector found in a batch: one row per box, images one behind the other.
-
-Dimension key:  B images   D boxes of all images
+Dimension key:  B images   N boxes of an image   C classes   O = 5 + C outputs of a box: cx cy w h objectness classes
+                R rows with enough objectness   K = C or 1 scores of a row (in merging: boxes kept of one image)
+                E = R * K scores   L labels   M candidates   n candidates of one image   D boxes kept
 """
 
 import logging
@@ -29,39 +25,41 @@ from flatout.errors import ConfigError
 from flatout.yolo.boxes import best_first, cxcywh_to_xyxy, pairwise_iou
 from flatout.yolo.nms.greedy import float32_at_most, kernel_named
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class NmsConfig:
-    """The knobs of non-maximum suppression; the defaults are those of detection."""
+    """Options of non-maximum suppression; the defaults are those of detection."""
 
     conf_thres: float = 0.25
-    """Objectness, and then the score, must be greater. Compared in the prediction's own precision."""
+    """Objectness, and then the score, must be greater than this. Compared in the precision of the prediction."""
 
     iou_thres: float = 0.45
-    """A box goes if it overlaps a better one of its class by more."""
+    """A box is removed if its IoU with a better one of its class is greater than this."""
 
     multi_label: bool = False
-    """One candidate for every class above `conf_thres` instead of the best class only (evaluation)."""
+    """One candidate for every class above `conf_thres`, as in evaluation, instead of the best class only."""
 
     agnostic: bool = False
     """Boxes suppress each other across classes."""
 
     classes: tuple[int, ...] | None = None
-    """Only these classes."""
+    """Keep only these classes; None keeps all."""
 
     max_det: int = 300
-    """At most so many boxes of an image, the best ones."""
+    """Most boxes per image; the best are kept."""
 
     max_nms: int = 30_000
-    """At most so many candidates of an image, the best ones."""
+    """Most candidates per image; the best are kept."""
 
     merge: bool = False
-    """Replace each box by the mean, weighted by score, of the candidates that overlap it, and drop boxes that no
-    second candidate supports; in images with 2 to 2999 candidates. YOLOv7 never switches this on."""
+    """Replace each box by the mean, weighted by score, of the candidates that overlap it, and drop boxes that only one
+    candidate overlaps; in images with 2 to 2999 candidates. YOLOv7 never enables this."""
 
     kernel: str = "auto"
-    """Who suppresses: "sweep" (plain torch, any device), "triton" (CUDA), "torchvision" (its kernel, image by image),
-    or "auto": triton on CUDA where it is installed, else sweep. All give the same boxes."""
+    """The suppression kernel: "sweep" (NumPy on the host, for any device), "triton" (CUDA), "torchvision" (its kernel,
+    image by image), or "auto": triton on CUDA if it is installed, else sweep. All give the same boxes."""
 
     def __post_init__(self) -> None:
         for name in ("conf_thres", "iou_thres"):
@@ -75,7 +73,7 @@ class NmsConfig:
 
 
 class Detections(NamedTuple):
-    """Boxes of a batch, images ascending, inside an image by descending score; on one device."""
+    """Boxes of a batch, sorted by image and by descending score within an image; on one device."""
 
     row_D6: Tensor
     """float32: x1, y1, x2, y2, score, class."""
@@ -99,24 +97,72 @@ class Detections(NamedTuple):
         return self.row_D6[:, 5].long()
 
     def per_image(self) -> list[Tensor]:
-        """One [n, 6] view per image, [0, 6] where nothing was found. The host waits for the counts."""
+        """One [n, 6] view per image, [0, 6] without detections. Makes the host wait for the counts."""
         counts = torch.bincount(self.image_D, minlength=self.num_images).tolist()
         return list(self.row_D6.split(counts))
 
 
-logger = logging.getLogger(__name__)
+# Suppression
 
-# From the network's output to candidates: one row per box and class worth a look, the best of each image first.
+CLASS_SHIFT_PX = 4096
+MAX_SCORES = 1 << 25
+"""Scores processed at a time: 128 MiB in float32 if every box of every image has enough objectness."""
+SLOW_S = 10
+
+
+@torch.no_grad()
+def non_max_suppression(
+    prediction_BNO: Tensor, config: NmsConfig | None = None, *, labels: Sequence[Tensor] | None = None
+) -> Detections:
+    """Detections in input pixels, from decoded predictions: cx, cy, w, h in input pixels, objectness, classes.
+
+    `labels`, for auto-labelling, are boxes added with score 1: per image [n, 5] of class, cx, cy, w, h in input pixels.
+    On a GPU the host waits a few times per call for the number of boxes.
+    """
+    begin_s = time.perf_counter()
+    config = config or NmsConfig()
+    num_images = len(prediction_BNO)
+    per_chunk = max(1, MAX_SCORES // max(1, prediction_BNO.shape[1] * (prediction_BNO.shape[2] - 5)))
+    results = []
+    for first in range(0, max(1, num_images), per_chunk):
+        chunk = slice(first, first + per_chunk)
+        row_D6, image_D = _suppress(prediction_BNO[chunk], config, None if labels is None else labels[chunk])
+        results.append((row_D6, image_D + first))
+    if (elapsed_s := time.perf_counter() - begin_s) > SLOW_S:
+        logger.warning(
+            "NMS of %d images took %.0f s. An untrained network predicts many boxes; raise conf_thres to get fewer.",
+            num_images,
+            elapsed_s,
+        )
+    rows, images = zip(*results, strict=True)
+    return Detections(torch.cat(rows), torch.cat(images), num_images)
+
+
+def _suppress(prediction_BNO: Tensor, config: NmsConfig, labels: Sequence[Tensor] | None) -> tuple[Tensor, Tensor]:
+    """Kept rows, float32 [D, 6], and the image of each."""
+    found = find_candidates(prediction_BNO, config, labels)
+    # Added in float32 as in YOLOv7: coordinates far from zero are coarse, and that decides close cases.
+    shift_M = found.class_M.float() * (0 if config.agnostic else CLASS_SHIFT_PX)
+    shifted_M4 = found.box_M4 + shift_M[:, None]
+    count_B = torch.bincount(found.image_M, minlength=len(prediction_BNO))
+    threshold = float32_at_most(config.iou_thres)
+    suppress = kernel_named(config.kernel, shifted_M4.device)
+    kept_D = suppress(shifted_M4, count_B, threshold, config.max_det)
+    columns = (found.box_M4[kept_D], found.score_M[kept_D, None], found.class_M[kept_D, None].float())
+    row_D6 = torch.cat(columns, dim=1)
+    if config.merge:
+        return merge_boxes(found, shifted_M4, row_D6, kept_D, count_B, threshold)
+    return row_D6, found.image_M[kept_D]
+
+
+# Candidates: one row per box and class with a sufficient score
 #
 # The arithmetic keeps the precision of the prediction (a half-precision output gives half-precision products and
-# corners), because that is where YOLOv7 rounds; what comes out is float32.
-#
-# Dimension key:  B images   N boxes of an image   O = 5 + C numbers: cx cy w h objectness classes   C classes
-#                 R rows with enough objectness   K = C or 1 scores of a row   M candidates   E = R * K
+# corners), because YOLOv7 rounds there; the results are float32.
 
 
 class Candidates(NamedTuple):
-    """Images ascending, inside an image by descending score, equal scores in input order."""
+    """Candidates of a batch, sorted by image, then by descending score, then by input order."""
 
     box_M4: Tensor
     """float32 corners in input pixels."""
@@ -136,10 +182,7 @@ class _Rows(NamedTuple):
 
 
 def find_candidates(prediction_BNO: Tensor, config: NmsConfig, labels: Sequence[Tensor] | None = None) -> Candidates:
-    """At most `config.max_nms` candidates of each image.
-
-    `labels` are certain boxes to add, per image [n, 5] of class, cx, cy, w, h in input pixels.
-    """
+    """At most `config.max_nms` candidates of each image; `labels` as in `non_max_suppression`."""
     rows = _confident_rows(prediction_BNO, config.conf_thres)
     if labels is not None:
         rows = _with_labels(rows, labels)
@@ -148,22 +191,22 @@ def find_candidates(prediction_BNO: Tensor, config: NmsConfig, labels: Sequence[
     wanted_RK = score_RK > config.conf_thres
     if config.classes is not None:
         wanted_RK &= torch.isin(class_RK, torch.tensor(config.classes, device=class_RK.device))
-    _cut_floods(wanted_RK, score_RK, image_R, len(prediction_BNO), config.max_nms)
-    place_M = _places(wanted_RK)
-    score_M = score_RK.reshape(-1).index_select(0, place_M).float()
-    image_M = image_R.index_select(0, place_M // score_RK.shape[1])
+    _limit_candidates(wanted_RK, score_RK, image_R, len(prediction_BNO), config.max_nms)
+    position_M = _positions(wanted_RK)
+    score_M = score_RK.reshape(-1).index_select(0, position_M).float()
+    image_M = image_R.index_select(0, position_M // score_RK.shape[1])
     order_M = best_first(image_M, score_M, len(prediction_BNO))
-    place_M = place_M.index_select(0, order_M)
-    row_M = place_M // score_RK.shape[1]
-    class_M = place_M % score_RK.shape[1] if config.multi_label else class_RK[:, 0].index_select(0, row_M)
+    position_M = position_M.index_select(0, order_M)
+    row_M = position_M // score_RK.shape[1]
+    class_M = position_M % score_RK.shape[1] if config.multi_label else class_RK[:, 0].index_select(0, row_M)
     box_R4 = cxcywh_to_xyxy(row_RO[:, :4]).float()
-    # Sorting moves nothing from one image to another, so that image_M stays as it is.
+    # Sorting moves no candidate to another image, so image_M stays the same.
     return Candidates(box_R4.index_select(0, row_M), score_M.index_select(0, order_M), class_M, image_M)
 
 
 def _scores(row_RO: Tensor, multi_label: bool) -> tuple[Tensor, Tensor]:
-    """Scores and their classes, of every class or of the best (the first of equals), [R, K]."""
-    # With one class the score is the objectness alone.
+    """Scores and their classes, of every class or of the best (the first of equal scores), [R, K]."""
+    # With a single class the score is the objectness.
     score_RC = row_RO[:, 4:5] if row_RO.shape[1] == 6 else row_RO[:, 5:] * row_RO[:, 4:5]
     if multi_label:
         return score_RC, torch.arange(score_RC.shape[1], device=score_RC.device).expand_as(score_RC)
@@ -172,13 +215,13 @@ def _scores(row_RO: Tensor, multi_label: bool) -> tuple[Tensor, Tensor]:
 
 
 def _confident_rows(prediction_BNO: Tensor, conf_thres: float) -> _Rows:
-    place_R = _places(prediction_BNO[..., 4] > conf_thres)
-    row_RO = prediction_BNO.reshape(-1, prediction_BNO.shape[2]).index_select(0, place_R)
-    return _Rows(row_RO, place_R // prediction_BNO.shape[1])
+    position_R = _positions(prediction_BNO[..., 4] > conf_thres)
+    row_RO = prediction_BNO.reshape(-1, prediction_BNO.shape[2]).index_select(0, position_R)
+    return _Rows(row_RO, position_R // prediction_BNO.shape[1])
 
 
 def _with_labels(rows: _Rows, labels: Sequence[Tensor]) -> _Rows:
-    """Each image's labels behind its own rows, with objectness and class probability 1."""
+    """Rows with each image's labels after its own rows, with objectness and class probability 1."""
     label_L5 = torch.cat([label.reshape(-1, 5) for label in labels]).to(rows.row_RO)
     counts = torch.tensor([len(label) for label in labels])
     image_L = torch.repeat_interleave(counts).to(rows.image_R)
@@ -190,10 +233,10 @@ def _with_labels(rows: _Rows, labels: Sequence[Tensor]) -> _Rows:
     return _Rows(torch.cat((rows.row_RO, row_LO))[order_R], image_R)
 
 
-def _cut_floods(wanted_RK: Tensor, score_RK: Tensor, image_R: Tensor, num_images: int, max_nms: int) -> None:
-    """Unmark what exceeds the `max_nms` highest scores of an image.
+def _limit_candidates(wanted_RK: Tensor, score_RK: Tensor, image_R: Tensor, num_images: int, max_nms: int) -> None:
+    """Unmark all but the `max_nms` highest scores of each image.
 
-    Before the places are listed: a place takes 8 bytes, a mark one.
+    This happens before positions are listed, because a position takes 8 bytes and a mark one.
     """
     if wanted_RK.numel() <= max_nms or int(wanted_RK.count_nonzero()) <= max_nms:
         return
@@ -203,7 +246,7 @@ def _cut_floods(wanted_RK: Tensor, score_RK: Tensor, image_R: Tensor, num_images
 
 
 def _keep_highest(wanted_E: Tensor, score_E: Tensor, limit: int) -> None:
-    """Unmark all but the `limit` highest scores; of equal scores the first stay."""
+    """Unmark all but the `limit` highest scores; of equal scores the first are kept."""
     if len(wanted_E) <= limit or int(wanted_E.count_nonzero()) <= limit:
         return
     score_E = score_E.float().masked_fill(~wanted_E, -1)
@@ -211,37 +254,35 @@ def _keep_highest(wanted_E: Tensor, score_E: Tensor, limit: int) -> None:
     torch.ge(score_E, lowest, out=wanted_E)
     surplus = int(wanted_E.count_nonzero()) - limit
     if surplus:
-        wanted_E[_places(score_E == lowest)[-surplus:]] = False
+        wanted_E[_positions(score_E == lowest)[-surplus:]] = False
 
 
 def _nth_highest(score_E: Tensor, rank: int) -> float:
     if not score_E.is_cpu:
         return float(score_E.topk(rank, sorted=False).values.min())
-    # Eight times faster than torch's topk on the host.
+    # Eight times as fast as torch's topk on the host.
     return float(np.partition(score_E.numpy(), len(score_E) - rank)[len(score_E) - rank])
 
 
-def _places(mark: Tensor) -> Tensor:
-    """Where a mask is set, as positions in the flattened mask, ascending int64. On a GPU the host waits."""
+def _positions(mark: Tensor) -> Tensor:
+    """Positions in the flattened mask where it is set, ascending int64. On a GPU the host waits."""
     if not mark.is_cpu:
         return mark.reshape(-1).nonzero().flatten()
-    # Five times faster than torch where few are set.
+    # Five times as fast as torch if few are set.
     return torch.from_numpy(np.flatnonzero(mark.numpy()))
 
 
-# Merge mode: a box becomes the mean of the candidates that overlap it.
-#
-# Dimension key:  B images   M candidates   D boxes kept   K boxes kept of one image   n candidates of one image
+# Merging: a box becomes the mean of the candidates that overlap it
 
 MIN_CANDIDATES, MAX_CANDIDATES = 2, 2999
 
 
-def merge_supported(
+def merge_boxes(
     found: Candidates, shifted_M4: Tensor, row_D6: Tensor, kept_D: Tensor, count_B: Tensor, threshold: float
 ) -> tuple[Tensor, Tensor]:
-    """Rows and images after merging: boxes averaged by score, those without a second supporter dropped.
+    """Rows and images after merging: boxes averaged by score, those that only one candidate overlaps dropped.
 
-    Overlap is judged on the boxes moved apart by class. Image by image: this mode is for single pictures.
+    Overlaps are computed from the boxes shifted by class. Works image by image: this mode is for single images.
     """
     image_D = found.image_M[kept_D]
     rows, images = [], []
@@ -257,54 +298,3 @@ def merge_supported(
         rows.append(row_K6)
         images.append(torch.full((len(row_K6),), image, device=image_D.device))
     return torch.cat(rows), torch.cat(images)
-
-
-CLASS_SHIFT_PX = 4096
-MOST_SCORES = 1 << 25
-"""Scores looked at together: 128 MiB in float32, if every box of every image is worth a look."""
-SLOW_S = 10
-
-
-@torch.no_grad()
-def non_max_suppression(
-    prediction_BNO: Tensor, config: NmsConfig | None = None, *, labels: Sequence[Tensor] | None = None
-) -> Detections:
-    """Detections in input pixels, from decoded predictions: cx, cy, w, h in input pixels, objectness, classes.
-
-    `labels`, for auto-labelling, are certain boxes: per image [n, 5] of class, cx, cy, w, h in input pixels.
-    On a GPU the host waits a few times per call, to learn how many boxes there are.
-    """
-    begin_s = time.perf_counter()
-    config = config or NmsConfig()
-    num_images = len(prediction_BNO)
-    per_turn = max(1, MOST_SCORES // max(1, prediction_BNO.shape[1] * (prediction_BNO.shape[2] - 5)))
-    turns = []
-    for first in range(0, max(1, num_images), per_turn):
-        turn = slice(first, first + per_turn)
-        row_D6, image_D = _suppress(prediction_BNO[turn], config, None if labels is None else labels[turn])
-        turns.append((row_D6, image_D + first))
-    if (elapsed_s := time.perf_counter() - begin_s) > SLOW_S:
-        logger.warning(
-            "NMS of %d images took %.0f s. An untrained network gives many boxes; a larger conf_thres gives fewer.",
-            num_images,
-            elapsed_s,
-        )
-    rows, images = zip(*turns, strict=True)
-    return Detections(torch.cat(rows), torch.cat(images), num_images)
-
-
-def _suppress(prediction_BNO: Tensor, config: NmsConfig, labels: Sequence[Tensor] | None) -> tuple[Tensor, Tensor]:
-    """Kept rows, float32 [D, 6], and the image of each."""
-    found = find_candidates(prediction_BNO, config, labels)
-    # Added in float32 as YOLOv7 does: far from zero coordinates are coarse, and that decides close calls.
-    shift_M = found.class_M.float() * (0 if config.agnostic else CLASS_SHIFT_PX)
-    shifted_M4 = found.box_M4 + shift_M[:, None]
-    count_B = torch.bincount(found.image_M, minlength=len(prediction_BNO))
-    threshold = float32_at_most(config.iou_thres)
-    suppress = kernel_named(config.kernel, shifted_M4.device)
-    kept_D = suppress(shifted_M4, count_B, threshold, config.max_det)
-    columns = (found.box_M4[kept_D], found.score_M[kept_D, None], found.class_M[kept_D, None].float())
-    row_D6 = torch.cat(columns, dim=1)
-    if config.merge:
-        return merge_supported(found, shifted_M4, row_D6, kept_D, count_B, threshold)
-    return row_D6, found.image_M[kept_D]

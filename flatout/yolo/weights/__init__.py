@@ -1,13 +1,13 @@
-"""Weights of a detection network: read from any file, kept in files of ours, moved into a network.
+"""Weights of a detection network: read from files of several formats, saved in ours, transferred to a network.
 
-legacy .pt, our .pt, .safetensors --read_weights--> Weights --transfer--> network
-                                                    Weights --save_weights, save_safetensors--> file
+    legacy .pt, our .pt, .safetensors --read_weights--> Weights --transfer--> network
+                                                        Weights --save_weights, save_safetensors--> file
 
 Files:
 
-    files    Weights in safetensors files: the state for inference, with the model config and class names as metadata
-    legacy   What YOLOv7 saved, in its various forms, as Weights
-    weights  What a file of weights holds, whatever its format was
+    files    Weights read from a file of any format, and safetensors files
+    legacy   YOLOv7's pickled checkpoints as Weights, read without running anything in them
+    weights  The Weights of a network, their checks, our own file format, and the transfer to a network
 """
 
 from flatout.yolo.weights.files import read_weights, save_safetensors

@@ -1,9 +1,9 @@
-"""Weights in safetensors files: the state for inference, with the model config and class names as metadata.
+"""Weights read from a file of any format, and safetensors files.
 
-Written by the safetensors library. Read here, because the library maps the file into memory: a file that shrinks
-later would then end the program. The format is eight bytes of length, a JSON header, and the tensors' bytes.
-
-The front door: weights from any file, told apart by content.
+The format of a file is recognised by its content. A safetensors file has the state for inference, with the model config
+and class names as metadata. It is written by the safetensors library, but read here, because the library maps the file
+into memory, and the program would crash if the file shrank later. The format is eight bytes of length, a JSON header,
+and the bytes of the tensors.
 """
 
 import json
@@ -40,6 +40,22 @@ from flatout.safefiles import (
 from flatout.yolo.weights.legacy import legacy_allowlist, weights_from_legacy
 from flatout.yolo.weights.weights import State, Weights, checked_state, checked_weights, weights_from
 
+
+def read_weights(path: str | Path) -> Weights:
+    """The weights in a legacy .pt, our own .pt or a safetensors file, on the CPU, as stored.
+
+    Nothing in the file is ever run. CheckpointError says in one line why a file cannot be read.
+    """
+    with reading(path) as file:
+        if file_kind(file) == "safetensors":
+            return weights_from_safetensors(file)
+        # A file that claims to be ours is not trusted either: placeholders do not pass as plain data.
+        objects = read_objects(file, legacy_allowlist)
+        return weights_from(sections_of(objects)) if is_container(objects) else weights_from_legacy(objects)
+
+
+# safetensors
+
 SCHEMA = 1
 MAX_HEADER_BYTES = 8 << 20
 
@@ -59,30 +75,30 @@ _FIELDS = ("config", "names", "nc")
 
 
 def save_safetensors(path: str | Path, weights: Weights) -> None:
-    """Export the state for inference, whole or not at all; training state does not go into safetensors."""
+    """Write the state for inference, completely or not at all; safetensors files have no training state."""
     state = _separate(weights.for_inference())
-    described = {name: json.dumps(getattr(weights, name)) for name in _FIELDS}
-    # The library sorts tensors by size of element; the order of a state_dict is kept here.
-    described |= {"schema": str(SCHEMA), "keys": json.dumps(list(state))}
-    metadata = {"format": "pt"} | {f"flatout.{name}": text for name, text in described.items()}
+    own = {name: json.dumps(getattr(weights, name)) for name in _FIELDS}
+    # The library sorts tensors by element size, so the order of the state_dict is stored here.
+    own |= {"schema": str(SCHEMA), "keys": json.dumps(list(state))}
+    metadata = {"format": "pt"} | {f"flatout.{name}": text for name, text in own.items()}
     content = safetensors.torch.save(state, metadata)
     with replacing(Path(path), needed_bytes=len(content)) as sink:
         sink.write(content)
 
 
 def weights_from_safetensors(file: BinaryIO) -> Weights:
-    """Weights from a safetensors file of ours or anybody's; a Refusal says what is wrong with it."""
+    """Weights from a safetensors file, also of other programs; Refusal says what is wrong with it."""
     header, data_offset = _read_header(file)
-    described = _described(header.pop("__metadata__", {}))
+    own = _own_metadata(header.pop("__metadata__", {}))
     state = _read_tensors(file, header, data_offset)
-    keys = described.get("keys")
+    keys = own.get("keys")
     if isinstance(keys, list) and all(type(key) is str for key in keys) and sorted(keys) == sorted(state):
         state = {key: state[key] for key in keys}
-    return checked_weights(checked_state(state, "state"), None, described, "exported", "safetensors")
+    return checked_weights(checked_state(state, "state"), None, own, "exported", "safetensors")
 
 
 def _separate(state: State) -> State:
-    """Contiguous tensors that share no memory, which the library demands."""
+    """Contiguous tensors that share no memory, as the library requires."""
     separate: State = {}
     seen: set[int] = set()
     for key, tensor in state.items():
@@ -93,26 +109,28 @@ def _separate(state: State) -> State:
 
 
 def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
-    """The header and the offset of the bytes behind it."""
+    """The header, and the offset of the bytes after it."""
     size = os.fstat(file.fileno()).st_size
     nbytes = int.from_bytes(read_at(file.fileno(), 8, 0), "little")
     if nbytes > min(MAX_HEADER_BYTES, size - 8):
         raise Refusal(f"claims a safetensors header of {nbytes:,} bytes in a file of {size:,}. {AGAIN}")
     header = _parse(read_at(file.fileno(), nbytes, 8), "header")
     if not isinstance(header, dict):
-        raise Refusal(f"its safetensors header is no table. {AGAIN}")
+        raise Refusal(f"its safetensors header is not a table. {AGAIN}")
     return header, 8 + nbytes
 
 
-def _described(metadata: object) -> dict[str, object]:
-    """Our entries of the metadata; files of others have none, and that is fine."""
+def _own_metadata(metadata: object) -> dict[str, object]:
+    """Our entries in the metadata; files of other programs have none."""
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise Refusal(f"its safetensors metadata is not text. {AGAIN}")
     schema = metadata.get("flatout.schema")
     if schema is None:
         return {}
     if schema != str(SCHEMA):
-        raise Refusal(f"was written by another flatout (schema {quoted(schema)}; this one reads {SCHEMA}). Update it.")
+        raise Refusal(
+            f"was written by another flatout (schema {quoted(schema)}; this one reads {SCHEMA}). Update flatout."
+        )
     reader = PlainReader()
     names = [name for name in (*_FIELDS, "keys") if f"flatout.{name}" in metadata]
     return {name: reader.plain(_parse(metadata[f"flatout.{name}"], name), name) for name in names}
@@ -120,34 +138,34 @@ def _described(metadata: object) -> dict[str, object]:
 
 def _parse(text: str | bytes, what: str) -> object:
     try:
-        return json.loads(text, object_pairs_hook=lambda pairs: _table(pairs, what))
+        return json.loads(text, object_pairs_hook=lambda pairs: _unique_keys(pairs, what))
     except (ValueError, RecursionError):
         raise Refusal(f"its safetensors {what} is not valid JSON. {AGAIN}") from None
 
 
-def _table(pairs: list[tuple[str, object]], what: str) -> dict[str, object]:
-    """A JSON object whose keys are all different; which of two equal ones counts would be up to the reader."""
+def _unique_keys(pairs: list[tuple[str, object]], what: str) -> dict[str, object]:
+    """A JSON object with unique keys; which of two equal keys counts would depend on the parser."""
     table = dict(pairs)
     if len(table) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise Refusal(f"its safetensors {what} has two entries called {quoted(twice)}. {AGAIN}")
+        raise Refusal(f"its safetensors {what} has two entries named {quoted(twice)}. {AGAIN}")
     return table
 
 
 def _read_tensors(file: BinaryIO, header: Mapping[str, Any], data_offset: int) -> State:
     Budget(MAX_TENSORS, "tensors").spend(len(header))
     data_bytes = os.fstat(file.fileno()).st_size - data_offset
-    places = sorted((_place(key, entry) for key, entry in header.items()), key=lambda place: place[1:3])
+    entries = sorted((_tensor_entry(key, entry) for key, entry in header.items()), key=lambda entry: entry[1:3])
     state, free_from = {}, 0
-    for key, begin, end, dtype, shape in places:
+    for key, begin, end, dtype, shape in entries:
         if not free_from <= begin <= end <= data_bytes:
-            raise Refusal(f"its tensor {quoted(key)} overlaps another one or lies outside the file. {AGAIN}")
+            raise Refusal(f"its tensor {quoted(key)} overlaps another one or is outside the file. {AGAIN}")
         state[key] = _read_tensor(file, data_offset + begin, dtype, shape)
         free_from = end
     return state
 
 
-def _place(key: str, entry: object) -> tuple[str, int, int, torch.dtype, list[int]]:
+def _tensor_entry(key: str, entry: object) -> tuple[str, int, int, torch.dtype, list[int]]:
     match entry:
         case {"dtype": str(kind), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if (
             kind in _DTYPES
@@ -161,23 +179,10 @@ def _place(key: str, entry: object) -> tuple[str, int, int, torch.dtype, list[in
         case {"dtype": str(kind)} if kind not in _DTYPES:
             known = ", ".join(_DTYPES)
             raise Refusal(f"its tensor {quoted(key)} is of type {quoted(kind)}. Save it as one of {known}.")
-    raise Refusal(f"its tensor {quoted(key)} has a type, shape or place that do not fit together. {AGAIN}")
+    raise Refusal(f"its tensor {quoted(key)} has a type, shape and position that do not fit together. {AGAIN}")
 
 
 def _read_tensor(file: BinaryIO, offset: int, dtype: torch.dtype, shape: list[int]) -> Tensor:
     stored = allocate(math.prod(shape) * dtype.itemsize)
     read_into(file.fileno(), stored.numpy().data, offset)
     return (stored.clamp_(max=1) if dtype == torch.bool else stored).view(dtype).view(shape)
-
-
-def read_weights(path: str | Path) -> Weights:
-    """The weights in a legacy .pt, a .pt of ours or a safetensors file, on the CPU, as stored.
-
-    Nothing in the file is run, whoever wrote it. CheckpointError says in one line why a file is not read.
-    """
-    with reading(path) as file:
-        if file_kind(file) == "safetensors":
-            return weights_from_safetensors(file)
-        # A file that claims to be ours is read with the same suspicion; placeholders do not pass as plain data.
-        objects = read_objects(file, legacy_allowlist)
-        return weights_from(sections_of(objects)) if is_container(objects) else weights_from_legacy(objects)

@@ -1,18 +1,14 @@
-"""What YOLOv7 saved, in its various forms, as Weights.
+"""YOLOv7's pickled checkpoints as Weights, read without running anything in them.
 
-Forms: the dict of a training (full, or stripped when it ended), the dict of a converted network, the bare network
-(`init.pt`), and a state_dict that somebody took out of one, alone or in a dict.
+    file --read_objects with legacy_allowlist--> plain values, tensors, PickledModule --weights_from_legacy--> Weights
 
-The names that YOLOv7's pickled checkpoints contain, and the harmless things they mean here.
+Forms of a file: the dict of a training (full, or stripped when it ended), the dict of a converted network, the bare
+network (`init.pt`), and a state_dict extracted from one, alone or in a dict.
 
-Modules of the network become placeholders that keep their attributes and can do nothing. NumPy's few names are
-implemented again below.
+The allowlist has the names that these pickles contain. Modules of the network become placeholders that keep their
+attributes and have no behaviour; the few names of NumPy are implemented again below.
 
-Which parameter the numbers in a YOLOv7 optimizer state mean.
-
-The state numbers parameters consecutively over three groups: 0 batch-norm weights and implicit vectors (no decay),
-1 all other weights (decay), 2 biases. Names follow from the state_dict alone, because its order is the order in which
-YOLOv7 walks the modules; only the implicit vectors of the detection layer are taken multiplicative ones first.
+Dimension key:  H heads   C classes
 """
 
 import math
@@ -41,23 +37,177 @@ from flatout.safefiles import (
     quoted,
 )
 from flatout.yolo.multihead.head_config import HeadConfig, HeadGroup, head_config_of
-from flatout.yolo.weights.weights import Kind, State, Weights, checked_state, checked_weights
+from flatout.yolo.weights.weights import State, Weights, WeightsKind, checked_state, checked_weights
 
-# The NumPy values inside a checkpoint (best_fitness, learning rates), rebuilt without NumPy's unpickling.
+# Forms of a file
+
+_TOP_ENTRIES = ("epoch", "best_fitness", "training_results", "updates", "optimizer", "wandb_id")
+_STATE_ENTRIES = ("state_dict", "model_state_dict")
+"""Keys under which other programs save a state_dict; their other entries are ignored."""
+_NETWORK_ATTRIBUTES = {"yaml": "config", "names": "names", "nc": "nc", "hyp": "hyp"}
+
+
+def weights_from_legacy(objects: object) -> Weights:
+    """Weights from the objects of a file; Refusal says what it contains instead."""
+    if isinstance(objects, PickledModule):
+        return _from_dict({"model": objects}, kind="model")
+    if isinstance(objects, dict) and (objects.get("model") is not None or objects.get("ema") is not None):
+        return _from_dict(objects, _kind_of(objects))
+    if isinstance(objects, dict) and objects and all(isinstance(value, Tensor) for value in objects.values()):
+        return _from_dict({"model": objects}, kind="state_dict")
+    if isinstance(objects, dict):
+        for state in map(objects.get, _STATE_ENTRIES):
+            if isinstance(state, dict):
+                return _from_dict({"model": state}, kind="state_dict")
+    raise Refusal(f"contains no network but {_describe(objects)}. Use a file with weights.")
+
+
+def _from_dict(top: dict[object, object], kind: WeightsKind) -> Weights:
+    reader = PlainReader()
+    model, ema = (_state_in(top.get(entry), entry, reader) for entry in ("model", "ema"))
+    fields = {name: reader.plain(top.get(name), name) for name in _TOP_ENTRIES}
+    fields |= _attributes(top.get("ema") if model is None else top["model"], reader)
+    if model is None:
+        assert ema is not None, "the caller has checked that one of the two is present"
+        return checked_weights(ema, None, fields, "ema", "legacy")
+    return checked_weights(model, ema, fields, kind, "legacy")
+
+
+def _state_in(value: object, entry: str, reader: PlainReader) -> State | None:
+    if isinstance(value, PickledModule):
+        value = state_of(network_inside(value))
+    return None if value is None else checked_state(reader.plain(value, entry), entry)
+
+
+def _attributes(model: object, reader: PlainReader) -> dict[str, object]:
+    if not isinstance(model, PickledModule):
+        return {}
+    network = network_inside(model)
+    fields = {field: reader.plain(network.attributes.get(name), field) for name, field in _NETWORK_ATTRIBUTES.items()}
+    heads, config = head_config_inside(network, reader), fields["config"]
+    if heads is not None and isinstance(config, dict):
+        fields["config"] = config | {"head_config": heads.plain()}
+    return fields
+
+
+def _kind_of(top: dict[object, object]) -> WeightsKind:
+    epoch = top.get("epoch")
+    if top.get("optimizer") is not None or (type(epoch) is int and epoch >= 0):
+        return "full"
+    # A conversion for inference removes these entries; a finished training keeps them, set to None.
+    return "stripped" if top.keys() & {"ema", "updates", "best_fitness", "wandb_id"} else "deploy"
+
+
+def _describe(objects: object) -> str:
+    if isinstance(objects, dict):
+        shown = ", ".join(quoted(str(key), 30) for key in list(objects)[:5])
+        return f"a dict of {shown}" if objects else "an empty dict"
+    return f"a value of type {type(objects).__name__}"
+
+
+# Numbers of parameters in an optimizer state
 #
-# NumPy pickles an array as a call, a dtype and raw bytes. The dtypes of plain numbers are understood; arrays of Python
-# objects, which would carry more pickled content, are refused.
+# The state numbers parameters consecutively over three groups: 0 batch-norm weights and implicit vectors (no decay),
+# 1 all other weights (decay), 2 biases. The names follow from the state_dict alone, because its order is the order in
+# which YOLOv7 iterates over the modules; only for the implicit vectors of the detection layer the multiplicative ones
+# come first.
 
-_KINDS = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
+
+def parameter_groups(keys: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
+    """Parameter names of the three groups, each in the optimizer's order, from the keys of a state_dict in order."""
+    ordered = list(keys)
+    known = set(ordered)
+    weights = [key for key in ordered if key.endswith(".weight")]
+    is_norm = {key: key.removesuffix("weight") + "running_mean" in known for key in weights}
+    implicit = [key for part in (".im.", ".ia.") for key in ordered if part in key and key.endswith(".implicit")]
+    return (
+        [key for key in weights if is_norm[key]] + implicit,
+        [key for key in weights if not is_norm[key]],
+        [key for key in ordered if key.endswith(".bias")],
+    )
+
+
+# The allowlist of names
+
+# Any name matches: nothing of these packages is looked up or imported, so forks with their own blocks load too.
+_MODULE_PACKAGES = re.compile(r"models\.(common|experimental|yolo)|torch\.nn\.modules\.\w+|torch\.nn\.parallel\.\w+")
+_CLASS_NAME = re.compile(r"[A-Za-z]\w*")
+_MAX_NAME = 100
+HEAD_CONFIG = "utils.head_config.HeadConfig"
+"""Class of the head configuration in pickled 1B4H networks; `head_config_inside` reads its attributes."""
+
+
+class PickledModule(Built):
+    """A placeholder for a pickled nn.Module: its attribute dict, without its class."""
+
+    __slots__ = ("attributes", "type_name")
+
+    def __init__(self, type_name: str) -> None:
+        self.type_name = type_name
+        """For example models.common.Conv."""
+        self.attributes: dict[object, object] = {}
+        """As pickled. Read only: it may be shared, cyclic or huge."""
+
+    def build(self, state: object) -> None:
+        if type(state) is not dict or self.attributes:
+            raise Refusal(f"its {self.type_name} has no attributes, or has them twice. {DAMAGED}")
+        self.attributes = state
+
+    def plain(self) -> object:
+        raise Refusal(f"a {self.type_name} is where plain data should be. {DAMAGED}")
+
+
+def legacy_allowlist(storages: Storages) -> Allowlist:
+    """All names in YOLOv7 checkpoints, including those in our own files."""
+    budget = Budget(MAX_COPIED, "copied items")
+    names = plain_names(storages) | numpy_names(budget) | _torch_names()
+    return Allowlist(names, family=_module_name)
+
+
+# Cached, because a network refers to the same few classes a thousand times.
+@lru_cache(maxsize=256)
+def _module_name(module: str, name: str) -> Name | None:
+    type_name = f"{module}.{name}"
+    if len(type_name) > _MAX_NAME:
+        return None
+    if not (_MODULE_PACKAGES.fullmatch(module) and _CLASS_NAME.fullmatch(name)) and type_name != HEAD_CONFIG:
+        return None
+    return Name(type_name, lambda arguments: PickledModule(type_name))
+
+
+def _torch_names() -> dict[str, Make | None]:
+    def make_parameter(arguments: tuple[object, ...]) -> object:
+        match arguments:
+            # The remaining arguments are backward hooks and, in _with_state, a state of Python attributes.
+            case (Tensor() as data, bool(requires_grad), *_):
+                return data.detach().requires_grad_(requires_grad and data.is_floating_point())
+        raise Refusal(f"its pickle creates a parameter in a way torch never does. {DAMAGED}")
+
+    return {
+        "torch._utils._rebuild_parameter": make_parameter,
+        "torch._utils._rebuild_parameter_with_state": make_parameter,
+        # Attributes of wrappers for several GPUs, and the path of a head configuration; nothing here reads them.
+        "torch.device": lambda arguments: None,
+        "pathlib.PosixPath": lambda arguments: None,
+        "pathlib.WindowsPath": lambda arguments: None,
+    }
+
+
+# NumPy values in a checkpoint (best_fitness, learning rates), rebuilt without NumPy's unpickling
+#
+# NumPy pickles an array as a call, a dtype and raw bytes. The dtypes of plain numbers are accepted; arrays of Python
+# objects, which would contain more pickled content, are refused.
+
+_NUMBER_TYPES = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
 _MAX_DIMS = 8
 _MAX_BYTES = 1 << 20
 
 
 class NumpyDtype(Built):
-    """A dtype: its kind from the call, its byte order from the state."""
+    """A dtype: its number type from the call, its byte order from the state."""
 
-    def __init__(self, kind: str) -> None:
-        self._kind = kind
+    def __init__(self, number_type: str) -> None:
+        self._number_type = number_type
         self._byte_order = "="
 
     def build(self, state: object) -> None:
@@ -69,13 +219,13 @@ class NumpyDtype(Built):
 
     def values(self, raw: bytes) -> np.ndarray:
         """The bytes as numbers of this dtype, [N]."""
-        dtype = np.dtype(self._byte_order + self._kind)
+        dtype = np.dtype(self._byte_order + self._number_type)
         if len(raw) % dtype.itemsize:
             raise _damaged("array")
         return np.frombuffer(raw, dtype)
 
     def plain(self) -> object:
-        return f"numpy {self._kind}"
+        return f"numpy {self._number_type}"
 
 
 class NumpyArray(Built):
@@ -97,16 +247,16 @@ class NumpyArray(Built):
         if len(lengths) != len(shape) or len(shape) > _MAX_DIMS or math.prod(lengths) != len(values):
             raise _damaged("array")
         if len(raw) > _MAX_BYTES:
-            raise Refusal(f"it holds a NumPy array of {len(raw):,} bytes beside its tensors. {DAMAGED}")
+            raise Refusal(f"it contains a NumPy array of {len(raw):,} bytes besides its tensors. {DAMAGED}")
         self._values = values.reshape(lengths, order="F" if is_fortran else "C")
 
     def plain(self) -> object:
-        """Numbers in nested lists."""
+        """The numbers as nested lists."""
         return self._values.tolist()
 
 
 def numpy_names(budget: Budget) -> dict[str, Make | None]:
-    """What the names of NumPy's pickles make; both spellings of its core, which was renamed in NumPy 2."""
+    """Constructors for the names in NumPy's pickles, with both names of its core package, which NumPy 2 renamed."""
 
     def make_array(arguments: tuple[object, ...]) -> object:
         match arguments:
@@ -124,11 +274,9 @@ def numpy_names(budget: Budget) -> dict[str, Make | None]:
 
     def make_dtype(arguments: tuple[object, ...]) -> object:
         match arguments:
-            case (str(kind), *_) if kind in _KINDS:
-                return NumpyDtype(kind)
-        raise Refusal(
-            f"it holds a NumPy array of something else than plain numbers, which weights do not need. {DAMAGED}"
-        )
+            case (str(number_type), *_) if number_type in _NUMBER_TYPES:
+                return NumpyDtype(number_type)
+        raise Refusal(f"it contains a NumPy array of other things than numbers, which weights do not need. {DAMAGED}")
 
     def make_scalar(arguments: tuple[object, ...]) -> object:
         match arguments:
@@ -169,159 +317,93 @@ def _latin1(text: str) -> bytes:
 
 
 def _damaged(what: str) -> Refusal:
-    return Refusal(f"its pickle makes a NumPy {what} in a way NumPy never does. {DAMAGED}")
+    return Refusal(f"its pickle creates a NumPy {what} in a way NumPy never does. {DAMAGED}")
 
 
-# Whatever the name: nothing of these packages is looked up or imported, so forks with blocks of their own load too.
-_MODULE_PACKAGES = re.compile(r"models\.(common|experimental|yolo)|torch\.nn\.modules\.\w+|torch\.nn\.parallel\.\w+")
-_CLASS_NAME = re.compile(r"[A-Za-z]\w*")
-_MAX_NAME = 100
-HEAD_CONFIG = "utils.head_config.HeadConfig"
-"""What 1B4H networks keep beside their modules; legacy.py reads its attributes."""
-
-
-class ModuleStandIn(Built):
-    """A pickled nn.Module without its class: the attribute dict and nothing else."""
-
-    __slots__ = ("attributes", "type_name")
-
-    def __init__(self, type_name: str) -> None:
-        self.type_name = type_name
-        """Such as models.common.Conv."""
-        self.attributes: dict[object, object] = {}
-        """As pickled, to be read only: it may be shared, cyclic or huge."""
-
-    def build(self, state: object) -> None:
-        if type(state) is not dict or self.attributes:
-            raise Refusal(f"its {self.type_name} has no attributes, or has them twice. {DAMAGED}")
-        self.attributes = state
-
-    def plain(self) -> object:
-        raise Refusal(f"a {self.type_name} is where plain data should be. {DAMAGED}")
-
-
-def legacy_allowlist(storages: Storages) -> Allowlist:
-    """All names of YOLOv7 checkpoints, those of our own files included."""
-    budget = Budget(MAX_COPIED, "copied items")
-    names = plain_names(storages) | numpy_names(budget) | _torch_names()
-    return Allowlist(names, family=_module_name)
-
-
-# A network names the same few classes a thousand times.
-@lru_cache(maxsize=256)
-def _module_name(module: str, name: str) -> Name | None:
-    type_name = f"{module}.{name}"
-    if len(type_name) > _MAX_NAME:
-        return None
-    if not (_MODULE_PACKAGES.fullmatch(module) and _CLASS_NAME.fullmatch(name)) and type_name != HEAD_CONFIG:
-        return None
-    return Name(type_name, lambda arguments: ModuleStandIn(type_name))
-
-
-def _torch_names() -> dict[str, Make | None]:
-    def make_parameter(arguments: tuple[object, ...]) -> object:
-        match arguments:
-            # Then: backward hooks, and in _with_state a state of Python attributes.
-            case (Tensor() as data, bool(requires_grad), *_):
-                return data.detach().requires_grad_(requires_grad and data.is_floating_point())
-        raise Refusal(f"its pickle makes a parameter in a way torch never does. {DAMAGED}")
-
-    return {
-        "torch._utils._rebuild_parameter": make_parameter,
-        "torch._utils._rebuild_parameter_with_state": make_parameter,
-        # Attributes of wrappers for several GPUs, and where a head configuration came from; nothing here reads them.
-        "torch.device": lambda arguments: None,
-        "pathlib.PosixPath": lambda arguments: None,
-        "pathlib.WindowsPath": lambda arguments: None,
-    }
-
-
-# The state_dict of a pickled network, by walking its placeholders as nn.Module would walk its children.
+# The state_dict of a pickled network, from its placeholders, in the order of nn.Module
 
 MAX_MODULES_AND_TENSORS = 200_000
 MAX_DEPTH = 32
 
 
-def network_inside(module: ModuleStandIn) -> ModuleStandIn:
-    """The network itself, where it was saved inside a wrapper for several GPUs."""
+def network_inside(module: PickledModule) -> PickledModule:
+    """The network itself, without wrappers for several GPUs."""
     for _ in range(MAX_DEPTH):
         inner = _children(module).get("module")
-        if not isinstance(inner, ModuleStandIn) or "yaml" in module.attributes:
+        if not isinstance(inner, PickledModule) or "yaml" in module.attributes:
             return module
         module = inner
-    raise Refusal(f"its network is wrapped without end. {DAMAGED}")
+    raise Refusal(f"its network has more than {MAX_DEPTH} wrappers. {DAMAGED}")
 
 
-def state_of(module: ModuleStandIn) -> dict[str, Tensor]:
+def state_of(module: PickledModule) -> dict[str, Tensor]:
     """Key -> tensor in state_dict order: parameters and persistent buffers of a module, then its children."""
     budget = Budget(MAX_MODULES_AND_TENSORS, "modules and tensors")
     state: dict[str, Tensor] = {}
     for key, tensor in _walk(module, "", budget, depth=0):
         if key in state:
-            raise Refusal(f"its network has two tensors called {quoted(key)}. {DAMAGED}")
+            raise Refusal(f"its network has two tensors named {quoted(key)}. {DAMAGED}")
         state[key] = tensor
     return state
 
 
-def _walk(module: ModuleStandIn, prefix: str, budget: Budget, depth: int) -> Iterator[tuple[str, Tensor]]:
+def _walk(module: PickledModule, prefix: str, budget: Budget, depth: int) -> Iterator[tuple[str, Tensor]]:
     if depth > MAX_DEPTH:
         raise Refusal(f"its network is nested deeper than {MAX_DEPTH} levels or contains itself. {SUSPECT}")
     transient = module.attributes.get("_non_persistent_buffers_set", ())
     for group in ("_parameters", "_buffers"):
         for name, value in _entries(module, group, budget):
-            # A bias that is not there is stored as None.
+            # An absent bias is stored as None.
             if value is None or (group == "_buffers" and isinstance(transient, set) and name in transient):
                 continue
             if not isinstance(value, Tensor):
-                raise Refusal(f"its {quoted(prefix + name)} is a {type(value).__name__}, no tensor. {DAMAGED}")
+                raise Refusal(f"its {quoted(prefix + name)} is a {type(value).__name__}, not a tensor. {DAMAGED}")
             yield prefix + name, value.detach()
     for name, child in _entries(module, "_modules", budget):
-        if isinstance(child, ModuleStandIn):
+        if isinstance(child, PickledModule):
             yield from _walk(child, f"{prefix}{name}.", budget, depth + 1)
         elif child is not None:
-            raise Refusal(f"its {quoted(prefix + name)} is a {type(child).__name__}, no module. {DAMAGED}")
+            raise Refusal(f"its {quoted(prefix + name)} is a {type(child).__name__}, not a module. {DAMAGED}")
 
 
-def _children(module: ModuleStandIn) -> dict[object, object]:
+def _children(module: PickledModule) -> dict[object, object]:
     children = module.attributes.get("_modules")
     return children if isinstance(children, dict) else {}
 
 
-def _entries(module: ModuleStandIn, group: str, budget: Budget) -> Iterator[tuple[str, object]]:
+def _entries(module: PickledModule, group: str, budget: Budget) -> Iterator[tuple[str, object]]:
     entries = module.attributes.get(group, {})
     if not isinstance(entries, dict):
-        raise Refusal(f"its {module.type_name} has {group} that are no dict. {DAMAGED}")
+        raise Refusal(f"its {module.type_name} has {group} that are not a dict. {DAMAGED}")
     for name, value in entries.items():
         budget.spend(1)
-        # Names are joined on the way down, so a long one would be copied at every level.
+        # Names are joined level by level, so a long one would be copied at every level.
         if type(name) is not str or len(name) > 100:
-            raise Refusal(f"its {module.type_name} has {group} without proper names. {DAMAGED}")
+            raise Refusal(f"its {module.type_name} has {group} with invalid names. {DAMAGED}")
         yield name, value
 
 
-# The head configuration inside a pickled 1B4H network, as our own.
+# The head configuration of a pickled 1B4H network
 #
-# The reference saves an object of its class `HeadConfig` with the network. Here it is a placeholder with attributes;
-# what they are called differs between versions, so they are recognised by what they hold: the YAML's content, or lists
-# of classes per head that share out all classes, or maps from classes to heads and places.
-#
-# Dimension key:  H heads
+# The original program saves an object of its class `HeadConfig` with the network. Here it is a placeholder with
+# attributes. Their names differ between versions, so they are recognised by their content: the content of the YAML, or
+# lists of classes per head that together contain every class, or maps from classes to heads and to positions in them.
 
 MAX_MODULES = 5_000
 MAX_ATTRIBUTES = 64
 
 
-def head_config_inside(network: ModuleStandIn, reader: PlainReader) -> HeadConfig | None:
-    """The head configuration of a pickled network; None if it has none. A Refusal if it makes no sense."""
+def head_config_inside(network: PickledModule, reader: PlainReader) -> HeadConfig | None:
+    """The head configuration of a pickled network, or None if it has none; Refusal if it is invalid."""
     for module in _modules(network):
         for value in module.attributes.values():
-            if isinstance(value, ModuleStandIn) and value.type_name == HEAD_CONFIG:
-                return _understood({str(name): each for name, each in value.attributes.items()}, reader)
+            if isinstance(value, PickledModule) and value.type_name == HEAD_CONFIG:
+                return _parse_head_config({str(name): each for name, each in value.attributes.items()}, reader)
     return None
 
 
-def _modules(network: ModuleStandIn) -> Iterator[ModuleStandIn]:
-    """The network and the modules in it; one that contains itself ends at MAX_MODULES."""
+def _modules(network: PickledModule) -> Iterator[PickledModule]:
+    """The network and its modules, at most MAX_MODULES, in case it contains itself."""
     waiting = [network]
     for _ in range(MAX_MODULES):
         if not waiting:
@@ -331,11 +413,11 @@ def _modules(network: ModuleStandIn) -> Iterator[ModuleStandIn]:
         children = module.attributes.get("_modules")
         if isinstance(children, dict):
             room = MAX_MODULES - len(waiting)
-            waiting += [child for child in children.values() if isinstance(child, ModuleStandIn)][:room]
+            waiting += [child for child in children.values() if isinstance(child, PickledModule)][:room]
 
 
-def _understood(attributes: Mapping[str, object], reader: PlainReader) -> HeadConfig:
-    plain = dict(_plain_ones(attributes, reader))
+def _parse_head_config(attributes: Mapping[str, object], reader: PlainReader) -> HeadConfig:
+    plain = dict(_plain_attributes(attributes, reader))
     if len(plain) > MAX_ATTRIBUTES:
         raise Refusal(f"its head configuration has {len(plain)} attributes. {SUSPECT}")
     full_head = plain.get("full_head") is True
@@ -350,20 +432,22 @@ def _understood(attributes: Mapping[str, object], reader: PlainReader) -> HeadCo
             nc = sum(map(len, classes_H))
             return HeadConfig(nc, groups, str(plain.get("grouping", "standard")), full_head)
     except ConfigError as error:
-        raise Refusal(f"{error} Give a model config with a sound `head_config` by --cfg.") from None
-    raise Refusal("its head configuration is not one we understand. Give a model config with a `head_config` by --cfg.")
+        raise Refusal(f"{error} Use --cfg with a model config that has a valid `head_config`.") from None
+    raise Refusal(
+        "its head configuration has an unknown format. Use --cfg with a model config that has a `head_config`."
+    )
 
 
-def _plain_ones(attributes: Mapping[str, object], reader: PlainReader) -> Iterator[tuple[str, Any]]:
+def _plain_attributes(attributes: Mapping[str, object], reader: PlainReader) -> Iterator[tuple[str, Any]]:
     for name, value in attributes.items():
         try:
             yield name, reader.plain(value, name)
         except Refusal:
-            continue  # such as the path of the file, which nobody needs
+            continue  # such as the path of the file, which is not needed
 
 
 def _classes_by_head(plain: Mapping[str, Any]) -> list[list[int]] | None:
-    """Lists of classes per head that share out 0 to nc - 1."""
+    """Lists of classes per head that together contain 0 to nc - 1, each once."""
     for value in plain.values():
         lists = _in_order(value)
         if lists is not None and all(isinstance(each, list | tuple) and each for each in lists):
@@ -371,11 +455,11 @@ def _classes_by_head(plain: Mapping[str, Any]) -> list[list[int]] | None:
             is_whole = all(type(class_id) is int for class_id in together)
             if is_whole and sorted(together) == list(range(len(together))):
                 return [list(each) for each in lists]
-    return _from_maps(plain)
+    return _classes_from_maps(plain)
 
 
-def _from_maps(plain: Mapping[str, Any]) -> list[list[int]] | None:
-    """From two maps of all classes: one to heads, one to places within them."""
+def _classes_from_maps(plain: Mapping[str, Any]) -> list[list[int]] | None:
+    """Lists of classes per head from two maps of all classes: to heads, and to positions in them."""
     maps = [_in_order(value) for value in plain.values()]
     numbers = [each for each in maps if each and all(type(number) is int for number in each)]
     for head_C in numbers:
@@ -384,12 +468,12 @@ def _from_maps(plain: Mapping[str, Any]) -> list[list[int]] | None:
                 continue
             pairs = sorted(zip(head_C, local_C, range(len(head_C)), strict=True))
             lists: list[list[int]] = [[] for _ in range(max(head_C) + 1)]
-            if all(_appended(lists[head], local, class_id) for head, local, class_id in pairs) and all(lists):
+            if all(_append_if_next(lists[head], local, class_id) for head, local, class_id in pairs) and all(lists):
                 return lists
     return None
 
 
-def _appended(classes: list[int], local: int, class_id: int) -> bool:
+def _append_if_next(classes: list[int], local: int, class_id: int) -> bool:
     if local != len(classes):
         return False
     classes.append(class_id)
@@ -414,81 +498,3 @@ def _numbers_by_head(plain: Mapping[str, Any], word: str, num_heads: int) -> lis
         if fits and numbers is not None and all(isinstance(each, int | float) for each in numbers):
             return [float(each) for each in numbers]
     return [1.0] * num_heads
-
-
-_TOP_ENTRIES = ("epoch", "best_fitness", "training_results", "updates", "optimizer", "wandb_id")
-_STATE_ENTRIES = ("state_dict", "model_state_dict")
-"""Under which other programs save one; what they save beside it is theirs."""
-_NETWORK_ATTRIBUTES = {"yaml": "config", "names": "names", "nc": "nc", "hyp": "hyp"}
-
-
-def weights_from_legacy(objects: object) -> Weights:
-    """Weights from the objects of a file; a Refusal says what it holds instead."""
-    if isinstance(objects, ModuleStandIn):
-        return _from_dict({"model": objects}, kind="model")
-    if isinstance(objects, dict) and (objects.get("model") is not None or objects.get("ema") is not None):
-        return _from_dict(objects, _kind_of(objects))
-    if isinstance(objects, dict) and objects and all(isinstance(value, Tensor) for value in objects.values()):
-        return _from_dict({"model": objects}, kind="state_dict")
-    if isinstance(objects, dict):
-        for state in map(objects.get, _STATE_ENTRIES):
-            if isinstance(state, dict):
-                return _from_dict({"model": state}, kind="state_dict")
-    raise Refusal(f"holds no network but {_described(objects)}. Give a file with weights.")
-
-
-def _from_dict(top: dict[object, object], kind: Kind) -> Weights:
-    reader = PlainReader()
-    model, ema = (_state_in(top.get(entry), entry, reader) for entry in ("model", "ema"))
-    fields = {name: reader.plain(top.get(name), name) for name in _TOP_ENTRIES}
-    fields |= _attributes(top.get("ema") if model is None else top["model"], reader)
-    if model is None:
-        assert ema is not None, "one of the two is there"
-        return checked_weights(ema, None, fields, "ema", "legacy")
-    return checked_weights(model, ema, fields, kind, "legacy")
-
-
-def _state_in(value: object, entry: str, reader: PlainReader) -> State | None:
-    if isinstance(value, ModuleStandIn):
-        value = state_of(network_inside(value))
-    return None if value is None else checked_state(reader.plain(value, entry), entry)
-
-
-def _attributes(model: object, reader: PlainReader) -> dict[str, object]:
-    if not isinstance(model, ModuleStandIn):
-        return {}
-    network = network_inside(model)
-    fields = {field: reader.plain(network.attributes.get(name), field) for name, field in _NETWORK_ATTRIBUTES.items()}
-    heads, config = head_config_inside(network, reader), fields["config"]
-    if heads is not None and isinstance(config, dict):
-        fields["config"] = config | {"head_config": heads.plain()}
-    return fields
-
-
-def _kind_of(top: dict[object, object]) -> Kind:
-    epoch = top.get("epoch")
-    if top.get("optimizer") is not None or (type(epoch) is int and epoch >= 0):
-        return "full"
-    # The conversion for inference leaves these out; a training that ended keeps them, emptied.
-    return "stripped" if top.keys() & {"ema", "updates", "best_fitness", "wandb_id"} else "deploy"
-
-
-def _described(objects: object) -> str:
-    if isinstance(objects, dict):
-        shown = ", ".join(quoted(str(key), 30) for key in list(objects)[:5])
-        return f"a dict of {shown}" if objects else "an empty dict"
-    return f"a value of type {type(objects).__name__}"
-
-
-def parameter_groups(keys: Iterable[str]) -> tuple[list[str], list[str], list[str]]:
-    """Parameter names of the three groups, each in the optimizer's order; `keys` is a state_dict's, in its order."""
-    ordered = list(keys)
-    known = set(ordered)
-    weights = [key for key in ordered if key.endswith(".weight")]
-    is_norm = {key: key.removesuffix("weight") + "running_mean" in known for key in weights}
-    implicit = [key for part in (".im.", ".ia.") for key in ordered if part in key and key.endswith(".implicit")]
-    return (
-        [key for key in weights if is_norm[key]] + implicit,
-        [key for key in weights if not is_norm[key]],
-        [key for key in ordered if key.endswith(".bias")],
-    )

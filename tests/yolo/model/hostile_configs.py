@@ -1,4 +1,4 @@
-"""Model configs that are wrong or meant to do harm: name -> YAML text, and words the refusal must say."""
+"""Model configs that are wrong or malicious: name -> YAML text, and words that the error message must contain."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -20,14 +20,14 @@ TOP = {"nc": "3", "anchors": "[[10,13, 16,30], [33,23, 30,61]]"}
 
 
 class Hostile(NamedTuple):
-    """A config and what its refusal must contain."""
+    """A config, and words that its error message must contain."""
 
     text: str
     words: tuple[str, ...]
 
 
 def config(rows: Mapping[int, str] | None = None, /, **top: str | None) -> str:
-    """A small sound config as YAML text, with some rows replaced, and top-level keys replaced, added or (None) left
+    """A small valid config as YAML text, with some rows replaced, and top-level keys replaced, added or (None) left
     out."""
     lines = [f"- {(rows or {}).get(index, row)}" for index, row in enumerate(ROWS)]
     keys = TOP | {"backbone": _below(lines[:NUM_BACKBONE_ROWS]), "head": _below(lines[NUM_BACKBONE_ROWS:])} | top
@@ -48,7 +48,7 @@ def in_row(index: int, row: str, *words: str) -> Hostile:
 
 
 def argument(value: str, *words: str) -> Hostile:
-    """A value that stands where Conv expects its activation."""
+    """A config with a value in the place of Conv's activation."""
     return in_row(3, f"[-1, 1, Conv, [16, 3, 1, None, 1, {value}]]", *words)
 
 
@@ -71,7 +71,7 @@ HOSTILE: dict[str, Hostile] = {
     ),
     "from beyond the end": in_row(6, "[[-1, 99], 1, Concat, [1]]", "from=99 is row 99", "0 to 5."),
     "from before the start": in_row(1, "[-3, 1, Conv, [16, 3, 2]]", "from=-3 is row -2"),
-    "first row reads a row": in_row(0, "[0, 1, Conv, [8, 3, 2]]", "the first row can only read the picture, -1."),
+    "first row reads a row": in_row(0, "[0, 1, Conv, [8, 3, 2]]", "the first row can only read the image, -1."),
     "from huge": in_row(1, f"[-{'9' * 60}, 1, Conv, [16, 3, 2]]", "must name an earlier row"),
     "from text": in_row(1, "[previous, 1, Conv, [16, 3, 2]]", "from='previous' must be a single row number."),
     "from a fraction": in_row(1, "[-1.0, 1, Conv, [16, 3, 2]]", "from=-1.0 must be a single row number."),
@@ -96,14 +96,14 @@ HOSTILE: dict[str, Hostile] = {
     "no repeats": in_row(3, "[-1, 0, Conv, [16, 3, 1]]", "number=0 must be a whole number"),
     "repeats text": in_row(3, "[-1, n, Conv, [16, 3, 1]]", "number='n' must be a whole number"),
     "repeats change the width": in_row(1, "[-1, 3, Conv, [16, 3, 1]]", "8 -> 16", "write them as separate rows."),
-    "repeats of a Concat": in_row(6, "[[-1, 3], 2, Concat, [1]]", "2 in a row need"),
+    "repeats of a Concat": in_row(6, "[[-1, 3], 2, Concat, [1]]", "2 repeats need"),
     "huge channels": in_row(3, "[-1, 1, Conv, [1000000000, 3, 1]]", "c2=1000000000 is not allowed; it must be 1 to"),
     "too many parameters": Hostile(
         rows_only(["[-1, 1, Conv, [65536, 1]]", "[-1, 1, Conv, [65536, 7]]"]),
         ("row 1 ", "the network would have more than 4,000,000,000 parameters."),
     ),
     "growing upsamples": Hostile(
-        rows_only(["[-1, 1, nn.Upsample, [None, 16, nearest]]"] * 40), ("row 1 ", "65536 x 65536 for a 256 px picture")
+        rows_only(["[-1, 1, nn.Upsample, [None, 16, nearest]]"] * 40), ("row 1 ", "65536 x 65536 for a 256 px image")
     ),
     "growing concats": Hostile(
         rows_only(["[-1, 1, Conv, [8, 1]]", *["[[-1, -1], 1, Concat, [1]]"] * 60]), ("row 14 ", "maps of 256 x 256")
@@ -116,7 +116,7 @@ HOSTILE: dict[str, Hostile] = {
     "upsample by zero": in_row(5, "[-1, 1, nn.Upsample, [None, 0, nearest]]", "scale_factor=0 is not allowed"),
     # Modules
     "unknown module": in_row(1, "[-1, 1, Cnov, [16, 3, 2]]", "unknown module 'Cnov'; did you mean 'Conv'?"),
-    "module of others": in_row(1, "[-1, 1, C3TR, [16]]", "unknown module 'C3TR'; known are Conv, RepConv"),
+    "module of others": in_row(1, "[-1, 1, C3TR, [16]]", "unknown module 'C3TR'; choose from Conv, RepConv"),
     "module is code": in_row(1, "[-1, 1, '__import__(\"os\").system', [touch ran]]", "unknown module"),
     "module is a path": in_row(1, "[-1, 1, os.system, [touch ran]]", "unknown module 'os.system'"),
     "module is a number": in_row(1, "[-1, 1, 7, []]", "module 7 must be a name."),
@@ -124,23 +124,25 @@ HOSTILE: dict[str, Hostile] = {
     "module endless": in_row(1, f"[-1, 1, {'x' * 200_000}, []]", "unknown module"),
     # Arguments
     "import": argument('\'__import__("os").system("touch ran")\'', NEVER_RUN),
-    "dunder": argument("nn.__class__", "'nn.__class__' means nothing here", NEVER_RUN),
+    "dunder": argument("nn.__class__", "'nn.__class__' is not a valid argument", NEVER_RUN),
     "subclasses": argument('"().__class__.__base__.__subclasses__()"', NEVER_RUN),
     "lambda": argument('\'lambda: open("ran", "w")\'', NEVER_RUN),
     "f-string": argument("'f\"{open(1)}\"'", NEVER_RUN),
     "exec": argument("\"exec('import os')\"", NEVER_RUN),
     "call in an activation": argument("'nn.LeakyReLU(open(\"ran\"))'", NEVER_RUN),
     "expression in an activation": argument("nn.LeakyReLU(0.1+1)", "at most 1 plain number(s), not '0.1+1'."),
-    "module that is no activation": argument("nn.Sequential()", "nn.Sequential is no activation flatout knows"),
+    "module that is no activation": argument("nn.Sequential()", "nn.Sequential is not a supported activation"),
     "misspelt activation": argument("nn.LeakyRelu(0.1)", "did you mean nn.LeakyReLU()?"),
     "activation not called": argument("nn.SiLU", "did you mean 'nn.SiLU()'?"),
     "infinite slope": argument("nn.LeakyReLU(1e999)", "at most 1 plain number(s)"),
     "endless number": argument(f"nn.LeakyReLU({'1' * 200_000}x)", "at most 1 plain number(s)"),
     "endless text": argument("y" * 200_000, NEVER_RUN),
     "lines in an activation": argument('"nn.ELU(1,\\n\\n2)"', "at most 1 plain number(s)"),
-    "expression": in_row(3, "[-1, 1, Conv, [8 * 2, 3, 1]]", "'8 * 2' means nothing here", NEVER_RUN),
+    "expression": in_row(3, "[-1, 1, Conv, [8 * 2, 3, 1]]", "'8 * 2' is not a valid argument", NEVER_RUN),
     "misspelt name": in_row(LAST, "[[7, 4], 1, Detect, [nc, ancors]]", "did you mean 'anchors'?", NEVER_RUN),
-    "argument a mapping": in_row(3, "[-1, 1, Conv, [{c2: 16}, 3, 1]]", "{'c2': 16} is no number, name, list or None."),
+    "argument a mapping": in_row(
+        3, "[-1, 1, Conv, [{c2: 16}, 3, 1]]", "{'c2': 16} is not a number, name, list or None."
+    ),
     "argument not a number": in_row(3, "[-1, 1, Conv, [.nan, 3, 1]]", "nan is not a finite number."),
     "argument infinite": in_row(3, "[-1, 1, Conv, [.inf, 3, 1]]", "inf is not a finite number."),
     "channels a fraction": in_row(3, "[-1, 1, Conv, [16.5, 3, 1]]", "c2=16.5 is not allowed"),
@@ -160,7 +162,7 @@ HOSTILE: dict[str, Hostile] = {
     "groups": in_row(3, "[-1, 1, Conv, [16, 3, 1, None, 3]]", "16 input and 16 output channels", "into 3 groups."),
     "no arguments": in_row(3, "[-1, 1, Conv, []]", "argument c2 is missing."),
     "no arguments of SPPCSPC": in_row(3, "[-1, 1, SPPCSPC, []]", "argument c2 is missing."),
-    "too many arguments": in_row(2, "[-1, 1, MP, [2, 2, 2]]", "3 arguments, but there are only 1 to give."),
+    "too many arguments": in_row(2, "[-1, 1, MP, [2, 2, 2]]", "3 arguments, but the module takes at most 1."),
     "RepConv of another size": in_row(3, "[-1, 1, RepConv, [16, 5, 1]]", "kernel 3 with padding 1 only."),
     "DownC of odd width": Hostile(
         config({3: "[-1, 1, DownC, [7]]", 4: "[-1, 1, MP, []]"}, nc="2", anchors="[[1,2], [3,4]]"),
@@ -171,7 +173,7 @@ HOSTILE: dict[str, Hostile] = {
     ),
     "concat along rows": in_row(6, "[[-1, 3], 1, Concat, [2]]", "d=2 is not allowed; it must be 1."),
     "shortcut of other widths": in_row(6, "[[-1, 0], 1, Shortcut, [1]]", "cannot be added."),
-    "upsample bicubic": in_row(5, "[-1, 1, nn.Upsample, [None, 2, bicubic]]", "'bicubic' means nothing here"),
+    "upsample bicubic": in_row(5, "[-1, 1, nn.Upsample, [None, 2, bicubic]]", "'bicubic' is not a valid argument"),
     # Rows
     "row a number": in_row(3, "17", "a row is [from, number, module, args]."),
     "row too short": in_row(3, "[-1, 1, Conv]", "a row is [from, number, module, args]."),
@@ -196,7 +198,7 @@ HOSTILE: dict[str, Hostile] = {
         words=("row 6 ", "cannot be concatenated.")
     ),
     "level not square": in_row(7, "[-1, 1, Conv, [16, 3, [2, 1]]]")._replace(
-        words=(f"row {LAST} ", "input 0 has a map of 16 x 32 for a picture of 256 x 256")
+        words=(f"row {LAST} ", "input 0 has a map of 16 x 32 for an image of 256 x 256")
     ),
     "detection twice": in_row(LAST, "[[7, 4], 2, Detect, [nc, anchors]]", "number=2 must be 1."),
     "detection once, as a boolean": in_row(LAST, "[[7, 4], true, Detect, [nc, anchors]]", "number=True must be 1."),
@@ -209,7 +211,7 @@ HOSTILE: dict[str, Hostile] = {
         for name in ("nc", "anchors", "backbone", "head")
     },
     "misspelt key": Hostile(config(width_multipel="0.5"), ("unknown key 'width_multipel'; did you mean 'width_mult",)),
-    "key of others": Hostile(config(activation="nn.ReLU()"), ("unknown key 'activation'; known are nc, anchors",)),
+    "key of others": Hostile(config(activation="nn.ReLU()"), ("unknown key 'activation'; choose from nc, anchors",)),
     "nc zero": key("nc", "0", "nc=0 must be a whole number from 1 to"),
     "nc negative": key("nc", "-3", "nc=-3 must be a whole number"),
     "nc a billion": key("nc", "1000000000", "nc=1000000000 must be a whole number from 1 to 20000."),
@@ -230,7 +232,7 @@ HOSTILE: dict[str, Hostile] = {
     "no rows": Hostile(config(backbone="[]", head="[]"), ("0 rows; a network has 2 to",)),
     "anchors odd": key("anchors", "[[10, 13, 16], [33, 23, 30]]", "must be one list [w0, h0, w1, h1, ...] per level"),
     "anchors ragged": key("anchors", "[[10, 13], [33, 23, 30, 61]]", "all equally long"),
-    "anchors text": key("anchors", "[[ten, 13], [33, 23]]", "anchors contain 'ten'; widths and heights are pixels."),
+    "anchors text": key("anchors", "[[ten, 13], [33, 23]]", "anchors contain 'ten'; widths and heights must be pixels"),
     "anchors negative": key("anchors", "[[-10, 13], [33, 23]]", "anchors contain -10"),
     "anchors not a number": key("anchors", "[[.nan, 13], [33, 23]]", "anchors contain nan"),
     "anchors infinite": key("anchors", "[[1e300, 13], [33, 23]]", "anchors contain 1e+300"),

@@ -1,4 +1,4 @@
-"""Understand every config of a folder, in a process whose audit hook lets nothing pass but opening that file.
+"""Parse every config of a folder, in a process whose audit hook allows nothing but opening that file.
 
 python -m tests.yolo.model.hostile_configs_child FOLDER < names     one JSON line per name, then one of totals
 """
@@ -20,7 +20,7 @@ MAX_SECONDS = 5
 
 
 class ConfigWatch(Watch):
-    """Lets copy.deepcopy ask for the id of what it copies."""
+    """Also allows copy.deepcopy to read the id of what it copies."""
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event != "builtins.id":
@@ -28,29 +28,29 @@ class ConfigWatch(Watch):
 
 
 def outcome(path: Path, watch: Watch) -> dict[str, Any]:
-    """What became of one config."""
+    """Result of parsing one config."""
     faulthandler.dump_traceback_later(MAX_SECONDS, exit=True)
     watch.noted = []
     start = time.perf_counter()
     try:
         watch.path = path
         parse_model(load_yaml(path), where=str(path))
-        told = "understood"
+        result = "parsed"
     except ConfigError as error:
-        told = f"refused ({error.exit_code}): {error}"
-    except BaseException as error:
+        result = f"refused ({error.exit_code}): {error}"
+    except BaseException as error:  # Whatever a hostile config causes is a result to report.
         watch.path = None
-        told = f"failed: {type(error).__name__}: {error}"
+        result = f"failed: {type(error).__name__}: {error}"
     finally:
         watch.path = None
     seconds = time.perf_counter() - start
     faulthandler.cancel_dump_traceback_later()
-    return {"name": path.stem, "told": told, "seconds": seconds, "noted": watch.noted}
+    return {"name": path.stem, "result": result, "seconds": seconds, "noted": watch.noted}
 
 
 def main(folder: Path, names: list[str]) -> None:
-    # Everything that is imported on first use is imported now: afterwards an import is an attack.
-    parse_model(load_yaml(folder / "sound.yaml"))
+    # Everything that is imported on first use is imported now; any later import is an attack.
+    parse_model(load_yaml(folder / "valid.yaml"))
     watch = ConfigWatch()
     sys.addaudithook(watch)
     missed = control(watch)

@@ -1,11 +1,11 @@
-"""Sound model configs with something changed at random: values in their tree, or words in their text."""
+"""Valid model configs with random changes: values in their tree, or words in their text."""
 
 import copy
 import random
 import re
 from typing import Any
 
-from flatout.yolo.model.module_specs import HEADS, KINDS
+from flatout.yolo.model.module_specs import HEADS, MODULE_SPECS
 
 VALUES: tuple[Any, ...] = (
     *(None, True, False, -1, 0, 1, 2, 3, 7, 8, 64, 10**9, -(10**30), 1.0, 0.5, -2.5, 1e300, float("nan"), float("inf")),
@@ -46,7 +46,7 @@ WORDS = (
     "~",
 )
 
-Place = tuple[Any, Any]
+Item = tuple[Any, Any]
 """A list or dict, and the index or key of one of its items."""
 
 
@@ -54,7 +54,7 @@ def mutated_tree(config: dict[Any, Any], rng: random.Random) -> dict[Any, Any]:
     """A copy of a parsed config with one to three changes."""
     config = copy.deepcopy(config)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        # Most values are numbers, and a nearby number is what most often still builds.
+        # Most values are numbers, and a config with a nearby number is most likely to remain valid.
         rng.choice((_nudge, _nudge, _nudge, _replace, _rename, _swap, _drop, _repeat, _misspell))(config, rng)
     return config
 
@@ -78,59 +78,59 @@ def mutated_text(text: str, rng: random.Random) -> str:
     return "".join(words)
 
 
-def _places(container: Any) -> list[Place]:
+def _items(container: Any) -> list[Item]:
     """Every item of a tree, at any depth."""
     keys = list(container) if isinstance(container, dict) else range(len(container))
-    below = [_places(container[key]) for key in keys if isinstance(container[key], dict | list)]
-    return [*((container, key) for key in keys), *(place for places in below for place in places)]
+    below = [_items(container[key]) for key in keys if isinstance(container[key], dict | list)]
+    return [*((container, key) for key in keys), *(item for items in below for item in items)]
 
 
-def _pick(config: Any, rng: random.Random, *types: type) -> Place | None:
-    places = [(each, key) for each, key in _places(config) if not types or type(each[key]) in types]
-    return rng.choice(places) if places else None
+def _pick(config: Any, rng: random.Random, *types: type) -> Item | None:
+    items = [(each, key) for each, key in _items(config) if not types or type(each[key]) in types]
+    return rng.choice(items) if items else None
 
 
 def _nudge(config: Any, rng: random.Random) -> None:
-    if place := _pick(config, rng, int, float):
-        container, key = place
+    if item := _pick(config, rng, int, float):
+        container, key = item
         value = container[key]
         container[key] = rng.choice((value + 1, value - 1, value * 2, value // 2, -value, value + 8, 1, 2))
 
 
 def _replace(config: Any, rng: random.Random) -> None:
-    if place := _pick(config, rng):
-        container, key = place
+    if item := _pick(config, rng):
+        container, key = item
         container[key] = copy.deepcopy(rng.choice(VALUES))
 
 
 def _rename(config: Any, rng: random.Random) -> None:
-    if place := _pick(config, rng, str):
-        container, key = place
-        container[key] = rng.choice((*KINDS, *HEADS))
+    if item := _pick(config, rng, str):
+        container, key = item
+        container[key] = rng.choice((*MODULE_SPECS, *HEADS))
 
 
 def _swap(config: Any, rng: random.Random) -> None:
-    if place := _pick(config, rng):
-        container, key = place
+    if item := _pick(config, rng):
+        container, key = item
         other = rng.choice(list(container) if isinstance(container, dict) else range(len(container)))
         container[key], container[other] = container[other], container[key]
 
 
 def _drop(config: Any, rng: random.Random) -> None:
-    if place := _pick(config, rng):
-        container, key = place
+    if item := _pick(config, rng):
+        container, key = item
         del container[key]
 
 
 def _repeat(config: Any, rng: random.Random) -> None:
-    if (place := _pick(config, rng)) and isinstance(place[0], list):
-        container, key = place
+    if (item := _pick(config, rng)) and isinstance(item[0], list):
+        container, key = item
         container.insert(key, copy.deepcopy(container[key]))
 
 
 def _misspell(config: Any, rng: random.Random) -> None:
-    if place := _pick(config, rng, str):
-        container, key = place
+    if item := _pick(config, rng, str):
+        container, key = item
         text = container[key]
         cut = rng.randrange(len(text) + 1)
         container[key] = text[:cut] + rng.choice("xR(.1_ ") + text[cut + rng.randrange(2) :]

@@ -1,4 +1,4 @@
-"""Views of a picture and ensembles of networks."""
+"""Test-time augmentation and ensembles of networks."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from tests.yolo.model.test_network import narrow, picture
         ((64, 96), 0.5, 32, (32, 48), (32, 64)),
     ],
 )
-def test_a_view_is_scaled_and_padded_on_the_right_and_below(size, scale, stride, content, padded):
+def test_a_view_is_scaled_and_padded_on_the_right_and_at_the_bottom(size, scale, stride, content, padded):
     view = resize_and_pad(torch.ones(1, 3, *size), scale, stride)
     assert view.shape == (1, 3, *padded)
     assert ((view[..., : content[0], : content[1]] - 1).abs() < 1e-5).all()
@@ -27,20 +27,20 @@ def test_a_view_is_scaled_and_padded_on_the_right_and_below(size, scale, stride,
     )
 
 
-def test_a_view_of_the_same_scale_is_the_picture_itself():
+def test_a_view_of_the_same_scale_is_the_image_itself():
     x = picture()
     assert resize_and_pad(x, 1.0, 32) is x
 
 
 class BoxInTheMiddle(torch.nn.Module):
-    """Finds one box: the centre and size of its whole input, and a score."""
+    """Predicts one box with the size of its input and a score."""
 
     def forward(self, x: torch.Tensor) -> Predictions:
         height, width = x.shape[-2:]
         return Predictions(torch.tensor([[[width / 4, height / 2, width, height, 0.5]]]), [])
 
 
-def test_boxes_of_all_views_are_in_the_frame_of_the_picture():
+def test_boxes_of_all_views_are_in_the_coordinates_of_the_image():
     boxes = predict_augmented(BoxInTheMiddle(), torch.zeros(1, 3, 64, 64), 32)[0]
     # Views of 64, 64 (flipped, scale 0.83) and 64 pixels (scale 0.67).
     expected = [
@@ -52,7 +52,7 @@ def test_boxes_of_all_views_are_in_the_frame_of_the_picture():
 
 
 @torch.no_grad()
-def test_an_ensemble_puts_the_boxes_of_its_members_side_by_side():
+def test_an_ensemble_concatenates_the_boxes_of_its_members():
     members = [narrow(name, nc=2).eval() for name in ("yolov7-tiny", "yolov7")]
     members[-1].names = ["bolt", "nut"]
     ensemble = Ensemble(members)
@@ -64,5 +64,5 @@ def test_an_ensemble_puts_the_boxes_of_its_members_side_by_side():
 
 def test_an_ensemble_of_different_classes_is_refused():
     members = [narrow("yolov7-tiny", nc=nc) for nc in (2, 80)]
-    with pytest.raises(ValueError, match="must know the same classes, not 2, 80 of them"):
+    with pytest.raises(ValueError, match="must have the same number of classes, not 2, 80"):
         Ensemble(members)

@@ -1,4 +1,4 @@
-"""torch.compile takes each network as one graph, in training and in evaluation, and it computes the same."""
+"""torch.compile traces each network as one graph, in training and in evaluation, with the same results."""
 
 import copy
 from collections.abc import Iterator
@@ -12,15 +12,15 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from flatout.yolo.model.network import build_network
-from tests.yolo.model.test_blueprint import small
 from tests.yolo.model.test_network import narrow, picture, trained_under_autocast
+from tests.yolo.model.test_spec import small
 
 CASES = [(name, training) for name in ("yolov7-tiny", "yolov7", "yolov7-w6") for training in (True, False)]
 
 
 @pytest.fixture(scope="module")
 def checks() -> Iterator[dict[tuple[str, bool], Future[None]]]:
-    """Each takes seconds, so there are two at a time."""
+    """All checks, two at a time, because each takes seconds."""
     pool = ProcessPoolExecutor(2, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
     yield {case: pool.submit(check_that_it_is_one_graph, *case) for case in CASES}
     pool.shutdown(cancel_futures=True)
@@ -34,17 +34,17 @@ def test_a_network_is_one_graph(case, checks):
 def check_that_it_is_one_graph(name: str, training: bool) -> None:
     network = narrow(name, nc=2).train(training)
     x = picture(side_px=128)
-    # Both in their first training step: batch norms move their statistics.
+    # A copy, so that both are in their first training step: batch norms update their statistics.
     compiled = torch.compile(copy.deepcopy(network), fullgraph=True, backend="eager")
     expected, found = network(x), compiled(x)
     if not training:
         torch.testing.assert_close(found.decoded, expected.decoded, rtol=0, atol=0)
         expected, found = expected.raw, found.raw
-    # Exceptions, not assert: nothing rewrites it in the process that this runs in.
+    # Not a bare assert: pytest does not rewrite asserts in this process.
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_weights_are_cast_by_one_operator_each_way_and_learn_the_same():
+def test_weights_are_cast_by_one_operator_in_each_direction_with_the_same_gradients():
     torch.manual_seed(0)
     network, num_casts = build_network(small()).train(), []
 

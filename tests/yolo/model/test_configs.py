@@ -36,14 +36,14 @@ def test_a_file_that_exists_wins_over_a_shipped_name(tmp_path, monkeypatch):
     assert load_config("yolov7-tiny.yaml") == {"nc": 7}
 
 
-def test_a_name_that_nothing_has_is_refused_with_the_nearest_one():
+def test_an_unknown_name_is_refused_with_the_nearest_one():
     with pytest.raises(ConfigError, match=r"^yolov7-tyni: no such model config; did you mean 'yolov7-tiny'\?$"):
         find_config("yolov7-tyni")
-    with pytest.raises(ConfigError, match="flatout knows yolov7, yolov7-320, "):
+    with pytest.raises(ConfigError, match="flatout ships yolov7, yolov7-320, "):
         find_config("resnet50")
 
 
-def test_a_name_that_is_longer_than_names_can_be_is_refused_by_its_beginning():
+def test_a_name_that_is_too_long_for_the_file_system_is_refused_and_shortened():
     with pytest.raises(ConfigError, match=r"^x{200}: no such model config"):
         names_config("x" * 5000)
 
@@ -52,14 +52,14 @@ def test_a_name_that_is_longer_than_names_can_be_is_refused_by_its_beginning():
     ("source", "is_config"),
     [("yolov7", True), ("my.yaml", True), ("x.pt", False), ("none.safetensors", False), ("w", False)],
 )
-def test_configs_and_weights_are_told_apart(source, is_config, tmp_path, monkeypatch):
+def test_configs_and_weights_are_distinguished(source, is_config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for existing in ("my.yaml", "x.pt", "w"):
         Path(existing).touch()
     assert names_config(source) is is_config
 
 
-def test_a_wheel_brings_configs_weights_and_photographs_along(tmp_path):
+def test_a_wheel_contains_configs_weights_and_photographs(tmp_path):
     pytest.importorskip("hatchling", reason="builds a wheel, which needs hatchling")
     built = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(built, cwd=ROOT, check=True, capture_output=True)
@@ -80,5 +80,5 @@ print(shipped_folder(), load_config("deploy/yolov7")["nc"], shipped_weights("yol
     shipped = {path.name for path in (package / "cfg").glob("*/*.yaml")}
     assert shipped == {path.name for path in (ROOT / "cfg").glob("*/*.yaml")}
     for folder in ("weights", "data/photographs"):
-        brought = {path.name for path in (package / folder).iterdir()}
-        assert brought == {path.name for path in (ROOT / folder).iterdir()}
+        packaged = {path.name for path in (package / folder).iterdir()}
+        assert packaged == {path.name for path in (ROOT / folder).iterdir()}

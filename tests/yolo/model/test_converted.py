@@ -1,4 +1,4 @@
-"""Fused and deploy networks give the boxes of the network they are made from, and leave it as it was."""
+"""Fused and deploy networks give the same boxes as the original network, and leave it unchanged."""
 
 import copy
 
@@ -17,7 +17,7 @@ NAMES = ["yolov7-tiny", "yolov7", "yolov7-w6"]
 
 
 def filled(name: str, nc: int | None = None) -> Network:
-    """A narrow network whose weights are far from fresh ones, in float64: what differs then is not rounding."""
+    """A narrow network with weights far from their initial values, in float64, so that differences are not rounding."""
     network = narrow(name, nc=nc)
     fill(network, 3)
     return network.double()
@@ -39,7 +39,7 @@ def test_a_conversion_gives_the_same_boxes_and_leaves_the_original_untouched(con
     assert list(after) == list(before)
     assert all(torch.equal(after[key], before[key]) for key in before)
     assert largest_difference(network, converted) < 1e-9
-    # Neither sees it when the other is trained on.
+    # Training one must not change the other.
     assert not storages(network) & storages(converted)
 
 
@@ -50,7 +50,7 @@ def test_a_deploy_network_keeps_names_and_can_be_fused(name):
     deployed = to_deploy(network)
     assert deployed.names == ["bolt", "nut", "washer"]
     assert deployed.names is not network.names
-    assert (deployed.nc, deployed.config["nc"], deployed.blueprint.head.kind) == (3, 3, "Detect")
+    assert (deployed.nc, deployed.config["nc"], deployed.spec.head.module) == (3, 3, "Detect")
     assert largest_difference(network, fused(deployed)) < 1e-9
 
 
@@ -66,7 +66,7 @@ def test_a_deploy_network_has_the_anchors_of_the_training():
 
 
 def test_rows_that_no_box_depends_on_are_left_out_of_the_deploy_form():
-    """Here one that nobody reads, and the auxiliary row that it reads."""
+    """Here a row without a reader, and the auxiliary row that it reads."""
     rows = {
         5: "[3, 1, Conv, [8, 3, 1]]",
         6: "[5, 1, Conv, [16, 1, 1]]",
@@ -88,7 +88,7 @@ def test_a_deploy_form_of_a_deploy_form_is_the_same():
 
 
 def test_a_fused_network_is_not_converted():
-    with pytest.raises(ValueError, match="convert it to its deploy form before fusing"):
+    with pytest.raises(ValueError, match="cannot be converted to its deploy form; convert it before fusing"):
         to_deploy(fused(narrow("yolov7-tiny")))
 
 

@@ -1,4 +1,4 @@
-"""Configs in cfg/ give the rows, names, shapes and sizes that YOLOv7's networks have."""
+"""Configs in cfg/ give the rows, names, shapes and sizes of YOLOv7's networks."""
 
 import hashlib
 import json
@@ -29,16 +29,16 @@ def per_config(path: Path):
 
 @lru_cache
 def written(name: str) -> Yaml:
-    """A config of ours, read once for all tests; whoever builds of it makes a copy."""
+    """A shipped config, read once for all tests; building a network from it copies it."""
     return load_config(name)
 
 
 def built(name: str, device: str) -> Network:
-    """`yolov7-w6.training` with the weights of seed 0, or on the meta device with none."""
-    stem, _, kind = name.rpartition(".")
+    """The network of a name such as `yolov7-w6.training`, with the weights of seed 0; without weights on meta."""
+    stem, _, form = name.rpartition(".")
     torch.manual_seed(0)
     with torch.device(device):
-        return build_network(written(f"{kind}/{stem}"))
+        return build_network(written(f"{form}/{stem}"))
 
 
 def name_of(file: str) -> str:
@@ -60,12 +60,12 @@ def digest(rows: list[list[object]]) -> str:
 @pytest.mark.parametrize("case", golden_cases("yolov7-models/*.layers.json", whole))
 def test_rows_of_our_configs(case):
     file, golden = case
-    stem, _, kind = name_of(file).rpartition(".")
-    blueprint = parse_model(written(f"{golden.get('kind', kind)}/{golden.get('name', stem)}"))
-    rows = (*blueprint.rows, blueprint.head)
-    found = blueprint.config | {
-        "strides": list(blueprint.head.strides),
-        "backbone_rows": len(blueprint.config["backbone"]),
+    stem, _, form = name_of(file).rpartition(".")
+    spec = parse_model(written(f"{golden.get('kind', form)}/{golden.get('name', stem)}"))
+    rows = (*spec.rows, spec.head)
+    found = spec.config | {
+        "strides": list(spec.head.strides),
+        "backbone_rows": len(spec.config["backbone"]),
         "total_rows": len(rows),
     }
     stated = {key: golden[key] for key in found if key in golden}
@@ -86,7 +86,7 @@ def test_rows_of_our_configs(case):
 
 
 def _is_absolute(row) -> bool:
-    """Does the row name its predecessor otherwise than as -1?"""
+    """Whether the row names its predecessor by an absolute number instead of -1."""
     origins = row.written[0] if isinstance(row.written[0], list) else [row.written[0]]
     return any(origin >= 0 and origin == row.index - 1 for origin in origins)
 
@@ -129,16 +129,16 @@ def test_summary(case, request):
 
 
 def float64_sums(values: Iterable[torch.Tensor]) -> dict[str, float]:
-    """Of all values and of their absolutes; piece by piece, since networks have up to 166 million values."""
-    pieces = [piece.numpy() for value in values for piece in value.flatten().split(PIECE)]
+    """Sums of all values and of their absolute values; in chunks, since networks have up to 166 million values."""
+    chunks = [chunk.numpy() for value in values for chunk in value.flatten().split(CHUNK)]
     return {
-        "sum": sum(float(piece.sum(dtype=np.float64)) for piece in pieces),
-        "abs_sum": sum(float(np.abs(piece).sum(dtype=np.float64)) for piece in pieces),
+        "sum": sum(float(chunk.sum(dtype=np.float64)) for chunk in chunks),
+        "abs_sum": sum(float(np.abs(chunk).sum(dtype=np.float64)) for chunk in chunks),
     }
 
 
-PIECE = 1 << 16
-"""Values that a cache holds."""
+CHUNK = 1 << 16
+"""Values that fit into a CPU cache."""
 
 
 def check_size(network: Network, golden_info, num_keys, key_digest) -> None:

@@ -20,7 +20,7 @@ from flatout.yolo.model.layers import Predictions
 from flatout.yolo.model.network import Network, build_network, predict_augmented
 from flatout.yolo.model.spec import parse_model
 from tests.golden_cases import golden_cases
-from tests.yolo.golden_network import Recipe, fill, golden_picture, running_statistics, samples
+from tests.yolo.golden_network import Recipe, fill, golden_images, running_statistics, samples
 
 PIXELS = {torch.float64: 1e-7, torch.float32: 0.1}
 LOGITS = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
 
 class Golden(NamedTuple):
-    """A forward file, opened."""
+    """The contents of a forward file."""
 
     path: Path
     meta: dict
@@ -45,21 +45,21 @@ class Golden(NamedTuple):
         return dict(self.table("bn_keys", "bn_scale"))
 
     def table(self, *columns: str) -> Iterator[tuple[Any, ...]]:
-        """Arrays side by side, row by row; none if one of them is absent."""
+        """Rows of several arrays; no rows if one of the arrays is absent."""
         present = all(column in self.arrays for column in columns)
         return zip(*(self.arrays[column].tolist() for column in columns if present), strict=True)
 
-    def picture(self) -> Tensor:
-        return golden_picture(self.meta["input_seed"], self.meta["input_shape"])
+    def images(self) -> Tensor:
+        return golden_images(self.meta["input_seed"], self.meta["input_shape"])
 
     @property
     def tags(self) -> list[str]:
-        """Of all outputs that it knows statistics or values of."""
+        """Tags of all outputs for which it has statistics or values."""
         values = [name.removeprefix("val.") for name in self.arrays if name.startswith("val.")]
         return sorted({*self.meta.get("outputs", {}), *values})
 
     def levels(self, part: str) -> list[tuple[str, int]]:
-        """The tags of a part, with the numbers of their levels."""
+        """The tags of a part with their level numbers."""
         tags = [tag for tag in self.tags if tag.rstrip("0123456789") == part]
         return [(tag, int(tag.removeprefix(part))) for tag in tags]
 
@@ -77,8 +77,8 @@ def opened(path: Path) -> Golden:
     return Golden(path, json.loads(str(arrays.pop("meta"))), arrays)
 
 
-class NoDraws(TorchFunctionMode):
-    """Leaves out the random start of up to 166 million weights, all of which `fill` overwrites."""
+class NoRandomInit(TorchFunctionMode):
+    """Skips the random initialisation of up to 166 million weights, all of which `fill` overwrites."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in (nn.init.kaiming_uniform_, nn.init.uniform_):
@@ -86,26 +86,26 @@ class NoDraws(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-MADE: dict[Recipe, Tensor] = {}
-"""The weights of the last network. Files come in the order of their names, and the training form of a network has all
-of the deploy form's but those of the head."""
+KNOWN_WEIGHTS: dict[Recipe, Tensor] = {}
+"""The weights of the last network. Files come in the order of their names, so that the training form of a network can
+reuse all weights of its deploy form except those of the head."""
 
 
 @lru_cache(maxsize=1)
 def filled(path: Path) -> Network:
-    """The network of a forward file, float32; its weights are not to be changed."""
+    """The network of a forward file, float32; callers must not change its weights."""
     golden = opened(path)
-    with NoDraws():
+    with NoRandomInit():
         network = build_network(load_config(f"{golden.meta['kind']}/{golden.meta['name']}"))
-    made = fill(network, golden.meta["weight_seed"], norm_scales=golden.norm_scales, known=MADE)
-    MADE.clear()
-    MADE.update(made)
+    weights = fill(network, golden.meta["weight_seed"], norm_scales=golden.norm_scales, known=KNOWN_WEIGHTS)
+    KNOWN_WEIGHTS.clear()
+    KNOWN_WEIGHTS.update(weights)
     return network
 
 
 @lru_cache(maxsize=1)
 def converted(path: Path, dtype: torch.dtype) -> Network:
-    """It in another type, without the copy in its own type that deepcopy().to() would make on the way."""
+    """The network of a forward file in another dtype, without the extra copy that deepcopy().to() would make."""
     network = filled(path)
     if dtype == torch.float32:
         return network
@@ -115,7 +115,7 @@ def converted(path: Path, dtype: torch.dtype) -> Network:
 
 @pytest.fixture(autouse=True)
 def _in_one_thread():
-    """Not here: whole networks in float64 are worth all cores."""
+    """Overrides the fixture of the folder: whole networks in float64 use all cores."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -123,7 +123,7 @@ def _forget_networks():
     yield
     for cached in (opened, filled, converted, predicted):
         cached.cache_clear()
-    MADE.clear()
+    KNOWN_WEIGHTS.clear()
 
 
 def check_statistics(output: Tensor, golden: dict) -> None:
@@ -152,7 +152,7 @@ def check_values(output: Tensor, golden_N: np.ndarray, tolerance: dict[torch.dty
 
 @torch.no_grad()
 def check_raw(golden, network, x):
-    """Raw outputs with running statistics, and the mean of every row on the way."""
+    """Raw outputs with running statistics, and the mean of every row's output."""
     seen = []
     hooks = [layer.register_forward_hook(lambda *call: seen.append(call[-1])) for layer in network.model[:-1]]
     outputs = running_statistics(network)(x)
@@ -164,7 +164,7 @@ def check_raw(golden, network, x):
             means = np.array([float(reduce(y.double())) for y in seen])
             wrong = np.flatnonzero(~np.isclose(means, golden.arrays[name], rtol=tolerance, atol=tolerance))
             assert not len(wrong), f"{name}: the first wrong row is {wrong[0]}"
-    assert len(outputs) == len(network.blueprint.head.sources)
+    assert len(outputs) == len(network.spec.head.sources)
     for tag, level in golden.levels("raw"):
         golden.check(tag, outputs[level], LOGITS)
 
@@ -172,8 +172,8 @@ def check_raw(golden, network, x):
 @lru_cache(maxsize=1)
 @torch.no_grad()
 def predicted(path: Path, dtype: torch.dtype) -> Predictions:
-    """What the network gives in evaluation mode: two of the parts want to know."""
-    prediction = converted(path, dtype).eval()(opened(path).picture().to(dtype))
+    """Output of the network in evaluation mode, cached because two of the parts use it."""
+    prediction = converted(path, dtype).eval()(opened(path).images().to(dtype))
     assert isinstance(prediction, Predictions)
     return prediction
 
@@ -215,7 +215,7 @@ def check_training(golden, network, x):
     assert all(grads[key].isfinite().all() for key, *_ in golden.table("grad_keys"))
     for key, norm in golden.table("grad_keys", "grad_l2"):
         assert float(grads[key].double().norm()) == pytest.approx(norm, rel=1e-7 if exact else 1e-2, abs=1e-12), key
-    # In float32 sums cancel.
+    # Not in float32, where the sums cancel.
     for key, total in golden.table("grad_keys", "grad_sum") if exact else ():
         assert float(grads[key].sum()) == pytest.approx(total, abs=1e-7 * float(grads[key].norm()) + 1e-12), key
     state = network.state_dict()
@@ -236,7 +236,7 @@ def check_deploy(golden, network, x):
     assert float(difference.max()) <= PIXELS[x.dtype]
     shipped = shipped_folder() / f"deploy/{golden.meta['name']}.yaml"
     if shipped.is_file():
-        assert deploy_config(network.blueprint) == parse_model(load_config(shipped)).config
+        assert deploy_config(network.spec) == parse_model(load_config(shipped)).config
 
 
 CHECKS: dict[str, Callable[[Golden, Network, Tensor], None]] = {
@@ -254,7 +254,7 @@ BESIDE_OUTPUTS = {
     "fused_dec": {"fused_tensors"},
     "bntrain_raw": {"grad_keys", "bn_after_mean_sum", "bn_after_var_sum", "bntrain_loss"},
 }
-"""What the parts look at beside the outputs of their name."""
+"""Other entries that the parts check, besides the outputs of their name."""
 
 
 def parts(path: Path):
@@ -270,12 +270,12 @@ def parts(path: Path):
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")
 @pytest.mark.parametrize("case", golden_cases("yolov7-models/*.fwd.npz", parts))
 def test_outputs_of_our_configs(case):
-    assert case.tag in CHECKS, f"nobody computes {case.tag}"
+    assert case.tag in CHECKS, f"no test computes {case.tag}"
     golden, network = opened(case.path), converted(case.path, case.dtype)
-    # oneDNN takes 30 ms to prepare each of up to 250 convolutions, for a single use: only small networks use it here.
+    # oneDNN takes 30 ms to prepare each of up to 250 convolutions, for a single use. Only small networks use it here.
     small = sum(parameter.numel() for parameter in network.parameters()) < 10e6
     with torch.backends.mkldnn.flags(enabled=small):
-        CHECKS[case.tag](golden, network, golden.picture().to(case.dtype))
+        CHECKS[case.tag](golden, network, golden.images().to(case.dtype))
 
 
 # -- made-up configs -----------------------------------------------------------------------------------------------
@@ -293,17 +293,17 @@ OVERRIDDEN = ("nc", "anchors", "depth_multiple", "width_multiple", "ch", "backbo
 
 
 def config_of(record):
-    """The config of an entry: YAML text, or a base config of ours (`yolov7.deploy`, `deploy/yolov7`, or `yolov7` and a
-    kind) with some keys replaced, which stand in a table or one by one (`override_nc`)."""
+    """The config of an entry: YAML text, or a shipped base config (`yolov7.deploy`, `deploy/yolov7`, or `yolov7` and a
+    kind) with some keys replaced, given as a table or one by one (`override_nc`)."""
     if record.get("yaml"):
         config = parse_yaml(record["yaml"])
     else:
         base = record["base"].removesuffix(".yaml")
-        stem, dot, kind = base.rpartition(".")
-        if not dot or kind not in ("training", "deploy"):
-            stem, kind = base, record.get("kind")
-        config = load_config(f"{kind}/{stem}" if kind else stem)
-    # `anchors` is what the network must have, and `override_anchors` a number; both are looked at elsewhere.
+        stem, dot, form = base.rpartition(".")
+        if not dot or form not in ("training", "deploy"):
+            stem, form = base, record.get("kind")
+        config = load_config(f"{form}/{stem}" if form else stem)
+    # `anchors` is the expected result, and `override_anchors` a number; both are used elsewhere.
     single = {key: record.get(f"override_{key}", record.get(key)) for key in OVERRIDDEN if key != "anchors"}
     replaced = single | (record.get("override") or {}) | (record.get("overrides") or {})
     return config | {key: value for key, value in replaced.items() if key in OVERRIDDEN and value is not None}
@@ -342,7 +342,7 @@ def test_made_up_configs(case):
         return
     fill(network, record["weight_seed"], norm_scales=record.get("bn_scale"))
     network.to(dtype)
-    x = golden_picture(record["input_seed"], record["input_shape"]).to(dtype)
+    x = golden_images(record["input_seed"], record["input_shape"]).to(dtype)
     with torch.no_grad():
         decoded = network.eval()(x).decoded
         found = {"dec": decoded, "fused_dec": fused(network)(x).decoded}
@@ -350,7 +350,7 @@ def test_made_up_configs(case):
         if "tta" in record["outputs"]:
             found["tta"] = predict_augmented(network.eval(), x, int(network.stride.max()))
     for tag, golden in record["outputs"].items():
-        assert tag in found, f"nobody computes {tag}"
+        assert tag in found, f"no test computes {tag}"
         check_statistics(found[tag], golden)
         if "samples" in golden:
             check_values(found[tag], np.array(golden["samples"]), LOGITS if tag.startswith("raw") else PIXELS)

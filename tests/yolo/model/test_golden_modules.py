@@ -47,7 +47,7 @@ def cases(path: Path):
 
 
 def make_module(record):
-    """The module that a case's description begins with, such as `Conv(6,8,1,1,None,1,LeakyReLU(0.1))`."""
+    """The module at the beginning of a case's description, such as `Conv(6,8,1,1,None,1,LeakyReLU(0.1))`."""
     name, arguments = re.match(r"(?:nn\.)?(\w+)(\((?:[^()]|\([^()]*\))*\))?", record["desc"]).groups()
     if name in HEADS:
         return make_detection(name, record)
@@ -65,11 +65,11 @@ def argument(node):
     return ast.literal_eval(node)
 
 
-def make_detection(kind: str, record: dict) -> Detect:
+def make_detection(module: str, record: dict) -> Detect:
     anchors = tuple(tuple(map(float, level)) for level in record["anchors"])
     channels = tuple(shape[1] for shape in record["inputs"])
     strides = tuple(map(float, record["strides"]))
-    head = DETECTION_LAYERS[kind](Head(0, (), kind, record["nc"], anchors, channels, strides, ()))
+    head = DETECTION_LAYERS[module](Head(0, (), module, record["nc"], anchors, channels, strides, ()))
     head.anchors /= head.stride.view(-1, 1, 1)
     return head
 

@@ -24,7 +24,8 @@ from tests.golden_cases import golden_cases, golden_root
 KEPT = ("num_batches_tracked", "anchors", "anchor_grid")
 STATISTICS = 1e-4
 BATCH_STATISTICS = 1e-3
-"""Of single values behind 70 batch norms over as few as 8 numbers: the goldens themselves are 1.5e-4 from float64."""
+"""Tolerance of single values after 70 batch norms over as few as 8 numbers; the goldens themselves differ from float64
+by 1.5e-4."""
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Case:
         if not file.exists():
             pytest.skip("head_configs.json, which the case refers to, is not there")
         written = json.loads(file.read_text())[self.record["config"]]
-        # As the reference does it; tests/yolo/model/test_multihead.py has what we do.
+        # As in the reference; tests/yolo/model/test_multihead.py tests our default.
         written = written | {"single_class_logit": True}
         return head_config_of(written, where="golden", full_head=self.record.get("full_head"))
 
@@ -54,7 +55,7 @@ def cases(path: Path):
 
 
 def fill(module: nn.Module, salt: str) -> None:
-    """Give every entry of the state_dict the value that the recipe draws for its key."""
+    """Set every entry of the state_dict to the random values that are drawn for its key."""
     with torch.no_grad():
         for key, tensor in module.state_dict().items():
             if not key.endswith(KEPT):
@@ -89,7 +90,7 @@ def assert_boxes(found: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_allclose(found[..., 4:], expected[..., 4:], rtol=0, atol=1e-5)
 
 
-# -- the kinds of record -------------------------------------------------------------------------------------------
+# -- one check per type of record ----------------------------------------------------------------------------------
 
 
 def check_layer(case: Case) -> None:
@@ -100,7 +101,7 @@ def check_layer(case: Case) -> None:
     channels = tuple(record["ch"])
     head = Head(0, (0, 1, 2), record["cls"], groups.nc, anchors, channels, (8.0, 16.0, 32.0), (), groups)
     layer = DETECTION_LAYERS[record["cls"]](head)
-    layer.start()
+    layer.initialise()
     fill(layer, record.get("weights_salt", ""))
     assert {key: list(value.shape) for key, value in layer.state_dict().items()} == record["state_dict"]
     assert sum(each.numel() for each in layer.parameters()) == record["n_params"]
@@ -192,7 +193,7 @@ def check_transfer(case: Case) -> None:
     state = build_network(load_config(source)).state_dict()
     network = build_network(load_config(target))
     taken = transfer(network, state, skip_anchors=False)
-    last = f"model.{network.blueprint.head.index}."
+    last = f"model.{network.spec.head.index}."
     assert (len(state), taken.total, taken.kept) == (
         record["source_items"], record["target_items"], record["transferred"],
     )  # fmt: skip
@@ -207,7 +208,7 @@ def check_size(case: Case) -> None:
 
 def known(case: Case, names: str) -> None:
     unknown = [name for name in case.arrays if not re.fullmatch(names, name)]
-    assert not unknown, f"nobody checks {unknown}"
+    assert not unknown, f"no test checks {unknown}"
 
 
 def check_of(record: dict):
@@ -219,7 +220,7 @@ def check_of(record: dict):
         return check_attention
     if record["name"].startswith("transfer_from_"):
         return check_transfer
-    assert record["name"].endswith("_params"), f"nobody checks {record['name']}"
+    assert record["name"].endswith("_params"), f"no test checks {record['name']}"
     return check_size
 
 

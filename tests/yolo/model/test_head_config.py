@@ -1,4 +1,4 @@
-"""Head configurations share every class out to exactly one head, or say in a sentence what is wrong."""
+"""Head configurations assign every class to exactly one head, or are refused with a clear message."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def records(path: Path):
 
 
 @pytest.mark.parametrize("case", golden_cases("yolov7-1b4h/head_configs.json", records))
-def test_golden_configs_say_what_they_say(case):
+def test_golden_configs_are_parsed(case):
     config = head_config_of(case, where="golden")
     assert config.nc == case["nc"] and config.num_heads == case["heads"]
     for head in range(config.num_heads):
@@ -50,7 +50,7 @@ def test_shipped_files_are_the_golden_groupings(name):
     assert read_head_config(DATA / f"coco_320_1b4h_{name}.yaml") == expected
 
 
-def test_the_place_in_the_list_is_the_local_number():
+def test_the_position_in_the_list_is_the_local_id():
     config = head_config_of(SMALL, where="small")
     assert config.head_C == (0, 2, 1, 2, 2, 0)
     assert config.local_C == (1, 0, 0, 2, 1, 0)
@@ -66,7 +66,7 @@ def test_a_full_head_predicts_every_class_and_an_argument_overrides_the_file(tmp
     assert read_head_config(file, full_head=False).outputs_H == (7, 6, 8)
 
 
-def test_keys_of_others_and_heads_beyond_the_number_are_left_alone():
+def test_other_keys_and_heads_beyond_the_number_are_ignored():
     more = {"train": "x", "names": ["a"], "generated_by": "y"}
     extra = {"head_3": {"classes": [0, 0, 99]}}
     assert head_config_of(
@@ -75,7 +75,7 @@ def test_keys_of_others_and_heads_beyond_the_number_are_left_alone():
 
 
 @pytest.mark.parametrize("full_head", [False, True])
-def test_a_config_survives_its_plain_form(full_head):
+def test_a_config_is_the_same_after_its_plain_form(full_head):
     config = head_config_of(SMALL, where="small", full_head=full_head)
     assert head_config_of(yaml.safe_load(yaml.safe_dump(config.plain())), where="again") == config
 
@@ -103,7 +103,7 @@ def with_head(head: int, **changes):
         (with_head(1, classes=None), r"head_1\.classes is empty"),
         (with_head(1, classes=["person"]), r"head_1\.classes contains 'person'"),
         (with_head(1, classes=[True]), r"head_1\.classes contains True"),
-        # Twice comes first, although classes 1 and 3 are missing then as well.
+        # Reported first, although classes 1 and 3 are missing then as well.
         (with_head(2, classes=[4, 5]), "class 5 is assigned twice: to head_0 and head_2"),
         (with_head(2, classes=[1, 4, 3, 4]), "class 4 is assigned twice"),
         (with_head(2, classes=[1, 4]), "class 3 belongs to no head; 1 of 6 classes are not assigned"),
@@ -117,19 +117,19 @@ def with_head(head: int, **changes):
         (SMALL | {"full_head": "yes"}, "full_head='yes' must be true or false"),
     ],
 )
-def test_what_is_wrong_is_said(content, message):
+def test_a_wrong_configuration_is_refused_with_the_reason(content, message):
     with pytest.raises(ConfigError, match=f"small.yaml: .*{message}"):
         head_config_of(content, where="small.yaml")
 
 
-def test_a_missing_file_is_a_missing_file_to_programs_and_a_config_error_to_people(tmp_path):
-    with pytest.raises(FileNotFoundError) as told:
+def test_a_missing_file_is_both_a_file_not_found_error_and_a_config_error(tmp_path):
+    with pytest.raises(FileNotFoundError) as raised:
         read_head_config(tmp_path / "none.yaml")
-    assert isinstance(told.value, ConfigError)
-    assert "none.yaml: no such head configuration" in str(told.value)
+    assert isinstance(raised.value, ConfigError)
+    assert "none.yaml: no such head configuration" in str(raised.value)
 
 
-def test_unknown_classes_and_heads_are_errors_of_lookup():
+def test_unknown_classes_and_heads_are_lookup_errors():
     config = head_config_of(SMALL, where="small")
     for unknown in (-1, 6, "person"):
         with pytest.raises(KeyError, match="classes 0 to 5"):
@@ -141,12 +141,12 @@ def test_unknown_classes_and_heads_are_errors_of_lookup():
             config.group(unknown)
 
 
-def test_blocks_of_classes_are_as_equal_as_they_can_be():
+def test_blocks_of_classes_are_as_equal_as_possible():
     assert [len(group.classes) for group in contiguous_heads(80).heads] == [20, 20, 20, 20]
     assert [group.classes for group in contiguous_heads(5, 2).heads] == [(0, 1), (2, 3, 4)]
     assert contiguous_heads(2).num_heads == 2
 
 
-def test_groups_made_in_python_obey_the_same_rules():
+def test_groups_made_in_python_follow_the_same_rules():
     with pytest.raises(ConfigError, match="class 0 is assigned twice"):
         HeadConfig(2, (HeadGroup((0,)), HeadGroup((0, 1))))

@@ -1,4 +1,4 @@
-"""What a picture costs a network, for networks of any shape."""
+"""GFLOPS of a network for one image, for networks of any shape."""
 
 from typing import Any
 
@@ -24,8 +24,8 @@ DEEP: dict[str, Any] = {
         [[0, 9], 1, "IDetect", ["nc", "anchors"]],
     ],
 }
-"""Finds boxes at strides 8 and 16 with the help of a map of stride 256, which smaller pictures have no pixel for."""
-ALL_KINDS: dict[str, Any] = {
+"""Predicts boxes at strides 8 and 16 from a map of stride 256 among others, which would be empty for smaller images."""
+ALL_MODULES: dict[str, Any] = {
     "nc": 2,
     "anchors": ANCHORS,
     "backbone": [
@@ -45,7 +45,7 @@ ALL_KINDS: dict[str, Any] = {
 
 
 def counted(network: Network, side_px: int) -> float:
-    """GFLOPS by what the modules of a network really give while it trains on two pictures."""
+    """GFLOPS counted from the actual outputs of a network's modules while it trains on two images."""
     pairs = []
 
     def count(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -57,21 +57,21 @@ def counted(network: Network, side_px: int) -> float:
     network = network.train()
     for module in network.modules():
         module.register_forward_hook(count)
-    outputs = network(torch.rand(2, network.blueprint.channels, side_px, side_px))
+    outputs = network(torch.rand(2, network.spec.channels, side_px, side_px))
     # The lead convolutions of the detection layer are not called as modules.
     pairs += [raw.numel() * conv.in_channels for raw, conv in zip(outputs, network.head.m, strict=False)]
     return 2e-9 * (COUNTED_PX / side_px) ** 2 * sum(pairs) / 2
 
 
 @pytest.mark.parametrize("make", [lambda network: network, fused], ids=["as trained", "fused"])
-@pytest.mark.parametrize(("config", "side_px"), [(DEEP, 256), (ALL_KINDS, 32)], ids=["deep", "all kinds"])
-def test_the_cost_is_that_of_the_smallest_picture_that_the_network_can_read(config, side_px, make):
+@pytest.mark.parametrize(("config", "side_px"), [(DEEP, 256), (ALL_MODULES, 32)], ids=["deep", "all modules"])
+def test_the_cost_is_counted_on_the_smallest_image_that_the_network_can_read(config, side_px, make):
     network = make(build_network(config))
-    assert small_side(network.blueprint, 32) == side_px
+    assert small_side(network.spec, 32) == side_px
     with torch.no_grad():
         assert count_gflops(network) == pytest.approx(counted(network, side_px), rel=1e-12)
 
 
 @pytest.mark.parametrize("at_least_px", [8, 100, 256, 512])
-def test_a_picture_of_the_size_that_configs_are_checked_for_is_always_large_enough(at_least_px):
+def test_an_image_of_the_size_that_configs_are_checked_for_is_always_large_enough(at_least_px):
     assert small_side(parse_model(DEEP), at_least_px) == PROBE_PX

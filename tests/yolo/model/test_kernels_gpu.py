@@ -1,4 +1,4 @@
-"""Our kernels for batch norm, activation and pooling agree with torch's, and with themselves."""
+"""Our kernels for batch norm, activation and pooling agree with torch's, and are reproducible."""
 
 import copy
 
@@ -33,7 +33,7 @@ def random_norm(channels: int) -> nn.BatchNorm2d:
 
 
 def as_slice(gradient: torch.Tensor) -> torch.Tensor:
-    """The same gradient as part of a wider map, as the backward pass of a concatenation hands it on."""
+    """The same gradient as part of a wider map, as from the backward pass of a concatenation."""
     wide = torch.cat((gradient, gradient, gradient), 1)
     return wide[:, gradient.shape[1] : 2 * gradient.shape[1]]
 
@@ -74,8 +74,8 @@ class TestNormAct:
         assert z.is_contiguous(memory_format=torch.channels_last)
 
 
-class TestNormActWhereverTensorsLie:
-    """Launches by address look at nothing, so what they take for granted is shown here."""
+class TestNormActMemoryLayouts:
+    """Launches by address check nothing, so their assumptions about memory are tested here."""
 
     pytestmark = needs_gpu
 
@@ -95,7 +95,7 @@ class TestNormActWhereverTensorsLie:
         assert shifted.data_ptr() % 16 and suits_kernels(shifted)
         expected = self.outcome(x, copy.deepcopy(norm))
         found = self.outcome(shifted, copy.deepcopy(norm))
-        # Not to the bit: narrower loads, and sums in another order.
+        # Not exactly equal, because of narrower loads and another order of sums.
         assert max(map(relative, found, expected)) <= TOLERANCE[dtype]
         assert all(map(torch.equal, self.outcome(x, norm), expected))
 
@@ -139,7 +139,7 @@ class TestPooling:
 
     @pytest.mark.parametrize("k", [2, 5, 9, 13])
     def test_equals_torch_without_ties(self, shape, dtype, k):
-        # float32 holds every value once, so there is one largest; half precision rounds some of them to ties.
+        # In float32 all values differ, so the maximum is unique; half precision rounds some of them to ties.
         num_values = shape[0] * shape[1] * shape[2] * shape[3]
         x = torch.randperm(num_values, device="cuda").to(dtype).view(shape)
         x = (x / 4).contiguous(memory_format=torch.channels_last)
@@ -155,7 +155,7 @@ class TestPooling:
         if k == 2 or dtype == torch.float32:
             assert torch.equal(mine.grad, theirs.grad)
         else:
-            # Of tied values, torch and we may choose another one: only what a window hands on is the same.
+            # torch may choose another one of tied values than we do: only the sum of the gradients is the same.
             assert float(mine.grad.float().sum()) == float(theirs.grad.float().sum())
 
 
@@ -196,7 +196,7 @@ class TestNetwork:
         )
 
 
-def test_a_gradient_that_is_a_slice_is_read_where_it_lies():
+def test_a_gradient_that_is_a_slice_is_read_without_a_copy():
     wide = torch.zeros(2, 12, 3, 5).to(memory_format=torch.channels_last)
     part, stride = row_stride(wide[:, 4:8])
     assert stride == 12 and part.data_ptr() == wide[:, 4:8].data_ptr()

@@ -1,4 +1,4 @@
-"""Arguments of model rows: a closed set of names, numbers and activations, and nothing that is run."""
+"""Arguments of model rows: a closed set of names, numbers and activations; nothing is run as code."""
 
 import math
 
@@ -33,7 +33,7 @@ NAMES = {"nc": 3, "anchors": [[1, 2], [3, 4]]}
         ("nn.ELU()", Activation("ELU")),
     ],
 )
-def test_what_an_argument_may_say(written, value):
+def test_valid_arguments(written, value):
     read = read_literal(written, NAMES)
     assert (read, type(read)) == (value, type(value))
 
@@ -64,18 +64,18 @@ def test_what_an_argument_may_say(written, value):
     ],
 )
 def test_other_text_is_refused(text):
-    with pytest.raises(ValueError, match=r"means nothing here|no activation flatout knows|takes at most"):
+    with pytest.raises(ValueError, match=r"is not a valid argument|is not a supported activation|takes at most"):
         read_literal(text, NAMES)
 
 
 @pytest.mark.parametrize("value", [{}, {"nc": 1}, b"nc", math.nan, math.inf, -math.inf, object(), {1}, 1j])
 def test_other_values_are_refused(value):
-    with pytest.raises(ValueError, match=r"is no number, name, list or None|is not a finite number"):
+    with pytest.raises(ValueError, match=r"is not a number, name, list or None|is not a finite number"):
         read_literal(value, NAMES)
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_a_known_word_or_a_refusal_of_one_line(text):
+def test_any_text_is_a_known_name_or_an_error_of_one_line(text):
     try:
         value = read_literal(text, NAMES)
     except ValueError as error:
@@ -96,5 +96,5 @@ def test_every_activation_can_be_made(name):
     assert type(make_activation(Activation(name, (0.5,) * ACTIVATIONS[name]))).__name__ == name
 
 
-def test_true_is_silu_and_false_is_nothing():
+def test_true_is_silu_and_false_is_the_identity():
     assert [type(make_activation(act)).__name__ for act in (True, False, None)] == ["SiLU", "Identity", "Identity"]

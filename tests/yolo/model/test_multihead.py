@@ -1,4 +1,4 @@
-"""Detection layers with several heads: one convolution for all, boxes in common classes, sound scores."""
+"""Detection layers with several heads: one convolution for all, boxes in the classes of the data set."""
 
 import math
 from dataclasses import replace
@@ -18,29 +18,29 @@ from flatout.yolo.multihead.training import HeadChoice
 from tests.yolo.head_batches import make_groups, narrow_network
 
 GROUPS = make_groups([[5, 0], [2], [1, 4, 3]])
-KINDS = ["yolov7-tiny-1b4h", "yolov7-tiny-1b4h-attn"]
+CONFIGS = ["yolov7-tiny-1b4h", "yolov7-tiny-1b4h-attn"]
 
 
-def network_with(groups: HeadConfig | None = GROUPS, kind: str = KINDS[0], nc: int = 6) -> Network:
+def network_with(groups: HeadConfig | None = GROUPS, config_name: str = CONFIGS[0], nc: int = 6) -> Network:
     torch.manual_seed(0)
-    return narrow_network(kind, groups, nc=nc)
+    return narrow_network(config_name, groups, nc=nc)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("config_name", CONFIGS)
 @pytest.mark.parametrize("full_head", [False, True])
-def test_joined_maps_are_the_maps_of_every_heads_own_convolutions(kind, full_head):
-    head = network_with(replace(GROUPS, full_head=full_head), kind).head.train()
+def test_joined_maps_are_the_maps_of_every_heads_own_convolutions(config_name, full_head):
+    head = network_with(replace(GROUPS, full_head=full_head), config_name).head.train()
     xs = [torch.randn(2, head.heads[0][level].in_channels, 8 >> level, 8 >> level) for level in range(3)]
     for h, maps in enumerate(head.by_head(head(xs))):
         for level, one_map in enumerate(maps):
-            x = head.attentions[h][level](xs[level]) if kind.endswith("attn") else xs[level]
+            x = head.attentions[h][level](xs[level]) if config_name.endswith("attn") else xs[level]
             alone = head.heads[h][level](x).unflatten(1, (3, -1)).permute(0, 1, 3, 4, 2)
             torch.testing.assert_close(one_map, alone)
 
 
 @torch.no_grad()
-def test_boxes_stand_head_after_head_in_the_classes_of_the_data_set():
+def test_boxes_are_concatenated_head_by_head_in_the_classes_of_the_data_set():
     network = network_with().eval()
     decoded, raw = network(torch.rand(2, 3, 64, 64))
     per_head = decoded.shape[1] // 3
@@ -71,9 +71,9 @@ def test_the_score_of_a_head_with_one_class_is_its_objectness(full_head):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", KINDS)
-def test_fused_and_deployed_networks_find_the_same(kind):
-    network = network_with(kind=kind).eval()
+@pytest.mark.parametrize("config_name", CONFIGS)
+def test_fused_and_deployed_networks_give_the_same_boxes(config_name):
+    network = network_with(config_name=config_name).eval()
     x = torch.rand(1, 3, 64, 64)
     for other in (fused(network), to_deploy(network)):
         torch.testing.assert_close(other(x).decoded, network(x).decoded, rtol=1e-4, atol=1e-3)
@@ -91,7 +91,7 @@ def test_biases_expect_few_objects_and_depend_on_the_heads_own_number_of_classes
 
 
 def test_without_a_head_configuration_there_are_four_blocks_of_classes():
-    network = build_network(load_config(KINDS[0]))
+    network = build_network(load_config(CONFIGS[0]))
     assert [group.classes for group in network.head.groups.heads] == [
         tuple(range(first, first + 20)) for first in range(0, 80, 20)
     ]
@@ -105,7 +105,7 @@ def test_the_config_of_a_network_rebuilds_its_heads():
 
 
 def test_operations_of_all_heads_are_counted_once():
-    one, plain, attention = (count_gflops(build_network(load_config(name))) for name in ("yolov7-tiny", *KINDS))
+    one, plain, attention = (count_gflops(build_network(load_config(name))) for name in ("yolov7-tiny", *CONFIGS))
     # 45 outputs more per cell: 3 * (4 * 25 - 85) channels at strides 8, 16 and 32 of 128, 256 and 512 channels.
     more = 2e-9 * 45 * sum((640 // stride) ** 2 * channels for stride, channels in ((8, 128), (16, 256), (32, 512)))
     assert plain - one == pytest.approx(more, rel=1e-6)
@@ -114,9 +114,9 @@ def test_operations_of_all_heads_are_counted_once():
 
 def test_any_config_with_one_head_can_be_given_several():
     config = load_config("yolov7-tiny") | {"nc": 6, "width_multiple": 0.125}
-    for attention, kind in ((False, "MultiHeadDetect"), (True, "MultiHeadDetectAttention")):
+    for attention, module in ((False, "MultiHeadDetect"), (True, "MultiHeadDetectAttention")):
         given = HeadChoice(GROUPS, attention).applied_to(config, where="tiny")
-        assert build_network(given).blueprint.head.kind == kind
+        assert build_network(given).spec.head.module == module
     assert config["head"][-1][2] == "IDetect"
 
 
@@ -127,14 +127,18 @@ def contiguous_full(nc: int, heads: int) -> HeadConfig:
 @pytest.mark.parametrize(
     ("config", "groups", "message"),
     [
-        ({"nc": 5}, GROUPS, "head_config shares out 6 classes, but there are 5. Give one for these classes"),
+        (
+            {"nc": 5},
+            GROUPS,
+            "head_config assigns 6 classes, but the network has 5. Use --head-config with a file",
+        ),
         ({"head_config": {"nc": 6}}, None, "head_config: head_assignments is missing"),
         ({"nc": 9_000}, contiguous_full(9_000, 900), "more than 4,000,000,000 parameters"),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(config, groups, message):
     with pytest.raises(ConfigError, match=message):
-        build_network(load_config(KINDS[0]) | {"nc": 6} | config, heads=groups)
+        build_network(load_config(CONFIGS[0]) | {"nc": 6} | config, heads=groups)
 
 
 def test_a_head_configuration_for_a_single_head_is_refused():
@@ -143,13 +147,13 @@ def test_a_head_configuration_for_a_single_head_is_refused():
 
 
 def test_auxiliary_outputs_and_several_heads_exclude_each_other():
-    with pytest.raises(ConfigError, match="w6: its detection layer IAuxDetect cannot be given several heads"):
+    with pytest.raises(ConfigError, match="w6: its detection layer IAuxDetect has auxiliary outputs"):
         HeadChoice(GROUPS).applied_to(load_config("yolov7-w6"), where="w6")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_layer_compiles_without_a_graph_break(kind):
-    head = network_with(kind=kind).head
+@pytest.mark.parametrize("config_name", CONFIGS)
+def test_the_layer_compiles_without_a_graph_break(config_name):
+    head = network_with(config_name=config_name).head
     xs = [torch.randn(2, head.heads[0][level].in_channels, 8 >> level, 8 >> level) for level in range(3)]
     for training in (True, False):
         module = head.train(training)

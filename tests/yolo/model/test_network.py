@@ -1,4 +1,4 @@
-"""Networks: what a seed gives, what runs, what is kept in which layout."""
+"""Networks: initial weights from a seed, rows that run, memory layout, and weights cast under autocast."""
 
 import gc
 import logging
@@ -46,7 +46,7 @@ def test_a_seed_determines_the_weights():
     assert not torch.equal(states[0]["model.1.conv.weight"], other["model.1.conv.weight"])
 
 
-def test_a_fresh_network_has_seen_one_black_picture():
+def test_the_statistics_of_a_new_network_are_those_after_one_black_image():
     state = narrow("yolov7-tiny").state_dict()
     for key, value in state.items():
         match key.rpartition(".")[2]:
@@ -69,7 +69,7 @@ def test_biases_expect_few_objects(nc, expected):
     objectness = {8: -6.684612, 16: -5.298317, 32: -3.912023, 64: -2.525729}
     for conv, stride in convs:
         bias_AO = conv.bias.detach().view(3, nc + 5)
-        # The default initialisation, to which the priors are added, stays within 1 / sqrt(inputs).
+        # The priors are added to the default initialisation, which is within 1 / sqrt(inputs).
         spread = conv.in_channels**-0.5
         assert (bias_AO[:, :4].abs() <= spread).all()
         assert ((bias_AO[:, 4] - objectness[stride]).abs() <= spread).all()
@@ -83,7 +83,7 @@ def test_another_number_of_classes_is_logged_with_both_values(caplog):
     assert (network.nc, network.names, network.config["nc"]) == (3, ["0", "1", "2"], 3)
 
 
-def test_a_network_built_without_memory_takes_over_all_weights():
+def test_a_network_built_on_the_meta_device_can_load_all_weights():
     made = narrow("yolov7-tiny")
     with torch.device("meta"):
         empty = narrow("yolov7-tiny")
@@ -118,13 +118,13 @@ def test_auxiliary_rows_run_in_training_only():
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 @pytest.mark.parametrize("name", ["yolov7-tiny", "yolov7", "yolov7-e6"])
 def test_channels_last_goes_through_every_row(name):
-    """Of each row's output, gradients included: a map in the other layout would be copied at the next convolution."""
+    """Outputs and gradients of every row: a map in the other layout would be copied at the next convolution."""
     network = narrow(name).to(memory_format=torch.channels_last)
     x = picture(side_px=128).contiguous(memory_format=torch.channels_last)
     other_layout: list[int] = []
 
     def note(index: int, y: torch.Tensor) -> None:
-        # A concatenation's gradients are slices: with gaps, but with the channels of a pixel side by side.
+        # A concatenation's gradients are slices: they have gaps, but the channels of a pixel are contiguous.
         if y.stride(1) != 1:
             other_layout.append(index)
 
@@ -138,7 +138,7 @@ def test_channels_last_goes_through_every_row(name):
 
 
 def test_no_layer_changes_its_input_in_place():
-    """An in-place activation would make autograd clone, or fail, where its input is needed again."""
+    """An in-place activation would make autograd clone, or fail, if its input is needed again."""
     network = narrow("yolov7").train()
     for layer in network.model[:-1]:
         layer.register_forward_pre_hook(lambda module, inputs: versions.append((inputs[0], version_of(inputs[0]))))
@@ -159,15 +159,15 @@ def trained_under_autocast(network: Network) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ["yolov7-tiny", "yolov7"])
-def test_weights_that_are_cast_together_learn_the_same_to_the_bit(name, monkeypatch):
+def test_weights_that_are_cast_together_have_exactly_the_same_gradients(name, monkeypatch):
     together = trained_under_autocast(narrow(name))
-    monkeypatch.setattr(network, "_pays", lambda device: False)
+    monkeypatch.setattr(network, "_should_cast", lambda device: False)
     one_by_one = trained_under_autocast(narrow(name))
     assert together.keys() == one_by_one.keys() and all(each.dtype == torch.float32 for each in together.values())
     assert all(torch.equal(each, one_by_one[name]) for name, each in together.items())
 
 
-def test_frozen_weights_learn_nothing_and_stay_as_they_are():
+def test_frozen_weights_get_no_gradients_and_stay_unchanged():
     network = narrow("yolov7-tiny")
     for name, weight in network.named_parameters():
         weight.requires_grad_(not name.startswith("model.0."))
@@ -178,7 +178,7 @@ def test_frozen_weights_learn_nothing_and_stay_as_they_are():
         assert weight is before[name][0] and torch.equal(weight, before[name][1])
 
 
-def test_weights_are_back_after_a_picture_that_does_not_fit():
+def test_weights_are_restored_after_an_image_with_the_wrong_number_of_channels():
     network = narrow("yolov7-tiny")
     weights = list(network.parameters())
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError):

@@ -1,4 +1,4 @@
-"""On a CUDA device: nothing in a step makes the host wait, and channels_last is never left."""
+"""On a CUDA device: nothing in a step makes the host wait, and all maps stay channels_last."""
 
 import pytest
 import torch

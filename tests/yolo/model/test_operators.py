@@ -1,4 +1,4 @@
-"""The doors for torch.compile, with torch's own arithmetic behind them in place of our kernels: on any machine."""
+"""The operators for torch.compile, with torch functions in place of our kernels, so that they run on any machine."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ def gradients_of(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], dz
 
 
 def window_forward(x):
-    # Our kernel keeps which of 25 pixels it was; this one all pixels, by way of a map of as many bytes.
+    # Our kernel stores which of 25 pixels it was. This one stores the whole input, and its number in place of `tap`.
     seen_maps.append(x)
     return F.max_pool2d(x, 5, 1, 2), torch.full_like(x, len(seen_maps) - 1, dtype=torch.uint8)
 
@@ -47,7 +47,7 @@ def window_backward(dz, tap):
 
 
 seen_maps: list[Tensor] = []
-STAND_INS: dict[str, Callable[..., object]] = {
+FAKE_KERNELS: dict[str, Callable[..., object]] = {
     "norm_act_forward": norm_act_forward,
     "norm_act_backward": norm_act_backward,
     "max_pool_halve_forward": lambda x: F.max_pool2d(x, 2, 2),
@@ -58,21 +58,20 @@ STAND_INS: dict[str, Callable[..., object]] = {
 
 
 @pytest.fixture
-def stand_ins(monkeypatch) -> Iterator[list[str]]:
-    """Puts them in place for the CPU, and returns the names of those that ran, in order."""
+def fake_kernels(monkeypatch) -> Iterator[list[str]]:
+    """Registers the fake kernels for the CPU, and returns the names of those that ran, in order."""
     ran: list[str] = []
 
     def noted(name: str) -> Callable[..., object]:
         def run(*args: object) -> object:
             ran.append(name)
-            return STAND_INS[name](*args)
+            return FAKE_KERNELS[name](*args)
 
         return run
 
-    for door in (fused,):
-        monkeypatch.setattr(door, "suits_kernels", lambda x: torch.compiler.is_compiling())
+    monkeypatch.setattr(fused, "suits_kernels", lambda x: torch.compiler.is_compiling())
     with torch.library._scoped_library("flatout", "IMPL") as library:
-        for name in STAND_INS:
+        for name in FAKE_KERNELS:
             library.impl(name, noted(name), "CPU")
         torch.compiler.reset()
         seen_maps.clear()
@@ -80,7 +79,7 @@ def stand_ins(monkeypatch) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_training_steps_are_those_of_torch(stand_ins, backend):
+def test_compiled_training_steps_are_those_of_torch(fake_kernels, backend):
     torch.manual_seed(0)
     network = nn.Sequential(Conv(3, 8, 3), MP(), Conv(8, 4, 1), SP(5)).to(memory_format=torch.channels_last).train()
     for each in network.modules():
@@ -90,12 +89,12 @@ def test_compiled_training_steps_are_those_of_torch(stand_ins, backend):
     compiled = torch.compile(twin, fullgraph=True, backend=backend)
     x = torch.rand(2, 3, 12, 10).to(memory_format=torch.channels_last)
     for _ in range(2):
-        ran_before = len(stand_ins)
+        ran_before = len(fake_kernels)
         expected, found = network(x), compiled(x)
         expected.square().sum().backward()
         found.square().sum().backward()
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-        assert stand_ins[ran_before:] == [
+        assert fake_kernels[ran_before:] == [
             "norm_act_forward", "max_pool_halve_forward", "norm_act_forward", "max_pool_window_forward",
             "max_pool_window_backward", "norm_act_backward", "max_pool_halve_backward", "norm_act_backward",
         ]  # fmt: skip
@@ -105,8 +104,8 @@ def test_compiled_training_steps_are_those_of_torch(stand_ins, backend):
         torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-6, msg=name)
 
 
-def test_what_runs_in_compiled_code_knows_no_derivative():
-    # It would cost the host a second call of Python at every layer (norm_act.py).
-    for name in STAND_INS:
+def test_operators_in_compiled_code_have_no_derivative():
+    # It would cost the host a second Python call at every layer (fused.py).
+    for name in FAKE_KERNELS:
         assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"flatout::{name}", "Autograd")
         assert not torch._C._dispatch_has_kernel_for_dispatch_key(f"flatout::{name}", "AutogradCUDA")

@@ -111,13 +111,13 @@ def test_heads_without_a_file_are_blocks_of_classes_and_may_have_attention(optio
 def test_the_file_says_how_many_heads_there_are(heads, caplog):
     choice = chosen_heads(wanted_heads(replace(heads, heads=4)), num_classes=6)
     assert choice.groups == GROUPS
-    assert "has 3 heads, and that is how many there are" in caplog.text
+    assert "--heads 4 is ignored: " in caplog.text and "has 3 heads." in caplog.text
     assert chosen_heads(wanted_heads(replace(heads, heads=0)), num_classes=6).groups == GROUPS
     assert chosen_heads(wanted_heads(TrainOptions()), num_classes=6) is None
 
 
 def test_impossible_heads_are_refused(heads):
-    with pytest.raises(ConfigError, match=r"--head-config .*: shares out 6 classes, but the data set has 5"):
+    with pytest.raises(ConfigError, match=r"--head-config .*: assigns 6 classes, but the data set has 5"):
         chosen_heads(wanted_heads(heads), num_classes=5)
     with pytest.raises(ConfigError, match="--heads 7: there are only 6 classes"):
         chosen_heads(wanted_heads(replace(heads, head_config="", heads=7)), num_classes=6)

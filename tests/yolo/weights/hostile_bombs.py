@@ -1,4 +1,4 @@
-"""Pickles that want to exhaust the machine, and tensors that are not what they say."""
+"""Pickles that would exhaust the machine, and tensors with false descriptions."""
 
 import struct
 from collections.abc import Iterator
@@ -31,13 +31,13 @@ from tests.yolo.weights.pickle_bytes import (
 )
 
 Case = tuple[str, bytes, list[str]]
-"""Name, file content, and words that the refusal must contain."""
+"""Name, file content, and words that the error message must contain."""
 
 STORAGES = {"0": bytes(16), "1": bytes(4 << 18), "odd": bytes(15)}
 
 
 def bombs() -> Iterator[Case]:
-    """Small files that ask for much time or memory."""
+    """Small files that would take much time or memory."""
     cases = _shared() | _deep() | _many() | _lengths()
     for case, (body, word) in cases.items():
         yield f"bomb-{case}", torch_file(checkpoint(body), STORAGES), [word]
@@ -49,7 +49,7 @@ def bombs() -> Iterator[Case]:
 
 
 def _shared() -> dict[str, tuple[bytes, str]]:
-    """What is written once and referred to many times."""
+    """Values that are written once and referred to many times."""
     lists = keep(0, list_of(text("lol"))) + b"".join(keep(i, list_of(again(i - 1) * 2)) for i in range(1, 60))
     tuples = keep(0, EMPTY_TUPLE) + b"".join(keep(i, again(i - 1) * 2 + b"\x86") for i in range(1, 60))
     family = keep(0, network())
@@ -78,7 +78,10 @@ def _deep() -> dict[str, tuple[bytes, str]]:
         "list-in-itself": (network(yaml=keep(0, EMPTY_LIST) + again(0) + b"a"), "contains itself"),
         "dict-in-itself": (network(hyp=keep(0, EMPTY_DICT) + text("a") + again(0) + b"s"), "contains itself"),
         "module-in-itself": (itself + dict_of({"_modules": dict_of({"a": again(0)})}) + BUILD, "contains itself"),
-        "wrapped-in-itself": (itself + dict_of({"_modules": dict_of({"module": again(0)})}) + BUILD, "without end"),
+        "wrapped-in-itself": (
+            itself + dict_of({"_modules": dict_of({"module": again(0)})}) + BUILD,
+            "more than 32 wrappers",
+        ),
     }
 
 
@@ -88,7 +91,7 @@ def _many() -> dict[str, tuple[bytes, str]]:
     colliding = b"".join(number(i * ((1 << 61) - 1)) + NONE for i in range(1, 50_000))
     conv = keep(0, name("models.common.Conv")) + (again(0) + EMPTY_TUPLE + NEWOBJ) * 300_000
     return {
-        "memo": (NONE + memo, "holds no network"),
+        "memo": (NONE + memo, "contains no network"),
         "opcodes": (b"N0" * 600_000 + NONE, "opcodes"),
         "modules": (MARK + conv + TUPLE, "its model holds a models.common.Conv"),
         "colliding-keys": (EMPTY_DICT + MARK + colliding + b"u", "as a key"),
@@ -113,7 +116,7 @@ def _many_tensors(count: int) -> bytes:
 
 
 def tensor_lies() -> Iterator[Case]:
-    """Tensors and storages that are not what they say."""
+    """Tensors and storages with false descriptions."""
     inside, damaged = "does not lie inside", "should hold"
     cases = {
         "offset-beyond": (tensor(offset=1), inside),

@@ -1,4 +1,4 @@
-"""Read every file of a folder, in a process whose audit hook lets nothing pass but opening that file.
+"""Read every file of a folder, in a process whose audit hook allows nothing but opening that file.
 
 python -m tests.yolo.weights.hostile_child FOLDER REAL_FILE < names     one JSON line per name, then one of totals
 """
@@ -25,7 +25,7 @@ HARMLESS = {"object.__getattr__"}
 
 
 class Watch:
-    """An audit hook: while it is on, every event but the harmless ones is noted and made to fail."""
+    """An audit hook: while it is active, every event except harmless ones is recorded and made to fail."""
 
     def __init__(self) -> None:
         self.path: Path | None = None
@@ -39,12 +39,12 @@ class Watch:
 
     def _is_reading(self, arguments: tuple[Any, ...]) -> bool:
         path, _, flags = arguments
-        # Opening the descriptor of what is already open is no event of its own interest.
+        # Opening the descriptor of an open file is allowed.
         return (isinstance(path, int) or Path(path) == self.path) and not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
 
 
 def control(watch: Watch) -> list[str]:
-    """What is noted when Python's own unpickler reads a gadget, and when code is evaluated, imported or written."""
+    """Attempts that the hook missed: Python's own unpickler on a gadget, code evaluated or imported, files opened."""
     attempts = {
         "pickle": lambda: pickle.loads(gadget_for_python()),
         "eval": lambda: eval("1 + 1"),
@@ -68,34 +68,34 @@ def control(watch: Watch) -> list[str]:
 
 
 def outcome(path: Path, watch: Watch) -> dict[str, Any]:
-    """What became of one file."""
+    """Result of reading one file."""
     faulthandler.dump_traceback_later(MAX_SECONDS, exit=True)
     watch.noted = []
     start = time.perf_counter()
     try:
         watch.path = path
-        result = read_weights(path)
-        told = "read" if isinstance(result, Weights) else f"returned {type(result)}"
+        weights = read_weights(path)
+        result = "read" if isinstance(weights, Weights) else f"returned {type(weights)}"
     except CheckpointError as error:
-        told = f"refused: {error}"
-    except BaseException as error:
+        result = f"refused: {error}"
+    except BaseException as error:  # Whatever a hostile file causes is a result to report.
         watch.path = None
-        told = f"failed: {type(error).__name__}: {error}"
+        result = f"failed: {type(error).__name__}: {error}"
     finally:
         watch.path = None
     seconds = time.perf_counter() - start
     faulthandler.cancel_dump_traceback_later()
-    return {"file": path.name, "told": told, "seconds": seconds, "noted": watch.noted}
+    return {"file": path.name, "result": result, "seconds": seconds, "noted": watch.noted}
 
 
 def peak_bytes() -> int:
-    """Largest resident memory of this program; getrusage would count what the parent had when it forked."""
+    """Peak resident memory of this process; getrusage would include that of the parent when it forked."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def main(folder: Path, real: Path, names: Iterable[str]) -> None:
-    # Everything that is imported on first use is imported now: afterwards an import is an attack.
+    # Everything that is imported on first use is imported now; any later import is an attack.
     read_weights(real)
     watch = Watch()
     sys.addaudithook(watch)

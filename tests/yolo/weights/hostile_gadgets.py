@@ -1,6 +1,6 @@
-"""Pickles that want to run code.
+"""Pickles that try to run code.
 
-Commands are harmless where one would run after all: they make the file `ran`.
+The commands are harmless if one should run after all: they create the file `ran`.
 """
 
 import pickle
@@ -82,7 +82,7 @@ CALLED = {
 
 
 def gadgets() -> Iterator[tuple[str, bytes, list[str]]]:
-    """Case name, file content, and words that the refusal must contain."""
+    """Case name, file content, and words that the error message must contain."""
     for dotted, arguments in CALLED.items():
         yield f"call-{dotted}", torch_file(checkpoint(call(dotted, *arguments))), [dotted]
     yield from _other_opcodes()
@@ -135,13 +135,13 @@ def _nested() -> Iterator[tuple[str, bytes, list[str]]]:
     yield (
         "nested-numpy-objects",
         torch_file(checkpoint(best_fitness=array + tuple_of(objects) + BUILD)),
-        ["else than plain numbers"],
+        ["other things than numbers"],
     )
     yield "nested-file", torch_file(checkpoint(), {"0": torch_file(inner[:-1])}), ["storage"]
 
 
 def _through_the_allowed() -> Iterator[tuple[str, bytes, list[str]]]:
-    """Names that are allowed, used for what they are not."""
+    """Allowed names in a wrong use."""
     conv = keep(1, name("models.common.Conv") + EMPTY_TUPLE + NEWOBJ)
     bodies = {
         "encode-zip": (call("_codecs.encode", text("x"), text("zip")), "NumPy bytes"),
@@ -154,7 +154,7 @@ def _through_the_allowed() -> Iterator[tuple[str, bytes, list[str]]]:
         "set-of-lists": (call("builtins.set", list_of(EMPTY_LIST)), "builtins.set"),
         "call-a-dtype": (call("torch.FloatStorage", number(4)), "torch.FloatStorage"),
         "call-a-list": (EMPTY_LIST + EMPTY_TUPLE + REDUCE, "calls list"),
-        "call-a-module": (conv + EMPTY_TUPLE + REDUCE, "calls ModuleStandIn"),
+        "call-a-module": (conv + EMPTY_TUPLE + REDUCE, "calls PickledModule"),
         "arguments-in-a-list": (name("builtins.set") + EMPTY_LIST + REDUCE, "arguments"),
         "append-to-module": (conv + number(1) + b"a", "appends"),
         "items-of-module": (conv + number(1) + number(2) + b"s", "sets items"),
@@ -178,5 +178,5 @@ def _through_the_allowed() -> Iterator[tuple[str, bytes, list[str]]]:
 
 
 def gadget_for_python() -> bytes:
-    """A plain pickle that Python itself would run: the control for the audit hook."""
+    """A plain pickle that Python itself would run, to check the audit hook."""
     return pickle.PROTO + b"\x02" + call("os.system", text(COMMAND)) + b"."

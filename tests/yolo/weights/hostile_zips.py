@@ -1,4 +1,4 @@
-"""Zips that lie: about sizes, places, names and checksums."""
+"""Zips with false sizes, offsets, names and checksums."""
 
 import struct
 import zipfile
@@ -11,12 +11,12 @@ GOOD = torch_file(checkpoint())
 DIRECTORY = struct.Struct("<4s6H3L5H2L")
 LOCAL = struct.Struct("<4s5H3L2H")
 END = struct.Struct("<4s4H2LH")
-# Places of fields in a directory entry.
+# Offsets of fields in a directory entry.
 FLAGS, METHOD, CRC, PACKED, SIZE, OFFSET = 8, 10, 16, 20, 24, 42
 
 
 def zips() -> Iterator[tuple[str, bytes, list[str]]]:
-    """Case name, file content, and words that the refusal must contain."""
+    """Case name, file content, and words that the error message must contain."""
     yield from _bombs()
     yield from _false_directories()
     yield from _false_ends()
@@ -63,14 +63,14 @@ def _false_directories() -> Iterator[tuple[str, bytes, list[str]]]:
 def _false_ends() -> Iterator[tuple[str, bytes, list[str]]]:
     end = GOOD.rindex(b"PK\x05\x06")
     fields = list(END.unpack_from(GOOD, end))
-    for case, place, value, words in (
+    for case, index, value, words in (
         ("more-entries", 4, 60_000, "one part"),
         ("no-entries", 4, 0, "one part"),
         ("directory-size", 5, 1 << 30, "not where its end says"),
         ("directory-place", 6, 1 << 30, "not where its end says"),
         ("several-disks", 1, 3, "one part"),
     ):
-        changed = [*fields[:place], value, *fields[place + 1 :]]
+        changed = [*fields[:index], value, *fields[index + 1 :]]
         yield f"zip-end-{case}", GOOD[:end] + END.pack(*changed), [words]
     both = [*fields[:3], 40_000, 40_000, *fields[5:]]
     yield "zip-end-claims-more", GOOD[:end] + END.pack(*both), ["not where its end says"]
@@ -95,18 +95,18 @@ def _wrong_contents() -> Iterator[tuple[str, bytes, list[str]]]:
     yield "zip-big-endian", zip_bytes(entries | {"last/byteorder": b"big"}), ["big-endian"]
     yield "zip-empty-pickle", zip_bytes(entries | {"last/data.pkl": b""}), ["ends too early"]
     yield "zip-only-stop", zip_bytes(entries | {"last/data.pkl": b"."}), ["left over"]
-    yield "zip-no-network", torch_file(b"]"), ["holds no network but a value of type list"]
+    yield "zip-no-network", torch_file(b"]"), ["contains no network but a value of type list"]
     yield "zip-empty-dict", torch_file(b"}"), ["an empty dict"]
     yield "zip-a-tensor", torch_file(tensor()), ["type Tensor"]
 
 
-def _patched(content: bytes, entry: bytes, place: int, value: int, form: str = "<L") -> bytes:
+def _patched(content: bytes, entry: bytes, offset: int, value: int, form: str = "<L") -> bytes:
     """The zip with one field of an entry of its directory changed."""
     at = content.index(b"PK\x01\x02")
     while content[at + DIRECTORY.size :][: len(entry)] != entry:
         at = content.index(b"PK\x01\x02", at + 1)
     changed = bytearray(content)
-    struct.pack_into(form, changed, at + place, value)
+    struct.pack_into(form, changed, at + offset, value)
     return bytes(changed)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints as YOLOv7 pickles them, from small classes of our own that only carry its names."""
+"""Checkpoints as YOLOv7 pickles them, from small classes with the same names."""
 
 import sys
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class Model(nn.Module):
         self.names = ["ant", "bee"]
         self.nc = 2
         self.hyp = {"lr0": 0.01, "anchor_t": 4}
-        # Read by nobody; they have to pass.
+        # Not read, but they must not cause a refusal.
         self.stride = torch.tensor([8.0])
         self.device = torch.device("cpu")
         self.visited = {"a", "b"}
@@ -47,30 +47,30 @@ class Model(nn.Module):
 
 @contextmanager
 def yolov7_names() -> Iterator[None]:
-    """While this lasts, the classes above can be pickled under YOLOv7's module names."""
+    """In this context the classes above are pickled under YOLOv7's module names."""
     modules = {name: ModuleType(name) for name in ("models", "models.common", "models.yolo")}
     homes = {Conv: "models.common", Detect: "models.yolo", Model: "models.yolo"}
-    before = {kind: kind.__module__ for kind in homes}
-    for kind, home in homes.items():
-        setattr(modules[home], kind.__name__, kind)
-        kind.__module__ = home
+    before = {cls: cls.__module__ for cls in homes}
+    for cls, home in homes.items():
+        setattr(modules[home], cls.__name__, cls)
+        cls.__module__ = home
     sys.modules.update(modules)
     try:
         yield
     finally:
         for name in modules:
             del sys.modules[name]
-        for kind, home in before.items():
-            kind.__module__ = home
+        for cls, home in before.items():
+            cls.__module__ = home
 
 
 def training_checkpoint(model: nn.Module, ema: nn.Module) -> dict[str, Any]:
-    """What is saved after an epoch."""
+    """The content of a checkpoint after an epoch."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    # As the warm-up leaves it.
+    # As the warm-up sets it.
     optimizer.param_groups[0]["lr"] = np.float64(0.05)
     return {
         "epoch": 7,

@@ -1,4 +1,4 @@
-"""Write torch files by hand, opcode by opcode: what no honest program writes can be written here."""
+"""torch files built by hand, opcode by opcode, including content that no normal program writes."""
 
 import io
 import struct
@@ -26,7 +26,7 @@ def number(value: int) -> bytes:
 
 
 def name(dotted: str) -> bytes:
-    """A GLOBAL: everything before the last dot is the module."""
+    """A GLOBAL opcode: everything before the last dot is the module."""
     module, _, attribute = dotted.rpartition(".")
     return f"c{module}\n{attribute}\n".encode()
 
@@ -48,11 +48,12 @@ def call(dotted: str, *arguments: bytes) -> bytes:
 
 
 def keep(index: int, value: bytes) -> bytes:
-    """The value, remembered under an index."""
+    """The value, stored in the memo under an index."""
     return value + b"r" + struct.pack("<I", index)
 
 
 def again(index: int) -> bytes:
+    """The value in the memo under an index."""
     return b"j" + struct.pack("<I", index)
 
 
@@ -100,7 +101,7 @@ def network(**attributes: bytes) -> bytes:
 
 
 def checkpoint(model: bytes | None = None, **entries: bytes) -> bytes:
-    """The dict around a network, in the stripped form."""
+    """The dict of a stripped checkpoint with this network."""
     model = network() if model is None else model
     return dict_of({"epoch": number(-1), "model": model, "ema": NONE, "optimizer": NONE} | entries)
 
@@ -108,7 +109,7 @@ def checkpoint(model: bytes | None = None, **entries: bytes) -> bytes:
 def entries_of(
     body: bytes, storages: Mapping[str, bytes] | None = None, *, root: str = "last", protocol: bytes = PROTOCOL
 ) -> dict[str, bytes]:
-    """Name -> content of the zip that torch would write around a pickle."""
+    """Entries of the zip that torch would write for a pickle: name -> content."""
     contents = {"data.pkl": protocol + body + STOP, "byteorder": b"little", "version": b"3\n"}
     blobs = {"0": bytes(16)} if storages is None else storages
     contents |= {f"data/{key}": blob for key, blob in blobs.items()}
@@ -129,5 +130,5 @@ def unzip_bytes(path: Path) -> dict[str, bytes]:
 
 
 def torch_file(body: bytes, storages: Mapping[str, bytes] | None = None, **options: str | bytes) -> bytes:
-    """A whole file around a pickle."""
+    """A complete file with a pickle."""
     return zip_bytes(entries_of(body, storages, **options))  # type: ignore[arg-type]

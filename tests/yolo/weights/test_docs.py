@@ -1,4 +1,4 @@
-"""What docs/checkpoints.md shows really runs."""
+"""The examples of docs/checkpoints.md run."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""Checkpoints that YOLOv7 wrote give back every tensor bit for bit, and everything else they say."""
+"""Checkpoints of YOLOv7 are read completely: every tensor to the bit, and all other values."""
 
 import hashlib
 import json
@@ -16,9 +16,9 @@ from flatout.safefiles.container import PlainReader
 from flatout.safefiles.open_file import read_objects, reading
 from flatout.yolo.model.network import build_network
 from flatout.yolo.weights import State, Weights, read_weights, save_safetensors, save_weights, transfer
-from flatout.yolo.weights.legacy import ModuleStandIn, legacy_allowlist, network_inside, parameter_groups
+from flatout.yolo.weights.legacy import PickledModule, legacy_allowlist, network_inside, parameter_groups
 from tests.golden_cases import golden_cases
-from tests.yolo.golden_network import golden_picture, samples
+from tests.yolo.golden_network import golden_images, samples
 from tests.yolo.weights.legacy_files import Model, yolov7_names
 
 PIXELS = 1e-7
@@ -44,8 +44,8 @@ def whole_file(path: Path) -> Iterable[tuple[str, Path]]:
 
 @pytest.mark.parametrize("case", golden_cases("yolov7-models/legacy-expected.json", aspects))
 def test_a_legacy_checkpoint_is_read_completely(case: Case):
-    assert case.path.is_file(), f"{case.path.name} is listed and not there"
-    assert case.aspect in CHECKS, f"nobody checks {case.aspect}"
+    assert case.path.is_file(), f"{case.path.name} is listed but does not exist"
+    assert case.aspect in CHECKS, f"no test checks {case.aspect}"
     CHECKS[case.aspect](case.path, case.expected)
 
 
@@ -108,17 +108,17 @@ def check_network(path: Path, entry: str, expected: dict[str, Any] | None) -> No
             case "requires_grad":
                 assert sorted({tensor.requires_grad for tensor in parameters(network_in(path, entry))}) == value
             case _:
-                pytest.fail(f"nobody checks {entry}.{part}")
+                pytest.fail(f"no test checks {entry}.{part}")
 
 
 def states(weights: Weights) -> dict[str, State | None]:
-    """What the file held as `model` and as `ema`."""
+    """The entries `model` and `ema` of the file."""
     if weights.kind == "ema":
         return {"model": None, "ema": weights.state}
     return {"model": weights.state, "ema": weights.ema}
 
 
-def check_attributes(network: ModuleStandIn, weights: Weights, expected: dict[str, Any]) -> None:
+def check_attributes(network: PickledModule, weights: Weights, expected: dict[str, Any]) -> None:
     for name, value in expected.items():
         if name == "yaml_rows":
             assert weights.config is not None
@@ -154,7 +154,7 @@ def check_optimizer(path: Path, expected: dict[str, Any] | None) -> None:
                 numbers = [number for group in groups for number in group["params"]]
                 assert [[number, names[number], hashes(state[number])] for number in numbers] == value
             case _:
-                pytest.fail(f"nobody checks optimizer.{part}")
+                pytest.fail(f"no test checks optimizer.{part}")
 
 
 def hashes(state: dict[str, Any]) -> dict[str, str]:
@@ -168,7 +168,7 @@ def check_forward(path: Path, expected: dict[str, Any]) -> None:
     report = transfer(network, weights.for_inference(), skip_anchors=False)
     assert report.kept == report.total
     with torch.no_grad():
-        decoded = network(golden_picture(expected["input_seed"], expected["input_shape"]).double()).decoded
+        decoded = network(golden_images(expected["input_seed"], expected["input_shape"]).double()).decoded
     assert list(decoded.shape) == expected["dec_shape"]
     stored = expected["samples"]
     np.testing.assert_allclose(samples(decoded, len(stored)), stored, rtol=0, atol=PIXELS)
@@ -183,14 +183,14 @@ def objects_in(path: Path) -> Any:
         return read_objects(file, legacy_allowlist)
 
 
-def network_in(path: Path, entry: str) -> ModuleStandIn:
+def network_in(path: Path, entry: str) -> PickledModule:
     objects = objects_in(path)
-    network = objects if isinstance(objects, ModuleStandIn) else objects[entry]
-    assert isinstance(network, ModuleStandIn)
+    network = objects if isinstance(objects, PickledModule) else objects[entry]
+    assert isinstance(network, PickledModule)
     return network_inside(network)
 
 
-def parameters(module: ModuleStandIn) -> Iterable[Tensor]:
+def parameters(module: PickledModule) -> Iterable[Tensor]:
     own: Any = module.attributes
     yield from (value for value in own["_parameters"].values() if value is not None)
     for child in own["_modules"].values():
@@ -211,7 +211,7 @@ CHECKS: dict[str, Callable[[Path, Any], None]] = {
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "wrapped"])
 @pytest.mark.parametrize("entry", ["model", "ema"])
-def test_the_checks_know_files_of_one_network_and_of_a_wrapped_one(tmp_path: Path, entry: str, wrapped: bool):
+def test_the_checks_handle_files_with_one_network_and_with_a_wrapped_one(tmp_path: Path, entry: str, wrapped: bool):
     network = Model().half()
     path = tmp_path / "one.pt"
     with yolov7_names():
@@ -221,7 +221,7 @@ def test_the_checks_know_files_of_one_network_and_of_a_wrapped_one(tmp_path: Pat
         CHECKS[each](path, expected if each == entry else None)
 
 
-def test_the_checks_compare_options_of_an_optimizer_as_json_has_them(tmp_path: Path):
+def test_the_checks_compare_options_of_an_optimizer_in_their_json_form(tmp_path: Path):
     network = Model()
     optimizer = torch.optim.Adam(network.parameters(), betas=(0.9, 0.99)).state_dict()
     path = tmp_path / "adam.pt"

@@ -1,4 +1,4 @@
-"""Whatever a file holds: weights or one clear sentence, nothing run, no crash, no hang, no flood of memory."""
+"""Any file gives weights or one clear message; nothing is run, and nothing crashes, hangs or exhausts the memory."""
 
 import json
 import os
@@ -21,7 +21,7 @@ MAX_BYTES = 1_000_000_000
 
 
 class Run(NamedTuple):
-    """What the child told about the corpus."""
+    """What the child process reported for the corpus."""
 
     outcomes: dict[str, dict[str, Any]]
     totals: dict[str, Any]
@@ -33,7 +33,7 @@ class Run(NamedTuple):
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("hostile")
     words = write_corpus(folder)
-    # Of a large file, which is slow, fewer.
+    # Fewer of the large file, which is slow.
     mutations = write_mutations(folder, REAL, count=60, seed=1)
     mutations += write_mutations(folder, _small_real_file(folder), count=300, seed=2)
     ran = subprocess.run(
@@ -52,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def _small_real_file(folder: Path) -> Path:
-    """With everything a checkpoint can hold, in a few kilobytes."""
+    """A checkpoint with everything it can contain, in a few kilobytes."""
     path = folder / "small.pt"
     torch.manual_seed(0)
     with yolov7_names():
@@ -62,23 +62,22 @@ def _small_real_file(folder: Path) -> Path:
 
 def test_every_bad_file_is_refused_with_a_sentence_that_says_why(run: Run):
     assert len(run.words) >= 30
-    wrong = [
-        told for name in run.words if not is_good_refusal(told := run.outcomes[name]["told"], name, run.words[name])
-    ]
+    results = {name: run.outcomes[name]["result"] for name in run.words}
+    wrong = [result for name, result in results.items() if not is_good_refusal(result, name, run.words[name])]
     assert wrong == []
 
 
-def is_good_refusal(told: str, name: str, words: list[str]) -> bool:
-    """One line that names the file and holds the words of this case."""
-    one_line = told.startswith("refused: ") and "\n" not in told and len(told) < 1000
-    return one_line and f"{name}: " in told and all(word in told for word in words)
+def is_good_refusal(result: str, name: str, words: list[str]) -> bool:
+    """One line that names the file and contains the words of this case."""
+    one_line = result.startswith("refused: ") and "\n" not in result and len(result) < 1000
+    return one_line and f"{name}: " in result and all(word in result for word in words)
 
 
 def test_mutations_are_read_or_refused(run: Run):
-    told = [run.outcomes[name]["told"] for name in run.mutations]
-    assert len(told) >= 300
-    assert [line for line in told if line != "read" and not line.startswith("refused: ")] == []
-    assert any(line == "read" for line in told), "a mutation that changes nothing important is read"
+    results = [run.outcomes[name]["result"] for name in run.mutations]
+    assert len(results) >= 300
+    assert [line for line in results if line != "read" and not line.startswith("refused: ")] == []
+    assert any(line == "read" for line in results), "a mutation that changes nothing important is read"
 
 
 def test_nothing_but_the_file_itself_is_touched(run: Run):
@@ -95,5 +94,5 @@ def test_no_file_takes_long(run: Run):
     assert slowest["seconds"] < MAX_SECONDS, slowest
 
 
-def test_no_file_floods_the_memory(run: Run):
+def test_no_file_exhausts_the_memory(run: Run):
     assert run.totals["peak_bytes"] < MAX_BYTES

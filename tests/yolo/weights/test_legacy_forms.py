@@ -1,4 +1,4 @@
-"""Every form in which YOLOv7's users have weights is read like torch itself would read it, without running it."""
+"""Every form of YOLOv7 weights is read with the same result as by torch itself, without running anything."""
 
 import copy
 import sys
@@ -31,7 +31,7 @@ def model() -> Model:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Callable[..., Weights]:
-    """Saves an object with torch and reads it with us."""
+    """Saves an object with torch and reads it with flatout."""
 
     def save(content: object, **options: Any) -> Weights:
         torch.save(content, tmp_path / "saved.pt", **options)
@@ -41,7 +41,7 @@ def saved(tmp_path: Path) -> Callable[..., Weights]:
 
 
 def assert_same(state: dict[str, Tensor] | None, expected: dict[str, Tensor]) -> None:
-    """Keys in order, dtypes, shapes and bits."""
+    """Check keys and their order, dtypes, shapes and bits."""
     assert state is not None
     assert list(state) == list(expected)
     for key, value in expected.items():
@@ -50,7 +50,7 @@ def assert_same(state: dict[str, Tensor] | None, expected: dict[str, Tensor]) ->
         assert not state[key].requires_grad
 
 
-def test_a_full_checkpoint_gives_everything_it_holds(model: Model, saved: Callable[..., Weights]):
+def test_a_full_checkpoint_is_read_completely(model: Model, saved: Callable[..., Weights]):
     ema = copy.deepcopy(model).half()
     content = training_checkpoint(model, ema)
     weights = saved(content)
@@ -120,14 +120,14 @@ def test_what_state_dict_returns_is_read_with_its_metadata(model: Model, saved: 
     assert_same(weights.state, model.state_dict())
 
 
-def test_a_network_in_a_wrapper_for_several_gpus_is_found(model: Model, saved: Callable[..., Weights]):
+def test_a_network_in_a_wrapper_for_several_gpus_is_unwrapped(model: Model, saved: Callable[..., Weights]):
     weights = saved({"model": nn.DataParallel(model), "epoch": -1})
     assert weights.names == ["ant", "bee"]
     assert_same(weights.state, model.state_dict())
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_every_protocol_that_torch_offers_is_read(protocol: int, model: Model, saved: Callable[..., Weights]):
+def test_every_pickle_protocol_is_read(protocol: int, model: Model, saved: Callable[..., Weights]):
     weights = saved(training_checkpoint(model, model), pickle_protocol=protocol)
     assert_same(weights.state, model.state_dict())
     assert weights.best_fitness == 0.25
@@ -162,7 +162,7 @@ def test_the_folder_in_the_zip_need_not_be_the_name_of_the_file(model: Model, tm
     assert_same(read_weights(moved).state, model.state_dict())
 
 
-def test_tensors_of_a_gpu_that_is_not_here_are_read(model: Model, tmp_path: Path):
+def test_tensors_of_a_gpu_that_does_not_exist_are_read(model: Model, tmp_path: Path):
     torch.save(model.state_dict(), tmp_path / "cpu.pt")
     pickled = rewritten(tmp_path / "cpu.pt", b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:7")
     assert_same(read_weights(pickled).state, model.state_dict())
@@ -175,7 +175,7 @@ def test_both_names_of_the_core_of_numpy_are_read(model: Model, tmp_path: Path):
 
 
 def rewritten(path: Path, old: bytes, new: bytes) -> Path:
-    """The file with other bytes in its pickle, the zip in order."""
+    """The file with bytes of its pickle replaced and an intact zip."""
     entries = unzip_bytes(path)
     pickle_name = next(name for name in entries if name.endswith("/data.pkl"))
     assert old in entries[pickle_name]

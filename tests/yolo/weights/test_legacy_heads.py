@@ -1,4 +1,4 @@
-"""Checkpoints of 1B4H networks as the reference pickles them: read without running anything, heads included."""
+"""Checkpoints of 1B4H networks as the original program pickles them are read safely, with their heads."""
 
 import sys
 from contextlib import contextmanager
@@ -24,25 +24,25 @@ class Model(nn.Module):
 
 
 class HeadConfig:
-    """Stands for the reference's class."""
+    """Pickled in place of the original program's class."""
 
 
 @contextmanager
 def reference_names():
-    """While this lasts, the classes above can be pickled under the reference's module names."""
+    """In this context the classes above are pickled under the original program's module names."""
     homes = {Model: "models.yolo", HeadConfig: "utils.head_config"}
     names = ("models", "models.yolo", "utils", "utils.head_config")
     before = {name: sys.modules.get(name) for name in names}
     sys.modules.update({name: ModuleType(name) for name in names})
-    own = {kind: kind.__module__ for kind in homes}
-    for kind, home in homes.items():
-        setattr(sys.modules[home], kind.__name__, kind)
-        kind.__module__ = home
+    own = {cls: cls.__module__ for cls in homes}
+    for cls, home in homes.items():
+        setattr(sys.modules[home], cls.__name__, cls)
+        cls.__module__ = home
     try:
         yield
     finally:
-        for kind, home in own.items():
-            kind.__module__ = home
+        for cls, home in own.items():
+            cls.__module__ = home
         for name, module in before.items():
             sys.modules.pop(name) if module is None else sys.modules.__setitem__(name, module)
 
@@ -52,7 +52,7 @@ def small_network(groups: OurHeadConfig) -> Network:
 
 
 def pickled(network: Network, head_config: object) -> Any:
-    """The network as a tree of modules of the reference, with its head configuration in the last one."""
+    """The network as a tree of modules of the original program, with its head configuration in the last one."""
     root: Any = Model()
     for key, value in network.state_dict().items():
         *path, name = key.split(".")
@@ -62,7 +62,7 @@ def pickled(network: Network, head_config: object) -> Any:
                 module.add_module(part, Model())
             module = module.get_submodule(part)
         _register(module, name, value)
-    root.get_submodule(f"model.{network.blueprint.head.index}").head_config = head_config
+    root.get_submodule(f"model.{network.spec.head.index}").head_config = head_config
     root.yaml = {key: value for key, value in network.config.items() if key != "head_config"}
     root.names, root.nc = list("abcdef"), network.nc
     return root
@@ -111,11 +111,11 @@ def test_a_pickled_network_comes_back_with_its_heads(attributes, tmp_path):
     loaded = load_network(saved(tmp_path / "1b4h.pt", network, attributes)).network
     assert loaded.head.groups.head_C == GROUPS.head_C and loaded.head.groups.local_C == GROUPS.local_C
     assert loaded.head.groups.weight_H == GROUPS.weight_H
-    picture = torch.rand(1, 3, 64, 64)
-    torch.testing.assert_close(loaded(picture).decoded, network(picture).decoded)
+    image = torch.rand(1, 3, 64, 64)
+    torch.testing.assert_close(loaded(image).decoded, network(image).decoded)
 
 
-def test_a_head_configuration_nobody_understands_is_no_guess(tmp_path):
+def test_a_head_configuration_of_unknown_format_is_refused(tmp_path):
     path = saved(tmp_path / "1b4h.pt", small_network(GROUPS), {"heads": 3})
-    with pytest.raises(CheckpointError, match=r"head configuration is not one we understand.*--cfg"):
+    with pytest.raises(CheckpointError, match=r"head configuration has an unknown format.*--cfg"):
         load_network(path)

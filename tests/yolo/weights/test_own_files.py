@@ -1,4 +1,4 @@
-"""Weights come back from files of ours as they were, and other programs can read those files too."""
+"""Weights are unchanged after saving and reading, and other programs can read our files too."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def assert_same_state(state: Any, expected: Any) -> None:
         assert torch.equal(state[key], value)
 
 
-def test_our_own_file_gives_back_everything(tmp_path: Path):
+def test_our_own_file_restores_everything(tmp_path: Path):
     before = weights()
     save_weights(tmp_path / "last.pt", before)
     after = read_weights(tmp_path / "last.pt")
@@ -74,7 +74,7 @@ def test_torch_reads_our_own_file_with_weights_only(tmp_path: Path):
     assert_same_state(content["weights"]["state"], weights().state)
 
 
-def test_a_view_does_not_drag_its_storage_into_the_file(tmp_path: Path):
+def test_a_view_is_saved_without_the_rest_of_its_storage(tmp_path: Path):
     large = torch.rand(1_000_000)
     save_weights(tmp_path / "small.pt", weights(state={"w": large[:10]}, ema=None))
     assert (tmp_path / "small.pt").stat().st_size < 20_000
@@ -107,7 +107,7 @@ def test_the_safetensors_library_reads_ours_and_we_read_the_librarys(tmp_path: P
 
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 def test_a_changed_byte_is_noticed_or_harmless(suffix: str, tmp_path: Path):
-    """In the content of a .pt; safetensors carry no checksum, so there only structure is checked."""
+    """For a .pt its whole content is checked; safetensors files have no checksum, so only their structure is."""
     path = tmp_path / f"file.{suffix}"
     before = weights(ema=None, optimizer=None)
     (save_weights if suffix == "pt" else save_safetensors)(path, before)
@@ -126,9 +126,11 @@ def test_a_changed_byte_is_noticed_or_harmless(suffix: str, tmp_path: Path):
     assert noticed > 0
 
 
-def test_a_container_without_weights_says_so(tmp_path: Path):
+def test_a_container_without_weights_is_refused(tmp_path: Path):
     write_container(tmp_path / "other.pt", {"training": {"step": 3}})
-    with pytest.raises(CheckpointError, match=r"other.pt: is a file of flatout without weights\. Give one"):
+    with pytest.raises(
+        CheckpointError, match=r"other.pt: is a file of flatout without weights\. Use a file with weights"
+    ):
         read_weights(tmp_path / "other.pt")
 
 

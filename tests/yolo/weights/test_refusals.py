@@ -1,4 +1,4 @@
-"""What a user reads when a file is not weights: the whole line."""
+"""The complete messages for files that are not weights."""
 
 from pathlib import Path
 
@@ -43,13 +43,13 @@ def test_the_line_says_what_it_is_and_what_to_do(content: bytes, line: str, tmp_
     assert caught.value.exit_code == 4
 
 
-def test_a_missing_file_is_told(tmp_path: Path):
+def test_a_missing_file_is_reported(tmp_path: Path):
     with pytest.raises(
         CheckpointError, match=r"yolov7.pt: no such file\. Give the path of a \.pt or \.safetensors file"
     ):
         read_weights(tmp_path / "yolov7.pt")
 
 
-def test_a_name_no_file_can_have_is_told():
+def test_a_name_that_no_file_can_have_is_reported():
     with pytest.raises(CheckpointError, match="no file can have this name"):
         read_weights("a\0b")

@@ -1,4 +1,4 @@
-"""Weights move into a network where name and shape agree; the rest is named, nothing is lost silently."""
+"""Weights are transferred if name and shape agree; the other entries are reported, and nothing is lost silently."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def head() -> Head:
     return Head(2)
 
 
-def test_equal_networks_transfer_everything_in_the_targets_precision(head: Head):
+def test_equal_networks_transfer_everything_in_the_precision_of_the_target(head: Head):
     source = Head(2).half()
     report = transfer(head, source.state_dict(), skip_anchors=False)
     assert (report.kept, report.total) == (6, 6)
@@ -36,7 +36,7 @@ def test_equal_networks_transfer_everything_in_the_targets_precision(head: Head)
     assert report.line("yolov7.pt") == "Transferred 6/6 items from yolov7.pt"
 
 
-def test_another_number_of_classes_keeps_what_does_not_depend_on_it(head: Head):
+def test_with_another_number_of_classes_the_other_layers_are_transferred(head: Head):
     before = {key: value.clone() for key, value in head.state_dict().items()}
     source = Head(80).state_dict()
     report = transfer(head, source, skip_anchors=False)
@@ -55,7 +55,7 @@ def test_anchors_stay_when_a_config_was_given(head: Head):
     assert torch.equal(head.anchors, before)
 
 
-def test_keys_of_one_side_only_are_named(head: Head):
+def test_keys_of_one_side_only_are_reported(head: Head):
     source = Head(2).state_dict()
     source["aux.weight"] = source.pop("ia.weight")
     report = transfer(head, source, skip_anchors=False)

@@ -1,13 +1,13 @@
-"""Which classes should share a head? Four answers, from names, boxes, or what a trained network mixes up.
+"""Groups of classes for the heads of a network, from names, boxes or a confusion matrix.
 
-data YAML, COCO file, confusion matrix -> Source -> standard, geometry, hybrid, anticonfusion -> Grouping -> YAML, PNG
+    data YAML, COCO file, confusion matrix -> Source -> one of four methods -> Grouping -> YAML, PNG
 
-NumPy only: no torch, and the picture is the one part that needs OpenCV.
+NumPy only: no torch, and only the chart needs OpenCV.
 
 Files:
 
-    chart       A grouping as a picture
-    choose      From a source and a method to heads: what `flatout yolo group` does, before anything is written
-    methods     Classes whose boxes have like proportions share a head
-    statistics  What grouping looks at
+    chart       The chart of a grouping: the classes of each head, and what they were grouped by
+    choose      The grouping of a source by a method, and its head configuration file: `flatout yolo group`
+    methods     The four methods of grouping, and their clustering algorithms
+    statistics  Statistics of classes for grouping: number and shape of boxes, co-occurrence in images
 """

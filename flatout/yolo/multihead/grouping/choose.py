@@ -1,8 +1,8 @@
-"""From a source and a method to heads: what `flatout yolo group` does, before anything is written.
+"""The grouping of a source by a method, and its head configuration file: `flatout yolo group`.
 
-Dimension key:  C classes
+A source is the labels of a data set, a COCO file without its images, or a confusion matrix.
 
-What a grouping is made from: the labels of a data set, a COCO file without its pictures, or a confusion matrix.
+Dimension key:  C classes   T boxes   N images
 """
 
 import json
@@ -31,77 +31,85 @@ from flatout.yolo.multihead.grouping.methods import (
     group_by_geometry,
     group_by_hybrid,
     group_standard,
-    kept_together,
     known_pairs,
     mixed_similarity,
+    num_confused_together,
 )
 from flatout.yolo.multihead.grouping.statistics import BoxTable, ClassStatistics, Grouping, check_heads, statistics_of
+
+logger = logging.getLogger(__name__)
+
+# Sources
 
 TABLES = (".csv", ".npz", ".txt")
 
 
 @dataclass(frozen=True)
 class Source:
-    """Names of the classes, and what else is known about them. Boxes are read when they are asked for."""
+    """Class names, and boxes or a confusion matrix of the classes. Boxes are read on demand."""
 
     where: str
     names: tuple[str, ...]
     read_boxes: Callable[[], BoxTable] | None = None
-    """None: there are none, as in a confusion matrix. May take a while: labels are scanned."""
+    """None for a source without boxes, such as a confusion matrix. May take a while, because it scans the labels."""
     confusion: Confusion | None = None
 
 
 def open_source(given: str, *, split: Split = "train") -> Source:
-    """By what the file is; a data YAML may also be one that comes with flatout. ConfigError or DataError if it is none.
+    """The source in a file of any of the kinds above; a data YAML may also be one that ships with flatout.
 
-    `split` is the part of a data set whose labels count.
+    `split` is the part of a data set whose labels count. ConfigError or DataError if the file cannot be used.
     """
     path = Path(given)
     if path.suffix.lower() in TABLES:
-        return _of_confusion(read_confusion(path), given)
+        return _source_of_confusion(read_confusion(path), given)
     if path.suffix.lower() == ".json":
         content = _load_json(path)
         is_coco = isinstance(content, dict) and "annotations" in content
-        return _of_coco(content, given) if is_coco else _of_confusion(confusion_in(content, where=path), given)
+        return (
+            _source_of_coco(content, given)
+            if is_coco
+            else _source_of_confusion(confusion_in(content, where=path), given)
+        )
     data = open_data_set(path if path.is_dir() else find_file(given, flag="SOURCE"))
     return Source(given, data.names, lambda: _labelled_boxes(data, split))
 
 
 def with_confusion(source: Source, path: Path) -> Source:
-    """The same classes, with a confusion matrix beside them; ConfigError if it is one of other classes."""
+    """The source with a confusion matrix from a file; ConfigError if it has other classes."""
     confusion = read_confusion(path, num_classes=len(source.names))
     num_classes = len(confusion.count_CC)
     if num_classes != len(source.names):
         raise ConfigError(f"{path}: {num_classes} classes, but {source.where} has {len(source.names)}.")
     if confusion.names is not None and confusion.names != source.names:
-        raise ConfigError(f"{path}: its classes are called otherwise than those of {source.where}.")
+        raise ConfigError(f"{path}: its class names differ from those of {source.where}.")
     return Source(source.where, source.names, source.read_boxes, confusion)
 
 
 def boxes_of(images: ImageSet) -> BoxTable:
-    """The boxes of a scanned data set, in pixels of their pictures."""
+    """The boxes of a scanned data set, in pixels of their images."""
     labels = images.labels
-    picture_T = np.repeat(np.arange(len(images)), np.diff(labels.first_N))
-    size_T2 = labels.class_box_T5[:, 3:5].astype(np.float64) * images.size_wh_N2[picture_T]
-    return BoxTable(picture_T, labels.class_box_T5[:, 0].astype(np.int64), size_T2)
+    image_T = np.repeat(np.arange(len(images)), np.diff(labels.first_N))
+    size_T2 = labels.class_box_T5[:, 3:5].astype(np.float64) * images.size_wh_N2[image_T]
+    return BoxTable(image_T, labels.class_box_T5[:, 0].astype(np.int64), size_T2)
 
 
 def _labelled_boxes(data: DataSet, split: Split) -> BoxTable:
     if not data.entries[split]:
-        raise ConfigError(f"{data.file}: it has no {split} pictures, whose labels would say how classes are alike.")
+        raise ConfigError(f"{data.file}: it has no {split} images, whose labels are needed for the grouping.")
     config = SplitConfig(cache_folder=default_folder())
     return boxes_of(open_split(without_complaints(data, [split]), split, config).images)
 
 
-def _of_confusion(confusion: Confusion, where: str) -> Source:
+def _source_of_confusion(confusion: Confusion, where: str) -> Source:
     names = confusion.names or tuple(f"class {number}" for number in range(len(confusion.count_CC)))
     return Source(where, names, None, confusion)
 
 
-def _of_coco(content: dict[str, Any], where: str) -> Source:
-    """Without its pictures. Crowds count, as in the fork; classes are numbered in the order of their ids."""
+def _source_of_coco(content: dict[str, Any], where: str) -> Source:
+    """The source of a COCO file, without its images. Crowds count, as in the fork; classes are numbered by id."""
     categories = categories_by_id(content)
-    number = {category["id"]: place for place, category in enumerate(categories)}
+    number = {category["id"]: index for index, category in enumerate(categories)}
 
     def read() -> BoxTable:
         try:
@@ -131,20 +139,20 @@ def _load_json(path: Path) -> Any:
         raise DataError(f"{path}: not valid JSON: {str(error)[:100]}. Export it again.") from None
 
 
-logger = logging.getLogger(__name__)
+# Grouping
 
 Method = Literal["standard", "geometry", "hybrid", "anticonfusion"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupConfig:
-    """How classes are shared out."""
+    """Options of a grouping."""
 
     method: Method
     heads: int = 4
     hybrid: HybridConfig = field(default_factory=HybridConfig)
     confused_from: float = 0.02
-    """Share of a class's objects that must be taken for another class for the two to be kept apart."""
+    """Two classes are separated if at least this fraction of one's objects is detected as the other."""
 
     def __post_init__(self) -> None:
         if not 0 < self.confused_from <= 1:
@@ -153,22 +161,22 @@ class GroupConfig:
 
 @dataclass(frozen=True)
 class Grouped:
-    """The heads, and what they were chosen by: that is what the picture shows."""
+    """A grouping, and the data it was made from, for the chart."""
 
     grouping: Grouping
     names: tuple[str, ...]
     statistics: ClassStatistics | None = None
     likeness_CC: np.ndarray | None = None
-    """float64, 0 to 1: how alike classes are, or how much they are mixed up."""
+    """float64, 0 to 1: similarity of classes, or confusion between them."""
 
 
 def group_classes(source: Source, config: GroupConfig) -> Grouped:
-    """ConfigError where the method needs more than the source has."""
+    """Group the classes of a source; ConfigError if the source lacks data that the method needs."""
     check_heads(config.heads, len(source.names))
     if config.method == "standard":
         return Grouped(group_standard(source.names, config.heads), source.names)
     if config.method == "anticonfusion":
-        return _kept_apart(source, config)
+        return _group_anticonfusion(source, config)
     statistics = _statistics(source, config.method)
     if config.method == "geometry":
         return Grouped(group_by_geometry(statistics, config.heads), source.names, statistics)
@@ -179,27 +187,27 @@ def group_classes(source: Source, config: GroupConfig) -> Grouped:
 def _statistics(source: Source, method: str) -> ClassStatistics:
     if source.read_boxes is None:
         raise ConfigError(
-            f"{source.where}: --method {method} looks at boxes, and this has none: name a data YAML or a COCO file."
+            f"{source.where}: --method {method} needs boxes, and this source has none. Use a data YAML or a COCO file."
         )
     boxes = source.read_boxes()
     if not len(boxes.class_T):
-        raise ConfigError(f"{source.where}: it has no boxes, so --method {method} has nothing to go by.")
+        raise ConfigError(f"{source.where}: it has no boxes, which --method {method} needs.")
     return statistics_of(boxes, len(source.names))
 
 
-def _kept_apart(source: Source, config: GroupConfig) -> Grouped:
+def _group_anticonfusion(source: Source, config: GroupConfig) -> Grouped:
     statistics = None if source.read_boxes is None else _statistics(source, config.method)
     if source.confusion is not None:
-        share_CC = source.confusion.share_CC
-        confused_CC = confused_pairs(share_CC, least=config.confused_from)
-        likeness_CC = np.maximum(share_CC, share_CC.T) * (1 - np.eye(len(share_CC)))
+        fraction_CC = source.confusion.fraction_CC
+        confused_CC = confused_pairs(fraction_CC, least=config.confused_from)
+        likeness_CC = np.maximum(fraction_CC, fraction_CC.T) * (1 - np.eye(len(fraction_CC)))
     else:
         confused_CC = known_pairs(source.names)
         likeness_CC = confused_CC.astype(np.float64)
         if not confused_CC.any():
             raise ConfigError(
-                f"{source.where}: which of these classes are mixed up is known for COCO's names only: "
-                "give a confusion matrix with --confusion (test.py writes confusion_matrix.csv)."
+                f"{source.where}: confused pairs of classes are known for COCO's names only. "
+                "Use --confusion with a confusion matrix (test.py writes confusion_matrix.csv)."
             )
     if statistics is not None:
         num_boxes_C = statistics.num_boxes_C
@@ -207,24 +215,24 @@ def _kept_apart(source: Source, config: GroupConfig) -> Grouped:
         assert source.confusion is not None
         num_boxes_C = source.confusion.num_objects_C.round().astype(np.int64)
     grouping = group_apart(num_boxes_C, confused_CC, config.heads)
-    num_pairs, together = int(confused_CC.sum()) // 2, kept_together(confused_CC, grouping)
+    num_pairs, together = int(confused_CC.sum()) // 2, num_confused_together(confused_CC, grouping)
     if num_pairs:
         logger.info("%d of %d confused pairs are in different heads.", num_pairs - together, num_pairs)
     else:
-        logger.warning("No classes are mixed up that often: heads are chosen by numbers of boxes alone.")
+        logger.warning("No classes are confused that often, so heads are chosen by numbers of boxes only.")
     if together:
-        logger.warning("%d confused pairs share a head: more heads would keep them apart.", together)
+        logger.warning("%d confused pairs share a head. More heads would separate them.", together)
     return Grouped(grouping, source.names, statistics, likeness_CC)
 
 
-# A grouping as a head configuration: YAML that `--head-config` takes.
+# The head configuration file, YAML for `--head-config`
 
 LINE = 112
-"""Longer lists of classes are broken."""
+"""Length at which lists of classes are wrapped."""
 
 
 def write_grouping(grouping: Grouping, path: Path, *, generated_by: str) -> Path:
-    """Whole or not at all."""
+    """Write the head configuration, completely or not at all; returns the path."""
     content = as_yaml(grouping, generated_by=generated_by).encode()
     with replacing(path, needed_bytes=len(content)) as sink:
         sink.write(content)
@@ -232,7 +240,7 @@ def write_grouping(grouping: Grouping, path: Path, *, generated_by: str) -> Path
 
 
 def as_yaml(grouping: Grouping, *, generated_by: str) -> str:
-    """The keys of the head configuration in the order in which people read them."""
+    """The text of the head configuration, with its keys in a readable order."""
     config = grouping.config
     lines = [
         f"nc: {config.nc}",
@@ -254,8 +262,8 @@ def _listed(classes: tuple[int, ...]) -> list[str]:
     if len(whole) <= LINE:
         return [whole]
     lines, line = ["    classes: ["], "     "
-    for place, number in enumerate(classes):
-        word = f" {number}" if place == len(classes) - 1 else f" {number},"
+    for index, number in enumerate(classes):
+        word = f" {number}" if index == len(classes) - 1 else f" {number},"
         if len(line) + len(word) > LINE:
             lines.append(line)
             line = "     "
@@ -264,5 +272,5 @@ def _listed(classes: tuple[int, ...]) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    # JSON's quotes are YAML's, and keep colons and hashes text.
+    # JSON strings are valid YAML, and colons and hashes in them remain text.
     return json.dumps(text, ensure_ascii=False)

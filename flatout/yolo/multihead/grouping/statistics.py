@@ -1,6 +1,6 @@
-"""What grouping looks at: how often a class occurs, how its boxes are shaped, which classes meet in a picture.
+"""Statistics of classes for grouping: number and shape of boxes, co-occurrence in images; and the result, a Grouping.
 
-Dimension key:  T boxes   C classes   S pictures of one slice
+Dimension key:  T boxes   C classes   S images of one slice   H heads
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,32 +12,32 @@ from flatout.errors import ConfigError
 from flatout.yolo.multihead.head_config import HeadConfig, HeadGroup
 
 LEAST_SIDE_PX = 1.0
-"""Boxes must be larger than this both ways for their shape to count."""
-SLICE_PICTURES = 4096
+"""Both sides of a box must be larger than this for its shape to count."""
+SLICE_IMAGES = 4096
 
 
 @dataclass(frozen=True)
 class BoxTable:
-    """All boxes of a data set, one row each, in any order."""
+    """All boxes of a data set, in any order."""
 
-    picture_T: np.ndarray
-    """int64: equal numbers are the same picture."""
+    image_T: np.ndarray
+    """int64: number of the image."""
     class_T: np.ndarray
     """int64."""
     size_wh_px_T2: np.ndarray
-    """float64, in pixels of the picture."""
+    """float64, in pixels of the image."""
 
 
 @dataclass(frozen=True)
 class ClassStatistics:
-    """A data set seen class by class."""
+    """Statistics of every class of a data set."""
 
     num_boxes_C: np.ndarray
-    """int64; boxes of every size."""
+    """int64: number of boxes of any size."""
     log_ratio_C: np.ndarray
     """float64: mean of ln(width / height); 0 for a class without boxes."""
     together_CC: np.ndarray
-    """int64: pictures that hold both classes; on the diagonal, pictures that hold the class."""
+    """int64: number of images with both classes; on the diagonal, of images with the class."""
 
     @property
     def num_classes(self) -> int:
@@ -45,11 +45,11 @@ class ClassStatistics:
 
 
 def statistics_of(boxes: BoxTable, num_classes: int) -> ClassStatistics:
-    """Of boxes whose classes are 0 to num_classes - 1."""
+    """Statistics of boxes with classes 0 to num_classes - 1."""
     return ClassStatistics(
         np.bincount(boxes.class_T, minlength=num_classes),
         mean_log_ratio(boxes.class_T, boxes.size_wh_px_T2, num_classes),
-        pictures_together(boxes.picture_T, boxes.class_T, num_classes),
+        images_together(boxes.image_T, boxes.class_T, num_classes),
     )
 
 
@@ -63,28 +63,25 @@ def mean_log_ratio(class_T: np.ndarray, size_wh_px_T2: np.ndarray, num_classes: 
     return mean_C
 
 
-def pictures_together(picture_T: np.ndarray, class_T: np.ndarray, num_classes: int) -> np.ndarray:
-    """How many pictures hold both of two classes, int64 [C, C]; a picture counts a class once."""
+def images_together(image_T: np.ndarray, class_T: np.ndarray, num_classes: int) -> np.ndarray:
+    """Number of images with both of two classes, int64 [C, C]; several boxes of a class in an image count once."""
     together_CC = np.zeros((num_classes, num_classes))
-    row_T = np.unique(picture_T, return_inverse=True)[1].ravel()
+    row_T = np.unique(image_T, return_inverse=True)[1].ravel()
     order_T = np.argsort(row_T, kind="stable")
     row_T, class_T = row_T[order_T], class_T[order_T]
-    num_pictures = int(row_T[-1]) + 1 if len(row_T) else 0
-    # In slices, because a table of all pictures of a large set would not fit.
-    for first in range(0, num_pictures, SLICE_PICTURES):
-        begin, end = np.searchsorted(row_T, (first, first + SLICE_PICTURES))
-        holds_SC = np.zeros((SLICE_PICTURES, num_classes), np.float32)
-        holds_SC[row_T[begin:end] - first, class_T[begin:end]] = 1
-        together_CC += holds_SC.T @ holds_SC
+    num_images = int(row_T[-1]) + 1 if len(row_T) else 0
+    # In slices, because a table of all images of a large data set would not fit into memory.
+    for first in range(0, num_images, SLICE_IMAGES):
+        begin, end = np.searchsorted(row_T, (first, first + SLICE_IMAGES))
+        present_SC = np.zeros((SLICE_IMAGES, num_classes), np.float32)
+        present_SC[row_T[begin:end] - first, class_T[begin:end]] = 1
+        together_CC += present_SC.T @ present_SC
     return together_CC.astype(np.int64)
-
-
-# A finished grouping: the heads, and a remark on each for people.
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """Heads that share all classes out, each with a comment ("" for none)."""
+    """A head configuration, with a comment for each head ("" for none)."""
 
     config: HeadConfig
     comments: tuple[str, ...]
@@ -93,7 +90,7 @@ class Grouping:
 def make_grouping(
     grouping: str, classes_H: Iterable[Sequence[int]], names: Sequence[str], comments: Sequence[str]
 ) -> Grouping:
-    """Heads of equal weight, their classes ascending."""
+    """A grouping with heads of equal weight and sorted classes."""
     heads = [
         HeadGroup(tuple(sorted(map(int, classes))), 1.0, name) for classes, name in zip(classes_H, names, strict=True)
     ]
@@ -102,11 +99,11 @@ def make_grouping(
 
 
 def members_of(label_C: np.ndarray) -> list[np.ndarray]:
-    """The classes of each label, from label 0 on; every label up to the largest has some."""
+    """The classes of each label, from label 0 on; every label up to the largest must occur."""
     return [np.flatnonzero(label_C == label) for label in range(int(label_C.max()) + 1)]
 
 
 def check_heads(heads: int, num_classes: int) -> None:
-    """ConfigError unless so many heads can each have a class."""
+    """ConfigError unless every head can have a class."""
     if not 1 <= heads <= num_classes:
-        raise ConfigError(f"--heads {heads}: {num_classes} classes can be shared out to 1 to {num_classes} heads.")
+        raise ConfigError(f"--heads {heads}: {num_classes} classes can be divided among 1 to {num_classes} heads.")

@@ -1,4 +1,4 @@
-"""Channels, repeats, overrides and sources of model rows, by the rules of the config format."""
+"""Model configs are parsed by the rules of the format: channels, repeats, overrides and sources of rows."""
 
 import copy
 import logging
@@ -32,7 +32,7 @@ def small(**top: object) -> dict[Any, Any]:
     return made | top
 
 
-def drawn(rows: dict[int, str] | None = None, **top: str) -> ModelSpec:
+def parsed(rows: dict[int, str] | None = None, **top: str) -> ModelSpec:
     return parse_model(parse_yaml(config(rows, **top)))
 
 
@@ -66,7 +66,7 @@ def test_scaled_channels_are_the_next_multiple_of_eight(channels, gw):
 
 @pytest.mark.parametrize(("nc", "outputs"), [(3, 24), (5, 30), (59, 192), (80, 255)])
 @pytest.mark.parametrize("gw", [0.5, 1.0, 2.0])
-def test_as_many_channels_as_predictions_are_left_as_written(nc, outputs, gw):
+def test_as_many_channels_as_outputs_of_a_level_are_not_scaled(nc, outputs, gw):
     assert one_conv(outputs, nc=nc, gw=gw) == outputs
     assert one_conv(outputs, nc=nc + 1, gw=gw) % 8 == 0
 
@@ -79,8 +79,8 @@ def test_the_exception_follows_an_override_of_nc():
 
 
 def test_modules_without_a_width_keep_or_sum_their_inputs():
-    blueprint = drawn(width_multiple="2", nc="4")
-    channels = [row.out.channels for row in blueprint.rows]
+    spec = parsed(width_multiple="2", nc="4")
+    channels = [row.out.channels for row in spec.rows]
     assert channels == [16, 32, 32, 32, 32, 32, 64, 32]
 
 
@@ -103,19 +103,19 @@ def test_modules_without_a_width_keep_or_sum_their_inputs():
     ],
 )
 def test_repeats_are_scaled_by_depth(number, gd, repeats):
-    row = drawn({3: f"[-1, {number}, Conv, [16, 3, 1]]"}, depth_multiple=str(gd)).rows[3]
+    row = parsed({3: f"[-1, {number}, Conv, [16, 3, 1]]"}, depth_multiple=str(gd)).rows[3]
     assert row.repeats == repeats
     assert row.num_weights == repeats * (16 * 16 * 9 + 2 * 16)
 
 
 def test_repeats_shrink_the_map_each_time():
-    assert drawn({2: "[-1, 3, MP, []]", 4: "[-1, 1, MP, []]"}).rows[2].out[1:] == (8, 8)
+    assert parsed({2: "[-1, 3, MP, []]", 4: "[-1, 1, MP, []]"}).rows[2].out[1:] == (8, 8)
 
 
 @pytest.mark.parametrize("module", ["SPPCSPC", "DownC"])
 def test_some_modules_take_the_count_as_an_argument(module):
     replaced = {3: f"[-1, 4, {module}, [16]]", 4: "[3, 1, Conv, [16, 1, 1]]", 5: "[-1, 1, MP, [1]]"}
-    row = drawn(replaced, depth_multiple="0.5").rows[3]
+    row = parsed(replaced, depth_multiple="0.5").rows[3]
     assert (row.repeats, row.args["n"]) == (1, 2)
 
 
@@ -125,20 +125,20 @@ def test_some_modules_take_the_count_as_an_argument(module):
 def test_overrides_are_kept_in_a_copy_of_the_config():
     made = small()
     before = copy.deepcopy(made)
-    blueprint = parse_model(made, nc=7, anchors=2.4)
+    spec = parse_model(made, nc=7, anchors=2.4)
     assert made == before
-    assert blueprint.config == before | {
+    assert spec.config == before | {
         "nc": 7,
         "anchors": 2,
         "ch": 3,
         "depth_multiple": 1.0,
         "width_multiple": 1.0,
     }
-    assert (blueprint.head.num_classes, blueprint.head.num_outputs) == (7, 2 * 12)
+    assert (spec.head.num_classes, spec.head.num_outputs) == (7, 2 * 12)
 
 
 def test_a_number_of_anchors_gives_placeholders_on_every_level():
-    assert drawn(anchors="3").head.anchors_px == ((0.0, 1.0, 2.0, 3.0, 4.0, 5.0),) * 2
+    assert parsed(anchors="3").head.anchors_px == ((0.0, 1.0, 2.0, 3.0, 4.0, 5.0),) * 2
 
 
 def test_a_number_of_anchors_does_not_fit_auxiliary_heads():
@@ -159,8 +159,8 @@ def test_a_wrong_override_of_anchors_is_refused(anchors):
 
 
 def test_input_channels_come_from_the_config():
-    blueprint = drawn(ch="1")
-    assert blueprint.channels == blueprint.rows[0].ins[0].channels == 1
+    spec = parsed(ch="1")
+    assert spec.channels == spec.rows[0].ins[0].channels == 1
 
 
 # -- anchors -------------------------------------------------------------------------------------------------------
@@ -169,14 +169,14 @@ def test_input_channels_come_from_the_config():
 def test_anchors_that_shrink_while_strides_grow_are_reversed(caplog):
     large_first = "[[100, 100, 200, 200], [10, 10, 20, 20]]"
     with caplog.at_level(logging.INFO):
-        head = drawn(anchors=large_first).head
+        head = parsed(anchors=large_first).head
     assert head.anchors_px == ((10, 10, 20, 20), (100, 100, 200, 200))
     assert "Reversing anchor order" in caplog.text
 
 
 def test_anchors_of_levels_with_shrinking_strides_are_taken_as_they_are():
     large_first = "[[100, 100, 200, 200], [10, 10, 20, 20]]"
-    head = drawn({8: "[[4, 7], 1, Detect, [nc, anchors]]"}, anchors=large_first).head
+    head = parsed({8: "[[4, 7], 1, Detect, [nc, anchors]]"}, anchors=large_first).head
     assert (head.anchors_px[0], head.strides) == ((100, 100, 200, 200), (16, 8))
 
 
@@ -184,23 +184,23 @@ def test_anchors_of_levels_with_shrinking_strides_are_taken_as_they_are():
 
 
 def test_sources_are_absolute():
-    blueprint = drawn()
-    assert [row.sources for row in blueprint.rows] == [(IMAGE,), (0,), (1,), (2,), (3,), (4,), (5, 3), (6,)]
-    assert blueprint.head.sources == (7, 4)
+    spec = parsed()
+    assert [row.sources for row in spec.rows] == [(IMAGE,), (0,), (1,), (2,), (3,), (4,), (5, 3), (6,)]
+    assert spec.head.sources == (7, 4)
 
 
 def test_needed_rows_are_those_that_the_wanted_ones_depend_on():
-    rows = drawn().rows
+    rows = parsed().rows
     assert needed_rows(rows, [4]) == {IMAGE, 0, 1, 2, 3, 4}
     assert needed_rows(rows, [6]) == {IMAGE, *range(7)}
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_shipped_config_can_be_written_down_again(name):
-    blueprint = parse_model(load_config(shipped_folder() / name))
-    written = [list(row.written) for row in (*blueprint.rows, blueprint.head)]
-    assert written == blueprint.config["backbone"] + blueprint.config["head"]
-    assert parse_model(blueprint.config) == blueprint
+def test_the_spec_of_every_shipped_config_gives_back_its_rows(name):
+    spec = parse_model(load_config(shipped_folder() / name))
+    written = [list(row.written) for row in (*spec.rows, spec.head)]
+    assert written == spec.config["backbone"] + spec.config["head"]
+    assert parse_model(spec.config) == spec
 
 
 # -- limits --------------------------------------------------------------------------------------------------------
@@ -221,6 +221,6 @@ def test_numbers_beyond_floats_are_refused():
 
 
 @pytest.mark.parametrize("made", [None, 7, "text", [], [[-1, 1, "Conv", [8]]]])
-def test_what_is_no_mapping_is_refused(made):
+def test_a_config_that_is_not_a_mapping_is_refused(made):
     with pytest.raises(ConfigError, match=r"^f\.yaml: a model config is a mapping with nc, anchors, backbone and head"):
         parse_model(made, where="f.yaml")
