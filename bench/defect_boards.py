@@ -25,10 +25,10 @@ import numpy as np
 import torch
 
 from bench.measure import arguments, report
-from flatout.defect.data.find import Judged
+from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.items import list_pairs, read_canonical, read_pair, read_template
-from flatout.defect.evaluate.evaluate import HeatMapper, MakeMap, judge
-from flatout.defect.evaluate.scores import Outcome
+from flatout.defect.evaluate.evaluate import HeatMapper, MakeMap, evaluate_images
+from flatout.defect.evaluate.scores import DefectEvaluation
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
 from flatout.defect.synth.pool import SHAPES
@@ -90,10 +90,10 @@ class Pairs:
         self.val = {f"all {len(val)}": val, f"{len(whole)} not drawn on": whole}
 
 
-def _compare(make_map: MakeMap, pairs: Pairs) -> tuple[Outcome, dict[str, Outcome]]:
+def _compare(make_map: MakeMap, pairs: Pairs) -> tuple[DefectEvaluation, dict[str, DefectEvaluation]]:
     """On the train pairs, and with the threshold that suits these on each choice of val pairs."""
-    on_train = _judge(make_map, pairs.train, None)
-    return on_train, {which: _judge(make_map, images, on_train.threshold) for which, images in pairs.val.items()}
+    on_train = _evaluate(make_map, pairs.train, None)
+    return on_train, {which: _evaluate(make_map, images, on_train.threshold) for which, images in pairs.val.items()}
 
 
 def _trained(data: Path, root: Path, options: argparse.Namespace) -> tuple[Path, str]:
@@ -124,9 +124,9 @@ def _trained(data: Path, root: Path, options: argparse.Namespace) -> tuple[Path,
     return result.folder / "weights/best.pt", told
 
 
-def _judge(make_map: MakeMap, images: list[Judged], threshold: float | None) -> Outcome:
+def _evaluate(make_map: MakeMap, images: list[EvaluationImage], threshold: float | None) -> DefectEvaluation:
     with torch.inference_mode():
-        return judge(make_map, images, threshold=threshold)
+        return evaluate_images(make_map, images, threshold=threshold)
 
 
 def _floor(planes_CHW: np.ndarray) -> np.ndarray:
@@ -155,7 +155,7 @@ def _is_drawn_on(path: Path) -> bool:
     return float(((target_HW > 110) & (target_HW < 190)).mean()) > MOST_GREY
 
 
-def _line(way: str, which: str, on_train: Outcome, on_val: Outcome) -> str:
+def _line(way: str, which: str, on_train: DefectEvaluation, on_val: DefectEvaluation) -> str:
     iou, best = on_val.scores()["pixel_IoU"], on_train.scores()["pixel_IoU"]
     found = on_val.scores()["recall@1FP"]
     return (
@@ -165,13 +165,13 @@ def _line(way: str, which: str, on_train: Outcome, on_val: Outcome) -> str:
     )
 
 
-def _write_pairs(pairs: Path, out: Path, align_px: int) -> list[Judged]:
+def _write_pairs(pairs: Path, out: Path, align_px: int) -> list[EvaluationImage]:
     out.mkdir(parents=True)
     judged = []
     for pair in list_pairs(pairs):
         path = out / f"{pair.name}.png"
         cv2.imwrite(str(path), read_pair(pair, align_px=align_px).transpose(1, 2, 0))
-        judged.append(Judged(path, pair.mask, is_good=False))
+        judged.append(EvaluationImage(path, pair.mask, is_good=False))
     return judged
 
 

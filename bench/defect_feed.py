@@ -30,7 +30,7 @@ from bench.measure import arguments, report
 from bench.page_cache import resident_share, state_line
 from flatout.clock import machine
 from flatout.defect.data.items import Strips
-from flatout.defect.demo_data import STRIP_HW, draw_strip, write_strip
+from flatout.defect.demo_data import STRIP_HW, generate_strip, write_strip
 from flatout.defect.input import InputConfig, feed_config
 from flatout.defect.patches import Grid
 from flatout.defect.source import PatchSource, SampleRecipe
@@ -52,7 +52,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         paths = [Path(name) / f"{number:04}.tiff" for number in range(num_images)]
         for number, path in enumerate(paths):
-            write_strip(path, draw_strip(number))
+            write_strip(path, generate_strip(number))
         parts: dict[str, Callable[[], list[str]]] = {
             "T1 T7": lambda: sample_costs(paths, repeats, numbers),
             "T2": lambda: scaling(paths, 0.1 if quick else 0.4, 3 if quick else 5, numbers),

@@ -37,9 +37,9 @@ from bench.cut_short import NOTE, heed_signals
 from bench.defect_baselines import August, July
 from bench.defect_trainers import LoopTrainer, PlainTrainer, Timed, as_a_training_sets_it, compile_ahead
 from bench.measure import arguments, report
-from flatout.defect.demo_data import STRIP_HW, draw_strip, write_strip
+from flatout.defect.demo_data import STRIP_HW, generate_strip, write_strip
 from flatout.defect.evaluate.evaluate import HeatMapper
-from flatout.defect.input import find_images, make_plan, make_recipe, patches_of
+from flatout.defect.input import device_patch_feed, find_images, make_plan, make_recipe
 from flatout.defect.model import DefectNet
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
@@ -175,7 +175,7 @@ class Sides:
     def over(cls, recipe: TrainOptions, device: torch.device, length: Length) -> "Sides":
         """Draw the set: strips, each under several names, as many as are usual. Patches make whole batches."""
         folder = Path(recipe.training_dataset_path, "train/good")
-        strips = [draw_strip(number) for number in range(length.drawn)]
+        strips = [generate_strip(number) for number in range(length.drawn)]
         for number, strip in enumerate(strips):
             path = folder / f"{number:03}_00.tiff"
             write_strip(path, strip)
@@ -217,7 +217,7 @@ class Sides:
         recipe = make_recipe(samples_config(options), images)
         names = [str(path) for path in self._paths]
         config = input_config(options)
-        batches = patches_of(self._kept, names, recipe, config, make_plan(recipe, config, World()))
+        batches = device_patch_feed(self._kept, names, recipe, config, make_plan(recipe, config, World()))
         self._stack.enter_context(batches.feed)
         return LoopTrainer(batches, options, self._device)
 
@@ -286,7 +286,7 @@ def whole_strips(width: int, device: torch.device, repeats: int, numbers: dict[s
     as_a_training_sets_it(searching=False)
     network = DefectNet(base=width).to(device).eval()
     grid = Grid.over(STRIP_HW, 128)
-    strip = draw_strip(0)
+    strip = generate_strip(0)
     ways: dict[str, Callable[[], object]] = {
         "18 calls": partial(_one_by_one, network, device, grid, strip),
         "one batch": partial(HeatMapper(network, grid, device), strip),
