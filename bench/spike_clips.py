@@ -24,10 +24,10 @@ from flatout.spike.data.clip_set import ClipSet, open_clips
 from flatout.spike.data.decode import Box
 from flatout.spike.data.frames import Frames
 from flatout.spike.data.precompute import write_voxels
-from flatout.spike.data.source import ClipSource, shown_of
+from flatout.spike.data.source import ClipSource, representation_of
 from flatout.spike.data.voxels import frames_per_bin
 from flatout.spike.input import open_store, training_source
-from flatout.spike.pictures import write_image
+from flatout.spike.visuals import write_image
 from tests.reference.spike_decode import decode_by_index
 
 FRAMES = 6
@@ -65,7 +65,7 @@ class AsSpikeCv(Frames):
     """Every stream decoded whole, then counted and cut."""
 
     def __init__(self, clips: ClipSet, config: DataConfig) -> None:
-        super().__init__(clips, shown_of(config))
+        super().__init__(clips, representation_of(config))
         self._paths, self._layout = [each.spike for each in clips.frames], clips.layout_of(0)
         self._first_B = np.cumsum([0, *frames_per_bin(self._layout.frames, config.channels)[:-1]])
 
@@ -80,7 +80,7 @@ class AsEarlyCode(Frames):
     the first bins here, since nobody looks at it."""
 
     def __init__(self, clips: ClipSet, config: DataConfig, folder: Path) -> None:
-        super().__init__(clips, shown_of(config))
+        super().__init__(clips, representation_of(config))
         self._paths, self._channels = [folder / f"{each.stem}.npy" for each in clips.frames], config.channels
 
     def spikes(self, frame: int, box: Box, dtype: np.dtype) -> np.ndarray:
@@ -120,7 +120,7 @@ def main() -> int:
         spike_pixels = (crop // 2) ** 2
         with store:
             by_index, early = AsSpikeCv(clips, config), AsEarlyCode(clips, config, sequence / "early")
-            _compare(by_index, Frames(clips, shown_of(config)), crop // 2)
+            _compare(by_index, Frames(clips, representation_of(config)), crop // 2)
             sources: dict[str, tuple[ClipSource, float]] = {
                 LIVE: (training_source(clips, config), 11 * spike_pixels),
                 "PNG, streams whole, as SpikeCV": (_over(by_index, clips, config), _mean_bytes(sequence / "spike")),
@@ -151,7 +151,7 @@ def _compare(one: Frames, other: Frames, size: int) -> None:
 
 
 def _over(frames: Frames, clips: ClipSet, config: DataConfig) -> ClipSource:
-    return ClipSource(clips, frames, shown_of(config), crop=config.CROP_SIZE, augment=config.AUGMENT)
+    return ClipSource(clips, frames, representation_of(config), crop=config.CROP_SIZE, augment=config.AUGMENT)
 
 
 def _written(config: DataConfig) -> ClipSource:

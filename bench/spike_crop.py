@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.measure import Timing, arguments, facts_line, report, summarize
-from flatout.spike.data.decode import Box, decode, map_stream, whole
+from flatout.spike.data.decode import Box, decode, map_stream, whole_frame
 from flatout.spike.data.stream_layout import Layout
 from flatout.spike.data.voxels import crop_counts
 from tests.reference.spike_decode import decode_by_index
@@ -68,7 +68,7 @@ class Files:
         return crop_counts(map_stream(self.stream, LAYOUT), LAYOUT, self.box(), BINS)
 
     def frame(self) -> np.ndarray:
-        return crop_counts(map_stream(self.stream, LAYOUT), LAYOUT, whole(LAYOUT), BINS)
+        return crop_counts(map_stream(self.stream, LAYOUT), LAYOUT, whole_frame(LAYOUT), BINS)
 
     def by_index(self) -> np.ndarray:
         return decode_by_index(self.stream.read_bytes(), 360, 640)

@@ -40,8 +40,8 @@ from flatout.feed.device_store import DeviceStore
 from flatout.spike.config import DataConfig, SpikeConfig, load_config
 from flatout.spike.data.clip_set import ClipSet, open_clips
 from flatout.spike.data.frames import Frames
-from flatout.spike.data.source import NumbersSource, boxes_of, shown_of
-from flatout.spike.input import GIB, Render, open_store, training_source
+from flatout.spike.data.source import ClipParameterSource, crop_boxes, representation_of
+from flatout.spike.input import GIB, ClipRenderer, open_store, training_source
 from flatout.spike.step import ToClip
 
 ROOT = Path(__file__).parents[1]
@@ -144,15 +144,15 @@ def measure_binning(config: SpikeConfig, device: torch.device, *, repeats: int) 
     assert store is not None and data.CROP_SIZE is not None
     indices = np.arange(batch)
     with store:
-        whole, shown = training_source(clips, data, store), shown_of(data)
-        numbers = NumbersSource(clips, whole, shown, crop=data.CROP_SIZE)
+        whole, representation = training_source(clips, data, store), representation_of(data)
+        numbers = ClipParameterSource(clips, whole, representation, crop=data.CROP_SIZE)
         draws = whole.draw(1, 0, indices, indices)
         small, host = _arrays(numbers, batch), _arrays(whole, batch)
         numbers.read(indices, draws, Out(small))
         resident = DeviceStore(store, device, batch_items=3 * clips.clip_length * batch)
         params = {name: torch.from_numpy(array).to(device) for name, array in small.items()}
         sources = resident.sources_of(small["items"], params["items"])
-        render = Render(clips, whole, shown, crop=data.CROP_SIZE)
+        render = ClipRenderer(clips, whole, representation, crop=data.CROP_SIZE)
         out = {
             name: torch.empty((batch, *each.shape), dtype=each.dtype, device=device)
             for name, each in render.outputs.items()
@@ -166,7 +166,9 @@ def measure_binning(config: SpikeConfig, device: torch.device, *, repeats: int) 
         timed = time_on_device if device.type == "cuda" else _time_on_host
         times = {name: timed(work, repeats) for name, work in on_device.items()}
         times["one core: unpack and count"] = measure(
-            lambda: _count_on_host(clips, data, Frames(clips, shown, store), draws["origin"]), warmup=1, repeats=repeats
+            lambda: _count_on_host(clips, data, Frames(clips, representation, store), draws["origin"]),
+            warmup=1,
+            repeats=repeats,
         )
         times["one core: the same, and frames cropped"] = measure(
             lambda: whole.read(indices, draws, Out(host)), warmup=1, repeats=repeats
@@ -186,7 +188,7 @@ def _time_on_host(work: Any, repeats: int) -> Timing:
 
 def _count_on_host(clips: ClipSet, data: DataConfig, frames: Frames, origin_N2: np.ndarray) -> None:
     for clip, origin in enumerate(origin_N2.tolist()):
-        _, box = boxes_of(clips.sequence_of(clip), origin, data.CROP_SIZE)
+        _, box = crop_boxes(clips.sequence_of(clip), origin, data.CROP_SIZE)
         for frame in clips.windows_NL[clip].tolist():
             frames.spikes(frame, box, np.dtype(np.uint8))
 

@@ -18,7 +18,7 @@ from flatout.spike.config import DataConfig
 from flatout.spike.data.clip_set import ClipSet, open_clips
 from flatout.spike.data.decode import Box
 from flatout.spike.data.frames import Frames, Part
-from flatout.spike.data.source import ClipSource, shown_of
+from flatout.spike.data.source import ClipSource, representation_of
 from flatout.spike.demo_data import DemoConfig, write_demo_data
 from flatout.spike.input import open_store
 
@@ -81,10 +81,10 @@ def clips_per_s(
     seconds: float,
 ) -> float:
     """After the first epoch, for so many seconds."""
-    shown = shown_of(data)
-    frames = kind(clips, shown, store)
+    representation = representation_of(data)
+    frames = kind(clips, representation, store)
     frames.delay_s = delay_ms / 1e3  # of the instance, which is what workers get
-    source = ClipSource(clips, frames, shown, crop=data.CROP_SIZE, augment=data.AUGMENT)
+    source = ClipSource(clips, frames, representation, crop=data.CROP_SIZE, augment=data.AUGMENT)
     plan = Plan(num_samples=len(clips), batch_size=BATCH, seed=0)
     with Feed(source, plan, FeedConfig(workers=workers, micro_batch=1, slots=6)) as feed:
         for _ in feed:

@@ -139,7 +139,7 @@ class TrainOptions(RunOptions):
     channels_last: bool = option(
         True, "use the channels_last memory format, which is faster on GPUs", change="rounding"
     )
-    graphs: bool = option(True, "run each step as one CUDA graph, if there is a GPU", change="exact")
+    graphs: bool = option(True, "run each step as one CUDA graph when training on a single GPU", change="exact")
     device_strips: Literal["auto", "on", "off"] = option(
         "auto", "keep the images in GPU memory and crop and paint there; auto: if there is a GPU", change="exact"
     )
