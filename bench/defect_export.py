@@ -1,7 +1,7 @@
 """What do float16 and int8 ONNX files of a defect network lose in precision, and what do they gain in speed?
 
 Answer: bench/results/defect_export_<machine>_<yyyymm>.md (rewrite it with --write). ONNX Runtime on the CPU; a network
-that was trained on drawn strips for a moment, judged on strips it has not seen. Times are taken in turns.
+trained briefly on generated strips and evaluated on strips that it has not seen. The files are timed in turns.
 """
 
 import tempfile
@@ -29,7 +29,7 @@ PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "int8")
 
 
 class Session:
-    """A file as a function from planes to a heat map."""
+    """An ONNX file as a function from planes to a heat map."""
 
     def __init__(self, path: Path) -> None:
         self._session = import_module("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -40,7 +40,7 @@ class Session:
 
 
 def timed_in_turns(sessions: dict[Precision, Session], repeats: int) -> dict[Precision, list[float]]:
-    """Milliseconds per strip, one list per session; the first two turns do not count."""
+    """Milliseconds per strip, one list per session; the first two turns are not counted."""
     strip = generate_strip(0, SHAPE_HW)
     ms: dict[Precision, list[float]] = {precision: [] for precision in sessions}
     for turn in range(repeats + 2):
