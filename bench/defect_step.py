@@ -5,7 +5,7 @@ Answer: bench/results/defect_step_<machine>_<yyyymm>.md (rewrite it with --write
 T6 input wait   T8 whole training against the two older designs, all with TF32   T10 a whole strip in one call
 
 Ours is what `flatout defect train` runs: its input, its loop, a step as one CUDA graph. A and B train as in 2025, with
-a loader of 7 workers, which is created anew for every turn: a loader that prefetches while other designs train would
+a loader of 7 workers, a new one for every turn: a loader that prefetches while other designs train would
 appear to never keep the loop waiting.
 
 The host queues steps ahead of the GPU, so the time that it spends waiting for a batch is mostly time in which the GPU

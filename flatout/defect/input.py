@@ -60,7 +60,7 @@ class TrainingImages:
 
 @dataclass(frozen=True, kw_only=True)
 class ImagesConfig:
-    """Which files are read."""
+    """The image files of a training."""
 
     folder: str
     """R/train/good, or the root R of a data set."""

@@ -1,6 +1,8 @@
 """Heat maps, detections and tables for a folder of images, with scores where labels exist.
 
 network, images -> per image: heat map (float32 TIFF), plot; over all: detections.csv, images.csv, results.json
+
+Dimension key:  C planes   H W image   K dead pixels
 """
 
 import csv

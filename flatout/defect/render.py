@@ -3,8 +3,8 @@
 The k-th defects of all samples are painted in one pass. No two of them touch the same sample, so values saturate after
 each defect, in order, as on the CPU. The canvas is the patch with a rim that takes what falls outside of it.
 
-Dimension key:  B samples   C planes   P patch side   R rim   K defects per sample at most   Q kernels
-                S side of a kernel's square   E pixels of a flat canvas or square
+Dimension key:  B samples   C planes   P patch side   K defects per sample at most   Q kernels
+                S side of a kernel's square   E pixels of a flat canvas or square   R W rows and columns to gather
 """
 
 import functools
@@ -114,7 +114,7 @@ class PatchRenderer:
     # Painting of defects
 
     def _painted(self, patch_BCPP: Tensor, params: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """The canvas [B, C, P + 2R, P + 2R] and its label, bool [B, 1, P + 2R, P + 2R]."""
+        """The canvas [B, C, P + 2 rim, P + 2 rim] and its label, bool [B, 1, P + 2 rim, P + 2 rim]."""
         rim = self._rim
         canvas = torch.nn.functional.pad(patch_BCPP, (rim, rim, rim, rim))
         marks = torch.zeros_like(canvas[:, :1], dtype=torch.bool)
@@ -127,7 +127,7 @@ class PatchRenderer:
     def _paint_kth(
         self, flat_BCE: Tensor, marks_BE: Tensor, params: Mapping[str, Tensor], k: int, is_used_B: Tensor
     ) -> None:
-        """Paint the k-th defect of every sample that has so many."""
+        """Paint the k-th defect of every sample; `is_used_B` says which samples have one."""
         anchor_B = self._anchors(params["center"][:, k])
         pixel_BE = (anchor_B[:, None, None] + self._square_SS).flatten(1)
         number_B = params["kernel"][:, k].long()

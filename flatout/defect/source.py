@@ -5,7 +5,8 @@ r"""Sources of training samples: painted patches, or parameters for a GPU render
 
 Both draw the same parameters, hence give the same samples.
 
-Dimension key:  M samples   P patch side   K defects per sample at most   C planes   N images
+Dimension key:  M samples   P patch side   K defects per sample at most   C planes   N images   H W image   Q kernels
+                S side of a kernel's square
 """
 
 from collections.abc import Mapping

@@ -68,7 +68,7 @@ def load_network(path: str | Path) -> tuple[DefectNet, DefectWeights]:
 
 
 def weights_metadata(network: DefectNet, *, patch: int) -> dict[str, Any]:
-    """What a weights file states about the network, beside its tensors."""
+    """The metadata of a weights file: everything about the network but its tensors."""
     return {"job": "defect", "version": network.version, "base": network.base, "patch": patch}
 
 

@@ -1,6 +1,8 @@
 """Checks a configuration before training: packages, data, one sample, loader and network.
 
 It reports in one pass what four separate test tools of the original guide report.
+
+Dimension key:  N clips   L frames of a clip
 """
 
 import csv

@@ -1,4 +1,7 @@
-"""Inference with trained weights: score a split, or deblur a folder."""
+"""Inference with trained weights: score a split, or deblur a folder.
+
+Dimension key:  N clips   L frames of a clip
+"""
 
 import json
 import logging

@@ -1,4 +1,7 @@
-"""Writes frames: images, images side by side, and a short video."""
+"""Writes frames: images, images side by side, and a short video.
+
+Dimension key:  H W frame
+"""
 
 import logging
 from collections.abc import Sequence

@@ -82,7 +82,7 @@ def packed_tiff(values: np.ndarray, bits: int, *, order: str = "<", rows_per_str
 def bad_files() -> Iterator[tuple[str, bytes]]:
     eight, floats = planes(), planes("float32")
     yield "empty", b""
-    yield "text", b"not a picture"
+    yield "text", b"not an image"
     yield "web page", b"<html>404</html>"
     yield "two planes: a reference is missing", tiff(eight[:2], planarconfig="separate")
     yield "one plane", tiff(eight[0])

@@ -126,10 +126,10 @@ def test_lines_match_the_golden_patches(case):
     record, arrays = case
     patch_CHW = np.ascontiguousarray(arrays[f"{record['name']}_patch"].transpose(2, 0, 1), np.float32)
     line = PatchLine(record["horizontal"], record["pos"], record["width"], record["amp"])
-    room = headroom_of(patch_CHW[line.area()])
-    assert room.up == pytest.approx(record["headroom_up"], abs=1e-3)
-    assert room.down == pytest.approx(record["headroom_down"], abs=1e-3)
-    assert (room.allows_bright, room.allows_dark) == (record["bright_allowed"], record["dark_allowed"])
+    headroom = headroom_of(patch_CHW[line.area()])
+    assert headroom.up == pytest.approx(record["headroom_up"], abs=1e-3)
+    assert headroom.down == pytest.approx(record["headroom_down"], abs=1e-3)
+    assert (headroom.allows_bright, headroom.allows_dark) == (record["bright_allowed"], record["dark_allowed"])
     add_line(patch_CHW, line, record["ref_scale"])
     np.testing.assert_allclose(np.clip(patch_CHW, 0, 255), arrays[f"{record['name']}_out"], rtol=0, atol=1e-3)
 

@@ -71,8 +71,8 @@ def main(argv: list[str]) -> int:
         output_dir=str(args.out / "test"),
         gpu_id=args.gpu_id,
     )
-    outcome = predict(test)
-    print(f"\nAfter {trained_s:.0f} s of training, on strips it has not seen: {outcome}\n")
+    scores = predict(test)
+    print(f"\nAfter {trained_s:.0f} s of training, on strips it has not seen: {scores}\n")
     print(sweep_table(test))
     print(f"\nLook at\n  {result.folder / 'examples.png'}   samples that it was trained on")
     print(

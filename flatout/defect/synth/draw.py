@@ -3,7 +3,7 @@
 The result are explicit parameters, the same for painting on the CPU and on a GPU.
 
 Dimension key:  M samples   K defects per sample at most   C planes (target, ref1, ref2)   L lines   G groups
-                R ranges of amplitudes
+                R ranges of amplitudes   Q kernels
 """
 
 from collections.abc import Callable, Mapping

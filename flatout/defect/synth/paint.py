@@ -7,7 +7,7 @@ The order of overlapping defects matters, because values saturate at 255: 240 + 
     paint_isolated   all defects of many patches that touch no other defect, at once; their order does not matter
 
 Dimension key:  M patches   C planes   H W patch, or image where a patch is P P   h w window   K defects per sample
-                S side of a kernel's square   N defects painted at once
+                Q kernels   S side of a kernel's square   N defects painted at once
 """
 
 from collections.abc import Mapping

@@ -4,7 +4,7 @@
 
 Problems of the data are found here, before a training begins. Of the frames, only one per sequence is decoded.
 
-Dimension key:  N clips   L frames of a clip   S sequences   F frames of all sequences
+Dimension key:  N clips   L frames of a clip
 """
 
 import hashlib

@@ -1,4 +1,7 @@
-"""Writes voxels as files: uint8 counts at spike resolution, and the number of spike frames behind each voxel."""
+"""Writes voxels as files: uint8 counts at spike resolution, and the number of spike frames behind each voxel.
+
+Dimension key:  T spike frames   F bytes of a spike frame
+"""
 
 import json
 import logging

@@ -66,7 +66,7 @@ class FrameCounts:
 
 @dataclass
 class Prepared:
-    """What was prepared, and what was skipped and why."""
+    """The result of a preparation: prepared sequences, and skipped ones with the reason."""
 
     created: dict[str, dict[str, FrameCounts]] = field(default_factory=dict)
     skipped: list[tuple[str, str | None, str]] = field(default_factory=list)

@@ -44,7 +44,7 @@ MANY_HINTS = 6
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSettings:
-    """What the config says about spike files; None: to be decided."""
+    """The configured properties of spike files; None: to be decided."""
 
     format: Format = "auto"
     height: int | None = None
@@ -240,7 +240,7 @@ class Orientation(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """What is wrong, as text; empty if the stream matches the frame."""
+        """Description of the mismatch; empty if the stream matches the frame."""
         others = {name: value for name, value in self.r.items() if name != "identity"}
         best = max(others, key=lambda name: others[name])
         if not self.r["identity"] >= MIN_CORRELATION:

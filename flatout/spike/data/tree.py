@@ -94,7 +94,7 @@ class SequenceFiles(NamedTuple):
         return usable_runs(self.blur, self.sharp, self.spike)
 
     def first_missing(self) -> str:
-        """What the first incomplete frame lacks, as text; empty if all frames are complete."""
+        """Description of what the first incomplete frame lacks; empty if all frames are complete."""
         for stem in ordered(self.blur):
             for part, files in (("sharp frame", self.sharp), ("spike file", self.spike)):
                 if stem not in files:
