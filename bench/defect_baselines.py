@@ -1,9 +1,9 @@
-"""The two designs that the defect input is measured against, sample by sample as they were described in 2025.
+"""The two designs that the input of the defect job is compared with, implemented as they were described in 2025.
 
 A, July: everything on the full image, full-frame Gaussians, no cache.
 B, August: crop first, Gaussians in local boxes, decoded images cached.
 
-Dimension key:  H W image   P patch side
+Dimension key:  H W image   C planes   P patch side
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ Sample = tuple[np.ndarray, np.ndarray]
 
 
 class July:
-    """Baseline A: a list of dicts as index, whole files, whole planes."""
+    """Baseline A: a list of dicts as index; reads whole files and paints whole planes."""
 
     KERNELS = (((3, 3), (1.0, 1.0)), ((3, 5), (1.0, 1.5)))
 
@@ -77,7 +77,7 @@ class July:
 
 
 class August:
-    """Baseline B, with every image cached: decoded once, patches cropped first, whole patches copied per defect."""
+    """Baseline B with every image cached: decoded once, patches cropped first, the whole patch copied per defect."""
 
     KERNELS = (((3, 3), (1.3, 1.3)), ((3, 5), (1.0, 1.5)))
 

@@ -1,13 +1,13 @@
-"""How well does a network find real defects on circuit boards, if it has only ever seen made-up ones?
+"""How well does a network find real defects on circuit boards if it was trained on painted ones only?
 
 Answer: bench/results/defect_boards_<machine>_<yyyymm>.md (rewrite it with --write). Data: $FLATOUT_DATA/deeppcb_mini.
 
-Trained on the templates of the train pairs with painted shapes of full swing; the threshold is the one that suits the
-train pairs best; IoU and average precision are those of the val pairs, whose boards are in neither. Beside them stands
-the floor: a plain difference above 100 grey levels, opened by 3 x 3. Both once on pairs as they come, and once with the
-template moved by whole pixels to where it fits best: a few pairs are two or three pixels off. One inspected picture of
-the val pairs has its annotation drawn into it (frames and words, in grey, where all others are black and white): the
-numbers are given with it and without.
+The network is trained on the templates of the train pairs with painted full-swing shapes. The threshold is the one with
+the best F1 on the train pairs; IoU and average precision are measured on the val pairs, which show other boards. The
+baseline is a plain difference above 100 grey levels after a 3 x 3 opening. Both are measured on the pairs as they are,
+and with the template moved by whole pixels to where it fits best, because a few pairs are two or three pixels off. One
+inspected image of the val pairs contains its annotation (frames and words in grey, where all others are black and
+white): results are given with and without it.
 """
 
 import argparse
@@ -25,10 +25,10 @@ import numpy as np
 import torch
 
 from bench.measure import arguments, report
-from flatout.defect.data.find import Judged
+from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.items import list_pairs, read_canonical, read_pair, read_template
-from flatout.defect.evaluate.evaluate import HeatMapper, MakeMap, judge
-from flatout.defect.evaluate.scores import Outcome
+from flatout.defect.evaluate.evaluate import HeatMapper, MakeMap, evaluate_images
+from flatout.defect.evaluate.scores import DefectEvaluation
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
 from flatout.defect.synth.pool import SHAPES
@@ -38,8 +38,9 @@ from flatout.ranks.world import choose_device
 
 FLOOR_ABOVE = 100
 KINDS = {"as they come": 0, "aligned": 4}
-"""Pixels by which a template may be moved to where it fits best."""
-MOST_GREY = 0.002
+"""Kind of pairs -> pixels by which a template may be moved to where it fits best."""
+MAX_GREY_SHARE = 0.002
+"""Share of grey pixels above which an image is taken to contain an annotation."""
 
 
 def main() -> None:
@@ -47,27 +48,27 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--base_width", type=int, default=32)
     parser.add_argument("--gpu_id", type=int, default=None)
-    parser.add_argument("--num_images", type=int, default=None, help="train on so many templates only")
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["blob"], help="what is painted")
-    parser.add_argument("--weights", type=Path, default=None, help="judge these instead of training")
-    parser.add_argument("--keep", type=Path, default=None, help="where to put the weights that were trained")
+    parser.add_argument("--num_images", type=int, default=None, help="train on this many templates only")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=["blob"], help="shapes to paint")
+    parser.add_argument("--weights", type=Path, default=None, help="evaluate these weights instead of training")
+    parser.add_argument("--keep", type=Path, default=None, help="file to copy the trained weights to")
     options = parser.parse_args()
     data = Path(os.environ.get("FLATOUT_DATA", "../shared/data")) / "deeppcb_mini"
     numbers: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-        weights, told = options.weights, "weights of an earlier run of this recipe"
+        weights, description = options.weights, "weights of an earlier run of this recipe"
         if weights is None:
-            weights, told = _trained(data, root, options)
+            weights, description = _trained(data, root, options)
         if options.keep is not None:
             shutil.copy(weights, options.keep)
         network, about = load_network(weights)
         device = choose_device("" if options.gpu_id is None else "cpu" if options.gpu_id < 0 else str(options.gpu_id))
         mapper = HeatMapper(network.to(device), Grid.over((640, 640), 128), device)
-        ways: dict[str, MakeMap] = {"plain difference, 3 x 3": _floor, "network": Remembered(mapper)}
-        lines = [f"{told}; base width {about.base}"]
+        ways: dict[str, MakeMap] = {"plain difference, 3 x 3": _floor, "network": CachedMaps(mapper)}
+        lines = [f"{description}; base width {about.base}"]
         pairs = {kind: Pairs(data, root / kind, align_px, quick=options.quick) for kind, align_px in KINDS.items()}
-        # Judging is some hundred passes over each map on the CPU: side by side.
+        # Evaluation takes about a hundred passes over each map on the CPU, so evaluations run in parallel.
         with ThreadPoolExecutor() as threads:
             both = {(kind, way): threads.submit(_compare, ways[way], pairs[kind]) for kind in KINDS for way in ways}
         for kind in KINDS:
@@ -81,23 +82,23 @@ def main() -> None:
 
 
 class Pairs:
-    """Train and val pairs as images of three planes, written to files."""
+    """Train and val pairs, written to files as images of three planes."""
 
     def __init__(self, data: Path, out: Path, align_px: int, *, quick: bool) -> None:
         self.train = _write_pairs(data / "train", out / "train", align_px)[:: 12 if quick else 1]
         val = _write_pairs(data / "val", out / "val", align_px)[:: 10 if quick else 1]
-        whole = [image for image in val if not _is_drawn_on(image.path)]
-        self.val = {f"all {len(val)}": val, f"{len(whole)} not drawn on": whole}
+        clean = [image for image in val if not _has_annotation(image.path)]
+        self.val = {f"all {len(val)}": val, f"{len(clean)} not drawn on": clean}
 
 
-def _compare(make_map: MakeMap, pairs: Pairs) -> tuple[Outcome, dict[str, Outcome]]:
-    """On the train pairs, and with the threshold that suits these on each choice of val pairs."""
-    on_train = _judge(make_map, pairs.train, None)
-    return on_train, {which: _judge(make_map, images, on_train.threshold) for which, images in pairs.val.items()}
+def _compare(make_map: MakeMap, pairs: Pairs) -> tuple[DefectEvaluation, dict[str, DefectEvaluation]]:
+    """Evaluation of the train pairs, and with their best threshold of each selection of val pairs."""
+    on_train = _evaluate(make_map, pairs.train, None)
+    return on_train, {which: _evaluate(make_map, images, on_train.threshold) for which, images in pairs.val.items()}
 
 
 def _trained(data: Path, root: Path, options: argparse.Namespace) -> tuple[Path, str]:
-    """Train by the recipe for boards; the weights, and how long."""
+    """Train with the recipe for boards; returns the weights and a description of the training."""
     _write_templates(data / "train", root / "set/train/good", options.num_images or (4 if options.quick else None))
     epochs = 1 if options.quick else options.epochs
     result = train(
@@ -120,23 +121,23 @@ def _trained(data: Path, root: Path, options: argparse.Namespace) -> tuple[Path,
             one_reference=True,
         )
     )
-    told = f"trained for {epochs} epochs on {', '.join(options.shapes)}, last loss {result.last_loss:.5f}"
-    return result.folder / "weights/best.pt", told
+    description = f"trained for {epochs} epochs on {', '.join(options.shapes)}, last loss {result.last_loss:.5f}"
+    return result.folder / "weights/best.pt", description
 
 
-def _judge(make_map: MakeMap, images: list[Judged], threshold: float | None) -> Outcome:
+def _evaluate(make_map: MakeMap, images: list[EvaluationImage], threshold: float | None) -> DefectEvaluation:
     with torch.inference_mode():
-        return judge(make_map, images, threshold=threshold)
+        return evaluate_images(make_map, images, threshold=threshold)
 
 
 def _floor(planes_CHW: np.ndarray) -> np.ndarray:
-    """1 where target differs from the template after opening, else 0."""
+    """The baseline: 1 where target differs from the template after an opening, else 0."""
     differs = (np.abs(planes_CHW[0] - planes_CHW[1]) > FLOOR_ABOVE).astype(np.uint8)
     return cv2.morphologyEx(differs, cv2.MORPH_OPEN, np.ones((3, 3), np.uint8)).astype(np.float32)
 
 
-class Remembered:
-    """Maps that were made before are not made again. For several threads, which take turns."""
+class CachedMaps:
+    """Caches the maps of images. Thread-safe: maps are computed one at a time."""
 
     def __init__(self, make_map: MakeMap) -> None:
         self._make_map, self._known, self._lock = make_map, dict[bytes, np.ndarray](), Lock()
@@ -149,13 +150,13 @@ class Remembered:
             return self._known[key].copy()
 
 
-def _is_drawn_on(path: Path) -> bool:
-    """Whether the inspected picture has greys, as no scan of black and white has."""
+def _has_annotation(path: Path) -> bool:
+    """Whether the inspected image contains grey pixels, which black-and-white scans do not have."""
     target_HW = read_canonical(path)[0]
-    return float(((target_HW > 110) & (target_HW < 190)).mean()) > MOST_GREY
+    return float(((target_HW > 110) & (target_HW < 190)).mean()) > MAX_GREY_SHARE
 
 
-def _line(way: str, which: str, on_train: Outcome, on_val: Outcome) -> str:
+def _line(way: str, which: str, on_train: DefectEvaluation, on_val: DefectEvaluation) -> str:
     iou, best = on_val.scores()["pixel_IoU"], on_train.scores()["pixel_IoU"]
     found = on_val.scores()["recall@1FP"]
     return (
@@ -165,14 +166,14 @@ def _line(way: str, which: str, on_train: Outcome, on_val: Outcome) -> str:
     )
 
 
-def _write_pairs(pairs: Path, out: Path, align_px: int) -> list[Judged]:
+def _write_pairs(pairs: Path, out: Path, align_px: int) -> list[EvaluationImage]:
     out.mkdir(parents=True)
-    judged = []
+    images = []
     for pair in list_pairs(pairs):
         path = out / f"{pair.name}.png"
         cv2.imwrite(str(path), read_pair(pair, align_px=align_px).transpose(1, 2, 0))
-        judged.append(Judged(path, pair.mask, is_good=False))
-    return judged
+        images.append(EvaluationImage(path, pair.mask, is_good=False))
+    return images
 
 
 def _write_templates(pairs: Path, out: Path, most: int | None) -> None:

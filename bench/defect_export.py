@@ -1,7 +1,7 @@
 """What do float16 and int8 ONNX files of a defect network lose in precision, and what do they gain in speed?
 
 Answer: bench/results/defect_export_<machine>_<yyyymm>.md (rewrite it with --write). ONNX Runtime on the CPU; a network
-that was trained on drawn strips for a moment, judged on strips it has not seen. Times are taken in turns.
+trained briefly on generated strips and evaluated on strips that it has not seen. The files are timed in turns.
 """
 
 import tempfile
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from bench.measure import arguments, report
-from flatout.defect.data.find import list_judged
-from flatout.defect.demo_data import DemoDataConfig, draw_strip, write_demo_data
-from flatout.defect.evaluate.evaluate import judge
+from flatout.defect.data.find import list_split
+from flatout.defect.demo_data import DemoDataConfig, generate_strip, write_demo_data
+from flatout.defect.evaluate.evaluate import evaluate_images
 from flatout.defect.export import export_onnx, reduce_precision
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
@@ -29,7 +29,7 @@ PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "int8")
 
 
 class Session:
-    """A file as a function from planes to a heat map."""
+    """An ONNX file as a function from planes to a heat map."""
 
     def __init__(self, path: Path) -> None:
         self._session = import_module("onnxruntime").InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -40,8 +40,8 @@ class Session:
 
 
 def timed_in_turns(sessions: dict[Precision, Session], repeats: int) -> dict[Precision, list[float]]:
-    """Milliseconds per strip, one list per session; the first two turns do not count."""
-    strip = draw_strip(0, SHAPE_HW)
+    """Milliseconds per strip, one list per session; the first two turns are not counted."""
+    strip = generate_strip(0, SHAPE_HW)
     ms: dict[Precision, list[float]] = {precision: [] for precision in sessions}
     for turn in range(repeats + 2):
         for precision, session in sessions.items():
@@ -69,7 +69,7 @@ def main() -> None:
         )  # fmt: skip
         network, _ = load_network(result.folder / "weights/best.pt")
         grid = Grid.over(SHAPE_HW, 64)
-        judged = list_judged(root / "data", "test", "tiff")
+        images = list_split(root / "data", "test", "tiff")
         lines = ["ONNX Runtime on the CPU, strips of 256 x 176, network v1 of base width 16"]
         paths = {precision: root / f"{precision}.onnx" for precision in PRECISIONS}
         sessions: dict[Precision, Session] = {}
@@ -77,11 +77,13 @@ def main() -> None:
             if precision == "float32":
                 export_onnx(network, grid, path)
             else:
-                reduce_precision(paths["float32"], path, precision, [draw_strip(90 + n, SHAPE_HW) for n in range(8)])
+                reduce_precision(
+                    paths["float32"], path, precision, [generate_strip(90 + n, SHAPE_HW) for n in range(8)]
+                )
             sessions[precision] = Session(path)
         ms = timed_in_turns(sessions, 3 if options.quick else 30)
         for precision, session in sessions.items():
-            ap, mib = judge(session, judged).fitness, paths[precision].stat().st_size / 2**20
+            ap, mib = evaluate_images(session, images).fitness, paths[precision].stat().st_size / 2**20
             faster = median(a / b for a, b in zip(ms["float32"], ms[precision], strict=True))
             numbers[precision] = {"AP": ap, "ms": ms[precision], "MiB": mib}
             lines.append(

@@ -1,12 +1,12 @@
-"""How much does a training sample of the defect job cost, against the designs it replaces?
+"""How much does a training sample of the defect job cost, compared with the designs that it replaces?
 
 Answer: bench/results/defect_feed_<machine>_<yyyymm>.md (rewrite it with --write). CPU time and wall time, medians of
-five repeats or more; the sides take turns in one process. The files were written by this run, right before: what of
-them lies in the page cache is said in the first line, and T5 also reads them cold.
+five repeats or more; the designs take turns in one process. This run writes the files immediately before: the first
+line states how much of them is in the page cache, and T5 also reads them with a cold cache.
 
 T1 CPU time per sample   T2 workers   T3 index and start-up   T4 memory for images, counted once   T5 reads of files
-T7 temporary memory. What needs a GPU (T6, T8, T10) is in bench/defect_step.py. Cut short (Ctrl-C, SIGINT, SIGTERM), it
-reports the parts that were reached.
+T7 temporary memory. Measurements that need a GPU (T6, T8, T10) are in bench/defect_step.py. If interrupted (Ctrl-C,
+SIGINT, SIGTERM), it reports the parts that were completed.
 """
 
 import os
@@ -30,7 +30,7 @@ from bench.measure import arguments, report
 from bench.page_cache import resident_share, state_line
 from flatout.clock import machine
 from flatout.defect.data.items import Strips
-from flatout.defect.demo_data import STRIP_HW, draw_strip, write_strip
+from flatout.defect.demo_data import STRIP_HW, generate_strip, write_strip
 from flatout.defect.input import InputConfig, feed_config
 from flatout.defect.patches import Grid
 from flatout.defect.source import PatchSource, SampleRecipe
@@ -43,7 +43,7 @@ from flatout.ranks.world import World
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--only", default="", help="some of the targets, such as 'T2 T4'")
+    parser.add_argument("--only", default="", help="measure only these targets, such as 'T2 T4'")
     options = parser.parse_args()
     heed_signals()
     quick = options.quick
@@ -52,7 +52,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         paths = [Path(name) / f"{number:04}.tiff" for number in range(num_images)]
         for number, path in enumerate(paths):
-            write_strip(path, draw_strip(number))
+            write_strip(path, generate_strip(number))
         parts: dict[str, Callable[[], list[str]]] = {
             "T1 T7": lambda: sample_costs(paths, repeats, numbers),
             "T2": lambda: scaling(paths, 0.1 if quick else 0.4, 3 if quick else 5, numbers),
@@ -63,23 +63,23 @@ def main() -> None:
                 reads_in_groups(paths[: 6 if quick else 32], recipe_for, 3 if quick else 8, numbers),
             ],
         }
-        wanted = set(options.only.split())
+        chosen = set(options.only.split())
         lines = [f"storage: {state_line(paths)}; written by this run; ours and B keep images decoded in RAM"]
         print(lines[0], flush=True)
         numbers["resident_share"] = resident_share(paths)
         try:
             for targets, part in parts.items():
-                if not wanted or wanted & set(targets.split()):
-                    told = part()
-                    print("\n".join(told), flush=True)
-                    lines += told
+                if not chosen or chosen & set(targets.split()):
+                    part_lines = part()
+                    print("\n".join(part_lines), flush=True)
+                    lines += part_lines
         except KeyboardInterrupt:
             lines.append(NOTE)
     report("defect_feed", "\n".join(lines), numbers, options)
 
 
 def _linked(paths: list[Path], num: int) -> list[Path]:
-    """So many names for the same files: to a store they are different images."""
+    """`num` hard links to the same files, which a store treats as different images."""
     links = [path.with_name(f"link_{number:04}.tiff") for number, path in zip(range(num), cycle(paths), strict=False)]
     for link, path in zip(links, cycle(paths), strict=False):
         os.link(path, link)
@@ -91,18 +91,18 @@ def recipe_for(num_images: int) -> SampleRecipe:
 
 
 def sample_costs(paths: list[Path], repeats: int, numbers: dict[str, Any]) -> list[str]:
-    """T1 and T7: all sides in turns, CPU and wall time per sample. B and ours have their images decoded in RAM, A reads
-    them from files in the page cache."""
+    """T1 and T7: CPU and wall time per sample, all designs in turns. B and ours have decoded images in RAM, A reads
+    files from the page cache."""
     images = Strips(paths)
     planes = [images[number] for number in range(len(paths))]
-    source = PatchSource(recipe_for(len(paths)), Kept(planes))
+    source = PatchSource(recipe_for(len(paths)), ImagesInMemory(planes))
     july, august = July(paths, STRIP_HW), August([np.ascontiguousarray(p.transpose(1, 2, 0)) for p in planes], STRIP_HW)
     rng = np.random.RandomState(0)
     sides: dict[str, tuple[Callable[[int], object], int]] = {
         "A, July": (lambda n: july(int(rng.randint(len(july.index))), rng), 6),
         "B, August, all cached": (lambda n: august(int(rng.randint(len(august))), rng), 400),
-        "ours, one at a time": (OursBy(source, 1), 400),
-        "ours, 16 at a time": (OursBy(source, 16), 400),
+        "ours, one at a time": (MicroBatches(source, 1), 400),
+        "ours, 16 at a time": (MicroBatches(source, 16), 400),
     }
     ms: dict[str, list[float]] = {side: [] for side in sides}
     wall_ms: dict[str, list[float]] = {side: [] for side in sides}
@@ -136,8 +136,8 @@ def sample_costs(paths: list[Path], repeats: int, numbers: dict[str, Any]) -> li
     return lines
 
 
-class OursBy:
-    """Samples of ours, so many at a time, into memory that is there already, as a worker does it."""
+class MicroBatches:
+    """Makes `num` samples at a time in preallocated memory, as a worker does."""
 
     def __init__(self, source: PatchSource, num: int) -> None:
         self.num, self._source = num, source
@@ -151,8 +151,8 @@ class OursBy:
         self._source.read(indices, self._source.draw(0, 0, positions, indices), self._out)
 
 
-class Kept:
-    """Decoded images."""
+class ImagesInMemory:
+    """Decoded images in memory."""
 
     def __init__(self, planes: list[np.ndarray]) -> None:
         self._planes = planes
@@ -178,7 +178,7 @@ def _peak_kb(make: Callable[[int], object]) -> float:
 
 
 def start_up(path: Path, num_files: int, repeats: int, numbers: dict[str, Any]) -> list[str]:
-    """T3: from a list of paths to a recipe; every path is the same file, so that only our own work counts."""
+    """T3: time from a list of paths to a recipe; all paths are the same file, so that reading hardly counts."""
     walls_s, cpus_s = [], []
     for _ in range(repeats):
         began, began_cpu = time.perf_counter(), time.process_time()
@@ -196,9 +196,9 @@ def start_up(path: Path, num_files: int, repeats: int, numbers: dict[str, Any]) 
 
 
 def scaling(paths: list[Path], seconds: float, repeats: int, numbers: dict[str, Any]) -> list[str]:
-    """T2: samples per second of the training's feed with 1 worker and with more, up to the number of cores.
+    """T2: samples per second of the training feed, with 1 worker up to as many as there are cores.
 
-    All feeds stay open and take turns: the workers of the others have filled their slots by then, and sleep.
+    All feeds stay open and take turns; the workers of the others have filled their slots and sleep.
     """
     lines = [f"finished samples per second (wall, medians of {repeats}), taken by one process that does nothing else"]
     cores = machine.cores().usable
@@ -226,7 +226,7 @@ def scaling(paths: list[Path], seconds: float, repeats: int, numbers: dict[str, 
 
 
 def _endless_feed(source: PatchSource, batch: int, workers: int) -> Feed:
-    """An epoch without end: its turns are not what is asked here."""
+    """A feed whose epoch practically never ends, because the start of an epoch is not measured."""
     config = InputConfig(total_batch=batch, workers=workers, epochs=10_000)
     order = np.tile(np.random.default_rng(0).permutation(len(source)), 400)
     plan = Plan(num_samples=len(source), batch_size=batch, order=order)
@@ -234,7 +234,7 @@ def _endless_feed(source: PatchSource, batch: int, workers: int) -> Feed:
 
 
 def _rate(batches: Iterator[object], unseen: int, batch: int, seconds: float) -> float:
-    for _ in range(unseen):  # workers are up, and what they had ready is taken
+    for _ in range(unseen):  # until workers have started and prefetched batches are consumed
         next(batches)
     began, count = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
@@ -244,7 +244,7 @@ def _rate(batches: Iterator[object], unseen: int, batch: int, seconds: float) ->
 
 
 def _cpu_s() -> float:
-    """CPU time of this process and of all its workers so far."""
+    """CPU time of this process and all its workers so far."""
     me = psutil.Process()
     times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
     return float(sum(each.user + each.system for each in times))
@@ -264,7 +264,7 @@ def _scaling_lines(batch: int, rates: dict[int, list[float]], cpus_ms: dict[int,
 
 
 def memory_of_images(paths: list[Path], numbers: dict[str, Any]) -> list[str]:
-    """T4: shares (PSS) of the store's memory over all processes, after an epoch with 1, 4 and 8 workers."""
+    """T4: memory of the store, as PSS summed over all processes, after an epoch with 1, 4 and 8 workers."""
     lines = []
     with Store.open(Strips(paths), StoreConfig(workers=2, progress=False)) as store:
         nbytes = store.statistics().nbytes
@@ -276,7 +276,7 @@ def memory_of_images(paths: list[Path], numbers: dict[str, Any]) -> list[str]:
                     pass
                 held = store_pss_bytes()
             numbers[f"pss_{workers}"] = {"store_bytes": nbytes, "pss_bytes": held}
-            # 1.15 GB for 518 strips, and the same share of fewer.
+            # 1.15 GB for 518 strips, and proportionally less for fewer.
             most = 1.15e9 * len(paths) / 518
             lines.append(
                 f"{verdict(0 < held <= most)} T4 {len(paths)} images, {workers} workers: {held / 1e6:.1f} MB over all "
@@ -286,7 +286,7 @@ def memory_of_images(paths: list[Path], numbers: dict[str, Any]) -> list[str]:
 
 
 def store_pss_bytes() -> int:
-    """Of this process and all it has started, the shares of the store's mapping."""
+    """Proportional set size of the store's mapping, summed over this process and its descendants."""
     me = psutil.Process()
     total = 0
     for process in (me, *me.children(recursive=True)):

@@ -1,4 +1,4 @@
-"""T5 of bench/defect_feed.py: how often are strips read from their files, and how long does that take on slow disks?"""
+"""T5 of bench/defect_feed.py: how often are strips read from files, and how long does that take on a slow disk?"""
 
 import time
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from flatout.ranks.world import World
 DELAYS_MS = (0.0, 0.5, 15.0, 50.0)
 
 
-class Slow(Strips):
-    """Strips on a disk that takes its time; counts what is read."""
+class SlowStrips(Strips):
+    """Strips on a slow disk; counts reads."""
 
     delay_ms = 0.0
     num_reads = 0
@@ -30,19 +30,19 @@ class Slow(Strips):
         return super().decode(index)
 
 
-class Epoch(NamedTuple):
-    """One of the two epochs of a run."""
+class EpochCost(NamedTuple):
+    """Reads and time of one epoch."""
 
     reads: int
     wall_s: float
     cpu_s: float
-    """Of this process, in which everything runs."""
+    """CPU time of this process, in which everything runs."""
 
 
 def reads_of_files(
     paths: list[Path], recipe_for: Callable[[int], SampleRecipe], repeats: int, numbers: dict[str, Any]
 ) -> list[str]:
-    """Reads in the first epoch and in the second, and how long they take: warm with delays, and cold."""
+    """Reads and time of the first and of the second epoch: with a warm page cache and delays, and with a cold one."""
     lines, good = [], {True: "PASS", False: "FAIL"}
     for delay_ms, is_cold in (*((delay_ms, False) for delay_ms in DELAYS_MS), (0.0, True)):
         runs, shares = [], []
@@ -54,7 +54,8 @@ def reads_of_files(
         name = "cold" if is_cold else f"{delay_ms}"
         numbers[f"reads_{name}"] = {"epochs": [list(map(list, run)) for run in runs], "resident_share": shares}
         first, second = (
-            Epoch(*(median(values) for values in zip(*(run[which] for run in runs), strict=True))) for which in (0, 1)
+            EpochCost(*(median(values) for values in zip(*(run[which] for run in runs), strict=True)))
+            for which in (0, 1)
         )
         as_promised = all([epoch.reads for epoch in run] == [len(paths), 0] for run in runs)
         lines.append(
@@ -66,12 +67,12 @@ def reads_of_files(
 
 
 def _two_epochs(
-    paths: list[Path], recipe_for: Callable[[int], SampleRecipe], delay_ms: float, about: str
-) -> list[Epoch]:
-    slow = Slow(paths)
+    paths: list[Path], recipe_for: Callable[[int], SampleRecipe], delay_ms: float, label: str
+) -> list[EpochCost]:
+    slow = SlowStrips(paths)
     slow.delay_ms, slow.num_reads = delay_ms, 0
-    slow.parameters = f"{Strips.parameters}, {about}"  # a store of its own
-    epochs: list[Epoch] = []
+    slow.parameters = f"{Strips.parameters}, {label}"  # for a separate store
+    epochs: list[EpochCost] = []
     began_s, began_cpu_s, reads = time.perf_counter(), time.process_time(), 0
     with Store.open(slow, StoreConfig(workers=2, backend="thread", progress=False)) as store:
         source = PatchSource(recipe_for(len(paths)), store)
@@ -80,7 +81,7 @@ def _two_epochs(
                 for _ in feed:
                     pass
                 now_s, now_cpu_s = time.perf_counter(), time.process_time()
-                epochs.append(Epoch(slow.num_reads - reads, now_s - began_s, now_cpu_s - began_cpu_s))
+                epochs.append(EpochCost(slow.num_reads - reads, now_s - began_s, now_cpu_s - began_cpu_s))
                 began_s, began_cpu_s, reads = now_s, now_cpu_s, slow.num_reads
     return epochs
 
@@ -88,9 +89,9 @@ def _two_epochs(
 def reads_in_groups(
     paths: list[Path], recipe_for: Callable[[int], SampleRecipe], group: int, numbers: dict[str, Any]
 ) -> str:
-    """The set does not fit; patches of so many images at a time, and room for these."""
+    """Reads if the set does not fit: patches are visited in groups of images, and the cache holds one group."""
     config = InputConfig(total_batch=32, workers=0, epochs=2, group_images=group, cache_size=group)
-    slow = Slow(paths)
+    slow = SlowStrips(paths)
     recipe = recipe_for(len(paths))
     reads: list[int] = []
     with (

@@ -1,21 +1,21 @@
 """What does a training step of the defect job cost on a GPU, and how much of it is its input?
 
-Answer: bench/results/defect_step_<machine>_<yyyymm>.md (rewrite it with --write). One process, sides in turns.
+Answer: bench/results/defect_step_<machine>_<yyyymm>.md (rewrite it with --write). One process, all designs in turns.
 
-T6 input wait   T8 whole training against the two older designs, TF32 on all sides   T10 a whole strip in one call
+T6 input wait   T8 whole training against the two older designs, all with TF32   T10 a whole strip in one call
 
 Ours is what `flatout defect train` runs: its input, its loop, a step as one CUDA graph. A and B train as in 2025, with
-a loader of 7 workers, a fresh one for every turn: a loader that rests while others train would look as if it never kept
-anybody waiting.
+a loader of 7 workers, a new one for every turn: a loader that prefetches while other designs train would
+appear to never keep the loop waiting.
 
-The host queues steps ahead of the GPU, so the time that it spends in asking for a batch is mostly time in which the GPU
-works, or in which the host itself is held back by a GPU that is behind. What input costs is therefore measured as the
-difference that it makes: the same loop, once with its input and once on a batch that is there already, in turns. That
-includes what painting takes from the GPU. The host's own share is printed beside it.
+The host queues steps ahead of the GPU, so the time that it spends waiting for a batch is mostly time in which the GPU
+works, or in which the host waits for the GPU. The cost of input is therefore measured as a difference: the same loop,
+once with its input and once on a batch that is already on the device, in turns. This includes the GPU time of painting.
+The host's own share is printed beside it.
 
-All sides share one set of strips in GPU memory, and another process compiles the network while this one gets ready, so
-that the compiler finds it in its cache; it has ended before anything is timed. Cut short (Ctrl-C, SIGINT, SIGTERM), it
-reports what was reached.
+All designs share one set of strips in GPU memory. Another process compiles the network during preparation, so that the
+compiler finds it in its cache; it has ended before anything is timed. If interrupted (Ctrl-C, SIGINT, SIGTERM), it
+reports what was completed.
 """
 
 import os
@@ -35,11 +35,11 @@ import torch
 
 from bench.cut_short import NOTE, heed_signals
 from bench.defect_baselines import August, July
-from bench.defect_trainers import LoopTrainer, PlainTrainer, Timed, as_a_training_sets_it, compile_ahead
+from bench.defect_trainers import LoopTrainer, PlainTrainer, Timed, compile_ahead, set_backend_flags
 from bench.measure import arguments, report
-from flatout.defect.demo_data import STRIP_HW, draw_strip, write_strip
+from flatout.defect.demo_data import STRIP_HW, generate_strip, write_strip
 from flatout.defect.evaluate.evaluate import HeatMapper
-from flatout.defect.input import find_images, make_plan, make_recipe, patches_of
+from flatout.defect.input import device_patch_feed, find_images, make_plan, make_recipe
 from flatout.defect.model import DefectNet
 from flatout.defect.options import TrainOptions
 from flatout.defect.patches import Grid
@@ -48,7 +48,7 @@ from flatout.feed.device_store import DeviceStore
 from flatout.ranks.world import World
 
 MULTIPLY_ADDS = 9.484e9
-"""Of network v1 and a patch, forward; backward takes twice as many."""
+"""Multiply-adds of the forward pass of network v1 for one patch; the backward pass takes twice as many."""
 TF32, SHIPPED, COMPILED = "ours, TF32", "ours, bf16 channels_last", "ours, bf16 cl compiled"
 SETTINGS: dict[str, dict[str, Any]] = {
     TF32: {"amp": "off", "channels_last": False},
@@ -60,14 +60,15 @@ A, B = "A, July, TF32", "B, August, TF32"
 
 @dataclass
 class Phases:
-    """Stretches of one side."""
+    """Measurements of one design."""
 
     fed: list[Timed] = field(default_factory=list)
+    """With its input."""
     ready: list[Timed] = field(default_factory=list)
-    """On a batch that is there already."""
+    """On a batch that is already on the device."""
 
     def input_share(self) -> float:
-        """Part of a step by which its input makes it longer."""
+        """Share of the step time that is due to input."""
         return median(1 - a.samples_per_s / b.samples_per_s for a, b in zip(self.fed, self.ready, strict=True))
 
     def line(self, side: str, batch: int) -> str:
@@ -80,55 +81,59 @@ class Phases:
 
 
 @dataclass
-class Found:
-    """Lines and numbers of the answer, told as soon as they are known."""
+class Results:
+    """Lines and numbers of the answer, printed as soon as they are known."""
 
     lines: list[str] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
 
-    def tell(self, lines: list[str]) -> None:
+    def report(self, lines: list[str]) -> None:
         self.lines += lines
         print("\n".join(lines), flush=True)
 
 
 @dataclass(frozen=True)
 class Length:
-    """Of the measurement."""
+    """The length of the measurement."""
 
     drawn: int
+    """Generated strips."""
     copies: int
+    """Names of each strip."""
     turns: int
     steps: int
+    """Steps per turn."""
     strips: int
+    """Repeats of whole strips."""
 
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--turns", type=int, default=5, help="of all sides (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=5, help="turns of all designs (default: %(default)s)")
     options = parser.parse_args()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cpu" and not options.quick:
         raise SystemExit("This benchmark needs a GPU; --quick runs without one, to show that the script works.")
     heed_signals()
     length = Length(8, 1, 2, 20, 3) if options.quick else Length(32, 15, options.turns, 60, 20)
-    found = Found()
+    results = Results()
     if device.type == "cuda":
-        found.tell([f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"])
+        results.report([f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}"])
     with tempfile.TemporaryDirectory() as name:
         recipe = TrainOptions(training_dataset_path=name, amp="bf16")
         if device.type == "cpu":
             recipe = replace(recipe, base_width=2, bs=4, patch_size=32)
         try:
-            measure_all(recipe, device, length, found)
+            measure_all(recipe, device, length, results)
         except KeyboardInterrupt:
-            found.tell([NOTE])
-    if found.numbers:
-        report("defect_step", "\n".join(found.lines), found.numbers, options)
+            results.report([NOTE])
+    if results.numbers:
+        report("defect_step", "\n".join(results.lines), results.numbers, options)
 
 
-def measure_all(recipe: TrainOptions, device: torch.device, length: Length, found: Found) -> None:
-    """What needs no compiler first."""
-    as_a_training_sets_it(searching=True)
+def measure_all(recipe: TrainOptions, device: torch.device, length: Length, results: Results) -> None:
+    """Measure everything; first what does not need the compiler."""
+    set_backend_flags(searching=True)
     with ExitStack() as stack:
         ahead = stack.enter_context(compiling_elsewhere(replace(recipe, **SETTINGS[COMPILED]), device))
         sides = stack.enter_context(Sides.over(recipe, device, length))
@@ -136,20 +141,21 @@ def measure_all(recipe: TrainOptions, device: torch.device, length: Length, foun
             sides.get_ready(side)
         ahead()
         without = sides.turns((A, B, TF32, SHIPPED), length)
-        found.numbers["turns"] = {side: asdict(turns) for side, turns in without.items()}
-        found.tell([*table(without, recipe.bs, f"network v1, batch {recipe.bs}, patches of 128, {length.turns} turns")])
-        found.tell([*input_verdicts(without), verdict_of_designs(without)])
-        found.tell(whole_strips(recipe.base_width, device, length.strips, found.numbers))
+        results.numbers["turns"] = {side: asdict(turns) for side, turns in without.items()}
+        title = f"network v1, batch {recipe.bs}, patches of 128, {length.turns} turns"
+        results.report([*table(without, recipe.bs, title)])
+        results.report([*input_verdicts(without), verdict_of_designs(without)])
+        results.report(whole_strips(recipe.base_width, device, length.strips, results.numbers))
         sides.get_ready(COMPILED)
         compiled = sides.turns((TF32, COMPILED), length)
-        found.numbers["turns_compiled"] = {side: asdict(turns) for side, turns in compiled.items()}
-        found.tell(table(compiled, recipe.bs, "the same, compiled, in turns of its own"))
-        found.tell([*input_verdicts({COMPILED: compiled[COMPILED]}), verdict_of_formats(compiled)])
+        results.numbers["turns_compiled"] = {side: asdict(turns) for side, turns in compiled.items()}
+        results.report(table(compiled, recipe.bs, "the same, compiled, in turns of its own"))
+        results.report([*input_verdicts({COMPILED: compiled[COMPILED]}), verdict_of_formats(compiled)])
 
 
 @contextmanager
 def compiling_elsewhere(options: TrainOptions, device: torch.device) -> Iterator[Callable[[], None]]:
-    """A process that compiles ahead; gives what waits for its end."""
+    """Start a process that compiles the network; yields a function that waits for its end."""
     process = get_context("spawn").Process(target=compile_ahead, args=(options, device))
     process.start()
     try:
@@ -160,10 +166,10 @@ def compiling_elsewhere(options: TrainOptions, device: torch.device) -> Iterator
 
 
 class Sides:
-    """All ways to train, over one set of strips. A context manager; `close()` may be called twice."""
+    """All designs, on one set of strips. A context manager; `close()` may be called twice."""
 
     def __init__(self, recipe: TrainOptions, device: torch.device, planes: list[np.ndarray], paths: list[Path]) -> None:
-        """`planes` [3, H, W] of the files, every one in `paths` as often as the others and side by side."""
+        """`planes` [3, H, W] of the strips; `paths` lists each of them equally often, copies side by side."""
         self._recipe, self._device, self._planes, self._paths = recipe, device, planes, paths
         copies = len(paths) // len(planes)
         self._kept = DeviceStore([each for each in planes for _ in range(copies)], device, batch_items=recipe.bs)
@@ -173,9 +179,9 @@ class Sides:
 
     @classmethod
     def over(cls, recipe: TrainOptions, device: torch.device, length: Length) -> "Sides":
-        """Draw the set: strips, each under several names, as many as are usual. Patches make whole batches."""
+        """Generate the set: strips, each under several names, to have a usual number. Patches make whole batches."""
         folder = Path(recipe.training_dataset_path, "train/good")
-        strips = [draw_strip(number) for number in range(length.drawn)]
+        strips = [generate_strip(number) for number in range(length.drawn)]
         for number, strip in enumerate(strips):
             path = folder / f"{number:03}_00.tiff"
             write_strip(path, strip)
@@ -193,7 +199,7 @@ class Sides:
         self._stack.close()
 
     def get_ready(self, side: str) -> None:
-        """Kernels are chosen, compiled and captured in these first steps."""
+        """Run the first steps, in which kernels are selected, compiled and captured."""
         began = time.perf_counter()
         if side in (A, B):
             self._plain[side] = self._baseline(side)
@@ -204,7 +210,7 @@ class Sides:
         print(f"{side}: ready after {time.perf_counter() - began:.1f} s", flush=True)
 
     def _baseline(self, side: str) -> tuple[PlainTrainer, int]:
-        """And the most steps of a turn, whole rounds of its workers."""
+        """The trainer of a baseline, and its maximum steps per turn: whole rounds of its workers."""
         if side == A:
             july = July(self._paths, STRIP_HW)
             return PlainTrainer(july, len(july.index), self._recipe, self._device), 14
@@ -217,12 +223,12 @@ class Sides:
         recipe = make_recipe(samples_config(options), images)
         names = [str(path) for path in self._paths]
         config = input_config(options)
-        batches = patches_of(self._kept, names, recipe, config, make_plan(recipe, config, World()))
+        batches = device_patch_feed(self._kept, names, recipe, config, make_plan(recipe, config, World()))
         self._stack.enter_context(batches.feed)
         return LoopTrainer(batches, options, self._device)
 
     def turns(self, sides: tuple[str, ...], length: Length) -> dict[str, Phases]:
-        """One after the other, several times."""
+        """Measure the designs one after the other, several times."""
         results = {side: Phases() for side in sides}
         for turn in range(length.turns):
             for side, turns in results.items():
@@ -248,7 +254,7 @@ def table(results: dict[str, Phases], batch: int, title: str) -> list[str]:
 
 
 def input_verdicts(results: dict[str, Phases]) -> list[str]:
-    """T6."""
+    """T6: the share of input."""
     shares = {side: turns.input_share() for side, turns in results.items() if side in SETTINGS}
     return [
         f"{_verdict(share < 0.02)} T6 {side}: input makes a step {share:.2%} longer (below 2 %)"
@@ -257,15 +263,15 @@ def input_verdicts(results: dict[str, Phases]) -> list[str]:
 
 
 def verdict_of_designs(results: dict[str, Phases]) -> str:
-    """T8, the same number format on all sides."""
+    """T8: flatout against the older designs, all in the same number format."""
     over_a, over_b = _over(results, TF32, A), _over(results, TF32, B)
     return f"{_verdict(over_a >= 4)} T8 {over_a:.1f}x A (at least 4), {over_b:.2f}x B"
 
 
 def verdict_of_formats(results: dict[str, Phases]) -> str:
-    """T8, what the GPU's own formats add."""
+    """T8: the gain of the GPU's own number formats."""
     more = _over(results, COMPILED, TF32)
-    # On ready batches: the most that any input could reach.
+    # On ready batches: the upper bound for any input.
     bound = median(
         a.samples_per_s / b.samples_per_s for a, b in zip(results[COMPILED].ready, results[TF32].ready, strict=True)
     )
@@ -281,12 +287,12 @@ def _over(results: dict[str, Phases], side: str, base: str) -> float:
 
 
 def whole_strips(width: int, device: torch.device, repeats: int, numbers: dict[str, Any]) -> list[str]:
-    """T10: eighteen calls one after the other, one batch of eighteen, and one pass over the whole strip. cuDNN chooses
-    kernels by its rules here, as in `predict`: a search would take longer than most folders."""
-    as_a_training_sets_it(searching=False)
+    """T10: eighteen calls one after the other, one batch of eighteen, and one pass over the whole strip. cuDNN does not
+    benchmark kernels here, as in `predict`, where that would take longer than most folders."""
+    set_backend_flags(searching=False)
     network = DefectNet(base=width).to(device).eval()
     grid = Grid.over(STRIP_HW, 128)
-    strip = draw_strip(0)
+    strip = generate_strip(0)
     ways: dict[str, Callable[[], object]] = {
         "18 calls": partial(_one_by_one, network, device, grid, strip),
         "one batch": partial(HeatMapper(network, grid, device), strip),
@@ -300,7 +306,7 @@ def whole_strips(width: int, device: torch.device, repeats: int, numbers: dict[s
             call()
             if turn >= 5:
                 ms[way].append(1e3 * (time.perf_counter() - began))
-    as_a_training_sets_it(searching=True)
+    set_backend_flags(searching=True)
     numbers["strip_ms"] = ms
     gain = median(a / b for a, b in zip(ms["18 calls"], ms["one batch, bf16"], strict=True))
     lines = ["a whole strip, from host memory to a heat map in host memory"]

@@ -1,6 +1,6 @@
-"""Two ways to train the defect network, for bench/defect_step.py: as in 2025, and by the loop of the product.
+"""Two ways to train the defect network, for bench/defect_step.py: as in 2025, and with the loop of flatout.
 
-Both are timed alike: some steps go by unseen; then the device is waited for, at the beginning and at the end.
+Both are timed alike: after some warm-up steps, with a device synchronisation at the beginning and at the end.
 """
 
 import time
@@ -33,11 +33,11 @@ WORKERS, PREFETCH = 7, 2
 
 
 class Timed(NamedTuple):
-    """A stretch of training."""
+    """Measurement of some training steps."""
 
     samples_per_s: float
     wait_share: float
-    """Of the time, spent by the host in asking for batches."""
+    """Share of the time that the host spends waiting for batches."""
 
 
 def wait_for(device: torch.device) -> None:
@@ -45,22 +45,22 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def as_a_training_sets_it(*, searching: bool) -> None:
-    """TF32 for all sides; `searching`: cuDNN tries which kernels are fastest."""
+def set_backend_flags(*, searching: bool) -> None:
+    """Enable TF32, as a training does; `searching`: let cuDNN benchmark its kernels."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = searching
 
 
-class NoFiles(DefectRecipe):
-    """What `flatout defect train` trains and how, without its images."""
+class RecipeWithoutFiles(DefectRecipe):
+    """The recipe of `flatout defect train`, without images."""
 
     def _make_network(self) -> DefectNet:
         return DefectNet(self.options.network, self.options.base_width)
 
 
 def built(options: TrainOptions, device: torch.device) -> tuple[DefectRecipe, Model]:
-    """The network and the optimizer of the product, for a run that has no folder."""
-    recipe = NoFiles(options, World(), device)
+    """The recipe of `flatout defect train` with its network and optimizer, for a run without a folder."""
+    recipe = RecipeWithoutFiles(options, World(), device)
     run = RunContext(
         world=recipe.world, device=device, folder=Path(), continues=False, interrupts=Interrupts(), stack=ExitStack(),
         plots=False,
@@ -69,9 +69,9 @@ def built(options: TrainOptions, device: torch.device) -> tuple[DefectRecipe, Mo
 
 
 def compile_ahead(options: TrainOptions, device: torch.device) -> None:
-    """Leave the compiled network in the compiler's cache on disk. For a process of its own, while this one gets ready:
-    compiling keeps a core busy for most of a minute, and the GPU hardly at all."""
-    as_a_training_sets_it(searching=False)
+    """Compile the network, which leaves it in the compiler's cache on disk. For a separate process during preparation:
+    compiling keeps one core busy for most of a minute, and hardly uses the GPU."""
+    set_backend_flags(searching=False)
     recipe, model = built(options, device)
     network = model.network.train()
     side = options.patch
@@ -82,10 +82,10 @@ def compile_ahead(options: TrainOptions, device: torch.device) -> None:
 
 
 class Samples(Dataset):
-    """A baseline as an ordinary data set, with NumPy's global generator in every worker, as it was."""
+    """A baseline as a torch Dataset, with NumPy's global generator in every worker, as in the original."""
 
     def __init__(self, side: July | August, num: int, times: int) -> None:
-        """An epoch passes over the samples so many `times`, so that no stretch meets its end."""
+        """An epoch passes over the samples `times` times, so that no measurement reaches its end."""
         self._side, self._num, self._times = side, num, times
 
     def __len__(self) -> int:
@@ -97,10 +97,10 @@ class Samples(Dataset):
 
 
 class PlainTrainer:
-    """The loop of 2025: pageable batches, Adam as torch has it, the loss read back after every step.
+    """The loop of 2025: pageable batches, torch's default Adam, the loss read back after every step.
 
-    Kinder than it was in three things: our loss (no one-hot on the host), no deterministic kernels, and epochs that are
-    long enough not to restart the workers meanwhile.
+    It is faster than the original in three respects: flatout's loss (no one-hot on the host), no deterministic kernels,
+    and epochs that are long enough not to restart the workers.
     """
 
     def __init__(self, side: July | August, num: int, options: TrainOptions, device: torch.device) -> None:
@@ -111,13 +111,13 @@ class PlainTrainer:
         self.loss = 0.0
 
     def run(self, steps: int) -> Timed:
-        """A fresh loader each time, which has nothing ready yet. The first batch of every worker goes by unseen; from
-        then on it has been asked as fast as the loop can: what is timed is what it keeps up."""
+        """Time steps with a new loader, which has nothing prefetched. The first batch of every worker is not timed; the
+        sustained speed is measured."""
         loader = DataLoader(self._data, self._bs, shuffle=True, num_workers=WORKERS, prefetch_factor=PREFETCH)
         return self._timed(iter(loader), WORKERS, steps)
 
     def run_ready(self, steps: int) -> Timed:
-        """On one and the same batch of host memory: what the loop would do if input cost nothing."""
+        """Time steps on one batch in host memory: the speed of the loop if input cost nothing."""
         batch = torch.rand(self._bs, 3, 128, 128), torch.zeros(self._bs, 1, 128, 128)
         return self._timed(iter(lambda: batch, None), 3, steps)
 
@@ -145,11 +145,11 @@ class PlainTrainer:
 
 
 class _Ended(Exception):
-    """Enough steps were seen."""
+    """Enough steps were timed."""
 
 
 class StopWatch:
-    """Hears of every log interval of a loop: lets some steps go by, times some, and ends the run."""
+    """Called after every log interval of a loop: skips some steps, times some, and ends the run."""
 
     def __init__(self, loop: Loop, unseen: int, steps: int) -> None:
         self._loop, self._unseen, self._wanted = loop, unseen, steps
@@ -173,17 +173,17 @@ class StopWatch:
 
 
 INTERVAL = 20
-"""Steps between two looks of the loop, as in the product."""
+"""Steps per log interval, as in a training."""
 
 
 class LoopTrainer:
-    """`flatout defect train` with these options, without files: its input, its loop, its graphs."""
+    """`flatout defect train` with these options, without files: with its input, loop and CUDA graphs."""
 
     def __init__(self, batches: DeviceBatches, options: TrainOptions, device: torch.device) -> None:
         torch.manual_seed(0)
         recipe, model = built(replace(options, epochs=10_000), device)
         settings, self._bs = recipe.compute_settings(), options.bs
-        self._fed, self._ready = batches, Ready(next(iter(batches.epoch(0))))
+        self._fed, self._ready = batches, RepeatedBatch(next(iter(batches.epoch(0))))
         self.loop = Loop(
             job=recipe.job(model),
             network=model.network,
@@ -206,11 +206,11 @@ class LoopTrainer:
         self._watch = StopWatch(self.loop, 0, 0)
 
     def run(self, steps: int, *, unseen: int = INTERVAL) -> Timed:
-        """With its real input."""
+        """Time steps with the real input."""
         return self._timed(self._fed, steps, unseen)
 
     def run_ready(self, steps: int, *, unseen: int = INTERVAL) -> Timed:
-        """On one and the same batch, which is on the device already: the network and the optimizer alone."""
+        """Time steps on one batch that is already on the device: network and optimizer alone."""
         return self._timed(self._ready, steps, unseen)
 
     def _timed(self, batches: Batches, steps: int, unseen: int) -> Timed:
@@ -221,8 +221,8 @@ class LoopTrainer:
         return Timed(watch.steps * self._bs / watch.seconds, watch.waited_s / watch.seconds)
 
 
-class Ready:
-    """A batch that is always there."""
+class RepeatedBatch:
+    """Batches of a loop: always the same one."""
 
     device_wait_s = 0.0
 

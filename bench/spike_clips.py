@@ -1,10 +1,10 @@
-"""How many training clips does one core load: from files, from the store, and as it was done before?
+"""How many training clips does one core load: from files, from the store, and with earlier methods?
 
-A clip is 5 frames of 720 x 1280 (blur and sharp, PNG) with 5 streams of 88 x 360 x 640, cut to 256 px and 5 bins. As it
-was done before: streams decoded whole by index arrays, as SpikeCV does, and voxels that were written as float32, with 5
-bins at spike resolution (crops mapped) or with 32 bins at 720 x 1280 (read whole), as the early code has it. All files
-are in the page cache, so this is computing, not disk; beside it stands what a clip reads. CPU time per clip in one
-process, all ways in rounds; what counts is the round in the middle.
+A clip is 5 frames of 720 x 1280 (blur and sharp, PNG) with 5 streams of 88 x 360 x 640, cropped to 256 px, with 5 bins.
+Earlier methods: streams decoded whole with index arrays, as in SpikeCV, and voxels written as float32, with 5 bins at
+spike resolution (crops memory-mapped) or with 32 bins at 720 x 1280 (read whole), as in the early code. All files are
+in the page cache, so this measures computation and not the disk; the bytes that a clip reads are listed beside it. CPU
+time per clip in one process, all ways in rounds; the median round counts.
 Answer: bench/results/spike_clips_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -24,10 +24,10 @@ from flatout.spike.data.clip_set import ClipSet, open_clips
 from flatout.spike.data.decode import Box
 from flatout.spike.data.frames import Frames
 from flatout.spike.data.precompute import write_voxels
-from flatout.spike.data.source import ClipSource, shown_of
+from flatout.spike.data.source import ClipSource, representation_of
 from flatout.spike.data.voxels import frames_per_bin
 from flatout.spike.input import open_store, training_source
-from flatout.spike.pictures import write_image
+from flatout.spike.visuals import write_image
 from tests.reference.spike_decode import decode_by_index
 
 FRAMES = 6
@@ -35,37 +35,37 @@ LIVE, STORE = "PNG, streams live", "store: decoded once, streams live"
 
 
 def write_frames(folder: Path, height: int, width: int, numbers: Iterable[int]) -> None:
-    """Of one sequence: smooth, noisy pictures, about as large as photographs once compressed, and random spikes."""
+    """Write frames of one sequence: smooth, noisy images that compress like photographs, and random spikes."""
     (folder / "spike").mkdir(parents=True, exist_ok=True)
     y, x = np.mgrid[0:height, 0:width]
     for number in numbers:
         rng = np.random.default_rng((1, number))
         base = 127 + 100 * np.sin((x + 9 * number) / 40)[..., None] * np.cos(y / 30)[..., None]
-        picture = np.clip(base + rng.normal(0, 2, (height, width, 3)), 0, 255).astype(np.uint8)
+        image = np.clip(base + rng.normal(0, 2, (height, width, 3)), 0, 255).astype(np.uint8)
         for part in ("blur", "sharp"):
-            write_image(folder / part / f"{number:06d}.png", picture)
+            write_image(folder / part / f"{number:06d}.png", image)
         stream = rng.integers(0, 256, 88 * height * width // 32, np.uint8)
         (folder / "spike" / f"{number:06d}.dat").write_bytes(stream.tobytes())
 
 
 def reading(source: ClipSource) -> Callable[[], None]:
-    """Read one clip into a slot, another one each time."""
+    """A function that reads one clip into a slot, another one with each call."""
     out = {name: np.zeros((1, *field.shape), field.dtype) for name, field in source.fields.items()}
-    turn = iter(range(10**9))
+    numbers = iter(range(10**9))
 
     def work() -> None:
-        number = next(turn)
+        number = next(numbers)
         index = np.array([number % len(source)])
         source.read(index, source.draw(1, 0, np.array([number]), index), Out(out))
 
     return work
 
 
-class AsSpikeCv(Frames):
-    """Every stream decoded whole, then counted and cut."""
+class SpikeCvFrames(Frames):
+    """Decodes every stream whole with index arrays, then counts and crops."""
 
     def __init__(self, clips: ClipSet, config: DataConfig) -> None:
-        super().__init__(clips, shown_of(config))
+        super().__init__(clips, representation_of(config))
         self._paths, self._layout = [each.spike for each in clips.frames], clips.layout_of(0)
         self._first_B = np.cumsum([0, *frames_per_bin(self._layout.frames, config.channels)[:-1]])
 
@@ -75,12 +75,12 @@ class AsSpikeCv(Frames):
         return counts[:, box.top : box.bottom, box.left : box.right]
 
 
-class AsEarlyCode(Frames):
-    """Voxels of 32 bins at the frames' resolution, every file read whole; the network's part is every second pixel of
-    the first bins here, since nobody looks at it."""
+class EarlyCodeFrames(Frames):
+    """Reads voxels of 32 bins at the resolution of the frames, every file whole. The result is every second pixel of
+    the first bins, because its values do not matter here."""
 
     def __init__(self, clips: ClipSet, config: DataConfig, folder: Path) -> None:
-        super().__init__(clips, shown_of(config))
+        super().__init__(clips, representation_of(config))
         self._paths, self._channels = [folder / f"{each.stem}.npy" for each in clips.frames], config.channels
 
     def spikes(self, frame: int, box: Box, dtype: np.dtype) -> np.ndarray:
@@ -89,7 +89,7 @@ class AsEarlyCode(Frames):
 
 
 def write_floats(sequence: Path, size_hw: tuple[int, int]) -> None:
-    """The voxels of `flatout spike cache` as float32, and large ones of the early code."""
+    """Write the voxels of `flatout spike cache` as float32, and large ones as in the early code."""
     (sequence / "float").mkdir()
     (sequence / "early").mkdir()
     for path in sorted((sequence / "spike_vox").iterdir()):
@@ -116,21 +116,22 @@ def main() -> int:
         floats = replace(written, VOXEL_CACHE_DIRNAME="float")
         store = open_store(clips, config, budget_bytes=2**30, workers=1)
         assert store is not None
-        pictures = _mean_bytes(sequence / "blur") + _mean_bytes(sequence / "sharp")
+        image_bytes = _mean_bytes(sequence / "blur") + _mean_bytes(sequence / "sharp")
         spike_pixels = (crop // 2) ** 2
         with store:
-            by_index, early = AsSpikeCv(clips, config), AsEarlyCode(clips, config, sequence / "early")
-            _compare(by_index, Frames(clips, shown_of(config)), crop // 2)
+            by_index, early = SpikeCvFrames(clips, config), EarlyCodeFrames(clips, config, sequence / "early")
+            _compare(by_index, Frames(clips, representation_of(config)), crop // 2)
             sources: dict[str, tuple[ClipSource, float]] = {
                 LIVE: (training_source(clips, config), 11 * spike_pixels),
                 "PNG, streams whole, as SpikeCV": (_over(by_index, clips, config), _mean_bytes(sequence / "spike")),
                 "PNG, float32 voxels, 5 bins, mapped": (_written(floats), 20 * spike_pixels),
                 "PNG, float32 voxels, 32 bins, whole": (_over(early, clips, config), _mean_bytes(sequence / "early")),
                 "PNG, uint8 voxels, 5 bins, mapped": (_written(written), 5 * spike_pixels),
-                STORE: (training_source(clips, config, store), -pictures),
+                STORE: (training_source(clips, config, store), -image_bytes),
             }
             work = {
-                name: (reading(source), 3, int(5 * (pictures + nbytes))) for name, (source, nbytes) in sources.items()
+                name: (reading(source), 3, int(5 * (image_bytes + nbytes)))
+                for name, (source, nbytes) in sources.items()
             }
             times = {name: timings[rounds // 2] for name, timings in in_rounds(work, rounds).items()}
     lines = [f"{'one clip, one core':36} CPU time                              clips/s    ratio   read from files"]
@@ -145,13 +146,13 @@ def main() -> int:
 
 
 def _compare(one: Frames, other: Frames, size: int) -> None:
-    """AssertionError unless both ways see the same spikes."""
+    """AssertionError unless both ways give the same spikes."""
     box = Box(2, 4, size, size)
     assert np.array_equal(one.spikes(0, box, np.dtype(np.uint8)), other.spikes(0, box, np.dtype(np.uint8)))
 
 
 def _over(frames: Frames, clips: ClipSet, config: DataConfig) -> ClipSource:
-    return ClipSource(clips, frames, shown_of(config), crop=config.CROP_SIZE, augment=config.AUGMENT)
+    return ClipSource(clips, frames, representation_of(config), crop=config.CROP_SIZE, augment=config.AUGMENT)
 
 
 def _written(config: DataConfig) -> ClipSource:

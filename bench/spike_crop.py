@@ -1,10 +1,9 @@
-"""What does a voxel of a training crop cost, made from the packed stream, and how was it done before?
+"""What does the voxel of a training crop cost if it is made from the packed stream, compared with earlier methods?
 
 One GoPro-Spike file (88 x 360 x 640, bit-packed) in the page cache, one core: the voxel of a random 128 x 128 crop cut
-before unpacking; the whole frame unpacked; per-pixel index arrays, as SpikeCV decodes; a crop out of a precomputed
-float32 voxel of 32 x 720 x 1280 through a memory map, and read whole. CPU time, in rounds that
-are spread over time; what counts is the round in the middle. Other programs can double even CPU time: run it alone.
-Exit code 1 if the crop takes more than 0.5 ms.
+before unpacking; the whole frame unpacked; per-pixel index arrays, as SpikeCV decodes; a crop of a precomputed float32
+voxel of 32 x 720 x 1280, memory-mapped and read whole. CPU time, in rounds that are spread over time; the median round
+counts. Other programs can double even CPU time: run it alone. Exit code 1 if the crop takes more than 0.5 ms.
 Answer: bench/results/spike_crop_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.measure import Timing, arguments, facts_line, report, summarize
-from flatout.spike.data.decode import Box, decode, map_stream, whole
+from flatout.spike.data.decode import Box, decode, map_stream, whole_frame
 from flatout.spike.data.stream_layout import Layout
 from flatout.spike.data.voxels import crop_counts
 from tests.reference.spike_decode import decode_by_index
@@ -29,7 +28,7 @@ PROMISED_MS = 0.5
 
 
 def cpu_times(work: Callable[[], object], repeats: int) -> Timing:
-    """Like bench.measure.measure, in CPU time of this process."""
+    """Like `bench.measure.measure`, but in CPU time of this process."""
     work()
     durations = []
     for _ in range(repeats):
@@ -40,7 +39,7 @@ def cpu_times(work: Callable[[], object], repeats: int) -> Timing:
 
 
 def in_rounds(ways: Mapping[str, tuple[Callable[[], object], int, int]], rounds: int) -> dict[str, list[Timing]]:
-    """Every way in every round; of each the rounds by their medians, rising."""
+    """Measure every way in every round; returns the rounds of each way, sorted by their medians."""
     found: dict[str, list[Timing]] = {name: [] for name in ways}
     for _ in range(rounds):
         time.sleep(0.2)
@@ -50,7 +49,7 @@ def in_rounds(ways: Mapping[str, tuple[Callable[[], object], int, int]], rounds:
 
 
 class Files:
-    """A stream, and the float voxel that the early code kept instead."""
+    """A stream, and the float voxel that the early code stored instead."""
 
     def __init__(self, folder: Path, *, float_shape: tuple[int, int, int]) -> None:
         rng = np.random.default_rng(1)
@@ -68,7 +67,7 @@ class Files:
         return crop_counts(map_stream(self.stream, LAYOUT), LAYOUT, self.box(), BINS)
 
     def frame(self) -> np.ndarray:
-        return crop_counts(map_stream(self.stream, LAYOUT), LAYOUT, whole(LAYOUT), BINS)
+        return crop_counts(map_stream(self.stream, LAYOUT), LAYOUT, whole_frame(LAYOUT), BINS)
 
     def by_index(self) -> np.ndarray:
         return decode_by_index(self.stream.read_bytes(), 360, 640)
@@ -83,7 +82,7 @@ class Files:
 
 
 def main() -> int:
-    """Measure, report, judge."""
+    """Measure, report, and check the promise; returns the exit code."""
     options = arguments(__doc__).parse_args()
     repeats, rounds = (5, 1) if options.quick else (30, 40)
     with tempfile.TemporaryDirectory() as folder:

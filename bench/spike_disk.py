@@ -1,9 +1,9 @@
-"""How much disk does GoPro-Spike take as streams, as voxels of each kind, and how much memory as decoded frames?
+"""How much disk space does GoPro-Spike take as streams and as voxels, and how much memory as decoded frames?
 
-One file of each kind is written, with the code that writes it in earnest, for streams of 56, 88 and 104 spike frames,
-and its size taken times the number of such frames in the set's sequences (tests/golden/spike/clip_index.json). Sizes of
-the frames' PNG files are the data set's own and not known here. The guide's table says 50 GB for spikes and 100 GB for
-images, and the early code kept 32 float bins at the size of the frames.
+One file of each kind is written by the production code, for streams of 56, 88 and 104 spike frames, and its size is
+multiplied by the number of such frames in the sequences of the data set (tests/golden/spike/clip_index.json). Sizes of
+the PNG files are not known here. The table of the original guide states 50 GB for spikes and 100 GB for images; the
+early code stored 32 float bins at the size of the frames.
 Answer: bench/results/spike_disk_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
@@ -32,7 +32,7 @@ DECODED = "decoded blur and sharp frames, in memory"
 
 
 def main() -> None:
-    """Write, weigh, report."""
+    """Write the files, and report their sizes."""
     options = arguments(__doc__).parse_args()
     splits = json.loads((ROOT / "tests/golden/spike/clip_index.json").read_text())["gopro"]
     totals: dict[str, dict[str, int]] = {}

@@ -1,14 +1,13 @@
-"""What do voxels cost on the GPU, and does a training by the shipped config wait for its input?
+"""What do voxels cost on the GPU, and does a training with the shipped config wait for its input?
 
-Drawn 720p data: one sequence of PNG frames and packed streams of 88 x 360 x 640. First a batch of
-data/spike/gopro_balanced.yaml (4 clips of 5 crops of 256 px, 5 bins) on the GPU from resident packed bytes - unpack and
-count, then all of it with the frames, then bytes to what the network sees - against one core that makes the same bytes
-from the store; the bytes are compared. Then trainings by that config through `flatout spike train`: as shipped (store),
-with everything resident on the GPU, and without a store (PNG on every visit). What counts is the share of the step that
-waits for input, from the second epoch on. Needs a CUDA GPU.
-Exit code 1 if the shipped config waits more than 2 % of the step. Cut short (Ctrl-C, SIGINT, SIGTERM), it reports what
-was reached.
-Answer: bench/results/spike_gpu_<machine>_<yyyymm>.md (rewrite it with --write).
+Generated 720p data: one sequence of PNG frames and packed streams of 88 x 360 x 640. A batch of
+data/spike/gopro_balanced.yaml (4 clips of 5 crops of 256 px, 5 bins) is made on the GPU from resident packed bytes -
+unpack and count, then also crop the frames, then convert the bytes to the network's input - and by one core from the
+store; the bytes are compared. Trainings with that config by `flatout spike train` are timed as shipped (store), with
+everything resident on the GPU, and without a store (PNG files on every visit): the share of the step that waits for
+input, from the second epoch on. Needs a CUDA GPU.
+Exit code 1 if the shipped config waits more than 2 % of the step. If interrupted (Ctrl-C, SIGINT, SIGTERM), it reports
+what was completed. Answer: bench/results/spike_gpu_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
 import argparse
@@ -40,8 +39,8 @@ from flatout.feed.device_store import DeviceStore
 from flatout.spike.config import DataConfig, SpikeConfig, load_config
 from flatout.spike.data.clip_set import ClipSet, open_clips
 from flatout.spike.data.frames import Frames
-from flatout.spike.data.source import NumbersSource, boxes_of, shown_of
-from flatout.spike.input import GIB, Render, open_store, training_source
+from flatout.spike.data.source import ClipParameterSource, crop_boxes, representation_of
+from flatout.spike.input import GIB, ClipRenderer, open_store, training_source
 from flatout.spike.step import ToClip
 
 ROOT = Path(__file__).parents[1]
@@ -55,21 +54,21 @@ WAYS = {
     "all resident on the GPU": ("TRAIN.DEVICE_RESIDENT=true",),
     "no store: PNG every time": ("DATA.USE_RAM_CACHE=false",),
 }
-MOST_WAITING = 0.02
+MAX_WAIT_SHARE = 0.02
 QUICK = (
     "DATA.CROP_SIZE=32", "DATA.CLIP_LEN=2", "DATA.CACHE_SIZE_GB=0.1", "DATALOADER.TOTAL_WORKERS=1",
     "MODEL.WIDTH=4", "MODEL.ENC_BLOCKS=[1,1]", "MODEL.DEC_BLOCKS=[1,1]",
 )  # fmt: skip
 
 
-class Waiting(NamedTuple):
-    """A training from its second epoch on: means per step."""
+class InputWait(NamedTuple):
+    """Means per step of a training from its second epoch on."""
 
     step_ms: float
     wait_ms: float
     clips_per_s: float
     seconds: float
-    """Of the whole command."""
+    """Duration of the whole command."""
 
     @property
     def share(self) -> float:
@@ -77,46 +76,46 @@ class Waiting(NamedTuple):
 
 
 def main() -> int:
-    """Draw, measure, report, judge."""
+    """Generate data, measure, report, and check the promise; returns the exit code."""
     options = arguments(__doc__).parse_args()
     if not torch.cuda.is_available() and not options.quick:
         print("This benchmark needs a CUDA GPU.")
         return 2
     heed_signals()
     print(facts_line(), flush=True)
-    found = Found()
+    found = Measurements()
     try:
         measure_all(found, options.quick)
     except KeyboardInterrupt:
         print(NOTE, flush=True)
-    return _tell(found, options)
+    return _write_report(found, options)
 
 
 @dataclass
-class Found:
-    """What has been measured so far."""
+class Measurements:
+    """The measurements so far."""
 
     binning: dict[str, Timing] = field(default_factory=dict)
-    trainings: dict[str, Waiting] = field(default_factory=dict)
+    trainings: dict[str, InputWait] = field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:
         return len(self.trainings) == len(WAYS)
 
     def promise(self) -> Criterion:
-        """Only once the shipped config was trained."""
+        """The promise about the shipped config; only after its training."""
         share = 100 * self.trainings[SHIPPED].share
-        return Criterion(promise="shipped config: waiting / step", value=share, limit=100 * MOST_WAITING, unit=" %")
+        return Criterion(promise="shipped config: waiting / step", value=share, limit=100 * MAX_WAIT_SHARE, unit=" %")
 
 
-def measure_all(found: Found, quick: bool) -> None:
-    """What is judged first."""
+def measure_all(found: Measurements, quick: bool) -> None:
+    """Measure everything; first what the promise is about."""
     size_hw, num_frames = ((72, 128), 8) if quick else (SIZE_HW, NUM_FRAMES)
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     with tempfile.TemporaryDirectory() as name:
         began = time.perf_counter()
-        draw(Path(name) / "train/seq", size_hw, num_frames)
-        print(f"{num_frames} frames drawn in {time.perf_counter() - began:.1f} s", flush=True)
+        write_sequence(Path(name) / "train/seq", size_hw, num_frames)
+        print(f"{num_frames} frames generated in {time.perf_counter() - began:.1f} s", flush=True)
         changes = [*(QUICK if quick else ()), f"DATA.ROOT={name}"]
         changes += [f"DATA.SPIKE_H={size_hw[0] // 2}", f"DATA.SPIKE_W={size_hw[1] // 2}"]
         found.trainings[SHIPPED] = train(Path(name), SHIPPED, changes)
@@ -128,8 +127,8 @@ def measure_all(found: Found, quick: bool) -> None:
                 found.trainings[way] = train(Path(name), way, [*changes, *extra])
 
 
-def draw(folder: Path, size_hw: tuple[int, int], num_frames: int) -> None:
-    """By as many processes as there are cores; PNG is what takes time."""
+def write_sequence(folder: Path, size_hw: tuple[int, int], num_frames: int) -> None:
+    """Write a sequence with as many processes as there are cores, because PNG compression takes time."""
     cores = machine.cores().usable
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
         parts = [range(first, num_frames, cores) for first in range(min(cores, num_frames))]
@@ -137,22 +136,22 @@ def draw(folder: Path, size_hw: tuple[int, int], num_frames: int) -> None:
 
 
 def measure_binning(config: SpikeConfig, device: torch.device, *, repeats: int) -> dict[str, Timing]:
-    """One batch made on the device and by one core; AssertionError unless the bytes are equal."""
+    """Time one batch made on the device and by one core; AssertionError unless the bytes are equal."""
     data, batch = config.DATA, config.TRAIN.BATCH_SIZE
     clips = open_clips(data, data.TRAIN_SPLIT, scored=False)
     store = open_store(clips, data, budget_bytes=int(data.CACHE_SIZE_GB * GIB), workers=machine.cores().usable)
     assert store is not None and data.CROP_SIZE is not None
     indices = np.arange(batch)
     with store:
-        whole, shown = training_source(clips, data, store), shown_of(data)
-        numbers = NumbersSource(clips, whole, shown, crop=data.CROP_SIZE)
+        whole, representation = training_source(clips, data, store), representation_of(data)
+        numbers = ClipParameterSource(clips, whole, representation, crop=data.CROP_SIZE)
         draws = whole.draw(1, 0, indices, indices)
         small, host = _arrays(numbers, batch), _arrays(whole, batch)
         numbers.read(indices, draws, Out(small))
         resident = DeviceStore(store, device, batch_items=3 * clips.clip_length * batch)
         params = {name: torch.from_numpy(array).to(device) for name, array in small.items()}
         sources = resident.sources_of(small["items"], params["items"])
-        render = Render(clips, whole, shown, crop=data.CROP_SIZE)
+        render = ClipRenderer(clips, whole, representation, crop=data.CROP_SIZE)
         out = {
             name: torch.empty((batch, *each.shape), dtype=each.dtype, device=device)
             for name, each in render.outputs.items()
@@ -166,7 +165,9 @@ def measure_binning(config: SpikeConfig, device: torch.device, *, repeats: int) 
         timed = time_on_device if device.type == "cuda" else _time_on_host
         times = {name: timed(work, repeats) for name, work in on_device.items()}
         times["one core: unpack and count"] = measure(
-            lambda: _count_on_host(clips, data, Frames(clips, shown, store), draws["origin"]), warmup=1, repeats=repeats
+            lambda: _count_on_host(clips, data, Frames(clips, representation, store), draws["origin"]),
+            warmup=1,
+            repeats=repeats,
         )
         times["one core: the same, and frames cropped"] = measure(
             lambda: whole.read(indices, draws, Out(host)), warmup=1, repeats=repeats
@@ -186,13 +187,13 @@ def _time_on_host(work: Any, repeats: int) -> Timing:
 
 def _count_on_host(clips: ClipSet, data: DataConfig, frames: Frames, origin_N2: np.ndarray) -> None:
     for clip, origin in enumerate(origin_N2.tolist()):
-        _, box = boxes_of(clips.sequence_of(clip), origin, data.CROP_SIZE)
+        _, box = crop_boxes(clips.sequence_of(clip), origin, data.CROP_SIZE)
         for frame in clips.windows_NL[clip].tolist():
             frames.spikes(frame, box, np.dtype(np.uint8))
 
 
-def train(root: Path, way: str, changes: Sequence[str]) -> Waiting:
-    """A training of its own process, and what its log says from the second epoch on."""
+def train(root: Path, way: str, changes: Sequence[str]) -> InputWait:
+    """Run a training in its own process, and read its log from the second epoch on."""
     run = root / f"run-{list(WAYS).index(way)}"
     command = [sys.executable, "-m", "flatout", "spike", "train", "--config", str(CONFIG)]
     for change in (f"TRAIN.EPOCHS={EPOCHS}", f"LOG.SAVE_DIR={run}", *changes):
@@ -207,12 +208,12 @@ def train(root: Path, way: str, changes: Sequence[str]) -> Waiting:
     step_ms, wait_ms, clips_per_s = (
         mean(row[name] for row in rows) for name in ("step_ms", "wait_ms", "samples_per_s")
     )
-    found = Waiting(step_ms, wait_ms, clips_per_s, seconds)
+    found = InputWait(step_ms, wait_ms, clips_per_s, seconds)
     print(_training_line(way, found), flush=True)
     return found
 
 
-def _training_line(way: str, found: Waiting) -> str:
+def _training_line(way: str, found: InputWait) -> str:
     return (
         f"{way:28} step {found.step_ms:7.1f} ms, of which waiting {found.wait_ms:7.2f} ms ({found.share:6.1%}), "
         f"{found.clips_per_s:6.1f} clips/s; command {found.seconds:.0f} s"
@@ -230,7 +231,7 @@ def _binning_lines(times: dict[str, Timing]) -> list[str]:
     ]
 
 
-def _tell(found: Found, options: argparse.Namespace) -> int:
+def _write_report(found: Measurements, options: argparse.Namespace) -> int:
     if SHIPPED not in found.trainings:
         return 1
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"

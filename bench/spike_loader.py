@@ -1,8 +1,8 @@
-"""How many clips per second do 1 to 8 workers give, on a disk that takes its time, and what is the store worth?
+"""How many clips per second do 1 to 8 workers load from a slow disk, and how much does the store gain?
 
-Simulated clips of five frames (10 pictures, 5 streams) of 128 x 96 pixels; every read of a file sleeps 0, 5 or 15 ms
-more. Clips per second of a feed that nobody consumes, in the second epoch; with the store nothing is read any more.
-Answer: bench/results/spike_loader_<machine>_<yyyymm>.md (rewrite it with --write).
+Simulated clips of five frames (10 images, 5 streams) of 128 x 96 pixels; every read of a file takes 0, 5 or 15 ms
+longer. Clips per second of a feed whose batches are discarded, in the second epoch; with the store, nothing is read any
+more. Answer: bench/results/spike_loader_<machine>_<yyyymm>.md (rewrite it with --write).
 """
 
 import tempfile
@@ -18,7 +18,7 @@ from flatout.spike.config import DataConfig
 from flatout.spike.data.clip_set import ClipSet, open_clips
 from flatout.spike.data.decode import Box
 from flatout.spike.data.frames import Frames, Part
-from flatout.spike.data.source import ClipSource, shown_of
+from flatout.spike.data.source import ClipSource, representation_of
 from flatout.spike.demo_data import DemoConfig, write_demo_data
 from flatout.spike.input import open_store
 
@@ -28,7 +28,7 @@ WORKERS = (1, 2, 4, 8)
 
 
 class SlowFrames(Frames):
-    """Files on a disk that takes its time; what a store holds is at hand."""
+    """Frames on a slow disk; what a store holds is not delayed."""
 
     delay_s = 0.0
 
@@ -47,7 +47,7 @@ class SlowFrames(Frames):
 
 def main() -> None:
     """Measure and report."""
-    from bench.spike_loader import SlowFrames  # by the name under which workers find it
+    from bench.spike_loader import SlowFrames  # under the module name that workers can import
 
     options = arguments(__doc__).parse_args()
     delays, workers = ((0.0,), (1, 2)) if options.quick else (DELAYS_MS, WORKERS)
@@ -80,20 +80,20 @@ def clips_per_s(
     delay_ms: float,
     seconds: float,
 ) -> float:
-    """After the first epoch, for so many seconds."""
-    shown = shown_of(data)
-    frames = kind(clips, shown, store)
-    frames.delay_s = delay_ms / 1e3  # of the instance, which is what workers get
-    source = ClipSource(clips, frames, shown, crop=data.CROP_SIZE, augment=data.AUGMENT)
+    """Clips per second after the first epoch, measured for `seconds`."""
+    representation = representation_of(data)
+    frames = kind(clips, representation, store)
+    frames.delay_s = delay_ms / 1e3  # on the instance, because workers get a copy of it
+    source = ClipSource(clips, frames, representation, crop=data.CROP_SIZE, augment=data.AUGMENT)
     plan = Plan(num_samples=len(clips), batch_size=BATCH, seed=0)
     with Feed(source, plan, FeedConfig(workers=workers, micro_batch=1, slots=6)) as feed:
         for _ in feed:
             pass
-        began, seen = time.perf_counter(), 0
+        began, num_clips = time.perf_counter(), 0
         while time.perf_counter() - began < seconds:
             for batch in feed:
-                seen += len(batch)
-        return seen / (time.perf_counter() - began)
+                num_clips += len(batch)
+        return num_clips / (time.perf_counter() - began)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""What are spikes worth on real video: against the blurry input, and against the same network without them?
+"""How much do spikes improve deblurring of real video, compared with the blurry input and with RGB frames alone?
 
-spike_mini (two real clips for training, one for the test; blur and spikes simulated) by the shipped
+spike_mini (two real clips for training, one for the test; blur and spikes simulated) with the shipped
 data/spike/spike_mini.yaml: the blurry input, RGB only and RGB + spikes, three seeds each, trained by the command
-`flatout spike train` for 1,000 steps (half of what the file says, and enough to tell them apart), side by side (nothing
-here is timed). Scored is the moving average after the last step, not the best one on the way: there is no third split
-to choose by. PSNR and SSIM as papers compute them, every test frame once.
-Give the folder that has rgb/ and spike/ in it by --data. Exit code 1 if the worst seed with spikes is not 2 dB above
-the best of everything else, or below 33.5 dB.
-Cut short (Ctrl-C, SIGINT, SIGTERM), it reports the scores that were reached, says so, and judges nothing.
+`flatout spike train` for 1,000 steps (half of what the file says, but enough to distinguish them), in parallel (nothing
+is timed here). The moving average after the last step is scored, not the best one so far, because there is no third
+split to choose by. PSNR and SSIM as in papers, every test frame once.
+--data names the folder that contains rgb/ and spike/. Exit code 1 if the worst seed with spikes is not 2 dB above the
+best of everything else, or below 33.5 dB. If interrupted (Ctrl-C, SIGINT, SIGTERM), it reports the scores so far,
+states that, and checks no criterion.
 Answer: bench/results/spike_quality_<machine>_<yyyymm>.md and .json with every curve (rewrite them with --write).
 """
 
@@ -35,7 +35,7 @@ WAYS = {"RGB only": ("MODEL.USE_SPIKE=false",), "RGB + spikes": ()}
 SPIKES = "RGB + spikes"
 SEEDS = (1, 2, 3)
 STEPS = 1000
-LEAST_GAIN_DB, LEAST_DB = 2.0, 33.5
+MIN_GAIN_DB, MIN_DB = 2.0, 33.5
 QUICK = (
     "TRAIN.TOTAL_STEPS=8", "TRAIN.BATCH_SIZE=2", "DATA.CROP_SIZE=32", "DATA.CLIP_LEN=2", "MODEL.WIDTH=4",
 )  # fmt: skip
@@ -54,7 +54,7 @@ class Curve(NamedTuple):
 
 
 def main() -> int:
-    """Train, report, judge."""
+    """Train, report, and check the criteria; returns the exit code."""
     options = _parser().parse_args()
     heed_signals()
     seeds = SEEDS[:1] if options.quick else SEEDS
@@ -72,7 +72,7 @@ def main() -> int:
         _watch(folder, runs)
         curves = [_read(folder, *key) for key in runs if _validations(folder, *key)]
     is_whole = all(run.returncode == 0 for run in runs.values())
-    criteria = judge(curves) if is_whole else []
+    criteria = check_criteria(curves) if is_whole else []
     _write(curves, criteria, options)
     if options.quick:
         return int(not criteria)
@@ -83,7 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = arguments(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder with rgb/ and spike/ of spike_mini")
     parser.add_argument("--device", default="", help="cpu, or the number of a GPU (default: a GPU if there is one)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="overrule a key of the YAML")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the YAML file"
+    )
     return parser
 
 
@@ -94,7 +96,7 @@ def _prepare(data: Path, output: Path) -> None:
 
 
 def _start(folder: Path, way: str, seed: int, changes: list[str], device: str) -> "subprocess.Popen[bytes]":
-    """A training of its own process; two workers each, because several trainings share the cores."""
+    """Start a training in its own process, with two workers because several trainings share the cores."""
     command = [sys.executable, "-m", "flatout", "spike", "train", "--config", str(CONFIG), "--device", device]
     run = _run_folder(folder, way, seed)
     for change in (f"SEED={seed}", "DATALOADER.TOTAL_WORKERS=2", f"LOG.SAVE_DIR={run}", *changes):
@@ -109,18 +111,18 @@ def _environment() -> dict[str, str]:
 
 
 def _watch(folder: Path, runs: "dict[tuple[str, int], subprocess.Popen[bytes]]") -> None:
-    """Until all have ended or Ctrl-C ends them; tells their newest scores on the way, and what went wrong."""
-    began, told = time.monotonic(), 0.0
+    """Wait until all have ended or Ctrl-C ends them; prints their latest scores meanwhile, and their errors."""
+    began, printed = time.monotonic(), 0.0
     with suppress(KeyboardInterrupt):
         while any(run.poll() is None for run in runs.values()):
             time.sleep(0.5)
-            if time.monotonic() - told > 15:
-                told = time.monotonic()
+            if time.monotonic() - printed > 15:
+                printed = time.monotonic()
                 newest = [f"{way} {seed}: {_newest(folder, way, seed)}" for way, seed in runs]
-                print(f"{told - began:4.0f} s   {'   '.join(newest)}", flush=True)
+                print(f"{printed - began:4.0f} s   {'   '.join(newest)}", flush=True)
     for run in runs.values():
         if run.poll() is None:
-            run.terminate()  # it saves; nobody needs that here, but workers end too
+            run.terminate()  # ends its workers too; the checkpoint that it saves is not needed
     for (way, seed), run in runs.items():
         run.wait()
         if run.returncode != 0:
@@ -140,7 +142,7 @@ def _validations(folder: Path, way: str, seed: int) -> list[dict[str, float]]:
 def _newest(folder: Path, way: str, seed: int) -> str:
     try:
         found = _validations(folder, way, seed)
-    except ValueError:  # caught while being written
+    except ValueError:  # the file is just being written
         return "-"
     return f"{found[-1]['psnr']:.2f} dB at {found[-1]['step']}" if found else "-"
 
@@ -152,16 +154,16 @@ def _read(folder: Path, way: str, seed: int) -> Curve:
     return Curve(way, seed, [int(step) for step in steps], psnr, ssim, blurry)
 
 
-def judge(curves: list[Curve]) -> list[Criterion]:
-    """The worst with spikes against the best of the others."""
+def check_criteria(curves: list[Curve]) -> list[Criterion]:
+    """Compare the worst seed with spikes to the best of the others."""
     worst = min(curve.psnr[-1] for curve in curves if curve.way == SPIKES)
     others = [curves[0].blurry[0], *(curve.psnr[-1] for curve in curves if curve.way != SPIKES)]
     return [
         Criterion(
             promise="spikes, worst seed, above the best without",
-            value=worst - max(others), limit=LEAST_GAIN_DB, at_most=False, unit=" dB",
+            value=worst - max(others), limit=MIN_GAIN_DB, at_most=False, unit=" dB",
         ),
-        Criterion(promise="spikes, worst seed", value=worst, limit=LEAST_DB, at_most=False, unit=" dB"),
+        Criterion(promise="spikes, worst seed", value=worst, limit=MIN_DB, at_most=False, unit=" dB"),
     ]  # fmt: skip
 
 
@@ -185,7 +187,7 @@ def _write(curves: list[Curve], criteria: list[Criterion], options: argparse.Nam
     if options.set:
         lines.append(f"changed from data/spike/spike_mini.yaml: {', '.join(options.set)}")
     if not criteria:
-        lines.append("CUT SHORT: these are scores on the way, not results; nothing is judged.")
+        lines.append("CUT SHORT: these are intermediate scores, not results; no criterion was checked.")
     numbers = {
         "changes": options.set,
         "curves": [curve._asdict() for curve in curves],

@@ -23,7 +23,7 @@ from flatout.ranks.world import World
 from flatout.spike.config import load_config
 from flatout.spike.data.clip_set import ClipSet, open_training
 from flatout.spike.data.frames import FrameItems
-from flatout.spike.input import FeedWishes, open_resident_feed, open_scoring_feed, open_store, open_training_feed
+from flatout.spike.input import FeedSettings, open_resident_feed, open_scoring_feed, open_store, open_training_feed
 from flatout.spike.step import plan_steps
 from flatout.yolo.augment.draw import AugmentConfig
 from flatout.yolo.augment.samples import ResizedImages
@@ -120,7 +120,7 @@ def clips_of(yaml: Path, *overrides: str) -> tuple[Any, ClipSet, ClipSet]:
     return config.DATA, training, validation
 
 
-WISHES = FeedWishes(batch=2, workers=0, device=torch.device("cpu"))
+SETTINGS = FeedSettings(batch=2, workers=0, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("opener", [open_training_feed, open_resident_feed])
@@ -130,7 +130,7 @@ def test_a_training_source_of_spike_needs_no_torch(opener: Any, cache: str, clip
     store = open_store(clips, config, budget_bytes=10**8, workers=0)
     assert (store is not None) == (cache == "true")
     steps = plan_steps(len(clips), world=1, batch=2, accumulation=1)
-    opened = opener(clips, config, WISHES, steps=steps, seed=1, epochs=1, world=World(), store=store)
+    opened = opener(clips, config, SETTINGS, steps=steps, seed=1, epochs=1, world=World(), store=store)
     check_is_light(stack.enter_context(opened).feed.source)
 
 
@@ -138,7 +138,7 @@ def test_a_training_source_of_spike_needs_no_torch(opener: Any, cache: str, clip
 def test_a_validation_source_of_spike_needs_no_torch(cache: str, clips_yaml: Path, stack: ExitStack):
     config, _, clips = clips_of(clips_yaml, f"DATA.USE_RAM_CACHE={cache}")
     store = open_store(clips, config, budget_bytes=10**8, workers=0)
-    check_is_light(stack.enter_context(open_scoring_feed(clips, config, WISHES, store)).feed.source)
+    check_is_light(stack.enter_context(open_scoring_feed(clips, config, SETTINGS, store)).feed.source)
 
 
 def test_frames_that_spike_decodes_for_its_store_need_no_torch(clips_yaml: Path):

@@ -1,4 +1,4 @@
-"""Defect segmentation: find what is in one picture of a die and in neither of two others. See docs/defect.md.
+"""Defect segmentation: find what is in one image of a die and in neither of two references. See docs/defect.md.
 
     import flatout.defect
 
@@ -10,28 +10,28 @@ The public names are those in `__all__`, each imported when it is first used.
 
 Files:
 
-    check          What would spoil a training, in every file of a data set
-    cli            flatout defect: finds the command and hands over to it
-    demo_data      A data set to try things on
-    export         A network for whole images as an ONNX file
-    input          Where training batches come from
-    inspector      Finding defects in Python: the commands train, test, predict and export as methods of one object
-    model          The segmentation networks: a U-Net over patches of target, ref1 and ref2, with two classes out
-    options        What a training or a test was asked to do
-    patches        Where patches lie in an image, and which one a sample's number means
-    pictures       Pictures for people: what a network learned from, and what it sees in an image
-    predict        The ways out: heat maps
-    profile        What `flatout defect train` would run, to be looked at
-    render         Crop and paint a whole batch where the images are, without a host-device wait
-    render_triton  A batch of patches, cropped and painted by one Triton kernel where the images are
-    source         Training samples
-    step           What a step of the defect job computes: patches in, focal loss out; and its rates by epoch
-    train          Training a defect network: the recipe that `flatout defect train` hands to a run
-    weights        Networks in files: of ours, and of the trainers that came before. Nothing in a file is ever run
-    commands/      The commands of `flatout defect`: each parses, calls one library function, and prints its result
-    data/          From files to canonical images: three aligned pictures of one pattern, target, ref1 and ref2
-    evaluate/      How good is a network: heat maps of whole images, and numbers about them
-    synth/         Synthetic defects
+    check          Check every file of a data set for problems that would spoil a training
+    cli            flatout defect: dispatches to the commands
+    demo_data      Generates a demo data set: strips with a sine texture
+    export         Export of a network for whole images as an ONNX file
+    input          Training batches: painted by workers, or rendered on the GPU from parameters that workers draw
+    inspector      Defect detection in Python: train, evaluate, predict and export as methods of one object
+    model          The segmentation networks: a U-Net over patches of target, ref1 and ref2, with two classes
+    options        Options of `flatout defect train`, `test` and `predict`
+    patches        The grid of patches in an image, and stitching of their results
+    plots          Plots of training samples and of results
+    predict        Heat maps, detections and tables for a folder of images, with scores where labels exist
+    profile        The defect training as `flatout profile` runs it
+    render         Crops and paints a whole batch on the device that holds the images, without a host-device wait
+    render_triton  The renderer as one Triton kernel that crops and paints a batch of patches
+    source         Sources of training samples: painted patches, or parameters for a GPU renderer
+    step           One training step: network and focal loss; learning rate and focal gamma by epoch
+    train          Training of a defect network: the recipe that `flatout defect train` hands to a run
+    weights        Weights files of flatout and of older trainers, read without executing anything in them
+    commands/      The commands of `flatout defect`: each parses, calls one library function and prints its result
+    data/          From image files to canonical images: three aligned planes, target, ref1 and ref2
+    evaluate/      Evaluation of a network: heat maps of whole images, and scores computed from them
+    synth/         Synthetic defects: parameters are drawn for whole batches, then painted without further randomness
 """
 
 from pathlib import Path
@@ -46,9 +46,10 @@ __all__ = ["Inspected", "Inspector", "load"]
 
 
 def load(path_or_network: str | Path, *, device: str = "") -> "Inspector":
-    """An inspector from a file of weights, or an untrained one from the name of a network: "v1" or "v2".
+    """Load an inspector from a weights file, or create an untrained one from the name of a network: "v1" or "v2".
 
-    `device` is "cpu", the number of a GPU, or "" for a GPU if there is one. CheckpointError if there is no such file.
+    `device` is "cpu", the number of a GPU, or "" for a GPU if there is one. Raises CheckpointError if the file does not
+    exist.
     """
     from flatout.defect.inspector import Inspector
 

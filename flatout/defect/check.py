@@ -1,7 +1,9 @@
-"""What would spoil a training, in every file of a data set.
+"""Check every file of a data set for problems that would spoil a training.
 
-sizes, planes, ranges, values that are no numbers, pictures without content, planes that do not lie on each other,
-references that are copies of target, masks that are missing, empty or of another size
+Checked are sizes, planes, value ranges, non-finite values, images without content, misaligned planes, references that
+are copies of target, and masks that are missing, empty or of another size.
+
+Dimension key:  C planes   H W image
 """
 
 from collections.abc import Iterator
@@ -11,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from flatout.defect.data.decode import read_stored
-from flatout.defect.data.find import HARD_NEGATIVES, ImgFormat, list_images, list_judged, root_of, training_folder
-from flatout.defect.data.items import TOP, canonical, planes_first, read_mask
+from flatout.defect.data.find import HARD_NEGATIVES, ImgFormat, list_images, list_split, root_of, training_folder
+from flatout.defect.data.items import MAX_GREY, canonical, planes_first, read_mask
 from flatout.defect.patches import Grid
 from flatout.errors import ConfigError, DataError, counted
 from flatout.feed import DecodeError
@@ -20,18 +22,20 @@ from flatout.findings import LEVEL_OF, LEVELS, Finding, Severity, is_bad, places
 from flatout.images import decoder_messages
 
 FLAT_BELOW = 1.0
-"""Grey levels of standard deviation below which a plane shows nothing."""
+"""Standard deviation, in grey levels, below which a plane has no content."""
 SHIFT_PX = 1.0
-"""A larger misregistration turns every edge into a difference."""
+"""Misalignment from which on a plane is reported: it turns every edge into a difference."""
 NOISE_SIGMAS = 6
 SAME_FIT = 1e-3
-"""Share by which a fit may be worse than the best and still be as good; a pixel costs coarse patterns 0.3 % or more."""
+"""Relative tolerance within which two correlations count as equal; a shift by one pixel costs coarse patterns at least
+0.3 %."""
 CHECKS = 9
+"""Number of checks, for the summary line."""
 
 
 @dataclass(frozen=True)
-class Report:
-    """Everything that was found, worst first."""
+class CheckReport:
+    """All findings, most serious first."""
 
     findings: list[Finding]
     num_images: int
@@ -42,7 +46,7 @@ class Report:
         return is_bad(self.findings)
 
     def lines(self, most: int = 5) -> list[str]:
-        """A paragraph per kind, each with the first places."""
+        """One paragraph per kind of finding, each with the first `most` files."""
         lines = [
             counted(self.num_images, "image")
             + (f" of {self.shape_hw[0]} x {self.shape_hw[1]}" if self.shape_hw else "")
@@ -55,8 +59,8 @@ class Report:
         return [*lines, summary(self.findings, CHECKS)]
 
 
-def check_data_set(path: str, img_format: ImgFormat, *, patch: int = 128) -> Report:
-    """Look at every image and mask below a training folder or root; nothing is changed."""
+def check_data_set(path: str, img_format: ImgFormat, *, patch: int = 128) -> CheckReport:
+    """Check every image and mask below a training folder or the root of a data set; no file is changed."""
     findings: list[Finding] = []
     checker = _Checker(patch)
     root = root_of(path)
@@ -66,21 +70,21 @@ def check_data_set(path: str, img_format: ImgFormat, *, patch: int = 128) -> Rep
     for image in images:
         findings += checker.image(image)
     for split in ("valid", "test"):
-        for judged in list_judged(root, split, img_format):
-            images.append(judged.path)
-            findings += checker.image(judged.path)
-            if not judged.is_good:
-                findings += checker.mask(judged.path, judged.mask)
+        for entry in list_split(root, split, img_format):
+            images.append(entry.path)
+            findings += checker.image(entry.path)
+            if not entry.is_good:
+                findings += checker.mask(entry.path, entry.mask)
     findings.sort(key=lambda finding: -LEVELS.index(finding.level))
-    return Report(findings, len(images), checker.shape_hw)
+    return CheckReport(findings, len(images), checker.shape_hw)
 
 
-def _found(severity: Severity, kind: str, where: str, text: str) -> Finding:
+def _finding(severity: Severity, kind: str, where: str, text: str) -> Finding:
     return Finding(kind, text, LEVEL_OF[severity], where=where)
 
 
 class _Checker:
-    """Knows what the first image was like."""
+    """Checks images and masks, and compares their size with that of the first image."""
 
     def __init__(self, patch: int) -> None:
         self._patch = patch
@@ -93,7 +97,7 @@ class _Checker:
                 stored = read_stored(path)
             planes_CHW = canonical(stored)
         except (OSError, DecodeError) as error:
-            yield _found("error", "cannot be used", str(path), " ".join([str(error), *messages[:1]]))
+            yield _finding("error", "cannot be used", str(path), " ".join([str(error), *messages[:1]]))
             return
         yield from self._size(path, (planes_CHW.shape[1], planes_CHW.shape[2]))
         yield from _values(path, stored, planes_CHW)
@@ -101,28 +105,39 @@ class _Checker:
             return
         for plane, name in ((1, "ref1"), (2, "ref2")):
             if np.array_equal(planes_CHW[0], planes_CHW[plane]):
-                yield _found("note", "copied plane", str(path), f"{name} equals target: nothing can be learned from it")
+                yield _finding(
+                    "note",
+                    "copied plane",
+                    str(path),
+                    f"{name} is identical to target, so nothing can be learned from it",
+                )
                 continue
             dx, dy = displacement(planes_CHW[0], planes_CHW[plane])
             if max(abs(dx), abs(dy)) >= SHIFT_PX:
-                text = f"{name} lies {dx:+.0f} px in x and {dy:+.0f} px in y from target: align it, or set shift_px"
-                yield _found("warning", "misregistered", str(path), text)
+                text = f"{name} is shifted by {dx:+.0f} px in x and {dy:+.0f} px in y: align it, or set shift_px"
+                yield _finding("warning", "misregistered", str(path), text)
 
     def mask(self, image: Path, mask: Path | None) -> Iterator[Finding]:
         if mask is None:
-            yield _found("warning", "mask missing", str(image), f"no {image.stem}_mask.* in the ground truth")
+            yield _finding(
+                "warning", "mask missing", str(image), f"there is no {image.stem}_mask.* in the ground truth"
+            )
             return
         messages: list[str] = []
         try:
             with decoder_messages() as messages:
                 mask_HW = read_mask(mask)
         except (OSError, DecodeError) as error:
-            yield _found("error", "cannot be used", str(mask), " ".join([str(error), *messages[:1]]))
+            yield _finding("error", "cannot be used", str(mask), " ".join([str(error), *messages[:1]]))
             return
         if self.shape_hw is not None and mask_HW.shape != self.shape_hw:
-            yield _found("error", "size", str(mask), f"the mask measures {mask_HW.shape[0]} x {mask_HW.shape[1]}")
+            height, width = self.shape_hw
+            text = f"the mask has {mask_HW.shape[0]} x {mask_HW.shape[1]} pixels, the first image {height} x {width}"
+            yield _finding("error", "size", str(mask), text)
         elif not mask_HW.any():
-            yield _found("warning", "mask empty", str(mask), "it marks nothing, but lies among defective images")
+            yield _finding(
+                "warning", "mask empty", str(mask), "it marks no pixel, although its image is a defective one"
+            )
 
     def _size(self, path: Path, shape_hw: tuple[int, int]) -> Iterator[Finding]:
         if self.shape_hw is None:
@@ -130,23 +145,24 @@ class _Checker:
             try:
                 Grid.over(shape_hw, self._patch)
             except ConfigError as error:
-                yield _found("error", "size", str(path), str(error))
+                yield _finding("error", "size", str(path), str(error))
         elif shape_hw != self.shape_hw:
-            text = f"it measures {shape_hw[0]} x {shape_hw[1]}, the first image {self.shape_hw[0]} x {self.shape_hw[1]}"
-            yield _found("error", "size", str(path), text)
+            height, width = self.shape_hw
+            text = f"it has {shape_hw[0]} x {shape_hw[1]} pixels, the first image {height} x {width}"
+            yield _finding("error", "size", str(path), text)
 
 
 def _values(path: Path, stored: np.ndarray, planes_CHW: np.ndarray) -> Iterator[Finding]:
     kept = planes_first(stored)
     low, high = float(kept.min()), float(kept.max())
-    if low < 0 or high > TOP:
-        yield _found(
-            "note", "range", str(path), f"values {low:g} to {high:g} are stretched to 0 to 255, as all planes are"
+    if low < 0 or high > MAX_GREY:
+        yield _finding(
+            "note", "range", str(path), f"values {low:g} to {high:g} are rescaled to 0..255, all planes together"
         )
     for plane in np.flatnonzero(_is_flat(planes_CHW)):
         name = ("target", "ref1", "ref2")[plane]
-        shade = "black" if planes_CHW[plane].max() == 0 else "of one shade"
-        yield _found("error", "no content", str(path), f"{name} is all {shade}")
+        shade = "black" if planes_CHW[plane].max() == 0 else "of one grey level"
+        yield _finding("error", "no content", str(path), f"{name} is entirely {shade}")
 
 
 def _is_flat(planes_CHW: np.ndarray) -> np.ndarray:
@@ -154,14 +170,15 @@ def _is_flat(planes_CHW: np.ndarray) -> np.ndarray:
 
 
 def displacement(target_HW: np.ndarray, ref_HW: np.ndarray) -> tuple[int, int]:
-    """How far (x, y) a reference lies from target, to the pixel, by their correlation.
+    """Shift (x, y) of a reference against target in whole pixels, from their cross-correlation.
 
-    Periodic patterns have many fits; the nearest of those that noise cannot tell from the best counts.
+    Periodic patterns correlate equally well at many shifts; among those that noise cannot distinguish from the best,
+    the smallest shift is returned.
     """
     target, ref = target_HW - target_HW.mean(), ref_HW - ref_HW.mean()
     fit_HW = np.fft.irfft2(np.fft.rfft2(target) * np.conj(np.fft.rfft2(ref)), s=target_HW.shape) / target.size
     energy, best = float((target**2).mean() + (ref**2).mean()), float(fit_HW.max())
-    # What is left at the best fit is taken for noise: so far do fits that are equally good scatter.
+    # The residual at the best fit is taken as noise, which gives the scatter of equally good fits.
     scatter = np.sqrt(max(energy - 2 * best, 0.0) * energy / 2 / target.size)
     good = np.argwhere(fit_HW >= best - NOISE_SIGMAS * scatter - SAME_FIT * best)
     height, width = target_HW.shape
@@ -171,6 +188,6 @@ def displacement(target_HW: np.ndarray, ref_HW: np.ndarray) -> tuple[int, int]:
     return -int(x), -int(y)
 
 
-def refuse_bad(report: Report) -> int:
-    """The exit code of a check."""
+def check_exit_code(report: CheckReport) -> int:
+    """Exit code of `flatout defect check`."""
     return DataError.exit_code if report.is_bad else 0

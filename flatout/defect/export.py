@@ -1,9 +1,9 @@
-"""A network for whole images as an ONNX file: scaling, patches, probabilities and stitching are all inside.
+"""Export of a network for whole images as an ONNX file that includes scaling, patches, probabilities and stitching.
 
     input [B, 3, H, W] float32, 0..255 -> output [B, 3, H, W]: probability in plane 0, zeros in planes 1 and 2
 
-Three planes go out because consumers of such files expect them. The range of the input stands in the metadata: scaling
-it twice is the classical mistake.
+The output has three planes because consumers of such files expect them. The input range is stated in the metadata, so
+that the input is not scaled twice.
 
 Dimension key:  B images   C planes   H W image   T tiles   P patch side
 """
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.defect.data.find import ImgFormat, list_images
-from flatout.defect.data.items import PLANES, TOP, read_canonical
+from flatout.defect.data.items import MAX_GREY, PLANES, read_canonical
 from flatout.defect.model import DefectNet
 from flatout.defect.options import PATCH_OF_TYPE
 from flatout.defect.patches import Grid
@@ -45,23 +45,23 @@ logger = logging.getLogger(__name__)
 OPSET = 17
 TOLERANCE = 1e-4
 INPUT_RANGE = "0..255"
-CALIBRATED = 32
-"""Images that are looked at for the ranges of int8, at most."""
+MAX_CALIBRATION_IMAGES = 32
+"""Maximum number of images from which the value ranges of int8 are taken."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how far it is from the network it came from."""
+    """The exported files, and how much they differ from the network."""
 
     path: Path
     largest_difference: float | None
-    """Of probabilities, by ONNX Runtime; None where that is not installed."""
+    """Largest difference of probabilities, computed by ONNX Runtime; None if that is not installed."""
     smaller: Path | None = None
-    """The file of less precision beside it, if one was asked for."""
+    """The additional file of reduced precision, if one was requested."""
 
 
 class WholeImage(nn.Module):
-    """The network as one call per image; all tiles of all images are one batch."""
+    """The network for whole images: all tiles of all images are processed as one batch."""
 
     def __init__(self, network: DefectNet, grid: Grid) -> None:
         super().__init__()
@@ -71,16 +71,16 @@ class WholeImage(nn.Module):
     def forward(self, x_BCHW: Tensor) -> Tensor:
         grid = self._grid
         height, width = grid.patch_hw
-        scaled = x_BCHW / TOP
+        scaled = x_BCHW / MAX_GREY
         tiles = [scaled[:, :, y : y + height, x : x + width] for y in grid.ys for x in grid.xs]
-        # [B, T, ...] so that the tiles of an image stay together; B is whatever comes in.
+        # [B, T, ...] keeps the tiles of an image together, for any B.
         stacked = torch.stack(tiles, 1)
         logits = self.network(stacked.flatten(0, 1))
         probability_BTPP = torch.softmax(logits, 1)[:, 1].unflatten(0, (-1, grid.per_image))
         stitched = self._stitched(probability_BTPP)[:, None]
-        # Not zeros_like: the exporter would keep zeros for the batch it was shown, and no other batch would fit.
-        nothing = stitched * 0
-        return torch.cat((stitched, nothing, nothing), 1)
+        # Not zeros_like: the exporter would store zeros for the traced batch size, and no other batch would fit.
+        zeros = stitched * 0
+        return torch.cat((stitched, zeros, zeros), 1)
 
     def _stitched(self, probability_BTPP: Tensor) -> Tensor:
         grid = self._grid
@@ -107,11 +107,11 @@ def export_file(
     calibrate: str | Path | None = None,
     img_format: ImgFormat = "tiff",
 ) -> Exported:
-    """A file of weights as an ONNX file, beside it unless `output` says where; and one of less precision, if asked."""
+    """Export a weights file to `output`, by default beside it; float16 and int8 also write a smaller file."""
     if precision == "int8" and calibrate is None:
-        raise ConfigError("--precision int8 needs --calibrate FOLDER: images to take the ranges of values from.")
+        raise ConfigError("--precision int8 needs --calibrate FOLDER: images from which value ranges are taken.")
     try:
-        files = [] if calibrate is None else list_images(Path(calibrate), img_format)[:CALIBRATED]
+        files = [] if calibrate is None else list_images(Path(calibrate), img_format)[:MAX_CALIBRATION_IMAGES]
         images = [read_canonical(file) for file in files]
     except (OSError, DecodeError) as error:
         raise DataError(str(error)) from None
@@ -126,7 +126,7 @@ def export_file(
 
 
 def export_onnx(network: DefectNet, grid: Grid, path: Path, *, opset: int = OPSET) -> Exported:
-    """Write the network for images of the grid's size, compared with ONNX Runtime where that is installed."""
+    """Write the network for images of the grid's size; if ONNX Runtime is installed, its results are compared first."""
     refuse_missing("onnx")
     whole = WholeImage(network.eval().cpu().float(), grid).eval()
     model = traced(
@@ -149,17 +149,17 @@ def export_onnx(network: DefectNet, grid: Grid, path: Path, *, opset: int = OPSE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ResourceError(f"{path}: cannot be written: {error.strerror}. Choose another place.") from None
+        raise ResourceError(f"{path}: cannot be written: {error.strerror}. Choose another folder.") from None
     save(model, path)
     return Exported(path, difference)
 
 
 def reduce_precision(path: Path, out: Path, precision: Precision, images: Sequence[np.ndarray]) -> None:
-    """A smaller file from one that `export_onnx` wrote; it is as good as a measurement says, so measure it.
+    """Write a smaller version of a file that `export_onnx` wrote. Its accuracy is not checked: measure it.
 
-    float16: weights and activations, input and output stay float32. int8: convolutions, with ranges taken from
-    `images` [3, H, W] in 0..255; the first and the last convolution stay as they are, as their errors go straight to
-    the heat map.
+    float16: weights and activations; input and output stay float32. int8: convolutions, with ranges taken from
+    `images` [3, H, W] in 0..255; the first and the last convolution are kept, because their errors directly affect the
+    heat map.
     """
     model = need("onnx").load(str(path))
     if precision == "float16":
@@ -168,13 +168,16 @@ def reduce_precision(path: Path, out: Path, precision: Precision, images: Sequen
         whole = (image[None] for image in images)
         save(in_int8(model, whole, input_name="input", kept=last_convolutions(model)), out)
     else:
-        raise ConfigError(f"{path}: is {precision} already.")
+        raise ConfigError(f"{path}: already has the precision {precision}. Use float16 or int8.")
 
 
 def _difference(whole: WholeImage, model: Model, path: Path, grid: Grid) -> float | None:
-    """Largest difference of the model to the network, on two images at once; it must be within the tolerance."""
+    """Largest difference between model and network on a batch of two images; ParityError if above the tolerance."""
     if not is_there("onnxruntime"):
-        logger.warning("%s was not verified: pip install onnxruntime, and export again.", path)
+        logger.warning(
+            "%s was not verified, because onnxruntime is not installed: pip install onnxruntime, and export again.",
+            path,
+        )
         return None
     images = np.concatenate((_example(grid), 255 - _example(grid)))
     found = Session(model)({"input": images})["output"]
@@ -183,12 +186,12 @@ def _difference(whole: WholeImage, model: Model, path: Path, grid: Grid) -> floa
     difference = float(np.abs(found - expected).max())
     if not difference <= TOLERANCE:
         raise ParityError(
-            f"{path}: ONNX Runtime differs from the network by {difference:.1e}, more than {TOLERANCE:g}, so nothing "
-            "was written. Try another opset, and report it."
+            f"{path}: the exported model differs from the network by {difference:.1e}, more than {TOLERANCE:g}, so "
+            "nothing was written. Try another opset, and please report it."
         )
     return difference
 
 
 def _example(grid: Grid) -> np.ndarray:
-    """An image of noise over all of 0..255, float32 [1, C, H, W]."""
-    return np.random.default_rng(0).uniform(0, TOP, (1, PLANES, *grid.shape_hw)).astype(np.float32)
+    """An image of uniform noise in 0..255, float32 [1, C, H, W]."""
+    return np.random.default_rng(0).uniform(0, MAX_GREY, (1, PLANES, *grid.shape_hw)).astype(np.float32)

@@ -1,7 +1,9 @@
-"""Where training batches come from: patches painted by workers, or numbers drawn by workers and patches on the GPU.
+"""Training batches: painted by workers, or rendered on the GPU from parameters that workers draw.
 
 host     files --decode once--> store, shared by all workers --> worker: crop, paint --> slot --> device
-device   files --decode once--> GPU memory;  worker: numbers only --> slot --> device: crop and paint there
+device   files --decode once--> GPU memory;  worker: parameters only --> slot --> device: crop, paint
+
+Dimension key:  N images   T patches of an image
 """
 
 import logging
@@ -39,13 +41,14 @@ from flatout.ranks import World
 logger = logging.getLogger(__name__)
 
 MICRO_BATCH = 16
+"""Samples that a worker makes at a time."""
 DEVICE_WORKERS = 2
-"""They only draw numbers."""
+"""Maximum number of workers if the device renders: they only draw parameters."""
 
 
 @dataclass(frozen=True)
 class TrainingImages:
-    """The files of a training: those to cut up, then those that must not fire."""
+    """The image files of a training: first those with patches to train on, then the hard negatives."""
 
     strips: Strips
     num_images: int
@@ -57,21 +60,21 @@ class TrainingImages:
 
 @dataclass(frozen=True, kw_only=True)
 class ImagesConfig:
-    """Which files are read."""
+    """The image files of a training."""
 
     folder: str
     """R/train/good, or the root R of a data set."""
     img_format: ImgFormat
     hard_negatives: bool = False
-    """Whether images that must not fire are wanted."""
+    """Whether hard negatives are used."""
     hard_negative_folder: str = ""
-    """Empty: R/train/hard_negative_samples."""
+    """Their folder; empty: R/train/hard_negative_samples."""
 
 
 def find_images(config: ImagesConfig) -> TrainingImages:
-    """List the files and look at the first; DataError if there are none."""
+    """List the files and decode the first; DataError if there are none."""
     if not config.folder:
-        raise ConfigError("--training_dataset_path is missing: name R/train/good, or the root R of a data set.")
+        raise ConfigError("--training_dataset_path is missing: give R/train/good, or the root R of a data set.")
     images = list_images(training_folder(config.folder), config.img_format)
     hard: list[Path] = []
     if config.hard_negatives:
@@ -82,20 +85,20 @@ def find_images(config: ImagesConfig) -> TrainingImages:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplesConfig:
-    """What is cut out of images and painted into them."""
+    """Which patches are cropped, and what is painted into them."""
 
     synth: SynthConfig
     seed: int
     patch_px: int
     min_patches: tuple[int, int] | None
-    """Rows and columns of patches per image at least; None: neighbours share 16 pixels."""
+    """Minimum rows and columns of patches per image; None: as many as make neighbours share 16 pixels."""
     psf_type: str
     psf_pool_size: int
     board_shapes: tuple[BoardShape, ...]
 
 
 def make_recipe(config: SamplesConfig, images: TrainingImages) -> SampleRecipe:
-    """What the samples of a training are."""
+    """The sample recipe of a training."""
     kernels = make_kernels(
         config.synth.mode,
         psf_type=config.psf_type,
@@ -114,20 +117,21 @@ def make_recipe(config: SamplesConfig, images: TrainingImages) -> SampleRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class InputConfig:
-    """How batches are made of samples."""
+    """How samples are made into batches."""
 
     total_batch: int
-    """Of all ranks together."""
+    """Batch size, summed over all ranks."""
     epochs: int
     seed: int = 42
     group_images: int = 0
-    """Visit patches in groups of this many images; 0: shuffle all."""
+    """Visit patches in groups of this many images; 0: shuffle all patches."""
     workers: int | str = "auto"
     prefetch_factor: int | None = None
+    """Batches to keep ready; None: enough to keep all workers busy."""
     cache_size: int | None = None
-    """Decoded images to keep; None: all that fit."""
+    """Number of decoded images to keep; None: as many as fit."""
     device_strips: Literal["auto", "on", "off"] = "auto"
-    """Keep images in GPU memory and paint there; auto: where there is a GPU."""
+    """Whether to keep the images in GPU memory and render there; auto: if there is a GPU."""
     channels_last: bool = True
 
 
@@ -139,14 +143,14 @@ def open_input(
     world: World,
     stack: ExitStack,
 ) -> DeviceBatches:
-    """The input that the config asks for; decodes the images. `stack` closes it."""
+    """Decode the images and open the batches as configured. `stack` closes what is opened."""
     plan = make_plan(recipe, config, world)
     on_device = config.device_strips == "on" or (config.device_strips == "auto" and device.type == "cuda")
     with ExitStack() as opened:
         store = opened.enter_context(open_store(images.strips, config, world))
         if on_device:
             batches: DeviceBatches = _on_device(store, recipe, config, plan, device)
-            opened.close()  # the images are on the device now
+            opened.close()  # the store is not needed any more: the images are on the device
         else:
             feed = Feed(PatchSource(recipe, store), plan, feed_config(config, plan, world))
             batches = DeviceBatches(feed, device)
@@ -156,10 +160,10 @@ def open_input(
 
 
 def feed_config(config: InputConfig, plan: Plan, world: World) -> FeedConfig:
-    """How workers share the batches out.
+    """How batches are divided among workers.
 
-    Half of a lone sample's cost is drawing its numbers, which costs no more for sixteen of them: workers take many at
-    a time, and enough batches are open that none of them waits.
+    Half the cost of a single sample is drawing its parameters, which costs no more for sixteen samples. So workers take
+    many samples at a time, and there are enough slots that no worker has to wait.
     """
     feed = FeedConfig(
         workers=config.workers,
@@ -176,7 +180,7 @@ def feed_config(config: InputConfig, plan: Plan, world: World) -> FeedConfig:
 
 
 def make_plan(recipe: SampleRecipe, config: InputConfig, world: World) -> Plan:
-    """Which patch comes when; the last batch of an epoch may be short."""
+    """The order of the patches; the last batch of an epoch may be short."""
     order = None
     if config.group_images:
         order = GroupedOrder(recipe.num_images, recipe.grid.per_image, config.group_images, config.seed)
@@ -192,20 +196,20 @@ def make_plan(recipe: SampleRecipe, config: InputConfig, world: World) -> Plan:
 
 
 def store_config(strips: Strips, config: InputConfig) -> StoreConfig:
-    """How images are kept: all that fit; and of a set that does not fit but is visited in groups, the group at hand."""
+    """How decoded images are kept: as many as fit, or the current group of a set that does not fit."""
     size, each = config.cache_size, strips.item_bytes + 4096
     budget = None if size is None else size * each
     store = StoreConfig(place="off" if size == 0 else "ram", budget_bytes=budget, workers=config.workers)
     fits = len(strips) * each <= (free_ram_bytes() if budget is None else budget)
     if fits or not config.group_images:
         return store
-    # Every worker sees patches of the whole group: each keeps one of its own.
+    # Every worker reads patches of the whole group, so each of them keeps its own copy.
     group_bytes = max(1, store.num_workers) * config.group_images * strips.item_bytes
     return replace(store, policy="lru", budget_bytes=group_bytes)
 
 
 def open_store(strips: Strips, config: InputConfig, world: World) -> Store:
-    """Decoded images, in memory that all workers and ranks share; the first rank decodes, the others attach."""
+    """Open the store of decoded images, shared by all workers and ranks; the first rank decodes, the others attach."""
     if not world.is_first:
         world.wait_for_all()
     store = Store.open(strips, store_config(strips, config))
@@ -216,37 +220,39 @@ def open_store(strips: Strips, config: InputConfig, world: World) -> Store:
 
 
 def _on_device(store: Store, recipe: SampleRecipe, config: InputConfig, plan: Plan, device: torch.device) -> DeviceFeed:
-    kept = DeviceStore(store, device, batch_items=plan.batch_size)
-    # Images are named in errors by the files, which stay where they are when the store is closed.
-    return patches_of(kept, [store.where(index) for index in range(len(store))], recipe, config, plan)
+    device_store = DeviceStore(store, device, batch_items=plan.batch_size)
+    # Names for error messages, copied because the store is closed afterwards.
+    return device_patch_feed(device_store, [store.where(index) for index in range(len(store))], recipe, config, plan)
 
 
-def patches_of(
-    kept: DeviceStore, names: list[str], recipe: SampleRecipe, config: InputConfig, plan: Plan
+def device_patch_feed(
+    device_store: DeviceStore, names: list[str], recipe: SampleRecipe, config: InputConfig, plan: Plan
 ) -> DeviceFeed:  # fmt: skip
-    """Batches cut and painted where the images are; they are only read, so several feeds may share them."""
+    """A feed whose batches are cropped and painted on the device; several feeds may share `device_store`."""
     workers = DEVICE_WORKERS if isinstance(config.workers, str) else min(DEVICE_WORKERS, config.workers)
     feed_config = FeedConfig(workers=workers, epochs=config.epochs)
-    feed = Feed(ParameterSource(recipe, ImageNames(names)), plan, feed_config, unreadable=kept.unreadable)
+    feed = Feed(ParameterSource(recipe, ImageNames(names)), plan, feed_config, unreadable=device_store.unreadable)
     patch_hw = recipe.grid.patch_hw
     outputs = {
         "images": Output((PLANES, *patch_hw), torch.float32, config.channels_last),
         "masks": Output((1, *patch_hw), torch.uint8),
     }
-    return DeviceFeed(feed, kept, renderer_for(recipe.grid, recipe.config, recipe.kernels, kept.device), outputs)
+    return DeviceFeed(
+        feed, device_store, renderer_for(recipe.grid, recipe.config, recipe.kernels, device_store.device), outputs
+    )
 
 
 class GroupedOrder:
-    """Order of an epoch, for `Plan(order=...)`."""
+    """Order of an epoch, for `Plan(order=...)`: patches in groups of images, shuffled within each group."""
 
     def __init__(self, num_images: int, per_image: int, group: int, seed: int) -> None:
         self._num_images, self._per_image, self._group, self._seed = num_images, per_image, group, seed
 
     def __call__(self, epoch: int) -> np.ndarray:
-        """Sample numbers, int64 [images * patches]: every one exactly once."""
+        """Sample numbers of an epoch, int64 [N * T], each exactly once."""
         image_N = shuffled_order(self._num_images, seed=self._seed, epoch=epoch)
         sample_NT = image_N[:, None] * self._per_image + np.arange(self._per_image)
-        # Sorted by group first, at random within it: one shuffle of everything says how.
+        # Sorted by group, then by rank in one shuffle of all samples.
         rank_NT = np.empty(sample_NT.size, np.int64)
         rank_NT[shuffled_order(sample_NT.size, seed=self._seed + 1, epoch=epoch)] = np.arange(sample_NT.size)
         group_NT = np.repeat(np.arange(self._num_images) // self._group, self._per_image)

@@ -1,4 +1,4 @@
-"""Finding defects in Python: the commands train, test, predict and export as methods of one object.
+"""Defect detection in Python: train, evaluate, predict and export as methods of one object.
 
 Dimension key:  C planes: target, ref1, ref2   H W image
 """
@@ -19,41 +19,42 @@ from flatout.defect.evaluate.evaluate import FINE, HeatMapper
 from flatout.defect.evaluate.scores import Detection, detect
 from flatout.defect.options import CPU, PATCH_OF_TYPE, Network, TestOptions, TrainOptions
 from flatout.defect.patches import Grid
-from flatout.defect.pictures import overlay
+from flatout.defect.plots import overlay
 from flatout.defect.weights import load_network
 from flatout.errors import CheckpointError, ConfigError, DataError
 from flatout.feed import DecodeError
 from flatout.ranks import choose_device
 
 if TYPE_CHECKING:
-    from flatout.defect.evaluate.scores import Outcome
+    from flatout.defect.evaluate.scores import DefectEvaluation
     from flatout.defect.export import Exported
     from flatout.defect.train import TrainResult
     from flatout.engine import Callback
 
 Given = str | Path | np.ndarray
-"""A file or folder; or planes, [3, H, W] in 0..255."""
+"""A file, a folder, or planes [3, H, W] in 0..255."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inspected:
-    """What was seen in one image. The arrays are the caller's."""
+    """The result for one image. The caller owns the arrays."""
 
     heat: np.ndarray
     """float32 [H, W]: probability of a defect."""
     detections: tuple[Detection, ...]
-    """Its highest places, (y, x, score) each, the surest first."""
+    """Local maxima of the heat map, (y, x, score) each, highest first."""
     planes: np.ndarray = field(repr=False)
     """[3, H, W] in 0..255: target, ref1, ref2."""
     path: str = ""
+    """File of the image; "" for an array."""
 
     def draw(self) -> np.ndarray:
-        """The target with its heat in colour over it: uint8 [H, W, 3], BGR."""
+        """The target with the heat map in colour over it: uint8 [H, W, 3], BGR."""
         return overlay(self.planes[0], self.heat, None)
 
 
 class Inspector:
-    """A network with weights, or the name of one that has none yet. Methods take the commands' flags as keywords."""
+    """A trained network, or the name of one to be trained. Methods take the flags of the commands as keywords."""
 
     def __init__(self, path_or_network: str | Path, *, device: str = "") -> None:
         """See `flatout.defect.load`."""
@@ -61,47 +62,49 @@ class Inspector:
         self._mappers: dict[tuple[int, int], HeatMapper] = {}
         self._fresh = {"network": str(path_or_network)} if str(path_or_network) in get_args(Network) else {}
         self.weights = None if self._fresh else Path(path_or_network)
-        """The file of weights; after `train`, the best of the run. None before."""
+        """The weights file; after `train`, the best weights of the run. None for an untrained network."""
         if self.weights is not None and not self.weights.is_file():
-            raise CheckpointError(f"{path_or_network}: no such file of weights, and no network: those are v1 and v2.")
+            raise CheckpointError(
+                f"{path_or_network}: no such weights file, and not the name of a network: those are v1 and v2."
+            )
 
     def __repr__(self) -> str:
         return f"Inspector({str(self.weights or self._fresh['network'])!r})"
 
     def train(self, data: str | Path, *, callbacks: Iterable["Callback"] = (), **options: Any) -> "TrainResult":
-        """Train on the defect-free images below a root; `options` are the flags of `flatout defect train`: epochs=3.
+        """Train on the defect-free images of a data set; `options` are flags of `flatout defect train`, like epochs=3.
 
-        Afterwards the inspector is the best of the run. One that has weights starts from them. `callbacks` hear of the
-        training (docs/callbacks.md).
+        An inspector that has weights starts from them. Afterwards it uses the best weights of the run. `callbacks` are
+        notified of the training's events (docs/callbacks.md).
         """
         from flatout.defect.train import train
         from flatout.runs import OnDone, Spending
 
-        start = self._fresh or self._of_weights()
+        start = self._fresh or self._start_options()
         values = {"training_dataset_path": str(data), "gpu_id": self._gpu_id(), **start, **options}
-        asked = build_config(values, TrainOptions, where="train()")
-        spending = Spending(asked.price, asked.budget)
-        with OnDone(asked.on_done, spending) as done:
-            result = train(asked, [*callbacks, done], spending=spending)
+        train_options = build_config(values, TrainOptions, where="train()")
+        spending = Spending(train_options.price, train_options.budget)
+        with OnDone(train_options.on_done, spending) as done:
+            result = train(train_options, [*callbacks, done], spending=spending)
         self.weights, self._fresh = result.folder / "weights/best.pt", {}
         self._mappers.clear()
         return result
 
-    def evaluate(self, data: str | Path, **options: Any) -> "Outcome":
-        """Judge it on test images; `options` are the flags of `flatout defect test`: output_dir="found", ..."""
+    def evaluate(self, data: str | Path, **options: Any) -> "DefectEvaluation":
+        """Evaluate on test images; `options` are flags of `flatout defect test`, like output_dir="found"."""
         from flatout.defect.predict import predict
 
         values = {"model_path": str(self._with_weights()), "test_path": str(data), "gpu_id": self._gpu_id(), **options}
         return predict(build_config(values, TestOptions, where="evaluate()"))
 
     def predict(self, images: Given | Sequence[Given]) -> list[Inspected]:
-        """Heat maps and detections: of a file, of all images of a folder, of planes, or of a sequence of these."""
-        self._with_weights()  # before anything is read
+        """Heat maps and detections of a file, of all images of a folder, of planes, or of a sequence of these."""
+        self._with_weights()  # fail before any image is read
         several = [images] if isinstance(images, str | Path | np.ndarray) else list(images)
         return [self._inspect(planes_CHW, path) for each in several for planes_CHW, path in _planes_of(each)]
 
     def export(self, size_hw: tuple[int, int] = STRIP_HW, **options: Any) -> "Exported":
-        """Write it as an ONNX file for images of a size; `options` as of `flatout.defect.export.export_file`."""
+        """Export as an ONNX file for images of a size; `options` are those of `flatout.defect.export.export_file`."""
         from flatout.defect.export import export_file
 
         return export_file(self._with_weights(), size_hw, **options)
@@ -119,7 +122,8 @@ class Inspector:
         network.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return HeatMapper(network, Grid.over(shape_hw, weights.patch or PATCH_OF_TYPE["strip"], None), device)
 
-    def _of_weights(self) -> dict[str, Any]:
+    def _start_options(self) -> dict[str, Any]:
+        """Options with which a training starts from the current weights."""
         found = load_network(self._with_weights())[1]
         return {"weights": str(self.weights), "network": found.version, "base_width": found.base}
 
@@ -130,22 +134,24 @@ class Inspector:
 
     def _with_weights(self) -> Path:
         if self.weights is None:
-            raise ConfigError(f"{self._fresh['network']} has no weights yet. Train it, or load a file of weights.")
+            raise ConfigError(f"{self._fresh['network']} has no weights yet. Train it, or load a weights file.")
         return self.weights
 
 
 def _planes_of(given: Given) -> Iterator[tuple[np.ndarray, str]]:
-    """Planes [3, H, W] and the path, one image at a time."""
+    """Planes [3, H, W] and the path of each image, one at a time."""
     if isinstance(given, np.ndarray):
         if given.ndim != 3 or given.shape[0] != 3:
-            raise ConfigError(f"an array of shape {list(given.shape)} is no image: [3, height, width] is, in 0..255.")
+            raise ConfigError(
+                f"an array of shape {list(given.shape)} is not an image: [3, height, width] in 0..255 is expected."
+            )
         yield given, ""
         return
     path = Path(given)
     endings = {ending for each in EXTENSIONS.values() for ending in each}
     files = sorted(file for file in path.iterdir() if file.suffix.lower() in endings) if path.is_dir() else [path]
     if not files:
-        raise DataError(f"{path}: no images in this folder; they end in {', '.join(sorted(endings))}.")
+        raise DataError(f"{path}: no images in this folder. File names must end in {', '.join(sorted(endings))}.")
     for file in files:
         try:
             planes_CHW = read_canonical(file)

@@ -1,9 +1,9 @@
-"""The segmentation networks: a U-Net over patches of target, ref1 and ref2, with two classes out.
+"""The segmentation networks: a U-Net over patches of target, ref1 and ref2, with two classes.
 
-    encoder: six levels, each half the side of the one before      decoder: up again, beside the encoder's maps
-    v1: two convolutions per decoder level      v2: pooling at the bottom, channel weights and one convolution
+    encoder: six levels, each with half the side of the one before      decoder: upsampling, joined with encoder maps
+    v1: two convolutions per decoder level      v2: SPPF at the coarsest level, squeeze-and-excite, one convolution
 
-Names of tensors are those of published checkpoints of this kind, so that old ones load.
+Tensor names match published checkpoints of this architecture, so that those can be loaded.
 
 Dimension key:  B samples   C channels   H W patch, multiples of 32
 """
@@ -19,21 +19,22 @@ from flatout.errors import ConfigError
 
 Version = Literal["v1", "v2"]
 GRID = 32
-"""Sides of the input are multiples of it."""
+"""Height and width of the input must be multiples of this."""
 CLASSES = 2
 """0 background, 1 defect."""
 SQUEEZE = 16
+"""Channel reduction inside `SqueezeExcite`."""
 
 
 class DefectNet(nn.Module):
-    """Logits [B, 2, H, W] of canonical patches divided by 255, [B, 3, H, W]."""
+    """Maps canonical patches [B, 3, H, W], divided by 255, to logits [B, 2, H, W]."""
 
     def __init__(self, version: Version = "v1", base: int = 64) -> None:
         super().__init__()
         if version not in ("v1", "v2"):
             raise ConfigError(f"network={version!r} is unknown: use 'v1' or 'v2'.")
         if base < 1 or (version == "v2" and base % 8):
-            raise ConfigError(f"base_width={base} must be positive, and for v2 a multiple of 8.")
+            raise ConfigError(f"base_width={base}: it must be positive, and for v2 a multiple of 8.")
         self.version, self.base = version, base
         self.encoder = Encoder(base, pools=version == "v2")
         self.decoder = DecoderV1(base) if version == "v1" else DecoderV2(base)
@@ -45,7 +46,7 @@ class DefectNet(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Maps of all six levels, the finest first."""
+    """Feature maps of all six levels, finest first."""
 
     def __init__(self, base: int, *, pools: bool) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ class Encoder(nn.Module):
 
 
 class DecoderV1(nn.Module):
-    """Two convolutions per level."""
+    """Decoder with two convolutions per level."""
 
     def __init__(self, base: int) -> None:
         super().__init__()
@@ -82,7 +83,7 @@ class DecoderV1(nn.Module):
 
 
 class DecoderV2(nn.Module):
-    """Channels weighted, then one convolution per level."""
+    """Decoder with squeeze-and-excite and one convolution per level."""
 
     def __init__(self, base: int) -> None:
         super().__init__()
@@ -103,7 +104,7 @@ class DecoderV2(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Every channel times a weight that follows from the means of all."""
+    """Scales every channel by a weight computed from the means of all channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -118,7 +119,7 @@ class SqueezeExcite(nn.Module):
 
 
 class Sppf(nn.Module):
-    """What lies around each place, at three distances."""
+    """Spatial pyramid pooling (fast): three stacked 5 x 5 max-poolings, concatenated with their input."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -137,7 +138,7 @@ _LEVELS = ("_b", "1", "2", "3", "4")
 
 
 def _levels(base: int) -> dict[str, tuple[int, int, int]]:
-    """Decoder levels from the coarsest on: channels in, after going up, and beside."""
+    """Channels per decoder level, coarsest first: (input, after upsampling, skip connection)."""
     return dict(
         zip(
             _LEVELS,
@@ -154,7 +155,7 @@ def _levels(base: int) -> dict[str, tuple[int, int, int]]:
 
 
 def _conv3(inner: int, outer: int) -> list[nn.Module]:
-    # The bias does nothing before a batch norm; published checkpoints have it.
+    # The bias has no effect before a batch norm, but published checkpoints contain it.
     return [nn.Conv2d(inner, outer, 3, padding=1), nn.BatchNorm2d(outer), nn.ReLU(inplace=True)]
 
 

@@ -1,8 +1,8 @@
-"""Where patches lie in an image, and which one a sample's number means: arithmetic, nothing per patch in memory.
+"""The grid of patches in an image, and stitching of their results. Computed by arithmetic: no memory per patch.
 
-    sample -> image, row, column -> y, x          tiles --owner--> image: every pixel from exactly one patch
+    sample number -> image, row, column -> y, x          tiles --owner--> image: every pixel from exactly one patch
 
-Dimension key:  N images   M samples   P patch side   T tiles of an image (rows x columns, columns fastest)
+Dimension key:  M samples   P patch side   T tiles of an image (rows x columns, columns fastest)   H W image   L axis
 """
 
 from dataclasses import dataclass
@@ -13,37 +13,37 @@ import numpy as np
 
 from flatout.errors import ConfigError
 
-LEAST_OVERLAP = 16
-"""Pixels that neighbours share by default: what a patch sees at its very edge is seen better by the next one."""
+MIN_OVERLAP = 16
+"""Pixels that neighbouring patches share by default: results are better away from the edge of a patch."""
 
 
 def positions(length: int, patch: int, min_patches: int = 2) -> list[int] | None:
-    """First pixels of the patches along one axis, the last one flush with the end; None if none fits."""
+    """First pixel of each patch along one axis; the last patch ends with the axis. None if no patch fits."""
     if length < patch:
         return None
     if length == patch:
         return [0]
     count = max(min_patches, -(-length // patch))
     if count < 2:
-        raise ConfigError(f"min_patches={min_patches} must be 2 or more.")
+        raise ConfigError(f"min_patches={min_patches}: it must be 2 or more.")
     return [index * (length - patch) // (count - 1) for index in range(count)]
 
 
-def patches_for_overlap(length: int, patch: int, overlap: int = LEAST_OVERLAP) -> int:
-    """`min_patches` that makes neighbours share at least `overlap` pixels, up to one less where rounding eats it."""
+def patches_for_overlap(length: int, patch: int, overlap: int = MIN_OVERLAP) -> int:
+    """`min_patches` with which neighbours share at least `overlap` pixels, or one less because of rounding."""
     overlap = min(overlap, patch - 1)
     return max(2, -(-(length - overlap) // (patch - overlap)))
 
 
 def cuts(starts: list[int], length: int, patch: int) -> list[int]:
-    """Borders between the pixels that neighbouring patches own: patch k owns [cuts[k], cuts[k + 1])."""
+    """Borders between the pixels that belong to neighbouring patches: patch k owns [cuts[k], cuts[k + 1])."""
     between = [(left + right + patch) // 2 for left, right in pairwise(starts)]
     return [0, *between, length]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The patches of every image of a run: all images have one size."""
+    """The patch grid of a run, the same for every image because all images have one size."""
 
     shape_hw: tuple[int, int]
     patch_hw: tuple[int, int]
@@ -51,7 +51,7 @@ class Grid:
 
     @classmethod
     def over(cls, shape_hw: tuple[int, int], patch: int, min_patches: tuple[int, int] | None = None) -> "Grid":
-        """Square patches; without `min_patches` (rows, columns), as many as share LEAST_OVERLAP pixels."""
+        """Square patches; without `min_patches` (rows, columns), enough that neighbours share MIN_OVERLAP pixels."""
         wanted = min_patches or tuple(patches_for_overlap(side, patch) for side in shape_hw)
         return cls(shape_hw, (patch, patch), (wanted[0], wanted[1]))
 
@@ -76,7 +76,7 @@ class Grid:
         return len(self.ys) * len(self.xs)
 
     def locate(self, samples_M: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Image number, y and x of samples, int64 [M] each."""
+        """Image number, y and x of the patch of each sample, int64 [M] each."""
         image_M, tile_M = np.divmod(np.asarray(samples_M, np.int64), self.per_image)
         row_M, column_M = np.divmod(tile_M, len(self.xs))
         return image_M, np.asarray(self.ys)[row_M], np.asarray(self.xs)[column_M]
@@ -90,7 +90,7 @@ class Grid:
         return cuts(self.xs, self.shape_hw[1], self.patch_hw[1])
 
     def owners(self) -> np.ndarray:
-        """For every pixel of an image the place in its tiles [T, P, P], flattened, that owns it; int64 [H, W]."""
+        """For every pixel, the index into the flattened tiles [T, P, P] that it is taken from; int64 [H, W]."""
         row_H, y_H = _owned(self.ys, self.y_cuts)
         column_W, x_W = _owned(self.xs, self.x_cuts)
         tile_HW = row_H[:, None] * len(self.xs) + column_W
@@ -99,22 +99,22 @@ class Grid:
 
 
 def stitch_owner(tiles_TPP: np.ndarray, grid: Grid) -> np.ndarray:
-    """[H, W] in which every pixel comes from the tile that owns it."""
+    """Stitch tiles into [H, W]: every pixel is taken from the tile that owns it."""
     return np.asarray(np.ascontiguousarray(tiles_TPP).reshape(-1)[grid.owners()])
 
 
 def stitch_average(tiles_TPP: np.ndarray, grid: Grid) -> np.ndarray:
-    """[H, W] of means over all tiles that cover a pixel; float64 inside."""
+    """Stitch tiles into [H, W]: every pixel is the mean over all tiles that cover it, computed in float64."""
     total_HW, count_HW = np.zeros(grid.shape_hw), np.zeros(grid.shape_hw)
     height, width = grid.patch_hw
-    places = [(y, x) for y in grid.ys for x in grid.xs]
-    for tile_PP, (y, x) in zip(tiles_TPP, places, strict=True):
+    corners = [(y, x) for y in grid.ys for x in grid.xs]
+    for tile_PP, (y, x) in zip(tiles_TPP, corners, strict=True):
         total_HW[y : y + height, x : x + width] += tile_PP
         count_HW[y : y + height, x : x + width] += 1
     return np.asarray(total_HW / count_HW)
 
 
 def _owned(starts: list[int], edges: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """For every pixel of an axis, the patch that owns it and its place in there."""
+    """For every pixel of an axis, the patch that owns it and its position in that patch, int64 [L] each."""
     patch_L = np.repeat(np.arange(len(starts)), np.diff(edges))
     return patch_L, np.arange(edges[-1]) - np.asarray(starts)[patch_L]

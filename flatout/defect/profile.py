@@ -1,4 +1,4 @@
-"""What `flatout defect train` would run, to be looked at."""
+"""The defect training as `flatout profile` runs it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from flatout.runs import FILES, Decoding, ProfiledTraining, Switch
 
 @dataclass(frozen=True)
 class DefectTraining(ProfiledTraining):
-    """A training on strips; what the report calls an image is a patch."""
+    """A profiled defect training; what the report calls an image is a patch."""
 
     options: TrainOptions
 

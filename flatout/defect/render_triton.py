@@ -1,16 +1,15 @@
-"""A batch of patches, cropped and painted by one Triton kernel where the images are.
+"""The renderer as one Triton kernel that crops and paints a batch of patches.
 
-The same bits as render_torch.py, whose some two hundred small operations keep a host busy for longer than a GPU needs
-for a whole training step (bench/defect_step.py). Lines and disturbances come first, by torch, where a recipe has them.
+It gives the same bits as render.py, whose roughly two hundred small operations keep the host busy for longer than a GPU
+needs for a whole training step (bench/defect_step.py). Lines and disturbances, if the recipe has any, are still
+computed by torch beforehand.
 
-Dimension key:  B samples   C planes   P patch side
+A program of the kernel crops a block of pixels of one sample and paints all its defects. A pixel stays in a register
+from the crop to the last defect, so values saturate after each defect, in order, and only finished patches and masks
+are written.
 
-The Triton kernel of render_triton.py: a program crops a block of pixels of one sample and paints all its defects.
-
-A pixel is held in a register from the crop to the last defect, so saturation happens after each of them, in order, and
-nothing but finished patches and masks is written.
-
-Dimension key:  BY BX rows and columns of a block   K places for defects   KP the next power of two   S side of a square
+Dimension key:  B samples   C planes   P patch side   Q kernels   BY BX rows and columns of a block
+                K defects per sample at most   KP the next power of two   S side of a kernel's square
 """
 
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from flatout.defect.data.items import MIDDLE, PLANES
+from flatout.defect.data.items import MID_GREY, PLANES
 from flatout.defect.patches import Grid
 from flatout.defect.render import PatchRenderer
 from flatout.defect.synth.config import SynthConfig
@@ -36,7 +35,7 @@ BLACK, WHITE = tl.constexpr(0.0), tl.constexpr(255.0)
 
 @triton.jit
 def add_saturated(pixel, value, amplitude, on):
-    """`pixel` after a defect; bits as they were where it does not reach."""
+    """`pixel` after painting a defect; unchanged bits where `on` is false."""
     return tl.where(on, tl.minimum(tl.maximum(pixel + value * amplitude, BLACK), WHITE), pixel)
 
 
@@ -47,8 +46,8 @@ def crop_and_paint(
     height, width, across, painted_kind, visible, middle,
     K: tl.constexpr, KP: tl.constexpr, S: tl.constexpr, FULL_SWING: tl.constexpr, BY: tl.constexpr, BX: tl.constexpr,
 ):  # fmt: skip
-    """Into images [B, 3, height, width] of the given strides and masks uint8 [B, 1, height, width] without gaps;
-    program (block of pixels, sample)."""
+    """Write images [B, 3, height, width] with the given strides, and masks uint8 [B, 1, height, width], contiguous.
+    Programs are numbered (block of pixels, sample)."""
     block, sample = tl.program_id(0), tl.program_id(1)
     y = (block // across) * BY + tl.arange(0, BY)[:, None]
     x = (block % across) * BX + tl.arange(0, BX)[None, :]
@@ -62,7 +61,7 @@ def crop_and_paint(
     marks = target < -1.0  # nowhere
     num = tl.where(tl.load(kinds + sample) == painted_kind, tl.load(numbers + sample), 0)
     if FULL_SWING:
-        # What lies under the centres of this sample's defects: every program paints these pixels for itself.
+        # The pixels under the centres of this sample's defects, which every program paints for itself.
         place = tl.arange(0, KP)
         of_place = centers + 2 * (sample * K + place)
         place_x = tl.load(of_place, mask=place < num, other=-1)
@@ -71,7 +70,7 @@ def crop_and_paint(
         under = tl.load(source + place_y * image_width + place_x, mask=is_seen, other=0.0)
     for k in range(num):
         row = sample * K + k
-        # The square's first pixel.
+        # The first pixel of the kernel's square.
         first_x, first_y = tl.load(centers + 2 * row) - S // 2, tl.load(centers + 2 * row + 1) - S // 2
         table = tl.load(kernels + row) * S * S
         to_target, to_ref1 = tl.load(amplitudes + 3 * row), tl.load(amplitudes + 3 * row + 1)
@@ -107,7 +106,7 @@ NUM_WARPS = 4
 
 
 class Crops(NamedTuple):
-    """Where the patches of a batch lie: whole images or patches, one plane after the other."""
+    """What to crop: images or finished patches in one buffer, plane after plane, and a corner per sample."""
 
     data: Tensor
     begin_B: Tensor
@@ -117,7 +116,7 @@ class Crops(NamedTuple):
 
 
 class TritonRenderer(PatchRenderer):
-    """As its parent."""
+    """A `PatchRenderer` that crops and paints with one kernel launch."""
 
     def __init__(self, grid: Grid, config: SynthConfig, kernels: Kernels, device: torch.device) -> None:
         super().__init__(grid, config, kernels, device)
@@ -153,22 +152,22 @@ class TritonRenderer(PatchRenderer):
             across,
             DEFECTS,
             VISIBLE,
-            MIDDLE,
+            MID_GREY,
             places,
             1 << (places - 1).bit_length(),
             self._side,
-            self._config.reads_pixels,
+            self._config.sign_from_pixels,
             BLOCK_ROWS,
             BLOCK_COLUMNS,
         )
 
     def _launch(self, grid: tuple[int, int, int], *args: Any) -> None:
         key = tuple((each.dtype, is_aligned(each)) if isinstance(each, Tensor) else each for each in args)
-        # Products are rounded before they are added, as on the CPU: no fusion.
+        # No fused multiply-add: products are rounded before they are added, as on the CPU.
         launch(crop_and_paint, key, grid, *args, num_warps=NUM_WARPS, enable_fp_fusion=False)
 
     def _crops(self, sources: Sources, params: Mapping[str, Tensor]) -> Crops:
-        if not self._config.disturbs and not self._config.line_ratio:
+        if not self._config.has_disturbances and not self._config.line_ratio:
             begin_B = sources.offsets.reshape(-1)
             return Crops(sources.data, begin_B, params["corner"], self._width, self._height * self._width)
         patch_BCPP = self._background(sources, params)

@@ -1,6 +1,6 @@
-"""Training a defect network: the recipe that `flatout defect train` hands to a run.
+"""Training of a defect network: the recipe that `flatout defect train` hands to a run.
 
-options -> images, samples, network -> run + loop of flatout.engine -> weights, results, pictures
+options -> images, samples, network -> run and loop of flatout.engine -> weights, results, plots
 """
 
 import hashlib
@@ -16,16 +16,16 @@ from torch import Tensor
 
 from flatout.clock import clock
 from flatout.config import read_config
-from flatout.defect.data.find import Judged, list_judged, root_of, truth_folder
+from flatout.defect.data.find import EvaluationImage, list_split, root_of, truth_folder
 from flatout.defect.data.items import Strips
-from flatout.defect.evaluate.evaluate import HeatMapper, judge
-from flatout.defect.evaluate.scores import Outcome
+from flatout.defect.evaluate.evaluate import HeatMapper, evaluate_images
+from flatout.defect.evaluate.scores import DefectEvaluation
 from flatout.defect.input import ImagesConfig, InputConfig, SamplesConfig, find_images, make_recipe, open_input
 from flatout.defect.model import DefectNet
-from flatout.defect.options import NEW_WORDS, TrainOptions
+from flatout.defect.options import RENAMED_OPTIONS, TrainOptions
 from flatout.defect.step import DefectJob, StepConfig, StepwiseSchedule
 from flatout.defect.synth.pool import amplitudes_of
-from flatout.defect.weights import about, load_network
+from flatout.defect.weights import load_network, weights_metadata
 from flatout.engine import DTYPES, Amp, Callback, Sections, default_fast_amp, make_optimizer
 from flatout.errors import CheckpointError, counted
 from flatout.feed import DeviceBatch, DeviceBatches, Store, StoreConfig
@@ -48,17 +48,17 @@ logger = logging.getLogger(__name__)
 
 ADAM_BETA = 0.9
 EXAMPLES = 8
-"""Samples of the first batch that are drawn."""
+"""Samples of the first batch that are plotted."""
 
 
 class TrainResult(RunResult):
-    """What a training left behind; `outcome` is that of the last validation."""
+    """The result of a training; `outcome` is that of the last validation."""
 
-    outcome: Outcome | None
+    outcome: DefectEvaluation | None
 
     @property
     def last_loss(self) -> float:
-        """Mean over the last epoch."""
+        """Mean loss over the last epoch."""
         return self.losses.get("loss", 0.0)
 
 
@@ -70,24 +70,24 @@ def train(
     seams: Seams | None = None,
     typed: Collection[str] | None = None,
 ) -> TrainResult:
-    """Train as the options say. `callbacks` hear of it; `spending` is an account that was opened before.
+    """Train as the options describe. `callbacks` are notified of events; `spending` continues an existing account.
 
-    `typed` names the options that were given, for a run that is resumed; None: those that are not at their defaults.
-    Raises Interrupted once a signal was obeyed and everything is saved: the same call then continues.
+    `typed` names the options that were given explicitly, for a resumed run; None: those that differ from their
+    defaults. Raises Interrupted after a signal, once everything is saved: the same call then continues.
     """
     result = run.train(
         DefectRecipe,
-        options.in_new_words(),
+        options.with_current_names(),
         callbacks,
         spending=spending,
         seams=seams,
-        typed=None if typed is None else {NEW_WORDS.get(name, name) for name in typed},
+        typed=None if typed is None else {RENAMED_OPTIONS.get(name, name) for name in typed},
     )
     return TrainResult(**vars(result))
 
 
 class DefectRecipe(Recipe):
-    """A network that tells defects from everything else that differs between dies."""
+    """Trains a network that distinguishes defects from all other differences between dies."""
 
     name = "defect"
     samples = "patches"
@@ -95,7 +95,7 @@ class DefectRecipe(Recipe):
 
     @classmethod
     def read_options(cls, folder: Path, asked: RunOptions) -> TrainOptions:
-        return read_config(folder / CONFIG_NAME, TrainOptions).in_new_words()
+        return read_config(folder / CONFIG_NAME, TrainOptions).with_current_names()
 
     @property
     def seed(self) -> int:
@@ -108,10 +108,10 @@ class DefectRecipe(Recipe):
     def open_data(self) -> DataFacts:
         self._images = find_images(images_config(self.options))
         self._samples = make_recipe(samples_config(self.options), self._images)
-        judged = _known_images(self.options) if self.options.use_mask and self.world.is_first else []
-        self._judged = judged if any(not image.is_good for image in judged) else []
-        # Ranks that do not validate must not take their newest weights for the best: only the first keeps any.
-        self.validates = bool(self._judged)
+        images = _list_validation_images(self.options) if self.options.use_mask and self.world.is_first else []
+        self._validation_images = images if any(not image.is_good for image in images) else []
+        # False on the other ranks, whose newest weights then count as the best; only the first rank keeps any.
+        self.validates = bool(self._validation_images)
         return DataFacts(self._fingerprint(), f"{self.options.training_dataset_path}: images")
 
     def build(self, run: RunContext, saved: Sections | None) -> Model:
@@ -148,21 +148,21 @@ class DefectRecipe(Recipe):
         return ComputeSettings(amp=self.amp, graphs=self.options.graphs)
 
     def validate(self, model: Model, epoch: int, *, last: bool) -> ValidationResult | None:
-        if not self._judged:
+        if not self._validation_images:
             return None
         model.network.eval()
         mapper = HeatMapper(model.network, self._samples.grid, self.device, dtype=DTYPES[self.amp])
         with clock.stage("train.validate"):
-            watchers = [lambda seen: self._run.stop_if_asked()]
-            found = judge(mapper, self._judged, read=self._read, watchers=watchers)
+            observers = [lambda evaluated: self._run.stop_if_asked()]
+            found = evaluate_images(mapper, self._validation_images, read=self._read, observers=observers)
         return ValidationResult(found.fitness, found.scores(), found, str(found))
 
     def describe_network(self, model: Model) -> dict[str, Any]:
         assert isinstance(model.network, DefectNet)
-        return about(model.network, patch=self.options.patch)
+        return weights_metadata(model.network, patch=self.options.patch)
 
     def best_weights(self, model: Model, epoch: int, found: ValidationResult | None) -> dict[str, Any]:
-        outcome: Outcome | None = None if found is None else found.outcome
+        outcome: DefectEvaluation | None = None if found is None else found.outcome
         state = {key: tensor.detach().clone() for key, tensor in model.network.state_dict().items()}
         facts = {"kind": "model", "state": state, "epoch": epoch}
         if outcome is None:
@@ -170,12 +170,12 @@ class DefectRecipe(Recipe):
         return facts | {"fitness": outcome.fitness, "threshold": outcome.threshold}
 
     def plot_batches(self) -> None:
-        """examples.png: what the network learned from; look at it first. Waits for the device."""
+        """Write examples.png: samples of the first batch, the first thing to look at. Waits for the device."""
         if self._examples is None:
             return
         (images, masks), self._examples = self._examples, None
         with suppress(ImportError, OSError):
-            from flatout.defect.pictures import examples_png
+            from flatout.defect.plots import examples_png
 
             path = self._run.folder / "examples.png"
             examples_png(images.float().cpu().numpy(), masks.cpu().numpy()[:, 0], path)
@@ -188,12 +188,12 @@ class DefectRecipe(Recipe):
         )
 
     def _keep_examples(self, epoch: int, step: int, batch: DeviceBatch) -> None:
-        """Some samples of the very first batch, kept on the device until the epoch ends."""
+        """Keep some samples of the first batch on the device, until they are plotted."""
         if self._run.plots and epoch == 0 and step == 0:
             self._examples = batch["images"][:EXAMPLES].clone(), batch["masks"][:EXAMPLES].clone()
 
     def _fingerprint(self) -> str:
-        """Changes when an image comes, goes or changes its length."""
+        """A digest that changes when an image is added or removed, or when the size of its file changes."""
         strips = self._images.strips
         digest = hashlib.sha256(f"{self._images.num_images} {strips.shape_hw}".encode())
         for path in (Path(strips.path(index)) for index in range(len(strips))):
@@ -209,24 +209,25 @@ class DefectRecipe(Recipe):
             network, found = load_network(options.weights)
             if (found.version, found.base) != (options.network, options.base_width):
                 raise CheckpointError(
-                    f"{options.weights} is a {found.version} of base width {found.base}, wanted is a {options.network} "
-                    f"of {options.base_width}. Say --network {found.version} --base_width {found.base}."
+                    f"{options.weights} holds a {found.version} network of base width {found.base}, but the options "
+                    f"ask for {options.network} of base width {options.base_width}. Use --network {found.version} "
+                    f"--base_width {found.base}."
                 )
         count = sum(parameter.numel() for parameter in network.parameters())
         logger.info(
-            "Network %s, base width %d: %.2f M parameters. %d images of %d x %d, %d patches each of %d pixels; %s, %s.",
+            "Network %s, base width %d: %.2f M parameters. %d images of %d x %d, %d patches of %d pixels each; %s, %s.",
             options.network, options.base_width, count / 1e6, self._images.num_images, *grid.shape_hw,
             grid.per_image, options.patch, self.device, self.amp,
         )  # fmt: skip
         return network
 
     def _read(self, path: Path) -> np.ndarray:
-        """An image of valid/, decoded once and kept for the next epoch."""
+        """An image of valid/, decoded once and kept for the following epochs."""
         if self._validation_store is None:
-            strips = Strips([image.path for image in self._judged], shape_hw=self._samples.grid.shape_hw)
+            strips = Strips([image.path for image in self._validation_images], shape_hw=self._samples.grid.shape_hw)
             config = StoreConfig(progress=False, workers=self.options.num_workers)
             self._validation_store = self._run.stack.enter_context(Store.open(strips, config))
-            self._number = {image.path: number for number, image in enumerate(self._judged)}
+            self._number = {image.path: number for number, image in enumerate(self._validation_images)}
         return self._validation_store[self._number[path]]
 
 
@@ -265,16 +266,16 @@ def input_config(options: TrainOptions) -> InputConfig:
     )
 
 
-def _known_images(options: TrainOptions) -> list[Judged]:
-    """Images of valid/ whose defects are known; says so where masks are missing, because fewer images are judged."""
+def _list_validation_images(options: TrainOptions) -> list[EvaluationImage]:
+    """The labelled images of valid/; warns of defective images without a mask, which are not used."""
     root = root_of(options.training_dataset_path)
-    judged = list_judged(root, "valid", options.img_format)
-    defective = [image for image in judged if not image.is_good]
-    if unknown := [image for image in defective if not image.is_known]:
-        outcome = "there is no validation" if unknown == defective else "they are not validated on"
+    images = list_split(root, "valid", options.img_format)
+    defective = [image for image in images if not image.is_good]
+    if unlabelled := [image for image in defective if not image.is_labelled]:
+        consequence = "there is no validation" if unlabelled == defective else "they are not validated on"
         logger.warning(
-            "%d of %s in %s: no mask in %s, such as %s_mask.*: %s.",
-            len(unknown), counted(len(defective), "defective image"), root / "valid", truth_folder(root, "valid"),
-            unknown[0].path.stem, outcome,
+            "%d of %s in %s without a mask in %s, such as %s_mask.*: %s.",
+            len(unlabelled), counted(len(defective), "defective image"), root / "valid", truth_folder(root, "valid"),
+            unlabelled[0].path.stem, consequence,
         )  # fmt: skip
-    return [image for image in judged if image.is_known]
+    return [image for image in images if image.is_labelled]

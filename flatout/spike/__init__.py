@@ -9,23 +9,23 @@ The public names are those in `__all__`, each imported when it is first used.
 
 Files:
 
-    check      Is everything in order? Configuration, data, one sample, loader and network, each with what it found
-    cli        flatout spike: finds the command and hands over to it
-    config     The YAML of a spike training: every key, its type, default and meaning
-    deblurrer  Deblurring in Python: the commands train, test and predict as methods of one object
-    demo_data  A small data set out of nothing
-    evaluate   How good is a network on a split? PSNR and SSIM of every frame
-    input      Where batches of clips come from: files or the store -> workers -> slots -> device
-    model      The deblurring network: frames and spikes of a clip in, sharp frames out
-    options    What a training's command says beside its YAML
-    pictures   Frames as files: results, before / after / truth side by side, and a short video
-    predict    Weights in use: score a split, or deblur a folder
-    profile    What `flatout spike train` would run, to be looked at
-    step       What a step of the deblurring job computes
-    train      Training a deblurring network: the recipe that `flatout spike train` hands to a run
-    weights    Files of weights: what each holds, and how a network comes out of one
-    commands/  The commands of `flatout spike`, one file each: `main(argv)` parses, calls the library, prints
-    data/      Clips of frames and spikes: from trees of files and `.dat` streams to the samples that a feed reads
+    check      Checks a configuration before training: packages, data, one sample, loader and network
+    cli        flatout spike: dispatches to the commands
+    config     The YAML file of a spike training: every key, its type, default and meaning
+    deblurrer  Deblurring in Python: train, evaluate and predict as methods of one object
+    demo_data  Simulates a small data set: moving shapes, filmed by a slow camera and by a spike camera
+    evaluate   Evaluates a network on a split: PSNR and SSIM of every frame, large frames in tiles
+    input      Batches of clips: loader plan, feeds for training and evaluation, and rendering on the GPU
+    model      The deblurring network: maps the frames and spikes of a clip to sharp frames
+    options    Options of `flatout spike train` beside its YAML file
+    predict    Inference with trained weights: score a split, or deblur a folder
+    profile    The spike training as `flatout profile` runs it
+    step       One training step: batch to clip, network, loss; optimizer steps and learning rate
+    train      Training of a deblurring network: the recipe that `flatout spike train` hands to a run
+    visuals    Writes frames: images, images side by side, and a short video
+    weights    Loads networks from the weights files of a spike training
+    commands/  The commands of `flatout spike`: each parses, calls the library and prints its result
+    data/      Clips of frames and spikes: from folders of files and `.dat` streams to the samples of a feed
 """
 
 from pathlib import Path
@@ -40,9 +40,10 @@ __all__ = ["Deblurrer", "load"]
 
 
 def load(path_or_config: str | Path, *, device: str = "") -> "Deblurrer":
-    """A deblurrer from a file of weights, or an untrained one from a YAML config.
+    """Load a deblurrer from a weights file, or create an untrained one from a YAML config.
 
-    `device` is "cpu", the number of a GPU, or "" for a GPU if there is one. CheckpointError if there is no such file.
+    `device` is "cpu", the number of a GPU, or "" for a GPU if there is one. Raises CheckpointError if the weights file
+    does not exist, ConfigError if the config does not.
     """
     from flatout.spike.deblurrer import Deblurrer
 

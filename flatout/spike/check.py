@@ -1,6 +1,8 @@
-"""Is everything in order? Configuration, data, one sample, loader and network, each with what it found.
+"""Checks a configuration before training: packages, data, one sample, loader and network.
 
-What four separate test tools of the guide report, in one pass.
+It reports in one pass what four separate test tools of the original guide report.
+
+Dimension key:  N clips   L frames of a clip
 """
 
 import csv
@@ -21,10 +23,10 @@ from flatout.spike.config import SpikeConfig
 from flatout.spike.data.clip_set import ClipSet, open_clips, sequence_files, validation_split
 from flatout.spike.data.decode import decode, map_stream
 from flatout.spike.data.frames import Frames, read_frame
-from flatout.spike.data.source import ClipSource, shown_of
-from flatout.spike.data.stream_layout import Orientation, compare, grey_at
+from flatout.spike.data.source import ClipSource, representation_of
+from flatout.spike.data.stream_layout import Orientation, compare_with_frame, grey_at
 from flatout.spike.data.tree import ordered
-from flatout.spike.input import GIB, block, check_memory, plan_loader, training_source
+from flatout.spike.input import GIB, check_memory, loading_summary, plan_loader, training_source
 
 if TYPE_CHECKING:
     from flatout.feed import Batch
@@ -32,18 +34,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# When each exposure began and ended: CSV lines `frame_idx,t0,t1,event_count,seq`, where somebody has written them.
+PACKAGES = ("torch", "numpy", "opencv-python-headless", "PyYAML", "pydantic")
+BATCHES = 3
+"""Batches whose loading is timed."""
+TYPICAL_RATE = (0.05, 0.45)
+"""Typical range of the mean spike rate."""
+ORIENTATION_FILES = 3
+"""Number of spike files that are compared with their frames."""
+
+
+# Exposure times from align logs: CSV lines `frame_idx,t0,t1,event_count,seq`
 
 
 class Exposure(NamedTuple):
-    """Times of a frame; both 0 if no log tells."""
+    """Start and end of the exposure of a frame; both 0 if no log has them."""
 
     t0: float = 0.0
     t1: float = 0.0
 
 
 def read_align_logs(paths: Iterable[str]) -> dict[tuple[str, int], Exposure]:
-    """Exposures by (sequence, frame number); a log that is missing is left aside with a word."""
+    """Exposures by (sequence, frame number); a missing log is skipped with a warning."""
     found: dict[tuple[str, int], Exposure] = {}
     for path in map(Path, paths):
         if not path.is_file():
@@ -55,52 +66,49 @@ def read_align_logs(paths: Iterable[str]) -> dict[tuple[str, int], Exposure]:
                     found[row["seq"], int(row["frame_idx"])] = Exposure(float(row["t0"]), float(row["t1"]))
                 except (KeyError, TypeError, ValueError):
                     raise DataError(
-                        f"{path}:{number}: not a line of an align log. Its columns are frame_idx,t0,t1,event_count,seq."
+                        f"{path}:{number}: not a valid line of an align log, whose columns are "
+                        "frame_idx,t0,t1,event_count,seq."
                     ) from None
     return found
 
 
-PACKAGES = ("torch", "numpy", "opencv-python-headless", "PyYAML", "pydantic")
-BATCHES = 3
-TYPICAL_RATE = (0.05, 0.45)
-ORIENTATIONS = 3
-"""Files to compare with their frames."""
+# The checks
 
 
 def as_text(finding: Finding) -> str:
-    """Whether all is well, and what was found, line by line."""
+    """PASS or FAIL with the topic, then the result line by line."""
     lines = (f"       {line}" for line in finding.value.splitlines())
     return "\n".join([f"[{'FAIL' if finding.level == 'bad' else 'PASS'}] {finding.topic}", *lines])
 
 
 def examine(config: SpikeConfig, *, gpus: int = 1) -> Iterator[Finding]:
-    """All checks in order; one that fails does not keep the others from being made."""
+    """Run all checks in order; a failing one does not stop the others."""
     open_once = cache(lambda: open_clips(config.DATA, config.DATA.TRAIN_SPLIT, scored=False))
-    yield _try("packages", lambda: tuple(f"{name} {_version(name)}" for name in PACKAGES))
-    yield _try("data tree", lambda: _tree(config, open_once()))
-    yield _try("configuration and loader plan", lambda: _plan(config, open_once(), gpus))
-    yield _try("spike format", lambda: _format(config, open_once()))
-    yield _try("one sample, live", lambda: _sample(config, open_once()))
-    yield _try("training loader", lambda: _loader(config, open_once()))
-    yield _try("network", lambda: _network(config))
+    yield _run_check("packages", lambda: tuple(f"{name} {_version(name)}" for name in PACKAGES))
+    yield _run_check("data tree", lambda: _tree(config, open_once()))
+    yield _run_check("configuration and loader plan", lambda: _plan(config, open_once(), gpus))
+    yield _run_check("spike format", lambda: _format(config, open_once()))
+    yield _run_check("one sample, live", lambda: _sample(config, open_once()))
+    yield _run_check("training loader", lambda: _loader(config, open_once()))
+    yield _run_check("network", lambda: _network(config))
 
 
 def orientation_of(clips: ClipSet, frame: int) -> Orientation:
-    """Does the stream of a frame look like it?"""
+    """Compare the stream of a frame with the frame."""
     layout = clips.layout_of(frame)
     spikes = decode(map_stream(clips.frames[frame].spike, layout), layout)
     blur = grey_at(read_frame(clips.frames[frame].blur), (layout.height, layout.width))
-    return compare(spikes.mean(axis=0), blur)
+    return compare_with_frame(spikes.mean(axis=0), blur)
 
 
-class Unwell(Exception):
-    """A check found something wrong; the text says what."""
+class CheckFailed(Exception):
+    """A check found a problem; the text describes it."""
 
 
-def _try(name: str, check: Callable[[], tuple[str, ...]]) -> Finding:
+def _run_check(name: str, check: Callable[[], tuple[str, ...]]) -> Finding:
     try:
         return Finding(name, "\n".join(check()), "ok")
-    except (FlatoutError, Unwell, OSError) as error:
+    except (FlatoutError, CheckFailed, OSError) as error:
         return Finding(name, str(error), "bad")
 
 
@@ -140,46 +148,46 @@ def _plan(config: SpikeConfig, clips: ClipSet, gpus: int) -> tuple[str, ...]:
     return (
         f"clips of {data.CLIP_LEN}, crop {data.CROP_SIZE}, batch {train.BATCH_SIZE}, {data.channels} bins, {mode}",
         str(plan.workers),
-        *block(plan, config.LOG.LANG),
+        *loading_summary(plan, config.LOG.LANG),
     )
 
 
 def _format(config: SpikeConfig, clips: ClipSet) -> tuple[str, ...]:
-    """How the files are read, and whether that makes sense."""
+    """How spike files are read, and whether they match their frames."""
     if config.DATA.USE_PRECOMPUTED_VOXELS:
-        return ("precomputed voxels: nothing to decide",)
+        return ("precomputed voxels: there is no format to decide",)
     layout = clips.layout_of(0)
     lines = [
         f"{layout.format} {layout.height} x {layout.width}, {layout.frames} spike frames, flipped: {layout.flipud}"
     ]
     problems = []
-    for frame in np.unique(np.linspace(0, len(clips.frames) - 1, ORIENTATIONS).astype(int)).tolist():
+    for frame in np.unique(np.linspace(0, len(clips.frames) - 1, ORIENTATION_FILES).astype(int)).tolist():
         found = orientation_of(clips, frame)
-        listed = ", ".join(f"{turn} {value:.2f}" for turn, value in found.r.items())
+        listed = ", ".join(f"{orientation} {value:.2f}" for orientation, value in found.r.items())
         usual = "" if TYPICAL_RATE[0] <= found.mean_rate <= TYPICAL_RATE[1] else " (unusual: 0.05 to 0.45 is typical)"
         lines.append(
             f"frame {clips.frames[frame].stem}: rate {found.mean_rate:.3f}{usual}, gain {found.gain:.2f}, {listed}"
         )
         problems += [found.problem] if found.problem else []
     if problems:
-        raise Unwell("\n       ".join([problems[0], *lines]))
+        raise CheckFailed("\n       ".join([problems[0], *lines]))
     return tuple(lines)
 
 
 def _sample(config: SpikeConfig, clips: ClipSet) -> tuple[str, ...]:
-    """The first clip, whole frames."""
-    shown = shown_of(config.DATA)
-    source = ClipSource(clips, Frames(clips, shown), shown, crop=None)
+    """Shapes and ranges of the first clip, with whole frames."""
+    representation = representation_of(config.DATA)
+    source = ClipSource(clips, Frames(clips, representation), representation, crop=None)
     one = Plan(num_samples=len(clips), batch_size=1, order=np.zeros(1, np.int64), shapes=lambda e, s: source.shapes(0))
     with Feed(source, one, FeedConfig(workers=0)) as feed:
         batch = next(iter(feed))
-        _sane(batch, config)
+        _check_voxels(batch, config)
         times = _exposure(config, clips)
         return (f"{len(clips)} samples; {clips.name_of(0)}{times}", *_describe(batch))
 
 
 def _exposure(config: SpikeConfig, clips: ClipSet) -> str:
-    """Of the first frame, if an align log tells."""
+    """Exposure times of the first frame as text; empty if no align log has them."""
     first = clips.frames[int(clips.windows_NL[0, 0])]
     logged = read_align_logs(config.DATA.ALIGN_LOG_PATHS)
     found = logged.get((clips.sequences[first.sequence].name, int(first.stem))) if first.stem.isdigit() else None
@@ -187,7 +195,7 @@ def _exposure(config: SpikeConfig, clips: ClipSet) -> str:
 
 
 def _describe(batch: "Batch") -> Iterator[str]:
-    """Shapes as the network gets them, and ranges."""
+    """Shapes, as the network gets them, and value ranges of a batch."""
     for part in ("blur", "sharp"):
         num, length, height, width, _ = batch[part].shape
         low, high = batch[part].min() / 255, batch[part].max() / 255
@@ -197,39 +205,43 @@ def _describe(batch: "Batch") -> Iterator[str]:
     yield f"spike_vox {spikes.shape}, values {spikes.min():g} to {spikes.max():g}, {share:.1f} % not zero"
 
 
-def _sane(batch: "Batch", config: SpikeConfig) -> None:
-    """Unwell if voxels cannot be right."""
+def _check_voxels(batch: "Batch", config: SpikeConfig) -> None:
+    """Raise CheckFailed if voxels have impossible values."""
     spikes, frames = batch["spikes"], batch["spike_frames"]
     if not np.isfinite(spikes).all() or spikes.min() < 0:
-        raise Unwell("voxels are negative or not finite")
+        raise CheckFailed("voxels are negative or not finite")
     if not spikes.any():
-        raise Unwell("all voxels are zero: the streams are empty, or read in a wrong way. Look at 'spike format'.")
+        raise CheckFailed(
+            "all voxels are zero: the streams are empty, or are read in a wrong format. See the check 'spike format'."
+        )
     counts = config.DATA.SPIKE_REPR == "voxel" and config.DATA.SPIKE_FORMAT != "bytes" and frames.max() > 0
     if counts and spikes.max() > frames.max():
-        raise Unwell(f"a voxel of {spikes.max():g} in bins of {frames.max():g} spike frames")
+        raise CheckFailed(
+            f"a voxel counts {spikes.max():g} spikes, but its bin has at most {frames.max():g} spike frames"
+        )
 
 
 def _loader(config: SpikeConfig, clips: ClipSet) -> tuple[str, ...]:
-    """The first batches of an epoch, with the planned workers, and how fast they came."""
+    """Load the first batches of an epoch with the planned workers, and measure the speed."""
     source = training_source(clips, config.DATA)
     batch_size = min(config.TRAIN.BATCH_SIZE, len(source))
     workers = plan_loader(config.loader, gpus=1, batch=batch_size, val_batch=1, sample_bytes=0, cache_bytes=0).workers
     plan = Plan(num_samples=len(source), batch_size=batch_size, seed=config.SEED)
     with Feed(source, plan, FeedConfig(workers=workers.train)) as feed:
         lines: list[str] = []
-        began, seen = time.perf_counter(), 0
+        began, num_loaded = time.perf_counter(), 0
         for batch in feed:
             lines = list(_describe(batch))
-            _sane(batch, config)
-            seen += 1
-            if seen == BATCHES:
+            _check_voxels(batch, config)
+            num_loaded += 1
+            if num_loaded == BATCHES:
                 break
-        speed = seen * batch_size / (time.perf_counter() - began)
+        speed = num_loaded * batch_size / (time.perf_counter() - began)
         return (f"{len(source)} samples, {len(feed)} batches per epoch, {speed:.1f} samples/s at the start", *lines)
 
 
 def _network(config: SpikeConfig) -> tuple[str, ...]:
-    """It can be built, and takes what the loader makes."""
+    """Build the network, and run it on input of the loader's shape."""
     import torch
 
     from flatout.spike.model import Clip, DeblurNet

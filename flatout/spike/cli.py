@@ -1,18 +1,18 @@
-"""flatout spike: finds the command and hands over to it."""
+"""flatout spike: dispatches to the commands."""
 
 from flatout.cli import Command, answer_or_explain
 
-DESCRIPTION = "Spike-camera guided video deblurring."
+DESCRIPTION = "Video deblurring guided by a spike camera."
 COMMANDS = {
-    "prepare": Command("put blur, sharp and spike folders side by side", "flatout.spike.commands.prepare"),
-    "check": Command("configuration, one sample, loader speed and system, examined", "flatout.spike.commands.check"),
+    "prepare": Command("arrange the files of a data set as training expects them", "flatout.spike.commands.prepare"),
+    "check": Command("check configuration, data, loader and network before training", "flatout.spike.commands.check"),
     "cache": Command(
         "write voxels as files: uint8 counts, 50 times smaller than float", "flatout.spike.commands.cache"
     ),
-    "train": Command("train a deblurring network from a YAML", "flatout.spike.commands.train"),
-    "test": Command("score weights on a split: PSNR and SSIM as papers do", "flatout.spike.commands.test"),
+    "train": Command("train a deblurring network as a YAML file describes", "flatout.spike.commands.train"),
+    "test": Command("score weights on a split: PSNR and SSIM as in papers", "flatout.spike.commands.test"),
     "predict": Command("deblur a folder of frames", "flatout.spike.commands.predict"),
-    "demo": Command("simulate, train and show before and after, in three minutes", "flatout.spike.commands.demo"),
+    "demo": Command("simulate data, train, and show frames before and after", "flatout.spike.commands.demo"),
     "demo-data": Command("simulate a small data set to try things on", "flatout.spike.commands.demo_data"),
 }
 

@@ -1,7 +1,7 @@
-"""The YAML of a spike training: every key, its type, default and meaning. docs/spike.md shows these classes as a table.
+"""The YAML file of a spike training: every key, its type, default and meaning. docs/spike.md shows them as a table.
 
-Upper-case sections as in the guide that researchers know. Keys of the early VRT-based code that mean nothing to our
-network are accepted and named in a note; anything else unknown is an error.
+Sections and keys are upper-case, as in the original guide. Keys of the early VRT-based code that have no meaning for
+this network are accepted with a note; any other unknown key is an error.
 """
 
 import logging
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from flatout.config import build_config
 from flatout.errors import ConfigError
-from flatout.spike.data.stream_layout import Format, StreamWishes
+from flatout.spike.data.stream_layout import Format, StreamSettings
 from flatout.yaml_strict import load_yaml, parse_yaml
 
 logger = logging.getLogger(__name__)
@@ -20,88 +20,93 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class NormConfig:
-    """Mean and deviation of voxels, for `VOXEL_NORM: meanstd`."""
+    """Mean and standard deviation of voxel values, for `VOXEL_NORM: meanstd`."""
 
     MEAN: float = 0.0
-    """Subtracted from every voxel value."""
+    """Mean that is subtracted from every voxel value."""
     STD: float = 1.0
-    """Divides it."""
+    """Standard deviation by which the difference is divided."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
-    """Chances of what is done to a training clip, the same for all its frames and tensors, in this order."""
+    """Probabilities of the augmentations of a training clip, applied in this order and equally to all its frames."""
 
     REVERSE: float = 0.0
-    """Time runs backwards: frames and bins."""
+    """Probability of reversing time: the order of frames and of bins."""
     HFLIP: float = 0.5
-    """Left and right change places."""
+    """Probability of a horizontal flip."""
     VFLIP: float = 0.5
-    """Up and down change places."""
+    """Probability of a vertical flip."""
     ROT90: float = 0.5
-    """A quarter turn, counter-clockwise; square crops only."""
+    """Probability of a counter-clockwise rotation by 90 degrees; only with crops, which are square."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What is trained on."""
+    """The data set, and how its files are read."""
 
     ROOT: str
-    """The tree that `flatout spike prepare` makes."""
+    """Root of the data set, as written by `flatout spike prepare`."""
     TRAIN_SPLIT: str = "train"
     """Folder of the training sequences."""
     VAL_SPLIT: str = "val"
-    """Folder of the validation; if it does not exist: `val`, then `test`, then none."""
+    """Folder of the validation sequences; if it does not exist, `val`, then `test`; without either, no validation."""
     CROP_SIZE: int | None = 256
-    """Side of a training crop in RGB pixels; null: whole frames. Validation never crops."""
+    """Side of a training crop in RGB pixels; null: whole frames. Validation always uses whole frames."""
     CLIP_LEN: int = 5
     """Frames per clip."""
     K: int | None = None
-    """Old name for the number of spike channels; ignored with a warning where NUM_VOXEL_BINS says otherwise."""
+    """Old name of NUM_VOXEL_BINS; ignored with a warning if NUM_VOXEL_BINS has another value."""
     NUM_VOXEL_BINS: int | None = None
-    """Bins, or channels of other representations: what the loader makes and the network takes. 5 if K is unset too."""
+    """Number of spike channels: bins of voxels, or channels of the other representations. Unset: K, or 5 without K."""
     USE_PRECOMPUTED_VOXELS: bool = False
-    """Read what `flatout spike cache` wrote instead of the streams."""
+    """Read the voxels that `flatout spike cache` wrote, instead of the streams."""
     VOXEL_CACHE_DIRNAME: str = "spike_vox"
     """Folder of precomputed voxels in each sequence."""
     SPIKE_DIR: str = "spike"
     """Folder of `.dat` files in each sequence."""
     USE_RAM_CACHE: bool = False
-    """Decode frames once and keep them, and the packed spikes, in memory that all workers and ranks share."""
+    """Decode frames once and keep them, with the packed spikes, in memory that all workers and ranks share."""
     CACHE_SIZE_GB: float = 4.0
-    """What that cache may take, for the whole machine."""
+    """Maximum size of that cache, for the whole machine."""
     CACHE_SCOPE: Literal["node", "process"] = "node"
-    """`process`: each worker keeps what it used last, with a share of the budget each; worse, see docs/store.md."""
+    """`node`: one cache for the machine. `process`: each worker keeps its own recently used files; worse, see
+    docs/store.md."""
     IMAGE_EXTS: tuple[str, ...] = (".png", ".jpg", ".jpeg", ".bmp")
-    """Endings of frames."""
+    """File name extensions of frames."""
     ALIGN_LOG_PATHS: tuple[str, ...] = ()
-    """CSV files frame_idx,t0,t1,event_count,seq with the times of exposures; for `check` and whoever reads samples."""
+    """CSV files with exposure times, columns frame_idx,t0,t1,event_count,seq; shown by `flatout spike check`."""
     NORM: NormConfig = NormConfig()
-    """Mean and deviation for `VOXEL_NORM: meanstd`."""
+    """Mean and standard deviation for `VOXEL_NORM: meanstd`."""
     SPIKE_FORMAT: Format = "auto"
-    """`packed`, `uint8`, `bytes` (values kept, to repeat runs of the early code), or `auto`: by content."""
+    """`packed` (8 pixels per byte), `uint8` (0 or 1), `bytes` (any value, to repeat runs of the early code), or `auto`:
+    decided by content."""
     SPIKE_H: int | None = None
-    """Height of the spike picture; set with SPIKE_W. Else config.yaml beside the spikes, else 360 x 640."""
+    """Height of spike frames; set together with SPIKE_W. Unset: from config.yaml beside the spikes, else 360 x 640."""
     SPIKE_W: int | None = None
-    """Width of the spike picture."""
+    """Width of spike frames; set together with SPIKE_H."""
     SPIKE_T: int | None = None
-    """Spike frames per file, if all have the same; a file with another number is then an error."""
+    """Spike frames per file, if all files have the same number; a file with another number is then an error."""
     SPIKE_FLIPUD: bool | None = None
-    """Are stored rows upside down? Unset: yes if packed."""
+    """Whether rows are stored bottom-up. Unset: true for packed files, else false."""
     SPIKE_TRIM: tuple[int, int] = (0, 0)
-    """Spike frames to drop at the beginning and end of each file."""
+    """Spike frames to drop at the beginning and at the end of each file."""
     SPIKE_REPR: Literal["voxel", "window", "tfp"] = "voxel"
-    """Counts per bin, the middle raw frames, or short exposures."""
+    """What the network gets: `voxel`, spike counts per bin; `window`, the middle spike frames; `tfp`, short exposures
+    (texture from playback)."""
     TFP_HALF_WINDOW: int = 20
-    """Spike frames on each side of the middle of a short exposure."""
+    """With `tfp`: spike frames on each side of the middle of a short exposure."""
     VOXEL_NORM: Literal["none", "rate", "log1p", "meanstd"] = "none"
-    """Counts; counts / frames of the bin (best: streams differ in length); ln(1 + count); (v - MEAN) / STD."""
+    """`none`: counts; `rate`: counts / spike frames of the bin (recommended, because streams differ in length);
+    `log1p`: ln(1 + count); `meanstd`: (count - MEAN) / STD."""
     VOXEL_GAIN: bool = False
-    """Multiply by mean brightness / mean rate of the clip: independent of the camera's threshold."""
+    """Multiply spikes by mean brightness / mean rate of the clip, which makes them independent of the camera's
+    threshold."""
     VAL_CLIP_STRIDE: int | Literal["clip"] = "clip"
-    """`clip`: each frame is scored once. 1: windows at every frame, as the early code did."""
+    """`clip`: every frame is scored once. 1: a clip begins at every frame, as in the early code."""
     AUGMENT: AugmentConfig = AugmentConfig()
-    """Flips, turns and time reversal."""
+    """Probabilities of flips, rotation and time reversal of training clips."""
 
     def __post_init__(self) -> None:
         for name in ("CROP_SIZE", "CLIP_LEN", "K", "NUM_VOXEL_BINS", "TFP_HALF_WINDOW"):
@@ -114,16 +119,17 @@ class DataConfig:
             raise ConfigError(f"SPIKE_TRIM={list(self.SPIKE_TRIM)} must not be negative")
         if self.CACHE_SIZE_GB < 0:
             raise ConfigError(f"CACHE_SIZE_GB={self.CACHE_SIZE_GB} must not be negative")
-        self.wishes  # noqa: B018  refuses half a geometry
+        self.stream_settings  # noqa: B018  raises ConfigError if only one of SPIKE_H and SPIKE_W is set
 
     @property
     def channels(self) -> int:
-        """Spike channels of loader and network."""
+        """Number of spike channels."""
         return self.NUM_VOXEL_BINS or self.K or 5
 
     @property
-    def wishes(self) -> StreamWishes:
-        return StreamWishes(
+    def stream_settings(self) -> StreamSettings:
+        """The keys that describe spike files."""
+        return StreamSettings(
             format=self.SPIKE_FORMAT,
             height=self.SPIKE_H,
             width=self.SPIKE_W,
@@ -132,7 +138,7 @@ class DataConfig:
         )
 
 
-# Section DATALOADER: who loads, and how far ahead.
+# Section DATALOADER
 
 WorkerCount = int | str
 """A number, `auto`, or a share of the cores like `cpu*0.9`."""
@@ -140,66 +146,68 @@ WorkerCount = int | str
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig:
-    """Who loads, and how far ahead."""
+    """Workers and prefetching."""
 
     TOTAL_WORKERS: WorkerCount = "auto"
-    """For all GPUs together: a number, `auto` (80 % of the cores) or `cpu*0.9`."""
+    """Workers for all GPUs together: a number, `auto` (80 % of the cores), or a share of the cores like `cpu*0.9`."""
     TRAIN_WORKERS: WorkerCount | None = None
-    """Per GPU; unset or `auto`: TOTAL_WORKERS / GPUs."""
+    """Training workers per GPU; unset or `auto`: TOTAL_WORKERS / GPUs."""
     VAL_WORKERS: WorkerCount | None = None
-    """Per GPU; unset: half of the training's."""
+    """Validation workers per GPU; unset: half as many as for training."""
     TRAIN_PREFETCH_FACTOR: int = 4
-    """Batches to hold ready (at least; small batches need more to keep all workers busy)."""
+    """Minimum number of training batches to keep ready; for small batches more are kept, so that all workers are
+    busy."""
     VAL_PREFETCH_FACTOR: int = 2
-    """The same for validation."""
+    """Minimum number of validation batches to keep ready."""
     PIN_MEMORY: bool = True
-    """Accepted; batches for a GPU always come from pinned memory."""
+    """Accepted, but has no effect: batches for a GPU are always in pinned memory."""
     PERSISTENT_WORKERS: bool = True
-    """False ends workers after each epoch: less memory in between, slower starts."""
+    """False: workers end after each epoch, which saves memory but slows the start of the next."""
     CPU_CORES: int | None = None
-    """Plan for this many cores instead of those this process may use."""
+    """Number of cores to plan for, instead of those that this process may use."""
 
 
-# Section LOSS: what a wrong pixel costs.
+# Section LOSS
 
 
 @dataclass(frozen=True, kw_only=True)
 class CharbonnierConfig:
-    """The main loss: mean of sqrt(difference^2 + DELTA^2)."""
+    """The Charbonnier loss: mean of sqrt(difference^2 + DELTA^2)."""
 
     DELTA: float = 1e-3
-    """Differences below it cost little."""
+    """Differences well below it contribute little to the loss."""
     WEIGHT: float = 1.0
-    """Factor of this term."""
+    """Weight of this term."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerceptualConfig:
-    """Difference of VGG-16 features; only with weights of your own."""
+    """The perceptual loss: difference of VGG-16 features, whose weights must be provided."""
 
     WEIGHTS: str | None = None
-    """File of VGG-16 weights in torchvision's names (features.N.weight), .safetensors or .pth; unset: no such term."""
+    """File with VGG-16 weights under torchvision's names (features.N.weight), .safetensors or .pth; unset: no
+    perceptual loss."""
     LAYERS: tuple[str, ...] = ("relu3_3",)
-    """Which features."""
+    """Layers whose features are compared."""
     WEIGHT: float = 0.1
-    """Factor of this term."""
+    """Weight of this term."""
     MEAN: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    """What these weights expect."""
+    """Mean of RGB values that the VGG-16 weights expect."""
     STD: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    """What these weights expect."""
+    """Standard deviation of RGB values that the VGG-16 weights expect."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """What a wrong pixel costs."""
+    """The terms of the loss."""
 
     CHARBONNIER: CharbonnierConfig = CharbonnierConfig()
     """The main loss."""
     VGG_PERCEPTUAL: PerceptualConfig = PerceptualConfig()
-    """Off unless weights are given."""
+    """The perceptual loss; off unless weights are given."""
 
 
-# Section TRAIN: how long, how fast, and with what optimizer.
+# Section TRAIN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,65 +217,66 @@ class OptimConfig:
     LR: float
     """Learning rate after warm-up."""
     TYPE: Literal["adamw", "adamw8bit"] = "adamw"
-    """`adamw8bit` means adamw, with a note."""
+    """Kind of optimizer; `adamw8bit` is accepted with a note and means adamw."""
     BETAS: tuple[float, float] = (0.9, 0.99)
-    """Of AdamW."""
+    """Betas of AdamW."""
     WEIGHT_DECAY: float = 1e-4
-    """Of AdamW."""
+    """Weight decay of AdamW; applied to the weights of convolutions only."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedConfig:
-    """The learning rate over time."""
+    """The learning-rate schedule."""
 
     TYPE: Literal["cosine"] = "cosine"
-    """Half a cosine to 0."""
+    """Kind of schedule: half a cosine down to 0."""
     WARMUP_STEPS: int = 0
     """Optimizer steps of linear warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How it is trained."""
+    """Length, batch size, optimizer and speed of a training."""
 
     OPTIM: OptimConfig
-    """AdamW."""
+    """The optimizer, AdamW."""
     EPOCHS: int | None = None
-    """Passes over the training clips; wins over TOTAL_STEPS."""
+    """Passes over the training clips; takes precedence over TOTAL_STEPS."""
     TOTAL_STEPS: int | None = None
-    """Optimizer steps; rounded up to whole epochs."""
+    """Number of optimizer steps, rounded up to whole epochs."""
     BATCH_SIZE: int = 4
     """Clips per GPU and micro-batch."""
     VAL_BATCH_SIZE: int = 1
-    """Clips per step of a validation."""
+    """Clips per validation step."""
     GRADIENT_ACCUMULATION_STEPS: int = 1
-    """Micro-batches per optimizer step; those left over at the end of an epoch are not trained."""
+    """Micro-batches per optimizer step; micro-batches that are left over at the end of an epoch are not trained."""
     MAX_GRAD_NORM: float | None = 1.0
-    """Gradients are clipped to this norm; null: never."""
+    """Norm to which gradients are clipped; null: no clipping."""
     SCHED: SchedConfig = SchedConfig()
-    """Cosine with warm-up."""
+    """The learning-rate schedule, cosine with warm-up."""
     AMP: Literal["auto", "bf16", "fp16", "off"] = "auto"
-    """Number format; auto: bf16 where the GPU computes in it, else fp16; off on a CPU."""
+    """Mixed precision; `auto`: bf16 on a GPU that supports it, fp16 on other GPUs, off on a CPU."""
     EMA_DECAY: float = 0.999
-    """Of the moving average that is validated and kept."""
+    """Decay of the moving average of the weights, which is what is validated and saved."""
     COMPILE_MODEL: bool = False
-    """torch.compile."""
+    """Use torch.compile."""
     CUDA_GRAPHS: bool = True
-    """Run a step as one CUDA graph, where there is one GPU."""
+    """Run each step as one CUDA graph when training on a single GPU."""
     DEVICE_RESIDENT: bool = False
-    """Keep frames and packed spikes in GPU memory (what does not fit: pinned RAM), and crop, unpack and bin there."""
+    """Keep frames and packed spikes in GPU memory (pinned RAM for what does not fit), and crop, unpack and bin on the
+    GPU."""
     RESUME_FROM_CHECKPOINT: bool = False
-    """Continue CHECKPOINT_PATH."""
+    """Resume the run in CHECKPOINT_PATH."""
     CHECKPOINT_PATH: str | None = None
-    """A file or run folder to continue."""
+    """Checkpoint file or run folder to resume from."""
     NUM_WORKERS: WorkerCount | None = None
-    """Old key: workers per GPU where there is no DATALOADER section."""
+    """Old key: training workers per GPU; used only without a DATALOADER section."""
     VAL_NUM_WORKERS: WorkerCount | None = None
-    """Old key, as NUM_WORKERS."""
+    """Old key: validation workers per GPU; used only without a DATALOADER section."""
     PREFETCH_FACTOR: int = 4
-    """Old key, as NUM_WORKERS."""
+    """Old key: training batches to keep ready; used only without a DATALOADER section."""
     VAL_PREFETCH_FACTOR: int = 2
-    """Old key, as NUM_WORKERS."""
+    """Old key: validation batches to keep ready; used only without a DATALOADER section."""
 
     def __post_init__(self) -> None:
         if self.EPOCHS is None and self.TOTAL_STEPS is None:
@@ -280,146 +289,146 @@ class TrainConfig:
             raise ConfigError(f"EMA_DECAY={self.EMA_DECAY} must be from 0 to below 1")
 
 
-# Keys of the early VRT-based code that mean nothing here: accepted, so that old files keep working, and told about.
+# Keys of the early VRT-based code that have no meaning here: accepted with a note, so that old files keep working
 
-Extra = dict[str, Any] | list[Any] | str | int | float | bool | None
-"""Whatever such a key holds."""
+UnusedValue = dict[str, Any] | list[Any] | str | int | float | bool | None
+"""Any value, for keys that are accepted and not used."""
 
-DEAD = {
+UNUSED_KEYS = {
     "MODEL": ("VRT_CFG", "CHANNELS_PER_SCALE", "LAYERS", "VRT", "SPIKE_ENCODER", "SPIKE_TSA", "FUSE", "WINDOW_SIZE",
               "IMG_SIZE_H", "IMG_SIZE_W"),
     "LOG": ("ENABLE_TIMING_LOG", "TIMING_CONSOLE", "TIMING_FILE", "TIMING_CONSOLE_INTERVAL", "TIMING_FILE_INTERVAL"),
 }  # fmt: skip
-"""Keys that are accepted and not used."""
+"""Section -> keys that are accepted and not used."""
 
 
-# Section MODEL: the network. Keys of the early VRT backbone are accepted and not used.
+# Section MODEL
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The network: a U of gated blocks, with a spike branch that joins at half resolution."""
+    """The network: a U-Net of gated blocks, with a spike branch that joins at half resolution."""
 
     USE_SPIKE: bool = True
-    """False: frames only, to see what the spikes are worth."""
+    """False: use frames only, to measure how much the spikes contribute."""
     WIDTH: int = 32
     """Channels at full resolution; they double at every level."""
     ENC_BLOCKS: tuple[int, ...] = (1, 1, 1, 28)
-    """Blocks per level on the way down."""
+    """Blocks per level of the encoder."""
     MIDDLE_BLOCKS: int = 1
-    """Blocks at the bottom."""
+    """Blocks at the coarsest level."""
     DEC_BLOCKS: tuple[int, ...] = (1, 1, 1, 1)
-    """Blocks per level on the way up."""
+    """Blocks per level of the decoder."""
     SPIKE_BLOCKS: int = 2
-    """Blocks of the spike branch, before it joins."""
+    """Blocks of the spike branch."""
     TEMPORAL: bool = False
-    """Mix the frames of a clip at half resolution and at the bottom."""
+    """Mix neighbouring frames of a clip, at half resolution and at the coarsest level."""
     CHANNELS_LAST: bool = True
-    """Memory format on a GPU."""
-    VRT_CFG: Extra = None
-    """Of the early VRT backbone; not used."""
-    CHANNELS_PER_SCALE: Extra = None
-    """Of the early VRT backbone; not used."""
-    LAYERS: Extra = None
-    """Of the early VRT backbone; not used."""
-    VRT: Extra = None
-    """Of the early VRT backbone; not used."""
-    SPIKE_ENCODER: Extra = None
-    """Of the early VRT backbone; not used."""
-    SPIKE_TSA: Extra = None
-    """Of the early VRT backbone; not used."""
-    FUSE: Extra = None
-    """Of the early VRT backbone; not used."""
-    WINDOW_SIZE: Extra = None
-    """Of the early VRT backbone; not used."""
-    IMG_SIZE_H: Extra = None
-    """Of the early VRT backbone; not used."""
-    IMG_SIZE_W: Extra = None
-    """Of the early VRT backbone; not used."""
+    """Use the channels_last memory format."""
+    VRT_CFG: UnusedValue = None
+    """Key of the early VRT backbone; accepted and not used."""
+    CHANNELS_PER_SCALE: UnusedValue = None
+    """Key of the early VRT backbone; accepted and not used."""
+    LAYERS: UnusedValue = None
+    """Key of the early VRT backbone; accepted and not used."""
+    VRT: UnusedValue = None
+    """Key of the early VRT backbone; accepted and not used."""
+    SPIKE_ENCODER: UnusedValue = None
+    """Key of the early VRT backbone; accepted and not used."""
+    SPIKE_TSA: UnusedValue = None
+    """Key of the early VRT backbone; accepted and not used."""
+    FUSE: UnusedValue = None
+    """Key of the early VRT backbone; accepted and not used."""
+    WINDOW_SIZE: UnusedValue = None
+    """Key of the early VRT backbone; accepted and not used."""
+    IMG_SIZE_H: UnusedValue = None
+    """Key of the early VRT backbone; accepted and not used."""
+    IMG_SIZE_W: UnusedValue = None
+    """Key of the early VRT backbone; accepted and not used."""
 
     def __post_init__(self) -> None:
         if len(self.ENC_BLOCKS) != len(self.DEC_BLOCKS) or len(self.ENC_BLOCKS) < 2:
             raise ConfigError(
                 f"ENC_BLOCKS={list(self.ENC_BLOCKS)} and DEC_BLOCKS={list(self.DEC_BLOCKS)} must be equally long, with "
-                "at least 2 levels: spikes join at the second"
+                "at least 2 levels, because the spike branch joins at the second"
             )
         if self.WIDTH < 2 or self.WIDTH % 2:
-            raise ConfigError(f"WIDTH={self.WIDTH} must be even")
+            raise ConfigError(f"WIDTH={self.WIDTH} must be an even number of 2 or more")
 
 
-# Sections LOG and TEST: what is written and how often, and how networks are judged.
+# Sections LOG and TEST
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    """What is written, and how often."""
+    """The run folder, and how often to validate and report."""
 
     SAVE_DIR: str = "runs/spike/exp"
-    """Run folder; a finished one gets a number: exp, exp2, ..."""
+    """Run folder; if it holds a finished run, a number is added: exp, exp2, ..."""
     TENSORBOARD: bool = True
-    """Event files, where TensorBoard is installed."""
+    """Write TensorBoard event files, if TensorBoard is installed."""
     VAL_EVERY_STEPS: int | None = None
-    """Optimizer steps between two validations, also within an epoch; unset: after every epoch. The end is always
-    validated."""
+    """Optimizer steps between two validations, also within an epoch; unset: after every epoch. The end of a training is
+    always validated."""
     PROGRESS_EVERY_STEPS: int = 20
-    """Micro-batches between two looks at the numbers."""
+    """Micro-batches between two lines of the log."""
     LANG: Literal["en", "zh"] = "en"
-    """Of the block that says how data is loaded."""
-    ENABLE_TIMING_LOG: Extra = None
-    """Accepted; times are always measured: log.jsonl and `flatout profile`."""
-    TIMING_CONSOLE: Extra = None
-    """As ENABLE_TIMING_LOG."""
-    TIMING_FILE: Extra = None
-    """As ENABLE_TIMING_LOG."""
-    TIMING_CONSOLE_INTERVAL: Extra = None
-    """As ENABLE_TIMING_LOG."""
-    TIMING_FILE_INTERVAL: Extra = None
-    """As ENABLE_TIMING_LOG."""
+    """Language of the summary of data loading that is logged at the start."""
+    ENABLE_TIMING_LOG: UnusedValue = None
+    """Accepted and not used: times are always measured, see log.jsonl and `flatout profile`."""
+    TIMING_CONSOLE: UnusedValue = None
+    """Accepted and not used, like ENABLE_TIMING_LOG."""
+    TIMING_FILE: UnusedValue = None
+    """Accepted and not used, like ENABLE_TIMING_LOG."""
+    TIMING_CONSOLE_INTERVAL: UnusedValue = None
+    """Accepted and not used, like ENABLE_TIMING_LOG."""
+    TIMING_FILE_INTERVAL: UnusedValue = None
+    """Accepted and not used, like ENABLE_TIMING_LOG."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TestConfig:
     """Evaluation and inference."""
 
-    __test__ = False  # pytest: a class of ours, not of tests
+    __test__ = False  # not a test class for pytest
 
     BATCH_SIZE: int = 1
     """Clips per step."""
     NUM_WORKERS: int = 2
-    """Who load them."""
+    """Worker processes that load clips."""
     TILE_SIZE: int = 256
-    """Frames larger than this are worked on in tiles; 0: never."""
+    """Side of a tile in pixels: larger frames are processed in tiles; 0: never."""
     TILE_OVERLAP: int = 32
     """Pixels that neighbouring tiles share."""
 
 
-# A whole file: all sections together.
+# The whole file
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpikeConfig:
-    """A whole file."""
+    """The configuration of a spike training: all sections of the YAML file."""
 
     DATA: DataConfig
-    """What is trained on."""
+    """The data set, and how its files are read."""
     TRAIN: TrainConfig
-    """How it is trained."""
+    """Length, batch size, optimizer and speed of the training."""
     DATALOADER: LoaderConfig | None = None
-    """Who loads, and how far ahead."""
+    """Workers and prefetching."""
     MODEL: ModelConfig = field(default_factory=ModelConfig)
     """The network."""
     LOSS: LossConfig = field(default_factory=LossConfig)
-    """What a wrong pixel costs."""
+    """The terms of the loss."""
     LOG: LogConfig = field(default_factory=LogConfig)
-    """What is written, and how often."""
+    """The run folder, and how often to validate and report."""
     TEST: TestConfig = field(default_factory=TestConfig)
     """Evaluation and inference."""
     SEED: int = 123
-    """Of first weights, order, crops and flips."""
+    """Seed of the initial weights, the order of clips, crops and augmentations."""
 
     @property
     def loader(self) -> LoaderConfig:
-        """The section, or what the old keys under TRAIN say."""
+        """The section DATALOADER; without it, the old keys under TRAIN."""
         if self.DATALOADER is not None:
             return self.DATALOADER
         train = self.TRAIN
@@ -431,13 +440,13 @@ class SpikeConfig:
         )
 
 
-# From a YAML file and `--set` to a config, and back to plain values.
+# From a YAML file and `--set` to a config, and back to plain values
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> SpikeConfig:
-    """Read a YAML file; ConfigError names every wrong, missing and unknown key at once.
+    """Read a YAML file; a ConfigError lists all wrong, missing and unknown keys at once.
 
-    An override is what `--set` takes: "TRAIN.EPOCHS=3".
+    Overrides have the form that `--set` takes: "TRAIN.EPOCHS=3".
     """
     values = load_yaml(path)
     values = {} if values is None else values
@@ -457,26 +466,25 @@ def _override(values: Any, text: str) -> None:
     for key in keys[:-1]:
         values = values.setdefault(key, {}) if isinstance(values, dict) else None
     if not isinstance(values, dict):
-        raise ConfigError(f"--set {text}: the file has no group of keys there.")
+        raise ConfigError(f"--set {text}: {'.'.join(keys[:-1])} is not a section of the file.")
     values[keys[-1]] = parse_yaml(value, where=f"--set {text}")
 
 
 def notes(values: Mapping[Any, Any], config: SpikeConfig) -> Iterator[str]:
-    """What a reader should know about a file that is correct."""
-    for section, keys in DEAD.items():
+    """Notes on keys of a valid file that are ignored or have an unexpected effect."""
+    for section, keys in UNUSED_KEYS.items():
         given = values.get(section) or {}
-        if used := [key for key in keys if key in given]:
-            yield f"{section}.{', '.join(used)}: of the early VRT-based code; accepted and not used here."
+        if present := [key for key in keys if key in given]:
+            yield f"{section}.{', '.join(present)}: keys of the early VRT-based code, accepted and not used."
     data = config.DATA
     if data.K is not None and data.NUM_VOXEL_BINS is not None and data.NUM_VOXEL_BINS != data.K:
-        yield f"DATA.K={data.K} is ignored: the loader makes NUM_VOXEL_BINS={data.NUM_VOXEL_BINS} channels, so the "\
-            "network takes as many."  # fmt: skip
+        yield f"DATA.K={data.K} is ignored: NUM_VOXEL_BINS={data.NUM_VOXEL_BINS} sets the number of spike channels."
     if config.TRAIN.OPTIM.TYPE == "adamw8bit":
-        yield "TRAIN.OPTIM.TYPE: adamw8bit is not built in: adamw is used, which takes 6 bytes more per parameter."
+        yield "TRAIN.OPTIM.TYPE: adamw8bit is not supported; adamw is used, which takes 6 bytes more per parameter."
 
 
-def plain(config: object) -> Any:
-    """A config as dicts, lists and plain values, for YAML and JSON."""
+def plain_values(config: object) -> Any:
+    """A config as dicts, lists and plain values, as YAML and JSON need it."""
     if is_dataclass(config):
-        return {each.name: plain(getattr(config, each.name)) for each in fields(config)}
+        return {each.name: plain_values(getattr(config, each.name)) for each in fields(config)}
     return list(config) if isinstance(config, tuple) else config

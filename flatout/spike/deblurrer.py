@@ -1,4 +1,4 @@
-"""Deblurring in Python: the commands train, test and predict as methods of one object."""
+"""Deblurring in Python: train, evaluate and predict as methods of one object."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,13 +11,13 @@ from flatout.spike.options import TrainOptions
 
 if TYPE_CHECKING:
     from flatout.engine import Callback
-    from flatout.spike.evaluate import Evaluation
-    from flatout.spike.predict import Predicted, Ready
+    from flatout.spike.evaluate import DeblurEvaluation
+    from flatout.spike.predict import DeblurPredictor, PredictedFolder
     from flatout.spike.train import TrainResult
 
 
 class Deblurrer:
-    """A network with weights, or a config that has none yet."""
+    """A trained deblurring network, or the config of one to be trained."""
 
     def __init__(self, path_or_config: str | Path, *, device: str = "") -> None:
         """See `flatout.spike.load`."""
@@ -25,11 +25,11 @@ class Deblurrer:
         path = Path(path_or_config)
         is_config = path.suffix in (".yaml", ".yml")
         self.config = path if is_config else None
-        """The YAML it trains by; None for a deblurrer from weights, which hold their own."""
+        """The YAML file that describes the training; None for a deblurrer from weights, which contain their config."""
         self.weights = None if is_config else path
-        """The file of weights; after `train`, the best of the run. None before."""
+        """The weights file; after `train`, the best weights of the run. None before a training."""
         if not path.is_file():
-            kind = "config" if is_config else "file of weights"
+            kind = "config" if is_config else "weights file"
             raise (ConfigError if is_config else CheckpointError)(f"{path}: no such {kind}. Check the path.")
 
     def __repr__(self) -> str:
@@ -38,14 +38,17 @@ class Deblurrer:
     def train(
         self, overrides: Mapping[str, Any] | None = None, *, callbacks: Iterable["Callback"] = (), **options: Any
     ) -> "TrainResult":
-        """Train as the config says; `overrides` are keys of it: {"TRAIN.EPOCHS": 3}; `options` flags of the command.
+        """Train as the config describes; `overrides` replace keys of it, like {"TRAIN.EPOCHS": 3}.
 
-        Afterwards the deblurrer is the best of the run. `callbacks` hear of the training (docs/callbacks.md).
+        `options` are flags of `flatout spike train`. `callbacks` are notified of the training's events
+        (docs/callbacks.md). Afterwards the deblurrer uses the best weights of the run.
         """
         from flatout.spike.train import train
 
         if self.config is None:
-            raise ConfigError(f"{self.weights}: to train, load the YAML config of the training.")
+            raise ConfigError(
+                f"{self.weights}: a weights file cannot be trained. To train, load the YAML config instead."
+            )
         config = load_config(self.config, [f"{key}={value}" for key, value in (overrides or {}).items()])
         values = {"device": self._device, **options}
         result = train(config, build_config(values, TrainOptions, where="train()"), callbacks)
@@ -53,11 +56,11 @@ class Deblurrer:
         self.weights = next(file for file in files if file.is_file())
         return result
 
-    def evaluate(self, split: str | None = None, *, output: str | Path | None = None) -> "Evaluation":
-        """Score every frame of a split once, by default the validation's; `output` gets scores and pictures."""
+    def evaluate(self, split: str | None = None, *, output: str | Path | None = None) -> "DeblurEvaluation":
+        """Score every frame of a split (default: the validation split) once; writes scores and images to `output`."""
         from flatout.spike.predict import score_split
 
-        return score_split(self._ready(), split, None if output is None else Path(output))
+        return score_split(self._predictor(), split, None if output is None else Path(output))
 
     def predict(
         self,
@@ -67,17 +70,17 @@ class Deblurrer:
         *,
         video: bool = False,
         side_by_side: bool = False,
-    ) -> "Predicted":
-        """Deblur the frames of a folder by the spike files of the same names in another, and write them to `output`."""
+    ) -> "PredictedFolder":
+        """Deblur the frames in `blur` with the spike files of the same names in `spikes`; writes them to `output`."""
         from flatout.spike.predict import predict_folder
 
         return predict_folder(
-            self._ready(), Path(blur), Path(spikes), Path(output), video=video, compare=side_by_side
+            self._predictor(), Path(blur), Path(spikes), Path(output), video=video, compare=side_by_side
         )  # fmt: skip
 
-    def _ready(self) -> "Ready":
-        from flatout.spike.predict import ready
+    def _predictor(self) -> "DeblurPredictor":
+        from flatout.spike.predict import load_predictor
 
         if self.weights is None:
-            raise ConfigError(f"{self.config} has no weights yet. Train it first, or load a file of weights.")
-        return ready(self.weights, self._device)
+            raise ConfigError(f"{self.config} has no weights yet. Train it first, or load a weights file.")
+        return load_predictor(self.weights, self._device)

@@ -1,10 +1,10 @@
-"""A small data set out of nothing: textured shapes that move, filmed twice, by a slow camera and by a spike camera.
+"""Simulates a small data set: moving shapes, filmed by a slow camera and by a spike camera.
 
     scene(t) --mean over an exposure--> blur     --middle of it--> sharp     --integrate and fire at half size--> spikes
 
-It is simulated, and says nothing about real cameras; it shows that everything works, and that spikes help.
+It shows that everything works and that spikes help, but says nothing about real cameras.
 
-Dimension key:  S sub-frames of an exposure   H W frame   T spike frames
+Dimension key:  H W frame   h w spike frame   T spike frames
 """
 
 import re
@@ -16,40 +16,46 @@ import numpy as np
 from flatout.demo_folder import draw_set
 from flatout.errors import ConfigError
 from flatout.spike.data.decode import pack
-from flatout.spike.pictures import write_image
+from flatout.spike.visuals import write_image
 
 VERSION = 1
-"""Of the simulation: raised when the same numbers make other scenes."""
-OURS = re.compile(r"(demo|config)\.yaml|(train|test)/scene_\d+/(blur|sharp|spike)/\d+\.(png|dat)")
+"""Version of the simulation: raised when the same settings give other scenes."""
+GENERATED_FILES = re.compile(r"(demo|config)\.yaml|(train|test)/scene_\d+/(blur|sharp|spike)/\d+\.(png|dat)")
+"""Files of a demo set, relative to its folder."""
 THRESHOLD = 1.0
-"""Brightness that makes a spike, in units of full scale per spike frame."""
+"""Brightness that triggers a spike, in units of full scale per spike frame."""
 SUBFRAMES = 8
+"""Moments of an exposure at which the scene is rendered."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig:
-    """How much is simulated."""
+    """The size of a demo set."""
 
     train: int = 6
-    """Sequences."""
+    """Training sequences."""
     test: int = 2
+    """Test sequences."""
     frames: int = 10
-    """Per sequence."""
+    """Frames per sequence."""
     width: int = 128
     height: int = 96
     spike_frames: int = 168
-    """Per frame; a multiple of the sub-frames."""
+    """Spike frames per frame; a multiple of SUBFRAMES."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         if min(self.train, self.test, self.frames) < 1:
-            raise ConfigError("a demo set needs at least one sequence of each split, of one frame or more.")
+            raise ConfigError("a demo set needs at least one sequence of each split, with at least one frame.")
         if self.width % 16 or self.height % 2 or self.spike_frames % SUBFRAMES:
-            raise ConfigError(f"width must be a multiple of 16, height even, spike frames a multiple of {SUBFRAMES}.")
+            raise ConfigError(
+                f"width={self.width} must be a multiple of 16, height={self.height} an even number, and "
+                f"spike_frames={self.spike_frames} a multiple of {SUBFRAMES}."
+            )
 
 
-class Scene:
-    """A textured background and shapes, each with its own speed; light at any time, in 0..1."""
+class MovingScene:
+    """A textured background and textured shapes, each with its own velocity."""
 
     def __init__(self, rng: np.random.Generator, height: int, width: int) -> None:
         self._height, self._width = height, width
@@ -58,16 +64,16 @@ class Scene:
         self._shapes = [_Shape(rng, height, width) for _ in range(6)]
 
     def at(self, time: float) -> np.ndarray:
-        """float64 [H, W, 3]; `time` in frames."""
+        """The image of the scene, float64 [H, W, 3] in 0..1; `time` in frames."""
         y, x = np.mgrid[0 : self._height, 0 : self._width].astype(np.float64)
-        picture = _sampled(self._back, y + self._drift[0] * time, x + self._drift[1] * time)
+        image = _sampled(self._back, y + self._drift[0] * time, x + self._drift[1] * time)
         for shape in self._shapes:
-            shape.paint(picture, y, x, time)
-        return picture
+            shape.paint(image, y, x, time)
+        return image
 
 
 class _Shape:
-    """A disc or a box with a texture, moving in a straight line around the edges."""
+    """A textured disc or box that moves in a straight line and wraps around at the edges."""
 
     def __init__(self, rng: np.random.Generator, height: int, width: int) -> None:
         self._size = rng.uniform(0.08, 0.2) * height
@@ -77,37 +83,37 @@ class _Shape:
         self._around = np.array((height, width), np.float64)
         self._texture = _texture(rng, 64, 64, contrast=0.9)
 
-    def paint(self, picture_HW3: np.ndarray, y: np.ndarray, x: np.ndarray, time: float) -> None:
+    def paint(self, image_HW3: np.ndarray, y: np.ndarray, x: np.ndarray, time: float) -> None:
         centre = self._start + self._speed * time
-        # The shortest way around the edges, so that shapes leave on one side and come back on the other.
+        # The shortest distance across the edges, so that shapes leave on one side and return on the other.
         dy, dx = (
             (axis - middle + side / 2) % side - side / 2
             for axis, middle, side in zip((y, x), centre, self._around, strict=True)
         )
         inside = dy**2 + dx**2 < self._size**2 if self._is_disc else np.maximum(abs(dy), abs(dx)) < self._size
-        picture_HW3[inside] = _sampled(self._texture, dy[inside] + 32, dx[inside] + 32)
+        image_HW3[inside] = _sampled(self._texture, dy[inside] + 32, dx[inside] + 32)
 
 
 def write_demo_data(folder: Path, config: DemoConfig) -> Path:
-    """Simulate a data set into a folder, unless the same one is there already; returns its training YAML."""
+    """Simulate a data set in a folder, unless the same one exists there; returns its training YAML."""
 
-    def draw() -> None:
+    def generate() -> None:
         (folder / "config.yaml").write_text(f"spike_h: {config.height // 2}\nspike_w: {config.width // 2}\n")
         for split, count in (("train", config.train), ("test", config.test)):
             for number in range(count):
                 seed = (config.seed, split == "test", number)
                 _write_sequence(folder / split / f"scene_{number:02d}", config, seed=seed)
 
-    draw_set(folder, {"job": "spike", "version": VERSION, **asdict(config)}, OURS, draw)
+    draw_set(folder, {"job": "spike", "version": VERSION, **asdict(config)}, GENERATED_FILES, generate)
     path = folder / "demo.yaml"
-    # Also of a set that is there: the folder may have been moved.
+    # Also for an existing set, because its folder may have been moved.
     path.write_text(_YAML.format(root=folder, crop=min(64, config.height)))
     return path
 
 
 def _write_sequence(folder: Path, config: DemoConfig, *, seed: tuple[int, ...]) -> None:
     rng = np.random.default_rng(seed)
-    scene = Scene(rng, config.height, config.width)
+    scene = MovingScene(rng, config.height, config.width)
     charge = rng.uniform(0, 1, (config.height // 2, config.width // 2))
     (folder / "spike").mkdir(parents=True, exist_ok=True)
     for number in range(config.frames):
@@ -120,7 +126,10 @@ def _write_sequence(folder: Path, config: DemoConfig, *, seed: tuple[int, ...]) 
 
 
 def _fire(lights: list[np.ndarray], charge: np.ndarray, hold: int) -> tuple[np.ndarray, np.ndarray]:
-    """Spikes uint8 [T, h, w] of pixels that collect light and fire, each sub-frame held for `hold` spike frames."""
+    """Spikes uint8 [T, h, w] of pixels that integrate light and fire, and their charge afterwards.
+
+    Each sub-frame lasts for `hold` spike frames.
+    """
     spikes = []
     for light in lights:
         grey = light @ np.array([0.299, 0.587, 0.114])
@@ -134,7 +143,7 @@ def _fire(lights: list[np.ndarray], charge: np.ndarray, hold: int) -> tuple[np.n
 
 
 def _texture(rng: np.random.Generator, height: int, width: int, *, contrast: float) -> np.ndarray:
-    """Coloured waves in many directions, float64 [H, W, 3] in 0..1; they join at the edges."""
+    """Coloured waves in many directions, float64 [H, W, 3] in 0..1; periodic at the edges."""
     y, x = np.mgrid[0:height, 0:width]
     total = np.zeros((height, width, 3))
     for _ in range(10):
@@ -142,12 +151,12 @@ def _texture(rng: np.random.Generator, height: int, width: int, *, contrast: flo
         phase = rng.uniform(0, 2 * np.pi, 3)
         angle = 2 * np.pi * (waves_y * y / height + waves_x * x / width)
         total += rng.uniform(0.3, 1) * np.sin(angle[..., None] + phase)
-    picture: np.ndarray = np.clip(0.5 + contrast * total / (2 * total.std() + 1e-9) / 2, 0.02, 0.98)
-    return picture
+    image: np.ndarray = np.clip(0.5 + contrast * total / (2 * total.std() + 1e-9) / 2, 0.02, 0.98)
+    return image
 
 
 def _sampled(texture_HW3: np.ndarray, y: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Values at any place, interpolated; the texture repeats."""
+    """Bilinearly interpolated values of a periodic texture."""
     height, width = texture_HW3.shape[:2]
     y0, x0 = np.floor(y).astype(int), np.floor(x).astype(int)
     fy, fx = (y - y0)[..., None], (x - x0)[..., None]

@@ -1,9 +1,12 @@
-"""Where batches of clips come from: files or the store -> workers -> slots -> device.
+"""Batches of clips: loader plan, feeds for training and evaluation, and rendering on the GPU.
 
-training     shuffled crops, the last incomplete step of an epoch left out
-validation   whole frames, in order; one clip at a time where sequences differ in size
+files or the store -> workers -> slots -> device
+training     shuffled crops, without the last incomplete optimizer step of an epoch
+evaluation   whole frames, in order; one clip at a time if sequences differ in size
 
-Who loads, how far ahead, and whether it fits: decided and told before anything starts.
+Workers, prefetching and memory are planned, checked and logged before anything starts.
+
+Dimension key:  N clips   L frames of a clip   C bins   S side of a crop   P pixels of a spike crop
 """
 
 import logging
@@ -36,22 +39,26 @@ from flatout.feed import (
 from flatout.ranks import World
 from flatout.spike.config import DataConfig, LoaderConfig
 from flatout.spike.data.clip_set import ClipSet
-from flatout.spike.data.frames import FrameItems, Frames, Shown
-from flatout.spike.data.source import ClipSource, shown_of
+from flatout.spike.data.frames import FrameItems, Frames, SpikeRepresentation
+from flatout.spike.data.source import ClipSource, representation_of
 from flatout.spike.data.voxels import bin_edges
 from flatout.spike.step import StepPlan
 
+logger = logging.getLogger(__name__)
+
+# The loader plan
+
 MEMORY_SHARE = 0.5
-"""Of the free memory, what prefetching may take."""
+"""Share of the free memory that prefetching may take."""
 GIB = 2**30
 
 HIGH_MS, LOW_MS = 50.0, 20.0
-"""`data_time` above, between and below which the guide's tuning table has its rows."""
+"""Limits of `data_time` in the tuning table of the original guide."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderPlan:
-    """The loaders of one rank of a node with several."""
+    """The loaders of one rank, on a machine with `gpus` ranks."""
 
     workers: WorkerPlan
     cores: int
@@ -62,13 +69,13 @@ class LoaderPlan:
     val_slots: int
     persistent: bool
     sample_bytes: int
-    """Of a training clip in a slot."""
+    """Size of a training clip in a slot."""
     cache_bytes: int
-    """For the whole node; 0 without a cache."""
+    """Size of the cache, for the whole machine; 0 without a cache."""
 
     @property
     def prefetch_bytes(self) -> int:
-        """Of all ranks: slots are shared by the workers of a rank, so their number does not count."""
+        """Memory of the slots of all ranks; the workers of a rank share its slots, so their number does not matter."""
         return self.gpus * self.slots * self.batch * self.sample_bytes
 
     @property
@@ -79,7 +86,7 @@ class LoaderPlan:
 def plan_loader(
     config: LoaderConfig, *, gpus: int, batch: int, val_batch: int, sample_bytes: int, cache_bytes: int
 ) -> LoaderPlan:
-    """Work out the plan; nothing is started."""
+    """Compute the plan; nothing is started."""
     workers = plan_workers(
         config.TOTAL_WORKERS,
         cores=config.CPU_CORES,
@@ -102,12 +109,12 @@ def plan_loader(
 
 
 def check_memory(plan: LoaderPlan, free_bytes: int | None = None) -> None:
-    """ResourceError if the plan cannot fit into the memory that is free."""
+    """Raise ResourceError if the plan does not fit into the free memory."""
     free = machine.memory().free if free_bytes is None else free_bytes
     if plan.cache_bytes > free:
         raise ResourceError(
-            f"CACHE_SIZE_GB asks for {plan.cache_bytes / GIB:.1f} GB, and {free / GIB:.1f} GB of memory are free. Use "
-            "a smaller CACHE_SIZE_GB (part of the set then stays on disk), or USE_RAM_CACHE: false."
+            f"CACHE_SIZE_GB asks for {plan.cache_bytes / GIB:.1f} GB, but {free / GIB:.1f} GB of memory are free. Use "
+            "a smaller CACHE_SIZE_GB (part of the data then stays on disk), or USE_RAM_CACHE: false."
         )
     if plan.prefetch_bytes > MEMORY_SHARE * (free - plan.cache_bytes):
         raise ResourceError(
@@ -118,26 +125,26 @@ def check_memory(plan: LoaderPlan, free_bytes: int | None = None) -> None:
         )
 
 
-def block(plan: LoaderPlan, lang: Literal["en", "zh"]) -> Iterator[str]:
-    """The lines that say at start how data is loaded; with the guide's own labels in Chinese."""
+def loading_summary(plan: LoaderPlan, lang: Literal["en", "zh"]) -> Iterator[str]:
+    """The lines logged at the start about data loading; in Chinese with the labels of the original guide."""
     workers = plan.workers
-    words = _WORDS[lang]
-    yield f"[train] ===== {words['title']} ====="
-    yield f"[train] {words['cores']}: {plan.cores}"
-    yield f"[train] {words['total']}: {workers.total} ({words['advice'].format(gpus=plan.gpus)})"
-    yield f"[train] {words['train']}:"
-    yield f"[train]   - num_workers: {workers.train} ({words['each']})"
+    labels = _LABELS[lang]
+    yield f"[train] ===== {labels['title']} ====="
+    yield f"[train] {labels['cores']}: {plan.cores}"
+    yield f"[train] {labels['total']}: {workers.total} ({labels['advice'].format(gpus=plan.gpus)})"
+    yield f"[train] {labels['train']}:"
+    yield f"[train]   - num_workers: {workers.train} ({labels['each']})"
     yield f"[train]   - batch_size: {plan.batch}, slots: {plan.slots}, persistent_workers: {plan.persistent}"
-    yield f"[train] {words['val']}:"
-    yield f"[train]   - num_workers: {workers.val} ({words['each']})"
+    yield f"[train] {labels['val']}:"
+    yield f"[train]   - num_workers: {workers.val} ({labels['each']})"
     yield f"[train]   - batch_size: {plan.val_batch}, slots: {plan.val_slots}"
-    yield f"[train] {words['sum'].format(sum=workers.train_sum)}"
+    yield f"[train] {labels['sum'].format(sum=workers.train_sum)}"
     prefetch, cache = plan.prefetch_bytes / GIB, plan.cache_bytes / GIB
-    yield f"[train] {words['memory']}: {prefetch:.2f} GB prefetch + {cache:.2f} GB cache"
+    yield f"[train] {labels['memory']}: {prefetch:.2f} GB prefetch + {cache:.2f} GB cache"
 
 
 def hint(wait_ms: float, step_ms: float) -> str:
-    """What a perfect loader would gain at most, and what to turn if that is worth it."""
+    """How much a perfect loader would gain at most, and which settings to change if that is much."""
     gain = 100 * wait_ms / max(step_ms - wait_ms, 1e-9)
     text = f"data_time {wait_ms:.1f} ms of {step_ms:.1f} ms: at most {gain:.0f} % faster with a perfect loader"
     if wait_ms > HIGH_MS:
@@ -147,11 +154,11 @@ def hint(wait_ms: float, step_ms: float) -> str:
     return f"{text}."
 
 
-_WORDS = {
+_LABELS = {
     "en": {
         "title": "data loading",
         "cores": "CPU cores",
-        "total": "workers in all",
+        "total": "workers in total",
         "advice": "suggested, for all {gpus} GPUs",
         "train": "training loader",
         "val": "validation loader",
@@ -171,18 +178,18 @@ _WORDS = {
         "memory": "内存",
     },
 }
-"""The Chinese labels are the guide's, letter for letter: scripts look for them."""
+"""The Chinese labels are exactly those of the original guide, because scripts search for them."""
 
 
-logger = logging.getLogger(__name__)
+# Feeds
 
 DEVICE_WORKERS = 2
-"""They only draw numbers: two are enough for any GPU."""
+"""Maximum number of workers if the device renders: they only draw parameters, and two are enough for any GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeedWishes:
-    """How a feed of clips runs."""
+class FeedSettings:
+    """Settings of a feed of clips."""
 
     batch: int
     workers: int
@@ -192,7 +199,7 @@ class FeedWishes:
 
 
 class ClipFeed:
-    """An open feed. A context manager; `close()` may be called twice."""
+    """An open feed of clips. A context manager; `close()` may be called twice."""
 
     def __init__(self, clips: ClipSet, batches: DeviceBatches, store: Store | None, stack: ExitStack) -> None:
         self.clips, self.batches, self.store = clips, batches, store
@@ -211,8 +218,8 @@ class ClipFeed:
         self._stack.close()
 
 
-class TrainedOrder:
-    """A shuffled epoch without the clips that fill no whole optimizer step."""
+class WholeStepOrder:
+    """A shuffled epoch without the clips that do not fill a whole optimizer step."""
 
     def __init__(self, num_samples: int, *, plan: StepPlan, seed: int) -> None:
         self._num_samples, self._seed = num_samples, seed
@@ -223,7 +230,7 @@ class TrainedOrder:
 
 
 def open_store(clips: ClipSet, config: DataConfig, *, budget_bytes: int, workers: int) -> Store | None:
-    """Frames decoded once for the whole node; None if the config wants no cache."""
+    """Open the store of decoded frames, one for the whole machine; None if the config has no cache."""
     if not config.USE_RAM_CACHE or budget_bytes <= 0:
         return None
     policy: Literal["lru", "resident"] = "lru" if config.CACHE_SCOPE == "process" else "resident"
@@ -235,16 +242,18 @@ def open_store(clips: ClipSet, config: DataConfig, *, budget_bytes: int, workers
 
 
 def training_source(clips: ClipSet, config: DataConfig, store: Store | None = None) -> ClipSource:
-    """Random crops."""
-    shown = shown_of(config)
+    """The source of training clips: random crops."""
+    representation = representation_of(config)
     _check_one_size(clips, config)
-    return ClipSource(clips, Frames(clips, shown, store), shown, crop=config.CROP_SIZE, augment=config.AUGMENT)
+    return ClipSource(
+        clips, Frames(clips, representation, store), representation, crop=config.CROP_SIZE, augment=config.AUGMENT
+    )
 
 
 def open_training_feed(
     clips: ClipSet,
     config: DataConfig,
-    wishes: FeedWishes,
+    settings: FeedSettings,
     *,
     steps: StepPlan,
     seed: int,
@@ -252,40 +261,42 @@ def open_training_feed(
     world: World,
     store: Store | None,
 ) -> ClipFeed:
-    """Shuffled crops of this rank."""
+    """Open the training feed of this rank: shuffled crops, made by workers."""
     with ExitStack() as stack:
         if store is not None:
             stack.enter_context(store)
-        plan = _training_plan(clips, wishes, steps=steps, seed=seed, world=world)
-        feed = Feed(training_source(clips, config, store), plan, _feed_config(wishes, epochs=epochs))
-        return ClipFeed(clips, DeviceBatches(feed, wishes.device), store, stack.pop_all())
+        plan = _training_plan(clips, settings, steps=steps, seed=seed, world=world)
+        feed = Feed(training_source(clips, config, store), plan, _feed_config(settings, epochs=epochs))
+        return ClipFeed(clips, DeviceBatches(feed, settings.device), store, stack.pop_all())
     raise AssertionError
 
 
-def open_scoring_feed(clips: ClipSet, config: DataConfig, wishes: FeedWishes, store: Store | None = None) -> ClipFeed:
-    """Whole frames in order, every clip once."""
-    shown = shown_of(config)
-    source = ClipSource(clips, Frames(clips, shown, store), shown, crop=None)
+def open_scoring_feed(
+    clips: ClipSet, config: DataConfig, settings: FeedSettings, store: Store | None = None
+) -> ClipFeed:
+    """Open a feed for an evaluation: whole frames in order, every clip once."""
+    representation = representation_of(config)
+    source = ClipSource(clips, Frames(clips, representation, store), representation, crop=None)
     same_size = len({each.rgb_hw for each in clips.sequences}) == 1
     with ExitStack() as stack:
         if store is not None:
             stack.enter_context(store)
         plan = Plan(
             num_samples=len(clips),
-            batch_size=wishes.batch if same_size else 1,
+            batch_size=settings.batch if same_size else 1,
             shuffle=False,
             last="short",
             shapes=None if same_size else _ShapeOfStep(source),
         )
-        feed = Feed(source, plan, _feed_config(wishes, epochs=None))
-        return ClipFeed(clips, DeviceBatches(feed, wishes.device), store, stack.pop_all())
+        feed = Feed(source, plan, _feed_config(settings, epochs=None))
+        return ClipFeed(clips, DeviceBatches(feed, settings.device), store, stack.pop_all())
     raise AssertionError
 
 
 def open_resident_feed(
     clips: ClipSet,
     config: DataConfig,
-    wishes: FeedWishes,
+    settings: FeedSettings,
     *,
     steps: StepPlan,
     seed: int,
@@ -293,39 +304,39 @@ def open_resident_feed(
     world: World,
     store: Store | None,
 ) -> ClipFeed:
-    """As `open_training_feed`, the same clips, but made on the device from what lives there."""
+    """As `open_training_feed`, with the same clips, but rendered on the device from frames and streams kept there."""
     from flatout.feed import DeviceFeed, DeviceStore
-    from flatout.spike.data.source import NumbersSource
+    from flatout.spike.data.source import ClipParameterSource
 
     if config.CROP_SIZE is None:
-        raise ConfigError("DEVICE_RESIDENT cuts crops on the device: set CROP_SIZE.")
-    shown, whole = shown_of(config), training_source(clips, config)
-    render = Render(clips, whole, shown, crop=config.CROP_SIZE)
+        raise ConfigError("DEVICE_RESIDENT crops on the device: set CROP_SIZE.")
+    representation, clip_source = representation_of(config), training_source(clips, config)
+    render = ClipRenderer(clips, clip_source, representation, crop=config.CROP_SIZE)
     with ExitStack() as stack:
         items = store or Store.open(FrameItems(clips), StoreConfig(place="off"))
         stack.enter_context(items)
-        resident = DeviceStore(items, wishes.device, batch_items=3 * clips.clip_length * wishes.batch)
-        plan = _training_plan(clips, wishes, steps=steps, seed=seed, world=world)
-        numbers = NumbersSource(clips, whole, shown, crop=config.CROP_SIZE)
-        few = replace(wishes, workers=min(wishes.workers, DEVICE_WORKERS))
+        resident = DeviceStore(items, settings.device, batch_items=3 * clips.clip_length * settings.batch)
+        plan = _training_plan(clips, settings, steps=steps, seed=seed, world=world)
+        numbers = ClipParameterSource(clips, clip_source, representation, crop=config.CROP_SIZE)
+        few = replace(settings, workers=min(settings.workers, DEVICE_WORKERS))
         feed = Feed(numbers, plan, _feed_config(few, epochs=epochs), unreadable=resident.unreadable)
         return ClipFeed(clips, DeviceFeed(feed, resident, render, render.outputs), store, stack.pop_all())
     raise AssertionError
 
 
-def _training_plan(clips: ClipSet, wishes: FeedWishes, *, steps: StepPlan, seed: int, world: World) -> Plan:
+def _training_plan(clips: ClipSet, settings: FeedSettings, *, steps: StepPlan, seed: int, world: World) -> Plan:
     return Plan(
         num_samples=len(clips),
-        batch_size=wishes.batch,
+        batch_size=settings.batch,
         seed=seed,
-        order=TrainedOrder(len(clips), plan=steps, seed=seed),
+        order=WholeStepOrder(len(clips), plan=steps, seed=seed),
         rank=world.rank,
         num_ranks=world.size,
     )
 
 
 class _ShapeOfStep:
-    """Shapes of a step that is one clip."""
+    """Shapes of each step, for steps of one clip."""
 
     def __init__(self, source: ClipSource) -> None:
         self._source = source
@@ -334,11 +345,11 @@ class _ShapeOfStep:
         return self._source.shapes(step)
 
 
-def _feed_config(wishes: FeedWishes, *, epochs: int | None) -> FeedConfig:
+def _feed_config(settings: FeedSettings, *, epochs: int | None) -> FeedConfig:
     return FeedConfig(
-        workers=wishes.workers,
-        slots=wishes.slots,
-        persistent_workers=wishes.persistent,
+        workers=settings.workers,
+        slots=settings.slots,
+        persistent_workers=settings.persistent,
         epochs=epochs,
         on_error="substitute" if epochs else "raise",
     )
@@ -347,48 +358,54 @@ def _feed_config(wishes: FeedWishes, *, epochs: int | None) -> FeedConfig:
 def _check_one_size(clips: ClipSet, config: DataConfig) -> None:
     if config.CROP_SIZE is None and len({each.rgb_hw for each in clips.sequences}) > 1:
         raise ConfigError(
-            f"CROP_SIZE: null takes whole frames, and the sequences of {clips.where} differ in size. Set CROP_SIZE."
+            f"CROP_SIZE: null uses whole frames, but the sequences of {clips.where} differ in size. Set CROP_SIZE."
         )
 
 
-# The GPU path: frames and packed spikes live on the device, which crops, turns, unpacks and counts.
+# Rendering on the device, which keeps frames and packed spikes: crop, flip, unpack and count
 #
 #     worker: draw -> numbers of frames, origins, flips (a few hundred bytes) -> slot -> device: gather -> batch
 #
-# Plain torch, the same bytes as `source.py` makes on the CPU (tests compare them), and nothing waits for the device.
-#
-# Dimension key:  N clips   L frames   C bins   S side of a crop   h w crop of spikes   P = h * w   T spike frames
+# In plain torch. It gives the same bytes as data/source.py on the CPU (tests compare them), and does not wait for the
+# device.
 
 
-class Render:
-    """Fills `blur`, `sharp` and `spikes` of a batch from what is resident."""
+class ClipRenderer:
+    """Fills `blur`, `sharp` and `spikes` of a batch from frames and streams on the device."""
 
-    def __init__(self, clips: ClipSet, whole: ClipSource, shown: Shown, *, crop: int) -> None:
+    def __init__(
+        self, clips: ClipSet, clip_source: ClipSource, representation: SpikeRepresentation, *, crop: int
+    ) -> None:
         first = clips.sequences[0]
-        if clips.precomputed or shown.kind != "voxel" or first.layout.format == "bytes":
+        if clips.precomputed or representation.kind != "voxel" or first.layout.format == "bytes":
             raise ConfigError(
-                "DEVICE_RESIDENT bins streams on the device: use SPIKE_REPR: voxel, live, packed or uint8."
+                "DEVICE_RESIDENT bins streams on the device: use SPIKE_REPR: voxel, streams in the format packed or "
+                "uint8, and USE_PRECOMPUTED_VOXELS: false."
             )
-        if any(crop % step for each in clips.sequences for step in each.steps):
-            raise ConfigError(f"DEVICE_RESIDENT needs exact crops: CROP_SIZE={crop} is no multiple of {first.steps}.")
+        if any(crop % step for each in clips.sequences for step in each.crop_steps):
+            raise ConfigError(
+                f"DEVICE_RESIDENT needs exact crops, but CROP_SIZE={crop} is not a multiple of {first.crop_steps}."
+            )
         self._crop, self._layout, self._length = crop, first.layout, clips.clip_length
-        longest = max(each.num_spike_frames for each in clips.frames) - sum(shown.trim)
-        self._most_per_bin = int(np.diff(bin_edges(longest, shown.channels)).max())
-        fields = whole.fields
+        longest = max(each.num_spike_frames for each in clips.frames) - sum(representation.trim)
+        self._most_per_bin = int(np.diff(bin_edges(longest, representation.channels)).max())
+        fields = clip_source.fields
         if fields["spikes"].dtype != np.uint8:
-            raise ConfigError("DEVICE_RESIDENT counts in bytes: use more NUM_VOXEL_BINS for streams as long as these.")
+            raise ConfigError(
+                "DEVICE_RESIDENT counts in bytes: use a larger NUM_VOXEL_BINS for streams of this length."
+            )
         self.outputs = {name: Output(fields[name].shape, torch.uint8) for name in ("blur", "sharp", "spikes")}
 
     def __call__(self, sources: Sources, params: Mapping[str, Tensor], out: Mapping[str, Tensor]) -> None:
         length = self._length
-        y, x = turned_places(params["turn"], self._crop, self._crop)
+        y, x = source_pixels(params["transform"], self._crop, self._crop)
         for part, name in enumerate(("blur", "sharp")):
             here = slice(part * length, (part + 1) * length)
             self._cut(sources, here, params["corner"], y, x, out[name])
         self.count(sources, params, out["spikes"])
 
     def _cut(self, sources: Sources, here: slice, corner_N4: Tensor, y: Tensor, x: Tensor, out: Tensor) -> None:
-        """Gather [N, L, S, S, 3] bytes."""
+        """Gather the crops of one kind of frames, uint8 [N, L, S, S, 3]."""
         width_NL = sources.shapes[:, here, 1]
         rows, columns = y + corner_N4[:, 0, None, None], x + corner_N4[:, 1, None, None]
         pixel = rows[:, None] * width_NL[..., None, None] + columns[:, None]
@@ -396,10 +413,10 @@ class Render:
         out.copy_(sources.data[first[..., None] + torch.arange(3, device=first.device)])
 
     def count(self, sources: Sources, params: Mapping[str, Tensor], out: Tensor) -> None:
-        """Sum the spikes of each bin, one spike frame of every bin at a time: no atomics, the same bits every time."""
+        """Sum the spikes of each bin, one spike frame of every bin at a time: without atomics, so deterministic."""
         num, length, channels, height, width = out.shape
         here = slice(2 * length, 3 * length)
-        y, x = turned_places(params["turn"], height, width)
+        y, x = source_pixels(params["transform"], height, width)
         rows, columns = y + params["corner"][:, 2, None, None], x + params["corner"][:, 3, None, None]
         if self._layout.flipud:
             rows = params["spike_hw"][:, 0, None, None] - 1 - rows
@@ -412,17 +429,17 @@ class Render:
         total = torch.zeros(num, length, channels, height * width, dtype=torch.uint8, device=out.device)
         for number in range(self._most_per_bin):
             inside = number < count
-            # A frame outside of its bin is read at the bin's start, which exists, and then not counted.
+            # A spike frame outside of its bin is replaced by frame 0, which exists, and is not counted.
             frame = torch.where(inside, start + number, torch.zeros_like(start))
             values = sources.data[byte + frame * frame_bytes]
             total += (values >> bit & 1 if packed else values) * inside
         out.copy_(total.view(out.shape))
 
 
-def turned_places(turn_N4: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Row and column of the untouched crop that each pixel of the turned one comes from, int64 [N, S, S]."""
-    y = torch.arange(height, device=turn_N4.device).view(1, -1, 1).expand(len(turn_N4), height, width)
-    x = torch.arange(width, device=turn_N4.device).view(1, 1, -1).expand(len(turn_N4), height, width)
-    hflip, vflip, rot90 = (turn_N4[:, place, None, None].bool() for place in (1, 2, 3))
+def source_pixels(transform_N4: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Row and column in the original crop of each pixel of the transformed one, int64 [N, S, S]."""
+    y = torch.arange(height, device=transform_N4.device).view(1, -1, 1).expand(len(transform_N4), height, width)
+    x = torch.arange(width, device=transform_N4.device).view(1, 1, -1).expand(len(transform_N4), height, width)
+    hflip, vflip, rot90 = (transform_N4[:, column, None, None].bool() for column in (1, 2, 3))
     y, x = torch.where(rot90, x, y), torch.where(rot90, width - 1 - y, x)
     return torch.where(vflip, height - 1 - y, y), torch.where(hflip, width - 1 - x, x)

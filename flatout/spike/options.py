@@ -1,4 +1,4 @@
-"""What a training's command says beside its YAML."""
+"""Options of `flatout spike train` beside its YAML file."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,40 +12,50 @@ from flatout.runs import RunOptions
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(RunOptions):
-    """The flags of `flatout spike train`; what is learned stands in the YAML."""
+    """The flags of `flatout spike train`; everything about the training itself is in the YAML file."""
 
     LEAST: ClassVar[Mapping[str, int]] = {**RunOptions.LEAST, "log_every": 0}
 
-    config: str = option("", "the YAML of the training; docs/spike.md lists its keys", change="exact", metavar="YAML")
+    config: str = option(
+        "", "YAML file that describes the training; docs/spike.md lists its keys", change="exact", metavar="YAML"
+    )
     set: tuple[str, ...] = option(
         (),
-        "overrule a key of the YAML: TRAIN.EPOCHS=3",
+        "override a key of the YAML file, as in TRAIN.EPOCHS=3; can be given several times",
         change="exact",
         action="append",
         nargs=None,
         metavar="KEY=VALUE",
     )
     settings: Any = option(None, "", change="exact")
-    """A SpikeConfig, where there is one already; None: as `config` and `set` say."""
+    """A loaded SpikeConfig; None: load it from `config` and `set`."""
     validate: bool = option(True, "", change="exact")
-    """False: only for a look at the speed of training."""
+    """False: no validation, to measure the speed of training."""
 
-    # Those of every run, with other defaults
+    # Options of every run, with other defaults
     project: str = option(
-        "", "folder of the folders of runs (default: as LOG.SAVE_DIR says)", change="exact", metavar="FOLDER"
+        "",
+        "folder that holds the run folders (default: the parent folder of LOG.SAVE_DIR)",
+        change="exact",
+        metavar="FOLDER",
     )
     name: str = option(
-        "", "name of the run; a number is added if that name is taken (default: as LOG.SAVE_DIR says)", change="exact"
+        "",
+        "name of the run; a number is added if that name is taken (default: the last part of LOG.SAVE_DIR)",
+        change="exact",
     )
     log_every: int = option(
         0, "micro-batches between two lines of the log (default: LOG.PROGRESS_EVERY_STEPS)", change="exact", metavar="N"
     )
 
-    def of(self, settings: Any) -> "TrainOptions":
-        """With what the YAML says about the run, where the command does not."""
+    def with_config(self, settings: Any) -> "TrainOptions":
+        """These options with those that a SpikeConfig sets about the run, unless the command sets them itself."""
         save, train = Path(settings.LOG.SAVE_DIR), settings.TRAIN
         if train.RESUME_FROM_CHECKPOINT and not (train.CHECKPOINT_PATH or self.resume):
-            raise ConfigError("TRAIN.RESUME_FROM_CHECKPOINT is true, but CHECKPOINT_PATH does not say which one.")
+            raise ConfigError(
+                "TRAIN.RESUME_FROM_CHECKPOINT is true, but no checkpoint is given: set TRAIN.CHECKPOINT_PATH, or use "
+                "--resume."
+            )
         return replace(
             self,
             settings=settings,

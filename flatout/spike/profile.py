@@ -1,4 +1,4 @@
-"""What `flatout spike train` would run, to be looked at."""
+"""The spike training as `flatout profile` runs it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from flatout.spike.options import TrainOptions
 
 @dataclass(frozen=True)
 class SpikeTraining(ProfiledTraining):
-    """A training on clips; what the report calls an image is a clip."""
+    """A profiled spike training; what the report calls an image is a clip."""
 
     options: TrainOptions
 

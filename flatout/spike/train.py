@@ -1,6 +1,6 @@
-"""Training a deblurring network: the recipe that `flatout spike train` hands to a run.
+"""Training of a deblurring network: the recipe that `flatout spike train` hands to a run.
 
-config -> clips, loader plan, network -> run + loop of flatout.engine -> checkpoints, metrics, pictures
+config -> clips, loader plan, network -> run and loop of flatout.engine -> checkpoints, metrics, visuals
 """
 
 import json
@@ -47,18 +47,18 @@ from flatout.spike.config import (
     SpikeConfig,
     TrainConfig,
     load_config,
-    plain,
+    plain_values,
 )
 from flatout.spike.data.clip_set import open_training
-from flatout.spike.evaluate import Evaluation, Restore, Restored, evaluate
+from flatout.spike.evaluate import DeblurEvaluation, RestoredBatch, Restorer, evaluate
 from flatout.spike.input import (
     GIB,
     ClipFeed,
-    FeedWishes,
+    FeedSettings,
     LoaderPlan,
-    block,
     check_memory,
     hint,
+    loading_summary,
     open_resident_feed,
     open_scoring_feed,
     open_store,
@@ -68,17 +68,18 @@ from flatout.spike.input import (
 )
 from flatout.spike.model import DeblurNet
 from flatout.spike.options import TrainOptions
-from flatout.spike.pictures import as_bytes, side_by_side, write_image
 from flatout.spike.step import DeblurJob, DeblurLoss, SpikeSchedule, StepPlan, ToClip, plan_steps
-from flatout.spike.weights import refuse_early
+from flatout.spike.visuals import as_bytes, side_by_side, write_image
+from flatout.spike.weights import refuse_legacy_weights
 
 logger = logging.getLogger(__name__)
 
 __all__ = ["SpikeRecipe", "TrainOptions", "TrainResult", "train"]
 
-PICTURES = 4
-_NO_MATTER = ("EPOCHS", "TOTAL_STEPS", "RESUME_FROM_CHECKPOINT", "CHECKPOINT_PATH", "DEVICE_RESIDENT", "CUDA_GRAPHS")
-"""Of TRAIN: how long is told apart, and where from and how does not change what is learned."""
+NUM_VISUALS = 4
+"""Validation clips of which an image is written."""
+_NOT_COMPARED = ("EPOCHS", "TOTAL_STEPS", "RESUME_FROM_CHECKPOINT", "CHECKPOINT_PATH", "DEVICE_RESIDENT", "CUDA_GRAPHS")
+"""Keys of TRAIN that do not identify a training: its length is compared separately, the others change no result."""
 CHANGES: dict[str, Change] = {
     "DATA.ROOT": "place",
     "DATA.SPIKE_DIR": "place",
@@ -95,16 +96,16 @@ CHANGES: dict[str, Change] = {
         "exact",
     ),
 }  # fmt: skip
-"""What another value of a key means for a run that goes on; keys that are not listed make another training."""
+"""What a changed value of a key means for a resumed run; a change of any other key makes it a different training."""
 
 
 class TrainResult(RunResult):
-    """What a training left behind."""
+    """The result of a training."""
 
     @property
-    def evaluation(self) -> Evaluation | None:
-        """Of the last validation; None if there was none."""
-        found: Evaluation | None = self.outcome
+    def evaluation(self) -> DeblurEvaluation | None:
+        """The result of the last validation; None if there was none."""
+        found: DeblurEvaluation | None = self.outcome
         return found
 
 
@@ -117,26 +118,26 @@ def train(
     seams: Seams | None = None,
     typed: Collection[str] | None = None,
 ) -> TrainResult:
-    """Train as the config says. `callbacks` hear of it; `spending` is an account that was opened before.
+    """Train as the config describes. `callbacks` are notified of events; `spending` continues an existing account.
 
-    Raises Interrupted once a signal was obeyed and everything is saved: the same call then continues.
+    Raises Interrupted after a signal, once everything is saved: the same call then continues.
     """
-    return train_as_asked(replace(options, settings=config), callbacks, spending=spending, seams=seams, typed=typed)
+    return train_with_options(replace(options, settings=config), callbacks, spending=spending, seams=seams, typed=typed)
 
 
-def train_as_asked(options: TrainOptions, callbacks: Iterable[Callback] = (), **more: Any) -> TrainResult:
-    """The same, with the config that the options name; of a run that is resumed, by default its own."""
+def train_with_options(options: TrainOptions, callbacks: Iterable[Callback] = (), **more: Any) -> TrainResult:
+    """As `train`, with the config that the options name; a resumed run uses its own config by default."""
     if options.settings is None and (options.config or not options.resume):
         options = replace(options, settings=load_config(options.config, options.set))
     if options.settings is not None:
-        options = options.of(options.settings)
+        options = options.with_config(options.settings)
     if isinstance(options.resume, str):
-        refuse_early(Path(options.resume))
+        refuse_legacy_weights(Path(options.resume))
     return TrainResult(**vars(run.train(SpikeRecipe, options, callbacks, **more)))
 
 
 class SpikeRecipe(Recipe):
-    """Sharp frames from blurry ones and their spikes."""
+    """Trains a network that predicts sharp frames from blurry ones and their spikes."""
 
     name = "spike"
     weights_folder = "ckpts"
@@ -150,13 +151,13 @@ class SpikeRecipe(Recipe):
 
     @classmethod
     def read_options(cls, folder: Path, asked: RunOptions) -> TrainOptions:
-        """Those of the command: a run keeps its YAML, which is taken where the command names none."""
+        """The options of the command; if it names no YAML file, with the one in the run folder."""
         assert isinstance(asked, TrainOptions)
         if asked.settings is not None:
             return asked
-        return asked.of(load_config(folder / CONFIG_NAME, asked.set))
+        return asked.with_config(load_config(folder / CONFIG_NAME, asked.set))
 
-    # Which training is meant
+    # Identity of the training
 
     @property
     def seed(self) -> int:
@@ -164,34 +165,34 @@ class SpikeRecipe(Recipe):
 
     @property
     def amp(self) -> Amp:
-        """The number format; half precision on a CPU would only be slow."""
+        """The precision of a step; `auto` is off on a CPU, where half precision is slow."""
         return default_fast_amp(self.device) if self.config.TRAIN.AMP == "auto" else self.config.TRAIN.AMP
 
     def identity(self) -> Identity:
-        values = plain(self.config)
-        train = {key: value for key, value in values["TRAIN"].items() if key not in _NO_MATTER}
+        values = plain_values(self.config)
+        train = {key: value for key, value in values["TRAIN"].items() if key not in _NOT_COMPARED}
         kept = {key: values[key] for key in ("DATA", "MODEL", "LOSS", "SEED")}
         config = json.loads(json.dumps({"epochs": self._epochs()} | kept | {"TRAIN": train}))
-        # How many epochs a number of steps makes depends on the number of ranks.
+        # With TOTAL_STEPS, the number of epochs depends on the number of ranks.
         changes = CHANGES if self.config.TRAIN.EPOCHS is not None else {**CHANGES, "epochs": "exact"}
         return Identity(config, lambda old: _defaults() | flat(old), changes)
 
     def write_config(self, folder: Path) -> None:
-        write_yaml(folder / CONFIG_NAME, plain(self.config))
+        write_yaml(folder / CONFIG_NAME, plain_values(self.config))
 
     def loggers(self) -> list[Callback]:
         return choose_loggers(self.options.log_to, tensorboard={"within": "logs"})
 
-    # Its parts
+    # Parts of the training
 
     def open_data(self) -> DataFacts:
-        train, val = self._opened()
+        train, val = self._clip_sets()
         self.validates = val is not None and self.options.validate
         return DataFacts(train.fingerprint(), f"{train.where}: frames or streams")
 
     def build(self, run: RunContext, saved: Sections | None) -> Model:
         self._run = run
-        config, clips = self.config, self._opened()[0]
+        config, clips = self.config, self._clip_sets()[0]
         self._total_batch, epochs = config.TRAIN.BATCH_SIZE * self.world.size, self._epochs()
         if saved is not None:
             facts = saved["run"]
@@ -201,10 +202,10 @@ class SpikeRecipe(Recipe):
                 epochs = facts["epochs"]
         if self._total_batch % self.world.size:
             raise ConfigError(
-                f"This run trains on {self._total_batch} clips per micro-batch, of all ranks together, which "
-                f"{self.world.size} ranks cannot share. Use a number that divides {self._total_batch}."
+                f"This run trains on {self._total_batch} clips per micro-batch, summed over all ranks, which cannot be "
+                f"divided equally among {self.world.size} ranks. Use a number that divides {self._total_batch}."
             )
-        self._steps, self._num_epochs = self._planned(self._total_batch // self.world.size), epochs
+        self._steps, self._num_epochs = self._plan_steps(self._total_batch // self.world.size), epochs
         self._loader = self._plan_loader()
         facts = clips.sequences[0]
         network = DeblurNet(config.MODEL, channels=config.DATA.channels, ratio=facts.rgb_hw[0] / facts.spike_hw[0])
@@ -220,26 +221,26 @@ class SpikeRecipe(Recipe):
         return Model(network=network, optimizer=self._optimizer(network), average=average, epochs=epochs)
 
     def open_batches(self, model: Model) -> DeviceBatches:
-        clips, data, plan = self._opened()[0], self.config.DATA, self._loader
-        # The first rank decodes, the others attach to what it has made.
+        clips, data, plan = self._clip_sets()[0], self.config.DATA, self._loader
+        # The first rank decodes the frames into the store, the others attach to it.
         if not self.world.is_first:
             self.world.wait_for_all()
         store = open_store(clips, data, budget_bytes=plan.cache_bytes, workers=plan.workers.train)
         if self.world.is_first:
             self.world.wait_for_all()
-        wishes = FeedWishes(
+        settings = FeedSettings(
             batch=plan.batch,
             workers=plan.workers.train,
             slots=plan.slots,
             persistent=plan.persistent,
             device=self.device,
         )
-        opened = open_resident_feed if self.config.TRAIN.DEVICE_RESIDENT else open_training_feed
+        open_feed = open_resident_feed if self.config.TRAIN.DEVICE_RESIDENT else open_training_feed
         feed = self._run.stack.enter_context(
-            opened(
+            open_feed(
                 clips,
                 data,
-                wishes,
+                settings,
                 steps=self._steps,
                 seed=self.seed,
                 epochs=model.epochs,
@@ -247,15 +248,15 @@ class SpikeRecipe(Recipe):
                 store=store,
             )
         )
-        self._scoring = self._open_scoring(feed) if self.validates and self.world.is_first else None
+        self._validation_feed = self._open_validation_feed(feed) if self.validates and self.world.is_first else None
         return feed.batches
 
     def steps(self, batches: DeviceBatches) -> int:
         return self._steps.trained_micro_batches
 
     def job(self, model: Model) -> DeblurJob:
-        share = 1 / (self._steps.accumulation * self.world.size)
-        return DeblurJob(self._to_clip, DeblurLoss(self.config.LOSS).to(self.device), share=share)
+        loss_weight = 1 / (self._steps.accumulation * self.world.size)
+        return DeblurJob(self._to_clip, DeblurLoss(self.config.LOSS).to(self.device), loss_weight=loss_weight)
 
     def schedule(self, model: Model, steps_per_epoch: int) -> SpikeSchedule:
         train = self.config.TRAIN
@@ -277,13 +278,15 @@ class SpikeRecipe(Recipe):
         return done if every and self.validates and done % every == 0 else None
 
     def validate(self, model: Model, epoch: int, *, last: bool) -> ValidationResult | None:
-        """The moving average on every frame of the validation split, once."""
-        if self._scoring is None:
+        """Score the moving average on every frame of the validation split, once."""
+        if self._validation_feed is None:
             return None
-        restore = Restore(model.evaluated, self._to_clip, self.config.TEST, DTYPES[self.amp])
+        restorer = Restorer(model.evaluated, self._to_clip, self.config.TEST, DTYPES[self.amp])
         with clock.stage("train.validate"):
-            found = evaluate(restore, self._scoring, [lambda restored: self._run.stop_if_asked(), self._draw])
-        return ValidationResult(found.psnr, found.plain(), found, str(found))
+            found = evaluate(
+                restorer, self._validation_feed, [lambda restored: self._run.stop_if_asked(), self._write_visuals]
+            )
+        return ValidationResult(found.psnr, found.as_dict(), found, str(found))
 
     def rows(self, epoch: int, report: EpochReport, found: ValidationResult | None) -> EpochRecord:
         scores = dict(found.named) if found is not None else {}
@@ -294,8 +297,8 @@ class SpikeRecipe(Recipe):
         self._write(f"epoch_{epoch:03d}.json", summary)
         if scores:
             self._write(f"val_step_{(epoch + 1) * steps}.json", {"step": (epoch + 1) * steps, **scores})
-        # Every row of a table has the same columns.
-        columns = dict.fromkeys(field.name for field in fields(Evaluation)) if self.validates else {}
+        # Every row of the table must have the same columns.
+        columns = dict.fromkeys(field.name for field in fields(DeblurEvaluation)) if self.validates else {}
         return EpochRecord(row | columns | scores, _scalars(report, found, speed), at=(epoch + 1) * steps)
 
     def mid_epoch_scalars(self, steps: int, found: ValidationResult) -> Mapping[str, float]:
@@ -310,7 +313,7 @@ class SpikeRecipe(Recipe):
     # What is saved
 
     def describe_network(self, model: Model) -> dict[str, Any]:
-        return {"network": model.network.about, "config": plain(self.config)}
+        return {"network": model.network.spec, "config": plain_values(self.config)}
 
     def describe_run(self) -> dict[str, Any]:
         return {
@@ -323,89 +326,89 @@ class SpikeRecipe(Recipe):
         state = {key: tensor.detach().clone() for key, tensor in model.evaluated.state_dict().items()}
         return {"kind": "stripped", "state": state, "epoch": epoch, "psnr": None if found is None else found.score}
 
-    # For people
+    # Progress
 
     def figures(self, tick: IntervalStats) -> dict[str, str]:
-        """With an honest `data_time`: how long the step was blocked for data."""
-        shown = {"epoch": str(tick.epoch), "loss": f"{tick.items['loss']:.4f}", "lr": f"{tick.lr:.1e}"}
-        shown |= {"data_time": f"{tick.wait_ms:.1f} ms", "step": f"{tick.step_ms:.1f} ms"}
-        shown |= {"": f"{tick.samples_per_s:.1f} samples/s"}
+        """Values of the progress line; `data_time` is how long the step was blocked waiting for data."""
+        values = {"epoch": str(tick.epoch), "loss": f"{tick.items['loss']:.4f}", "lr": f"{tick.lr:.1e}"}
+        values |= {"data_time": f"{tick.wait_ms:.1f} ms", "step": f"{tick.step_ms:.1f} ms"}
+        values |= {"": f"{tick.samples_per_s:.1f} samples/s"}
         if torch.cuda.is_available():
-            shown |= {"GPU0_mem": f"{torch.cuda.max_memory_allocated() / 1e9:.1f} GB"}
-        return shown
+            values |= {"GPU0_mem": f"{torch.cuda.max_memory_allocated() / 1e9:.1f} GB"}
+        return values
 
     _has_hinted = False
 
     def hint(self, tick: IntervalStats) -> None:
-        # From the second epoch on: before, files come from the disk and kernels are chosen.
+        # Not in the first epoch, in which files are read from disk and kernels are selected.
         if self.world.is_first and tick.epoch > 0 and not self._has_hinted:
             self._has_hinted = True
             logger.info("%s", hint(tick.wait_ms, tick.step_ms))
 
-    # Pieces
+    # Helpers
 
-    def _opened(self) -> Any:
-        """The clips to train and to validate on; found once."""
+    def _clip_sets(self) -> Any:
+        """The clips to train on and to validate on; opened once."""
         if self._clips is None:
             self._clips = open_training(self.config.DATA)
         return self._clips
 
-    def _planned(self, batch: int) -> StepPlan:
+    def _plan_steps(self, batch: int) -> StepPlan:
         accumulation = self.config.TRAIN.GRADIENT_ACCUMULATION_STEPS
-        return plan_steps(len(self._opened()[0]), world=self.world.size, batch=batch, accumulation=accumulation)
+        return plan_steps(len(self._clip_sets()[0]), world=self.world.size, batch=batch, accumulation=accumulation)
 
     def _epochs(self) -> int:
         train = self.config.TRAIN
-        return train.EPOCHS or self._planned(train.BATCH_SIZE).epochs_for(train.TOTAL_STEPS or 1)
+        return train.EPOCHS or self._plan_steps(train.BATCH_SIZE).epochs_for(train.TOTAL_STEPS or 1)
 
     def _plan_loader(self) -> LoaderPlan:
         config = self.config
-        shown = training_source(self._opened()[0], config.DATA).fields
+        clip_fields = training_source(self._clip_sets()[0], config.DATA).fields
         plan = plan_loader(
             config.loader,
             gpus=self.world.size,
             batch=self._total_batch // self.world.size,
             val_batch=config.TRAIN.VAL_BATCH_SIZE,
-            sample_bytes=sum(field.sample_bytes for field in shown.values()),
+            sample_bytes=sum(field.sample_bytes for field in clip_fields.values()),
             cache_bytes=int(config.DATA.CACHE_SIZE_GB * GIB) if config.DATA.USE_RAM_CACHE else 0,
         )
         if self.world.is_first:
-            for line in block(plan, config.LOG.LANG):
+            for line in loading_summary(plan, config.LOG.LANG):
                 logger.info("%s", line)
         check_memory(plan)
         return plan
 
     def _optimizer(self, network: nn.Module) -> torch.optim.Optimizer:
-        """AdamW, fused; only the weights of convolutions shrink."""
+        """Fused AdamW, with weight decay for the weights of convolutions only."""
         optim = self.config.TRAIN.OPTIM
         weights = [parameter for parameter in network.parameters() if parameter.dim() == 4]
         others = [parameter for parameter in network.parameters() if parameter.dim() != 4]
         groups = [{"params": weights, "weight_decay": optim.WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
         return torch.optim.AdamW(groups, lr=optim.LR, betas=optim.BETAS, fused=True)
 
-    def _open_scoring(self, training: ClipFeed) -> ClipFeed:
-        clips, config, plan = self._opened()[1], self.config, self._loader
+    def _open_validation_feed(self, training: ClipFeed) -> ClipFeed:
+        clips, config, plan = self._clip_sets()[1], self.config, self._loader
         used = training.store.statistics().nbytes if training.store is not None else 0
         store = open_store(clips, config.DATA, budget_bytes=plan.cache_bytes - used, workers=plan.workers.val)
-        wishes = FeedWishes(
+        settings = FeedSettings(
             batch=plan.val_batch,
             workers=plan.workers.val,
             slots=plan.val_slots,
-            persistent=False,  # idle for a whole epoch otherwise
+            persistent=False,  # they would be idle for a whole epoch
             device=self.device,
         )
-        return self._run.stack.enter_context(open_scoring_feed(clips, config.DATA, wishes, store))
+        return self._run.stack.enter_context(open_scoring_feed(clips, config.DATA, settings, store))
 
-    def _draw(self, restored: Restored) -> None:
-        """blur | restored | sharp of the first frame of the first clips, the newest over the older ones."""
+    def _write_visuals(self, restored: RestoredBatch) -> None:
+        """Write blur | restored | sharp of the first frame of the first clips, over those of earlier validations."""
         for row, index in enumerate(restored.indices):
-            if index < PICTURES and self._run.plots:
+            if index < NUM_VISUALS and self._run.plots:
                 frames = (restored.blur[row, 0], restored.predicted[row, 0], restored.sharp[row, 0])
-                picture = side_by_side([as_bytes(each) for each in frames])
-                write_image(self._run.folder / "visuals" / f"val_{index:04d}_00.png", picture)
+                image = side_by_side([as_bytes(each) for each in frames])
+                write_image(self._run.folder / "visuals" / f"val_{index:04d}_00.png", image)
 
     def _write(self, name: str, values: Mapping[str, object]) -> None:
-        """A file for people and plots; a full disk must not end a training."""
+        """Write a file of metrics; a full disk must not end a training."""
         with suppress(OSError):
             folder = self._run.folder / "metrics"
             folder.mkdir(exist_ok=True)
@@ -413,20 +416,24 @@ class SpikeRecipe(Recipe):
 
 
 def _defaults() -> dict[str, Any]:
-    """What keys are that a file, or an older version, does not say."""
-    train = plain(TrainConfig(OPTIM=OptimConfig(LR=0.0), EPOCHS=1))
-    sections = {"DATA": plain(DataConfig(ROOT="")), "MODEL": plain(ModelConfig()), "LOSS": plain(LossConfig())}
-    return flat(sections | {"TRAIN": {key: value for key, value in train.items() if key not in _NO_MATTER}})
+    """Default values of the keys, for configs of older versions that lack some."""
+    train = plain_values(TrainConfig(OPTIM=OptimConfig(LR=0.0), EPOCHS=1))
+    sections = {
+        "DATA": plain_values(DataConfig(ROOT="")),
+        "MODEL": plain_values(ModelConfig()),
+        "LOSS": plain_values(LossConfig()),
+    }
+    return flat(sections | {"TRAIN": {key: value for key, value in train.items() if key not in _NOT_COMPARED}})
 
 
 def _scores(found: ValidationResult) -> dict[str, float]:
-    """Of a validation, under the tags of the early code, where there is one."""
+    """Scores of a validation as scalars, under the tags of the early code where it has one."""
     tags = {"psnr": "psnr", "ssim": "ssim", "psnr_rgb": "ref_psnr_rgb", "psnr_y": "ref_psnr_y", "ssim_y": "ref_ssim_y"}
     return {f"val/{tag}": value for tag, name in tags.items() if (value := found.named[name]) is not None}
 
 
 def _scalars(report: EpochReport, found: ValidationResult | None, speed: float) -> dict[str, float]:
-    """Under the tags of the early code, where there is one."""
+    """Scalars of an epoch, under the tags of the early code where it has one."""
     scalars = {"epoch/avg_loss": report.items["loss"], "epoch/avg_charb": report.items["charbonnier"]}
     scalars |= {"epoch/avg_vgg": report.items["perceptual"], "epoch/throughput_samples_per_sec": speed}
     scalars |= {"epoch/lr": report.lrs[0]} if report.lrs else {}

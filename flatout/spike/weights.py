@@ -1,7 +1,7 @@
-"""Files of weights: what each holds, and how a network comes out of one.
+"""Loads networks from the weights files of a spike training.
 
-ckpts/last.pt, last.prev.pt   everything, to continue from (flatout.engine.checkpoints)
-ckpts/best.pt                 the best average so far, with the config it needs
+ckpts/last.pt, last.prev.pt   checkpoints to resume from (flatout.engine.checkpoints)
+ckpts/best.pt                 the moving average of the best validation so far, with its config
 """
 
 from pathlib import Path
@@ -12,32 +12,35 @@ from flatout.safefiles import read_container
 from flatout.spike.model import DeblurNet, network_from
 
 
-class Loaded(NamedTuple):
-    """A network out of a file, and what the file says about it."""
+class LoadedWeights(NamedTuple):
+    """A network and the metadata of its file."""
 
     network: DeblurNet
-    about: dict[str, Any]
+    metadata: dict[str, Any]
+    """Everything in the file beside the tensors, such as `config`."""
 
 
-def load_network(path: Path) -> Loaded:
-    """From best.pt or last.pt: of the latter its moving average."""
-    refuse_early(path)
+def load_network(path: Path) -> LoadedWeights:
+    """Load the network of best.pt, or the moving average of last.pt, in evaluation mode."""
+    refuse_legacy_weights(path)
     match read_container(path):
-        case {"weights": {"network": dict(about), "state": dict(state), **rest}}:
-            network = network_from(about)
+        case {"weights": {"network": dict(spec), "state": dict(state), **rest}}:
+            network = network_from(spec)
             try:
                 ema = rest.get("ema")
                 network.load_state_dict(ema if isinstance(ema, dict) else state)
             except RuntimeError as error:
-                raise CheckpointError(f"{path}: its weights do not fit the network it describes: {error}") from None
-            return Loaded(network.eval(), {str(key): value for key, value in rest.items() if key != "ema"})
-    raise CheckpointError(f"{path}: holds no deblurring network. Name the best.pt or last.pt of a spike training.")
+                raise CheckpointError(
+                    f"{path}: its weights do not fit the network that it describes: {error}"
+                ) from None
+            return LoadedWeights(network.eval(), {str(key): value for key, value in rest.items() if key != "ema"})
+    raise CheckpointError(f"{path}: holds no deblurring network. Use the best.pt or last.pt of a spike training.")
 
 
-def refuse_early(path: Path) -> None:
-    """CheckpointError for files of the code before this one."""
+def refuse_legacy_weights(path: Path) -> None:
+    """Raise CheckpointError for files of the early VRT-based code."""
     if path.suffix == ".pth" and path.is_file():
         raise CheckpointError(
-            f"{path}: .pth files of the early VRT-based code hold another network, which is not built here. Name the "
+            f"{path}: .pth files of the early VRT-based code hold another network, which is not supported. Use the "
             "best.pt or last.pt of a `flatout spike train`."
         )

@@ -1,4 +1,4 @@
-"""Golden files of the defect job: a JSON list beside an archive of arrays."""
+"""Golden files of the defect job: a JSON list and an archive of arrays beside it."""
 
 import json
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def records(key: str):
-    """A split of a JSON file: the records of its list `key`, each with a name and the arrays of the file's twin."""
+    """A function that splits a JSON file into the records of its list `key`, each with the arrays beside the file."""
 
     def split(path: Path) -> Iterable[tuple[str, tuple[dict[str, Any], dict[str, np.ndarray]]]]:
         arrays = arrays_of(path.with_suffix(".npz"))
@@ -20,7 +20,7 @@ def records(key: str):
 
 
 def entries(path: Path) -> Iterable[tuple[str, Any]]:
-    """The entries of a JSON object, each with its name."""
+    """The entries of a JSON object by name."""
     return [(name, (name, entry)) for name, entry in json.loads(path.read_text()).items()]
 
 
@@ -32,6 +32,6 @@ def arrays_of(path: Path) -> dict[str, np.ndarray]:
 
 
 def arrays_split(path: Path) -> Iterable[tuple[str, tuple[str, dict[str, np.ndarray]]]]:
-    """Every array of an archive, with all of them beside it."""
+    """The arrays of an archive by name, each together with all of them."""
     arrays = arrays_of(path)
     return [(name, (name, arrays)) for name in arrays]

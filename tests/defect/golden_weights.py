@@ -1,4 +1,4 @@
-"""Weights for golden networks: every tensor from a seed of its own, by its place in the list."""
+"""Weights of golden networks: every tensor has its own seed, by its position in the state dict."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def golden_state(shapes: Sequence[tuple[str, Sequence[int]]], seed: int) -> dict
 
 
 def golden_network(version, base: int, seed: int) -> DefectNet:
-    """In float64."""
+    """A network with golden weights, in float64."""
     network = DefectNet(version, base)
     shapes = [(name, tensor.shape) for name, tensor in network.state_dict().items()]
     network.load_state_dict(golden_state(shapes, seed))  # drawn in float64, rounded to float32

@@ -1,4 +1,4 @@
-"""Files that a data set of strips may hold: good ones of every kind, and ones that must be refused by name."""
+"""Files that a data set of strips may hold: valid ones of every kind, and invalid ones that must be refused."""
 
 import io
 import struct
@@ -32,7 +32,7 @@ def pages(*arrays: np.ndarray) -> bytes:
 
 
 def good_files() -> Iterator[tuple[str, bytes, np.ndarray]]:
-    """Name, content, and the planes that must come out."""
+    """Name, content, and the planes that decoding must give."""
     eight = planes()
     yield "8 bit, planes first", tiff(eight, planarconfig="separate"), eight
     yield "8 bit, planes last", tiff(eight.transpose(1, 2, 0), photometric="rgb"), eight
@@ -57,9 +57,9 @@ def good_files() -> Iterator[tuple[str, bytes, np.ndarray]]:
 
 
 def packed_tiff(values: np.ndarray, bits: int, *, order: str = "<", rows_per_strip: int = 5, **tags: int) -> bytes:
-    """Integers of so many bits without gaps between them, as microscopes and cameras store them; by hand.
+    """A hand-made TIFF of bit-packed integers, as microscopes and cameras store them, in more than one strip.
 
-    values [H, W] or [H, W, 3], in more than one strip. Tags by number, as `t262=0`.
+    `values` is [H, W] or [H, W, 3]. Tags are given by number, as in `t262=0`.
     """
     rows = values.reshape(len(values), -1)
     bit_RVb = rows[..., None] >> np.arange(bits)[::-1] & 1
@@ -82,7 +82,7 @@ def packed_tiff(values: np.ndarray, bits: int, *, order: str = "<", rows_per_str
 def bad_files() -> Iterator[tuple[str, bytes]]:
     eight, floats = planes(), planes("float32")
     yield "empty", b""
-    yield "text", b"not a picture"
+    yield "text", b"not an image"
     yield "web page", b"<html>404</html>"
     yield "two planes: a reference is missing", tiff(eight[:2], planarconfig="separate")
     yield "one plane", tiff(eight[0])
@@ -106,13 +106,13 @@ def bad_files() -> Iterator[tuple[str, bytes]]:
 
 
 def mutations(num: int) -> Iterator[bytes]:
-    """Good files with bytes changed, cut or repeated at random."""
+    """Valid files with random bytes changed, some of them truncated."""
     rng = np.random.default_rng(1)
     contents = [content for _, content, _ in good_files()]
     for number in range(num):
         content = bytearray(contents[number % len(contents)])
         for _ in range(int(rng.integers(1, 12))):
-            # Mostly where a header is: in the pixels a change only changes a pixel.
+            # Mostly in the header: a change in the pixel data only changes a pixel.
             reach = len(content) if rng.random() < 0.3 else min(len(content), 300)
             content[int(rng.integers(0, reach))] = int(rng.integers(0, 256))
         if rng.random() < 0.3:

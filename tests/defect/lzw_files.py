@@ -1,4 +1,4 @@
-"""LZW files as other programs write them: tifffile with its extra package, which reading them here has to do without.
+"""LZW files as written by tifffile with its extra package, which must be read here without it.
 
 `tifffile.imwrite(name, planes(kind, num), compression="lzw", metadata=None, software=False, ...)`; in base 64.
 """
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def planes(kind: str, num: int) -> np.ndarray:
-    """What is in them, planes first."""
+    """The content of the files, planes first."""
     return (np.arange(num * 42).reshape(num, 6, 7) * 2).astype(kind)
 
 

@@ -1,4 +1,4 @@
-"""Trainings of seconds: small strips on disk, a narrow network, the real command's options."""
+"""Trainings that take seconds: small strips on disk, a narrow network, the options of the real command."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -11,7 +11,7 @@ from flatout.defect.synth.pool import Kernels, amplitudes_of, make_kernels
 
 
 def texture(number: int, shape_hw: tuple[int, int]) -> np.ndarray:
-    """Three noisy pictures of one sine grid, float32 [3, H, W]."""
+    """Three noisy planes with one sine texture, float32 [3, H, W]."""
     rng = np.random.RandomState(20250803 + number)
     phase_x, phase_y = rng.uniform(0, 2 * np.pi, 2)
     y, x = np.meshgrid(*map(np.arange, shape_hw), indexing="ij")
@@ -20,7 +20,7 @@ def texture(number: int, shape_hw: tuple[int, int]) -> np.ndarray:
 
 
 class Textures:
-    """Images that are made when they are asked for."""
+    """Read-only texture images in memory, as a source of samples reads them."""
 
     def __init__(self, num: int, shape_hw: tuple[int, int] = (96, 80)) -> None:
         self.images = [texture(number, shape_hw) for number in range(num)]

@@ -1,4 +1,4 @@
-"""The command line: what is typed is obeyed or refused in a sentence, and files come out."""
+"""The command line: arguments are followed or refused with a message, and the promised files are written."""
 
 import csv
 import json
@@ -15,11 +15,17 @@ import torch
 
 from flatout.__main__ import main
 from flatout.defect.check import check_data_set, displacement
-from flatout.defect.demo_data import DemoDataConfig, draw_defective, draw_strip, write_demo_data, write_strip
+from flatout.defect.demo_data import (
+    DemoDataConfig,
+    generate_defective_strip,
+    generate_strip,
+    write_demo_data,
+    write_strip,
+)
 from flatout.defect.export import WholeImage, export_onnx
 from flatout.defect.model import DefectNet
 from flatout.defect.patches import Grid
-from flatout.defect.weights import about
+from flatout.defect.weights import weights_metadata
 from flatout.errors import ConfigError
 from flatout.safefiles.container import write_container
 from tests.defect.small_runs import small_data
@@ -35,7 +41,9 @@ def weights(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("weights") / "best.pt"
     torch.manual_seed(0)
     network = DefectNet("v1", 8)
-    write_container(path, {"weights": about(network, patch=32) | {"state": network.state_dict(), "threshold": 0.5}})
+    write_container(
+        path, {"weights": weights_metadata(network, patch=32) | {"state": network.state_dict(), "threshold": 0.5}}
+    )
     return path
 
 
@@ -56,7 +64,7 @@ assert "torch" not in sys.modules
     assert "epochs" in done.stderr
 
 
-def test_yaml_and_flags_have_the_same_names_and_flags_come_last(data, tmp_path, capsys):
+def test_yaml_and_flags_have_the_same_names_and_flags_override(data, tmp_path, capsys):
     settings = tmp_path / "run.yaml"
     settings.write_text(
         f"training_dataset_path: {data}/train/good/\ncheckpoint_path: {tmp_path}/runs\nbase_width: 8\npatch_size: 32\n"
@@ -82,16 +90,16 @@ def test_yaml_and_flags_have_the_same_names_and_flags_come_last(data, tmp_path, 
 def test_a_yaml_with_mistakes_is_refused_by_name(text, complaint, tmp_path, capsys):
     (tmp_path / "bad.yaml").write_text(text)
     assert main(["defect", "train", "--config", str(tmp_path / "bad.yaml")]) == 2
-    said = capsys.readouterr().err
-    assert "bad.yaml" in said and complaint in said
+    error = capsys.readouterr().err
+    assert "bad.yaml" in error and complaint in error
 
 
-def test_test_writes_maps_pictures_and_tables_and_judges(data, weights, tmp_path, capsys):
+def test_test_writes_maps_plots_and_tables_and_prints_scores(data, weights, tmp_path, capsys):
     out = tmp_path / "out"
     words = ["--model_path", str(weights), "--test_path", str(data), "--output_dir", str(out), "--gpu_id", "-1"]
     assert main(["defect", "test", *words, "--sweep"]) == 0
-    said = capsys.readouterr().out
-    assert "pixel_AP" in said and "mean probability" in said
+    output = capsys.readouterr().out
+    assert "pixel_AP" in output and "mean probability" in output
     heat = tifffile.imread(out / "bright_spots/0001_heat.tiff")
     assert heat.shape == (80, 64) and heat.dtype == np.float32
     assert cv2.imread(str(out / "bright_spots/0001_result.png")).shape[0] == 80
@@ -105,7 +113,7 @@ def test_test_writes_maps_pictures_and_tables_and_judges(data, weights, tmp_path
     assert ranked == sorted(ranked, reverse=True)
 
 
-def test_predict_takes_any_folder_and_silences_dead_pixels(data, weights, tmp_path):
+def test_predict_takes_any_folder_and_zeroes_dead_pixels(data, weights, tmp_path):
     dead = tmp_path / "dead_pixels.csv"
     dead.write_text("dead_x,dead_y\n20,30\n")
     folder = data / "test/bright_spots"
@@ -115,27 +123,27 @@ def test_predict_takes_any_folder_and_silences_dead_pixels(data, weights, tmp_pa
     assert (heat[25:35, 15:25] == 0).all() and heat[40, 40] > 0
 
 
-def test_predict_names_what_is_missing(weights, tmp_path, capsys):
+def test_predict_names_the_missing_argument_or_folder(weights, tmp_path, capsys):
     assert main(["defect", "predict", "--model_path", str(weights)]) == 2
     assert main(["defect", "predict", "--model_path", str(weights), "--test_path", str(tmp_path / "none")]) == 3
     assert "no such folder" in capsys.readouterr().err
 
 
-def test_check_finds_nothing_in_a_drawn_set_and_everything_in_a_spoiled_one(tmp_path, capsys):
+def test_check_finds_nothing_in_a_generated_set_and_everything_in_a_spoiled_one(tmp_path, capsys):
     root = tmp_path / "set"
     write_demo_data(root, DemoDataConfig(images=3, valid=1, test=1, shape_hw=(128, 160)))
     assert main(["defect", "check", str(root)]) == 0
     assert "nothing found" in capsys.readouterr().out
     good = root / "train/good"
-    write_strip(good / "small.tiff", draw_strip(1, (130, 160)))
+    write_strip(good / "small.tiff", generate_strip(1, (130, 160)))
     write_strip(good / "black.tiff", np.zeros((3, 128, 160), np.float32))
-    spoiled = draw_strip(1, (128, 160))
+    spoiled = generate_strip(1, (128, 160))
     spoiled[1, 5, 5] = np.nan
     write_strip(good / "nan.tiff", spoiled)
     rng = np.random.default_rng(0)
-    picture = rng.uniform(0, 255, (128, 160)).astype(np.float32)
-    write_strip(good / "moved.tiff", np.stack((picture, np.roll(picture, (3, -4), (0, 1)), picture)))
-    write_strip(good / "raw.tiff", draw_strip(2, (128, 160)) * 16)
+    plane = rng.uniform(0, 255, (128, 160)).astype(np.float32)
+    write_strip(good / "moved.tiff", np.stack((plane, np.roll(plane, (3, -4), (0, 1)), plane)))
+    write_strip(good / "raw.tiff", generate_strip(2, (128, 160)) * 16)
     (good / "broken.tiff").write_bytes(b"II*\0nothing")
     write_strip(root / "train/hard_negative_samples/dark.tiff", np.zeros((3, 128, 160), np.float32))
     next((root / "ground_truth/bright_spots").iterdir()).unlink()
@@ -155,14 +163,14 @@ def test_check_finds_nothing_in_a_drawn_set_and_everything_in_a_spoiled_one(tmp_
     assert main(["defect", "check", str(good)]) == 3
 
 
-def test_displacement_is_where_the_reference_lies():
-    picture = np.random.default_rng(0).uniform(0, 255, (90, 70)).astype(np.float32)
-    assert displacement(picture, np.roll(picture, (3, -4), (0, 1))) == (-4, 3)
-    assert displacement(*draw_strip(3, (128, 160))[:2]) == (0, 0)
+def test_displacement_is_the_shift_of_the_reference():
+    plane = np.random.default_rng(0).uniform(0, 255, (90, 70)).astype(np.float32)
+    assert displacement(plane, np.roll(plane, (3, -4), (0, 1))) == (-4, 3)
+    assert displacement(*generate_strip(3, (128, 160))[:2]) == (0, 0)
 
 
 @pytest.mark.parametrize("shift_px", [1, 2, 5])
-def test_displacement_of_a_coarse_pattern_is_seen_to_the_pixel_and_noise_is_none(shift_px):
+def test_displacement_of_a_coarse_pattern_is_exact_and_noise_is_no_displacement(shift_px):
     rng = np.random.default_rng(0)
     blocks = np.kron(rng.uniform(0, 255, (16, 12)), np.ones((40, 40)))
     target, ref = (blocks + rng.normal(0, 3, blocks.shape) for _ in range(2))
@@ -170,8 +178,8 @@ def test_displacement_of_a_coarse_pattern_is_seen_to_the_pixel_and_noise_is_none
     assert displacement(target, np.roll(ref, shift_px, 1)) == (shift_px, 0)
 
 
-def test_check_says_nothing_about_the_range_of_a_plane_that_is_dropped(tmp_path):
-    planes = np.concatenate((draw_strip(1, (128, 160)), np.full((1, 128, 160), 6e4, np.float32)))
+def test_check_ignores_the_range_of_a_plane_that_is_dropped(tmp_path):
+    planes = np.concatenate((generate_strip(1, (128, 160)), np.full((1, 128, 160), 6e4, np.float32)))
     write_strip(tmp_path / "train/good/four.tiff", planes)
     assert check_data_set(str(tmp_path), "tiff").findings == []
 
@@ -180,12 +188,12 @@ def test_the_demo_trains_and_shows_what_it_found(tmp_path, monkeypatch, capsys):
     from flatout.defect import demo_data
     from flatout.defect.commands import demo
 
-    monkeypatch.setattr(demo, "ON_CPU", demo.Pace(images=2, patch=32, base_width=8, epochs=1))
+    monkeypatch.setattr(demo, "ON_CPU", demo.DemoSize(images=2, patch=32, base_width=8, epochs=1))
     small = partial(DemoDataConfig, valid=1, test=1, shape_hw=(96, 80))
     monkeypatch.setattr(demo_data, "DemoDataConfig", small)
     assert main(["defect", "demo", "--out", str(tmp_path), "--gpu_id", "-1"]) == 0
-    said = capsys.readouterr().out
-    assert "on strips it has not seen: pixel_AUROC" in said and "mean probability" in said
+    output = capsys.readouterr().out
+    assert "on strips it has not seen: pixel_AUROC" in output and "mean probability" in output
     assert (tmp_path / "test/bright_spots/0001_result.png").exists()
 
 
@@ -195,7 +203,7 @@ def test_demo_data_is_kept_and_other_files_are_left_alone(data, tmp_path):
     assert (data / "train/good/0000.tiff").stat().st_mtime_ns == before
     (tmp_path / "mine.txt").write_text("mine")
     assert main(["defect", "demo-data", str(tmp_path)]) == 2
-    planes, mask = draw_defective(0)
+    planes, mask = generate_defective_strip(0)
     assert planes.shape == (3, 976, 176) and 9 * 3 <= mask.sum() <= 15 * 4
 
 
@@ -226,7 +234,7 @@ def test_an_exported_file_equals_the_network_for_any_batch_and_states_its_input_
 
 
 @pytest.mark.parametrize("precision", ["float16", "int8"])
-def test_smaller_files_are_close_to_the_whole_one(precision, data, weights, tmp_path, capsys):
+def test_smaller_files_give_nearly_the_same_heat_map(precision, data, weights, tmp_path, capsys):
     pytest.importorskip("onnx")
     runtime = pytest.importorskip("onnxruntime")
     out = tmp_path / "strip.onnx"
@@ -234,7 +242,7 @@ def test_smaller_files_are_close_to_the_whole_one(precision, data, weights, tmp_
     assert main([*words, "--precision", precision, "--calibrate", str(data / "train/good")]) == 0
     smaller = tmp_path / f"strip.{precision}.onnx"
     assert smaller.stat().st_size < out.stat().st_size
-    image = draw_strip(3, (80, 64))[None]
+    image = generate_strip(3, (80, 64))[None]
     whole, reduced = (
         runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"input": image})[0]
         for path in (out, smaller)
@@ -248,7 +256,7 @@ def test_smaller_files_are_close_to_the_whole_one(precision, data, weights, tmp_
         assert "broken.tiff" in capsys.readouterr().err
 
 
-def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
+def test_without_onnx_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ConfigError, match=r"pip install onnx onnxruntime onnxslim"):
         export_onnx(DefectNet("v1", 8), Grid.over((80, 64), 32), tmp_path / "x.onnx")

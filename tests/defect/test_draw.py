@@ -1,4 +1,4 @@
-"""What is drawn has the promised frequencies, and depends on seed, epoch and position alone."""
+"""Drawn parameters have the promised frequencies, and depend on seed, epoch and position alone."""
 
 import subprocess
 import sys
@@ -82,7 +82,7 @@ def test_labelled_pixels_have_the_promised_number():
     assert pixels.mean() == pytest.approx(17.0, abs=0.35 * 7)  # a tenth of the patches of the specified tolerance
 
 
-def test_lines_and_hard_negatives_come_as_often_as_asked():
+def test_lines_and_hard_negatives_have_the_configured_frequencies():
     kinds = drawn(num=10_000, line_ratio=0.2, hard_negative_ratio=0.1)["kind"]
     assert (kinds == LINES).mean() == pytest.approx(0.2, abs=0.02)
     assert (kinds == HARD_NEGATIVE).mean() == pytest.approx(0.1, abs=0.015)
@@ -103,7 +103,7 @@ def test_leaks_are_weak_copies_in_one_reference_and_keep_the_label(standard):
     assert share.min() >= 0.2 and share.max() <= 0.7
 
 
-def test_no_target_only_defects_can_be_asked_for():
+def test_the_minimum_of_target_only_defects_can_be_zero():
     labelled = drawn(num=3000, min_target_only=0, defect_share=1.0)["labelled"].sum(1)
     assert set(labelled.tolist()) == {0, 1, 2}
 
@@ -114,11 +114,11 @@ def test_no_target_only_defects_can_be_asked_for():
         ({"num_defects": (1, 8)}, "2 or more"),
         ({"num_defects": (5, 4)}, "num_defects_range"),
         ({"line_ratio": 0.6, "hard_negative_ratio": 0.6}, "together exceed 1"),
-        ({"amplitudes": ((80, 60),)}, "no range"),
+        ({"amplitudes": ((80, 60),)}, "not a range"),
         ({"partial_leak_prob": 1.5}, "must lie in"),
     ],
 )
-def test_recipes_that_cannot_be_are_refused(settings, text):
+def test_impossible_recipes_are_refused(settings, text):
     with pytest.raises(ConfigError, match=text):
         SynthConfig(**settings)
 
@@ -137,33 +137,33 @@ def test_batches_do_not_depend_on_workers_or_batch_size(workers, backend):
     plan = Plan(num_samples=len(source), batch_size=5, seed=11, last="short")
     expected = [batch.copy() for batch in plain_batches(source, plan, 2)]
     with Feed(source, plan, FeedConfig(workers=workers, backend=backend)) as feed:
-        for batch, wanted in zip(feed.epoch(2), expected, strict=True):
+        for batch, reference in zip(feed.epoch(2), expected, strict=True):
             for name in ("images", "masks"):
-                np.testing.assert_array_equal(batch[name], wanted[name])
+                np.testing.assert_array_equal(batch[name], reference[name])
     other = Plan(num_samples=len(source), batch_size=7, seed=11, last="short")
     together = [np.concatenate([batch["images"] for batch in plain_batches(source, each, 2)]) for each in (plan, other)]
     np.testing.assert_array_equal(*together)
 
 
 @pytest.mark.parametrize("sizes", [[1] * 40, [3, 1, 4, 1, 5, 9, 2, 6, 9], [20, 20], [7, 33]])
-def test_numbers_do_not_depend_on_how_many_are_asked_for_at_a_time(sizes):
+def test_parameters_do_not_depend_on_how_many_samples_are_drawn_at_a_time(sizes):
     images = Textures(3)
     recipe, positions = recipe_for(images, partial_leak_prob=0.5), np.arange(40)
-    wanted = recipe_for(images, partial_leak_prob=0.5).draw(7, 2, positions, positions)
-    pieces = np.split(positions, np.cumsum(sizes)[:-1])
-    found = [recipe.draw(7, 2, piece, piece) for piece in pieces]
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(np.concatenate([piece[name] for piece in found]), array)
+    expected = recipe_for(images, partial_leak_prob=0.5).draw(7, 2, positions, positions)
+    parts = np.split(positions, np.cumsum(sizes)[:-1])
+    found = [recipe.draw(7, 2, part, part) for part in parts]
+    for name, array in expected.items():
+        np.testing.assert_array_equal(np.concatenate([part[name] for part in found]), array)
 
 
-def test_numbers_of_another_epoch_or_seed_are_others_also_one_at_a_time():
+def test_another_epoch_or_seed_gives_other_parameters_even_for_single_samples():
     recipe, one = recipe_for(Textures(3)), np.array([5])
     draws = [recipe.draw(seed, epoch, one, one)["center"] for seed, epoch in ((1, 0), (1, 1), (2, 0), (1, 0))]
     assert not np.array_equal(draws[0], draws[1]) and not np.array_equal(draws[0], draws[2])
     np.testing.assert_array_equal(draws[0], draws[3])
 
 
-def test_with_one_reference_both_are_the_same_picture():
+def test_with_one_reference_both_reference_planes_are_equal():
     images = Textures(2)
     images.images = [np.repeat(image[:1], 3, axis=0) for image in images.images]
     recipe = recipe_for(images, one_reference=True, shift_px=2.0, noise=4.0, steepness=3.0, defect_share=1.0)

@@ -1,4 +1,4 @@
-"""Metrics give the specified numbers, exactly or in bins."""
+"""Scores have the specified values, exactly or in bins."""
 
 import numpy as np
 import pytest
@@ -7,14 +7,14 @@ import torch
 from flatout.defect.evaluate.evaluate import HeatMapper
 from flatout.defect.evaluate.scores import (
     DetectConfig,
-    Located,
+    ImageDetections,
     PixelCounts,
     detect,
-    rank,
+    rank_scores,
     recall_at,
     recall_at_false_positives,
-    silence_dead_pixels,
     truth_in_name,
+    zero_dead_pixels,
 )
 from flatout.defect.patches import Grid, stitch_owner
 from tests.defect.golden_files import arrays_of, entries, records
@@ -24,7 +24,7 @@ from tests.golden_cases import golden_cases
 @pytest.mark.parametrize("case", golden_cases("defect/auroc.json", records("cases")))
 def test_auroc_counts_ties_half(case):
     record, _ = case
-    found = rank(np.array(record["labels"]), np.array(record["scores"])).auroc
+    found = rank_scores(np.array(record["labels"]), np.array(record["scores"])).auroc
     assert found == (None if record["auroc"] is None else pytest.approx(record["auroc"], abs=1e-12))
 
 
@@ -39,26 +39,28 @@ def test_detections_and_recall_are_the_golden_ones(case):
     params = dict(record["params"])
     match_radius = params.pop("match_radius")
     config = DetectConfig(**params)
-    located = []
+    image_detections = []
     for image in record["images"]:
         found = detect(heat_maps[image["name"]], config)
         assert [(each.y, each.x) for each in found] == [(y, x) for y, x, _ in image["detections"]]
         assert [each.score for each in found] == pytest.approx([score for *_, score in image["detections"]], abs=1e-6)
-        located.append(Located(found, image["gt_xy"] and tuple(image["gt_xy"])))
+        image_detections.append(ImageDetections(found, image["gt_xy"] and tuple(image["gt_xy"])))
     nums = [int(num) for num in record["recall"]]
-    assert recall_at(located, nums, match_radius=match_radius) == pytest.approx(
+    assert recall_at(image_detections, nums, match_radius=match_radius) == pytest.approx(
         {int(num): value for num, value in record["recall"].items()}
     )
     if "total_recall" in record:
-        assert recall_at(located, [10**6], match_radius=match_radius)[10**6] == pytest.approx(record["total_recall"])
+        assert recall_at(image_detections, [10**6], match_radius=match_radius)[10**6] == pytest.approx(
+            record["total_recall"]
+        )
 
 
 def test_precision_and_f1_by_hand():
-    ranking = rank(np.array([1, 0, 1, 0]), np.array([0.9, 0.8, 0.7, 0.1]))
+    ranking = rank_scores(np.array([1, 0, 1, 0]), np.array([0.9, 0.8, 0.7, 0.1]))
     assert ranking.average_precision == pytest.approx((1 + 2 / 3) / 2)
     assert ranking.best_f1() == (pytest.approx(0.8), pytest.approx(0.7))
     assert ranking.iou_at(0.7) == pytest.approx(2 / 3)
-    empty = rank(np.zeros(3), np.arange(3))
+    empty = rank_scores(np.zeros(3), np.arange(3))
     assert empty.auroc is None and empty.average_precision is None and empty.best_f1() is None
 
 
@@ -66,7 +68,7 @@ def test_binned_pixels_rank_as_exact_ones_do():
     rng = np.random.default_rng(0)
     labels = rng.random((200, 300)) < 0.01
     scores = np.clip(rng.beta(0.3, 3, labels.shape) + 0.4 * labels * rng.random(labels.shape), 0, 1).astype(np.float32)
-    exact, counts = rank(labels, scores), PixelCounts()
+    exact, counts = rank_scores(labels, scores), PixelCounts()
     counts.add(labels[:90], scores[:90])
     counts.add(labels[90:], scores[90:])
     binned = counts.ranking()
@@ -81,15 +83,15 @@ def test_certain_and_impossible_pixels_have_bins():
     assert counts.ranking().iou_at(1.0) == 1.0
 
 
-def test_places_in_file_names():
+def test_defect_positions_are_read_from_file_names():
     assert truth_in_name("strip_17#88,412") == (88, 412)
     assert truth_in_name("strip_17") is None
     assert truth_in_name("a#b,c") is None
 
 
-def test_dead_pixels_lose_a_box_of_ten():
+def test_a_box_of_ten_around_dead_pixels_is_set_to_zero():
     heat = np.ones((30, 30), np.float32)
-    silence_dead_pixels(heat, np.array([[2, 15]]))
+    zero_dead_pixels(heat, np.array([[2, 15]]))
     assert heat[:, 12:].all()
     assert (heat == 0).sum() == 7 * 10
     assert heat[10:20, 0:7].sum() == 0
@@ -103,14 +105,14 @@ def test_recall_stops_at_the_allowed_false_positives():
 
 
 class Brightness(torch.nn.Module):
-    """Logits that make the probability of a pixel a known function of it alone."""
+    """A network whose probability at a pixel is a known function of that pixel alone."""
 
     def forward(self, x):
         return torch.stack((torch.zeros_like(x[:, 0]), x[:, 0]), 1)
 
 
 @pytest.mark.parametrize("untiled", [False, True])
-def test_a_heat_map_has_every_pixel_at_its_place(untiled):
+def test_a_heat_map_has_every_pixel_at_its_position(untiled):
     planes = np.random.default_rng(0).uniform(0, 255, (3, 75, 61)).astype(np.float32)
     grid = Grid.over((75, 61), 32)
     found = HeatMapper(Brightness(), grid, torch.device("cpu"), untiled=untiled)(planes)

@@ -1,4 +1,4 @@
-"""No file of a data set ends a run without its name, and none comes out as something it is not."""
+"""Every invalid file of a data set is named in an error, and none is decoded to something that it is not."""
 
 from pathlib import Path
 
@@ -20,14 +20,14 @@ def test_every_kind_of_file_gives_its_planes(name, content, expected, tmp_path: 
 
 
 @pytest.mark.parametrize(("name", "content"), [pytest.param(*case, id=case[0]) for case in bad_files()])
-def test_what_is_no_strip_is_refused_by_name(name, content, tmp_path: Path):
+def test_an_invalid_file_is_refused_and_named(name, content, tmp_path: Path):
     (tmp_path / "strip_17").write_bytes(content)
     with pytest.raises(DecodeError, match="strip_17") as caught:
         read_canonical(tmp_path / "strip_17")
     assert "index out of range" not in str(caught.value)
 
 
-def test_the_check_keeps_decoders_quiet_and_says_what_they_said(tmp_path: Path, capfd):
+def test_the_check_captures_the_output_of_decoders(tmp_path: Path, capfd):
     folder = tmp_path / "train" / "good"
     folder.mkdir(parents=True)
     contents = [*(content for _, content in bad_files()), *mutations(40)]
@@ -38,7 +38,7 @@ def test_the_check_keeps_decoders_quiet_and_says_what_they_said(tmp_path: Path, 
     assert capfd.readouterr().err == ""
 
 
-def test_damaged_files_are_refused_or_give_planes_but_never_anything_else(tmp_path: Path):
+def test_damaged_files_are_refused_or_give_valid_planes(tmp_path: Path):
     path = tmp_path / "strip"
     num_read = 0
     for content in mutations(200):

@@ -1,4 +1,4 @@
-"""Networks, loss and schedules give the published numbers."""
+"""Networks, loss and schedules reproduce the published numbers."""
 
 import re
 from functools import partial
@@ -20,9 +20,9 @@ from tests.golden_cases import golden_cases
 
 
 def named(name: str) -> tuple[str, int]:
-    """Version and width of a golden network's name."""
+    """Version and base width in the name of a golden network."""
     found = re.fullmatch(r"(v\d)_base(\d+).*", name)
-    assert found, f"{name} is no name of a network"
+    assert found, f"{name} is not the name of a network"
     return found[1], int(found[2])
 
 
@@ -73,7 +73,7 @@ def test_forward_gives_the_golden_logits(case):
 
 
 def alpha_weights(alpha) -> dict[str, float]:
-    """The older ways to weight classes, by name."""
+    """Class weights that correspond to the alpha of older trainers."""
     if alpha is None:
         return {}
     pair = (alpha, 1 - alpha) if isinstance(alpha, float) else tuple(np.array(alpha) / np.sum(alpha))
@@ -106,7 +106,7 @@ def test_the_loss_has_the_golden_gradient(case):
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, 2.5])
-def test_saturated_pixels_give_finite_losses_and_slopes(gamma):
+def test_saturated_pixels_give_finite_losses_and_gradients(gamma):
     logits = torch.tensor([-200.0, -40, 0, 40, 200]).repeat(1, 2, 1, 1)
     logits[:, 1] *= -1
     for value in (0, 1):
@@ -128,7 +128,7 @@ def test_rates_and_gammas_follow_the_golden_schedule(case):
 
 
 class Tolerance(NamedTuple):
-    """Relative, of what three steps come to."""
+    """Relative tolerances for the results of three steps."""
 
     losses: tuple[float, float, float]
     gradients: float
@@ -136,11 +136,11 @@ class Tolerance(NamedTuple):
     running_means: float
 
 
-# Float32 is promised to 1e-3, and that is what two losses, the gradient and the running means keep. What does not:
-# - the third loss. It is a property of the function, not of the arithmetic: in float64, inputs that differ by half a
-#   unit of float32's last place (6e-8) move it by up to 9e-4, as Adam has divided by the size of a gradient twice;
+# Float32 is promised to 1e-3, which two losses, the total gradient and the running means keep. Exceptions:
+# - the third loss. This is a property of the function, not of the arithmetic: in float64, inputs that differ by half a
+#   unit of float32's last place (6e-8) change it by up to 9e-4, as Adam has divided by the size of a gradient twice;
 # - gradients of the deepest level, off by 2e-3 because a convolution adds 1152 products in float32 before a batch norm
-#   over eight values. With those sums alone in float64 ("exact sums"), all else being float32, they agree to 1e-5.
+#   over eight values. With only those sums in float64 ("exact sums") and all else in float32, they agree to 1e-5.
 TOLERANCES = {
     "float64": Tolerance((1e-6, 1e-6, 1e-6), 1e-6, 1e-6, 1e-6),
     "float32, exact sums": Tolerance((1e-5, 1e-3, 1e-2), 1e-3, 1e-3, 1e-3),
@@ -184,7 +184,7 @@ def test_three_adam_steps_give_the_golden_losses(case, arithmetic):
 
 
 def add_exactly(network: nn.Module) -> None:
-    """Have convolutions sum in float64 and round once."""
+    """Make convolutions sum in float64 and round once."""
 
     def forward(conv: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
         assert conv.bias is not None
@@ -221,7 +221,7 @@ def test_files_of_other_networks_are_refused_by_name(tmp_path: Path):
         load_network(path)
 
 
-def test_networks_that_do_not_exist_are_refused():
+def test_unknown_networks_are_refused():
     with pytest.raises(ConfigError, match="v1"):
         DefectNet("v3")
     with pytest.raises(ConfigError, match="multiple of 8"):

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from bench.defect_boards import _floor
-from flatout.defect.data.find import Judged
+from flatout.defect.data.find import EvaluationImage
 from flatout.defect.data.items import best_shift, canonical, list_pairs, moved, read_pair, read_template
-from flatout.defect.evaluate.evaluate import judge
+from flatout.defect.evaluate.evaluate import evaluate_images
 from flatout.errors import DataError
 
 BOARDS = Path(os.environ.get("FLATOUT_DATA", "none")) / "deeppcb_mini"
 
 
 def write_pair(folder: Path, name: str, template: np.ndarray, inspected: np.ndarray) -> None:
-    for kind, picture in (("temp", template), ("test", inspected)):
+    for kind, image in (("temp", template), ("test", inspected)):
         (folder / kind).mkdir(parents=True, exist_ok=True)
-        cv2.imwrite(str(folder / kind / f"{name}.png"), picture)
+        cv2.imwrite(str(folder / kind / f"{name}.png"), image)
 
 
 def test_the_template_serves_as_both_references(tmp_path):
@@ -39,15 +39,15 @@ def test_a_board_without_template_is_named(tmp_path):
     (tmp_path / "temp/a.png").rename(tmp_path / "temp/b.png")
     with pytest.raises(DataError, match=r"a\.png.*no template"):
         list_pairs(tmp_path)
-    with pytest.raises(DataError, match="no pictures"):
+    with pytest.raises(DataError, match="no images"):
         list_pairs(tmp_path / "none")
 
 
-@pytest.mark.skipif(not BOARDS.is_dir(), reason="FLATOUT_DATA with deeppcb_mini is not there")
+@pytest.mark.skipif(not BOARDS.is_dir(), reason="FLATOUT_DATA names no folder with deeppcb_mini")
 def test_a_plain_difference_reaches_its_published_overlap_on_real_boards():
     pairs = {pair.inspected: pair for pair in list_pairs(BOARDS / "val")}
-    judged = [Judged(path, pair.mask, is_good=False) for path, pair in pairs.items()]
-    outcome = judge(_floor, judged, read=lambda path: canonical(read_pair(pairs[path])), threshold=0.5)
+    images = [EvaluationImage(path, pair.mask, is_good=False) for path, pair in pairs.items()]
+    outcome = evaluate_images(_floor, images, read=lambda path: canonical(read_pair(pairs[path])), threshold=0.5)
     assert outcome.scores()["pixel_IoU"] == pytest.approx(0.462, abs=0.005)
 
 
@@ -69,7 +69,7 @@ def test_a_template_that_fits_everywhere_stays_where_it_is():
     np.testing.assert_array_equal(moved(plane, (0, 0)), plane)
 
 
-def test_a_coloured_picture_counts_by_its_brightness(tmp_path):
+def test_a_coloured_image_is_converted_to_its_brightness(tmp_path):
     template = np.full((40, 48), 255, np.uint8)
     inspected = np.full((40, 48, 3), 255, np.uint8)
     inspected[10:20, 10:20] = (0, 0, 200)  # red: dark in blue and green, yet not black

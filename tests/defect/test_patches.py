@@ -57,7 +57,7 @@ def test_stitching_matches_the_golden_maps(case):
 
 @settings(deadline=None)  # the machine may be busy
 @given(st.integers(4, 60), st.integers(0, 400), st.integers(2, 12))
-def test_a_grid_covers_every_pixel_and_every_pixel_has_an_owner_that_sees_it(patch, more, min_patches):
+def test_a_grid_covers_every_pixel_and_every_pixel_lies_in_the_patch_that_owns_it(patch, more, min_patches):
     length = patch + more
     found = positions(length, patch, min_patches)
     assert found is not None and found[0] == 0 and found[-1] == length - patch
@@ -86,7 +86,7 @@ def test_images_smaller_than_the_patch_are_refused():
         Grid.over((100, 200), 128)
 
 
-def test_stitching_cut_up_images_gives_them_back():
+def test_stitching_the_patches_of_an_image_restores_it():
     image = np.random.default_rng(0).random((61, 45), np.float32)
     grid = Grid.over(image.shape, 24)
     tiles = np.stack([image[y : y + 24, x : x + 24] for y in grid.ys for x in grid.xs])

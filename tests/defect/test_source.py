@@ -1,4 +1,4 @@
-"""Samples keep their promises, and a batch painted on a device equals the one painted by workers."""
+"""Samples are as specified, and a batch painted on a device equals the one painted by workers."""
 
 import logging
 from typing import Any
@@ -37,7 +37,7 @@ def arrays_of(
 def test_the_device_renderer_matches_the_golden_patches(case, device):
     record, arrays = case
     if record["dtype"] != "float32":
-        pytest.skip("painting in 8 bits is not offered")
+        pytest.skip("painting in 8 bits is not supported")
     name = record["name"]
     patch_CHW = np.ascontiguousarray(arrays[f"{name}_patch"].transpose(2, 0, 1), np.float32)
     kernel_ids = sorted({defect["kernel"] for defect in record["defects"]})
@@ -62,13 +62,13 @@ def test_painting_on_a_device_equals_painting_by_workers(name, device):
     images = Textures(4)
     recipe = recipe_for(images, **RECIPES[name])
     plan = Plan(num_samples=len(recipe), batch_size=len(recipe), seed=5, shuffle=False)
-    (wanted,) = plain_batches(PatchSource(recipe, images), plan, 1)
+    (expected,) = plain_batches(PatchSource(recipe, images), plan, 1)
     (params,) = plain_batches(ParameterSource(recipe, images), plan, 1)
     renderer = renderer_for(recipe.grid, recipe.config, recipe.kernels, torch.device(device))
     found = arrays_of(renderer, np.stack(images.images), dict(params.fields), device)
-    np.testing.assert_allclose(found["images"], wanted["images"], rtol=0, atol=2e-4)
-    np.testing.assert_array_equal(found["masks"], wanted["masks"])
-    assert wanted["masks"].any()
+    np.testing.assert_allclose(found["images"], expected["images"], rtol=0, atol=2e-4)
+    np.testing.assert_array_equal(found["masks"], expected["masks"])
+    assert expected["masks"].any()
 
 
 @needs_triton
@@ -87,9 +87,9 @@ def test_on_a_gpu_the_kernel_paints_the_bits_of_torch(name, channels_last):
     assert torch.equal(mine["masks"], theirs["masks"])
 
 
-def test_without_triton_a_gpu_paints_by_torch_and_says_so_once(monkeypatch, caplog):
+def test_without_triton_a_gpu_paints_by_torch_and_warns_once(monkeypatch, caplog):
     monkeypatch.setattr(render, "HAS_TRITON", False)
-    render.say_what_is_missing.cache_clear()
+    render.warn_without_triton.cache_clear()
     monkeypatch.setattr(PatchRenderer, "__init__", lambda self, *arguments: None)
     arguments: Any = (None, None, None, torch.device("cuda"))
     with caplog.at_level(logging.WARNING):
@@ -125,9 +125,9 @@ def test_the_label_is_where_target_differs_from_both_references_and_nowhere_else
     (batch,) = plain_batches(source, Plan(num_samples=len(source), batch_size=len(source)), 0)
     target, ref1, ref2 = np.moveaxis(batch["images"], 1, 0)
     only_target = (np.abs(target - ref1) > 1e-3) & (np.abs(target - ref2) > 1e-3)
-    # Where defects overlap a difference may vanish or come from saturation; these do neither.
+    # Where defects overlap, a difference may vanish or come from saturation; neither happens here.
     assert (only_target == batch["masks"][:, 0].astype(bool)).mean() > 0.999
-    np.testing.assert_array_equal(ref1, ref2)  # three defects: one in target, two in all planes
+    np.testing.assert_array_equal(ref1, ref2)  # of three defects, one is in target alone, two are in all planes
 
 
 def test_painting_the_whole_image_then_cropping_equals_cropping_then_painting():
@@ -151,7 +151,7 @@ def test_painting_the_whole_image_then_cropping_equals_cropping_then_painting():
     np.testing.assert_array_equal(part_mask, mask[20:68, 30:78])
 
 
-def test_lines_have_an_empty_label_and_more_of_them_in_target():
+def test_lines_have_an_empty_label_and_are_stronger_in_target():
     images = Textures(6)
     recipe = recipe_for(images, line_ratio=1.0)
     source = PatchSource(recipe, images)
@@ -177,10 +177,10 @@ class DamagedTextures(Textures):
         return super().__getitem__(index)
 
 
-def whole_epoch(source: Any, *, unreadable: dict[int, str] | None = None, **knobs: Any) -> tuple[list[Any], set[int]]:
+def whole_epoch(source: Any, *, unreadable: dict[int, str] | None = None, **changes: Any) -> tuple[list[Any], set[int]]:
     plan = Plan(num_samples=len(source), batch_size=8, seed=5, last="short")
     settings: dict[str, Any] = {"workers": 0, "on_error": "substitute", "bad_share": 0.5}
-    config = FeedConfig(**settings | knobs)
+    config = FeedConfig(**settings | changes)
     with Feed(source, plan, config, unreadable=unreadable) as feed:
         return [batch.copy() for batch in feed], set(feed.bad_samples)
 
@@ -189,7 +189,7 @@ def whole_epoch(source: Any, *, unreadable: dict[int, str] | None = None, **knob
 def test_patches_of_a_damaged_image_are_cut_at_the_same_place_of_another_one(damaged):
     images = DamagedTextures(8, damaged)
     recipe = recipe_for(Textures(8), hard=2, hard_negative_ratio=0.5)
-    wanted, _ = whole_epoch(ParameterSource(recipe, Textures(8)))
+    undamaged, _ = whole_epoch(ParameterSource(recipe, Textures(8)))
     known = dict.fromkeys(damaged, "found by the device")
     params, _ = whole_epoch(ParameterSource(recipe, Textures(8)), unreadable=known)
     patches, bad = whole_epoch(PatchSource(recipe, images))
@@ -200,14 +200,14 @@ def test_patches_of_a_damaged_image_are_cut_at_the_same_place_of_another_one(dam
             np.testing.assert_array_equal(mine["masks"], theirs["masks"])
     num_replaced = 0
     renderer = renderer_for(recipe.grid, recipe.config, recipe.kernels, torch.device("cpu"))
-    for before, numbers, finished in zip(wanted, params, patches, strict=True):
+    for before, replaced, finished in zip(undamaged, params, patches, strict=True):
         is_bad = np.isin(before["items"], list(damaged))
         num_replaced += is_bad.sum()
-        np.testing.assert_array_equal(numbers["items"] != before["items"], is_bad)
-        np.testing.assert_array_equal(numbers["corner"], before["corner"])
+        np.testing.assert_array_equal(replaced["items"] != before["items"], is_bad)
+        np.testing.assert_array_equal(replaced["corner"], before["corner"])
         was_hard = before["items"] >= 6
-        np.testing.assert_array_equal(numbers["items"] >= 6, was_hard & (damaged != {6, 7}))
-        np.testing.assert_array_equal(numbers.indices, finished.indices)
-        found = arrays_of(renderer, np.stack(Textures(8).images), dict(numbers.fields), "cpu")
+        np.testing.assert_array_equal(replaced["items"] >= 6, was_hard & (damaged != {6, 7}))
+        np.testing.assert_array_equal(replaced.indices, finished.indices)
+        found = arrays_of(renderer, np.stack(Textures(8).images), dict(replaced.fields), "cpu")
         np.testing.assert_allclose(found["images"], finished["images"], rtol=0, atol=2e-4)
     assert num_replaced > 2

@@ -11,7 +11,7 @@ import pytest
 import tifffile
 
 from flatout.defect.data.decode import decode
-from flatout.defect.data.find import list_images, list_judged, root_of, training_folder
+from flatout.defect.data.find import list_images, list_split, root_of, training_folder
 from flatout.defect.data.items import Strips, canonical, read_canonical, read_mask
 from flatout.errors import DataError
 from flatout.feed.source import DecodeError
@@ -60,14 +60,14 @@ def test_packed_integers_are_the_values_that_are_stored(bits, shape, order):
     stored.flat[0] = min(255, (1 << bits) - 1)
     content = packed_tiff(stored, bits, order=order)
     np.testing.assert_array_equal(decode(content).reshape(shape), stored)
-    # Interpreted by nobody: neither white as 0 nor an orientation changes what is stored.
+    # Not interpreted: neither MINISWHITE nor an orientation changes the stored values.
     for tags in ({"t262": 0}, {"t274": 6}, {"t274": 3}):
         if len(shape) == 2:
             np.testing.assert_array_equal(decode(packed_tiff(stored, bits, order=order, **tags)).reshape(shape), stored)
 
 
 def test_imagecodecs_changes_nothing():
-    pytest.importorskip("imagecodecs", reason="the other way of reading, if it is there")
+    pytest.importorskip("imagecodecs", reason="compares with this optional package")
     stored = np.random.default_rng(0).integers(0, 4096, (13, 21, 3)).astype(np.uint16)
     for content in (packed_tiff(stored, 12), *LZW_FILES.values()):
         np.testing.assert_array_equal(decode(content), tifffile.imread(io.BytesIO(content)))
@@ -75,10 +75,10 @@ def test_imagecodecs_changes_nothing():
 
 @pytest.mark.parametrize("name", LZW_FILES)
 @pytest.mark.parametrize(("tag", "value"), [(262, 0), (274, 6), (274, 3)])
-def test_lzw_is_what_is_stored_whatever_else_the_file_says(name, tag, value):
+def test_lzw_gives_the_stored_values_whatever_other_tags_say(name, tag, value):
     content, order = bytearray(LZW_FILES[name]), "<" if LZW_FILES[name][:2] == b"II" else ">"
     expected = decode(bytes(content))
-    # The resolution's unit is of no use to anybody: its entry becomes another.
+    # The entry of the resolution unit, which is not needed, is replaced by another tag.
     with tifffile.TiffFile(io.BytesIO(content)) as file:
         unit = file.pages.first.tags[296]
     struct.pack_into(f"{order}HHIHxx", content, unit.offset, tag, 3, 1, value)
@@ -97,15 +97,15 @@ def test_lzw_data_that_ends_early_is_refused_not_filled_with_black(name):
 
 
 @pytest.mark.parametrize("code", [34712, 34933, 50000, 50001])
-def test_a_codec_that_is_not_there_is_named_and_never_black(code):
+def test_a_missing_codec_is_named_and_never_decodes_to_black(code):
     if importlib.util.find_spec("imagecodecs") is not None:
-        pytest.skip("imagecodecs is there")
+        pytest.skip("imagecodecs is installed")
     content = packed_tiff(np.zeros((8, 9), int), 8, t259=code)
     with pytest.raises(DecodeError, match=r"needs the package imagecodecs .* save it uncompressed"):
         decode(content)
 
 
-def test_jpeg_inside_tiff_is_opencvs_or_refused():
+def test_jpeg_inside_tiff_is_decoded_by_opencv_or_refused():
     image = cv2.resize(np.random.default_rng(0).integers(0, 256, (4, 5, 3), np.uint8), (40, 32))
     content = cv2.imencode(".tiff", image, [cv2.IMWRITE_TIFF_COMPRESSION, 7])[1].tobytes()
     found = decode(content)
@@ -114,7 +114,7 @@ def test_jpeg_inside_tiff_is_opencvs_or_refused():
         photometric = file.pages.first.tags[262]
     turned = bytearray(content)
     struct.pack_into("<HHIHxx", turned, photometric.offset, 262, 3, 1, 0)
-    with pytest.raises(DecodeError, match="JPEG data of a kind that is not read"):
+    with pytest.raises(DecodeError, match="JPEG data of a kind that is not supported"):
         decode(bytes(turned))
 
 
@@ -133,7 +133,7 @@ def test_blue_of_a_png_is_target_and_grey_fills_all_planes():
     assert canonical(decode(with_alpha)).shape == (3, 8, 9)
 
 
-def test_canonical_never_writes_into_what_it_was_given():
+def test_canonical_never_modifies_its_argument():
     stored = np.full((3, 10, 12), 300, np.float32)
     stored[0, 0, 0] = -5
     kept = stored.copy()
@@ -151,13 +151,13 @@ def test_canonical_never_writes_into_what_it_was_given():
         (np.zeros((3, 20, 20), np.complex64), "as numbers"),
     ],
 )
-def test_what_is_no_image_is_refused(array, text):
+def test_arrays_that_are_not_images_are_refused(array, text):
     with pytest.raises(DecodeError, match=text):
         canonical(array)
 
 
 @pytest.mark.parametrize("content", [b"", b"II*\0", b"\x89PNG\r\n", b"hello", b"II*\0" + bytes(range(256))])
-def test_broken_files_name_themselves(content, tmp_path: Path):
+def test_errors_name_the_broken_file(content, tmp_path: Path):
     path = tmp_path / "broken.tiff"
     path.write_bytes(content)
     with pytest.raises(DecodeError, match=r"broken\.tiff"):
@@ -179,7 +179,14 @@ def test_files_are_listed_by_name_whatever_the_case_of_their_extension(tmp_path:
     with pytest.raises(DataError, match="no such folder"):
         list_images(tmp_path / "none", "tiff")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"no \.tiff or \.tif files"):
+    with pytest.raises(DataError, match=r"no \.tiff or \.tif files\.$"):
+        list_images(tmp_path / "empty", "tiff")
+    for name in ("README", "notes.md"):
+        (tmp_path / "empty" / name).touch()
+    with pytest.raises(DataError, match=r"no \.tiff or \.tif files; it holds \.md files\.$"):
+        list_images(tmp_path / "empty", "tiff")
+    (tmp_path / "empty/a.PNG").touch()
+    with pytest.raises(DataError, match=r"it holds \.md, \.png files\. Choose their format with --img_format\.$"):
         list_images(tmp_path / "empty", "tiff")
 
 
@@ -190,17 +197,17 @@ def test_the_root_is_found_with_and_without_a_slash(tmp_path: Path):
         assert training_folder(text) == tmp_path / "train/good"
 
 
-def test_judged_images_know_their_masks(tmp_path: Path):
+def test_the_images_of_a_split_are_listed_with_their_masks(tmp_path: Path):
     for name in ("test/good/g.tiff", "test/bright_spots/a.tiff", "test/bright_spots/b.tiff"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "ground_truth/bright_spots").mkdir(parents=True)
     (tmp_path / "ground_truth/bright_spots/a_mask.png").touch()
-    good, a, b = list_judged(tmp_path, "test", "tiff")
-    assert good.is_good and good.is_known and good.mask is None
+    good, a, b = list_split(tmp_path, "test", "tiff")
+    assert good.is_good and good.is_labelled and good.mask is None
     assert a.mask is not None and a.mask.name == "a_mask.png" and not a.is_good
-    assert not b.is_known
-    assert list_judged(tmp_path, "valid", "tiff") == []
+    assert not b.is_labelled
+    assert list_split(tmp_path, "valid", "tiff") == []
 
 
 @pytest.mark.parametrize("shape", [(12, 10), (3, 12, 10), (12, 10, 3), (1, 12, 10)])

@@ -1,4 +1,4 @@
-"""Defects are painted as specified, whatever they overlap and wherever they lie."""
+"""Defects are painted as specified, wherever they lie and whatever they overlap."""
 
 import cv2
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 
 from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.draw import IN_PLANE_GC, draw_samples, groups_by_rank, row_of
-from flatout.defect.synth.paint import Line, add_line, paint, paint_apart, room_of
+from flatout.defect.synth.paint import PatchLine, add_line, headroom_of, paint, paint_isolated
 from flatout.defect.synth.pool import (
     SHAPES,
     Kernels,
@@ -46,7 +46,7 @@ def test_other_kernel_ids_are_refused(kernel_id):
 
 
 def sample_of(defects: list[dict], kernel_ids: list[str]) -> dict[str, np.ndarray]:
-    """A golden list of defects as `draw` would have drawn it."""
+    """A golden list of defects in the form that `draw_samples` returns."""
     amplitude = np.zeros((len(defects), 3), np.float32)
     for place, defect in enumerate(defects):
         amplitude[place] = defect["amp"] * IN_PLANE_GC[GROUPS.index(defect["group"])]
@@ -69,7 +69,7 @@ def test_painting_matches_the_golden_patches(case):
     plain_CHW, plain_mask = paint_plain(patch_HWC.transpose(2, 0, 1), record["defects"])
     np.testing.assert_array_equal(plain_mask, arrays[f"{name}_mask"])
     if record["dtype"] == "uint8":
-        # The old way of painting, which truncates: kept in the plain twin only, to compare old results with.
+        # The old way of painting, which truncates: only in the plain reference, to compare with old results.
         np.testing.assert_array_equal(plain_CHW, expected_CHW)
         return
     np.testing.assert_allclose(plain_CHW, expected_CHW, rtol=0, atol=2e-4)
@@ -83,7 +83,7 @@ def test_painting_matches_the_golden_patches(case):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_painting_equals_its_plain_twin_wherever_defects_lie(seed):
+def test_painting_equals_the_plain_reference_wherever_defects_lie(seed):
     rng = np.random.default_rng(seed)
     kernel_ids = ["3x3_s1.3", "3x5_s1.0_1.5", "7x9_s2.0_1.5"]
     defects = [
@@ -125,11 +125,11 @@ def test_groups_match_the_golden_examples(case):
 def test_lines_match_the_golden_patches(case):
     record, arrays = case
     patch_CHW = np.ascontiguousarray(arrays[f"{record['name']}_patch"].transpose(2, 0, 1), np.float32)
-    line = Line(record["horizontal"], record["pos"], record["width"], record["amp"])
-    room = room_of(patch_CHW[line.area()])
-    assert room.up == pytest.approx(record["headroom_up"], abs=1e-3)
-    assert room.down == pytest.approx(record["headroom_down"], abs=1e-3)
-    assert (room.allows_bright, room.allows_dark) == (record["bright_allowed"], record["dark_allowed"])
+    line = PatchLine(record["horizontal"], record["pos"], record["width"], record["amp"])
+    headroom = headroom_of(patch_CHW[line.area()])
+    assert headroom.up == pytest.approx(record["headroom_up"], abs=1e-3)
+    assert headroom.down == pytest.approx(record["headroom_down"], abs=1e-3)
+    assert (headroom.allows_bright, headroom.allows_dark) == (record["bright_allowed"], record["dark_allowed"])
     add_line(patch_CHW, line, record["ref_scale"])
     np.testing.assert_allclose(np.clip(patch_CHW, 0, 255), arrays[f"{record['name']}_out"], rtol=0, atol=1e-3)
 
@@ -147,8 +147,8 @@ def test_optical_kernels_match_the_golden_ones(case):
 
 
 @pytest.mark.parametrize("shape", sorted(SHAPES))
-def test_shapes_of_boards_are_whole_as_long_as_named_and_never_larger_than_promised(shape):
-    """Longest over shortest extent tells bridges and cuts from discs; promised is what docs/defect.md says."""
+def test_board_shapes_are_connected_have_the_expected_proportions_and_the_documented_size(shape):
+    """The ratio of longest to shortest extent distinguishes bridges and cuts from discs; docs/defect.md gives sizes."""
     drawn = [SHAPES[shape](np.random.default_rng((3, number))) for number in range(60)]
     for kernel in drawn:
         assert kernel.dtype == np.float32 and kernel.min() >= 0 and kernel.max() > 0.99
@@ -160,14 +160,14 @@ def test_shapes_of_boards_are_whole_as_long_as_named_and_never_larger_than_promi
 
 
 def _slimness(kernel: np.ndarray) -> float:
-    """Spread along over spread across."""
+    """Ratio of the standard deviations along and across."""
     points = np.argwhere(kernel > 0.5) - np.asarray(kernel.shape) // 2
-    # A pixel has an extent of its own, 1/12 of a square pixel.
+    # A pixel itself has a variance of 1/12.
     spread = np.linalg.eigvalsh(points.T @ points / len(points) + np.eye(2) / 12)
     return float(np.sqrt(spread[1] / spread[0]))
 
 
-def test_a_pool_has_as_many_of_every_shape_and_blobs_alone_stay_what_they_were():
+def test_a_pool_has_every_shape_equally_often_and_blobs_alone_are_the_default():
     def pool(*shapes):
         return make_kernels("board", psf_type="type1", pool_size=6, seed=4, board_shapes=shapes).value_QSS
 
@@ -180,7 +180,7 @@ def test_a_pool_has_as_many_of_every_shape_and_blobs_alone_stay_what_they_were()
 
 
 @pytest.mark.parametrize("case", golden_cases("defect/lru.json", records("cases")))
-def test_the_feeds_lru_keeps_what_the_golden_one_keeps(case):
+def test_the_lru_of_the_feed_keeps_the_golden_keys(case):
     record, _ = case
     cache: Lru[int, int] = Lru(record["capacity"])
     hits, evicted = "", []
@@ -195,20 +195,20 @@ def test_the_feeds_lru_keeps_what_the_golden_one_keeps(case):
     assert list(cache) == record["left_oldest_first"]
 
 
-@pytest.mark.parametrize("crowd", [(2, 3), (3, 8), (20, 40)])
-def test_painting_many_at_once_is_painting_them_one_by_one(crowd):
+@pytest.mark.parametrize("num_defects", [(2, 3), (3, 8), (20, 40)])
+def test_painting_many_defects_at_once_equals_painting_them_one_by_one(num_defects):
     kernels = Kernels.standard()
-    config = SynthConfig(num_defects=crowd, defect_share=0.9, partial_leak_prob=0.3)
+    config = SynthConfig(num_defects=num_defects, defect_share=0.9, partial_leak_prob=0.3)
     draws = draw_samples(config, kernels, patch_hw=(40, 36), seed=1, epoch=0, positions_M=np.arange(24))
     patches = np.random.default_rng(0).uniform(0, 255, (24, 3, 40, 36)).astype(np.float32)
-    masks, wanted, wanted_masks = np.zeros((24, 40, 36), bool), patches.copy(), np.zeros((24, 40, 36), bool)
+    masks, expected, expected_masks = np.zeros((24, 40, 36), bool), patches.copy(), np.zeros((24, 40, 36), bool)
     for number in range(24):
-        paint(wanted[number], wanted_masks[number], row_of(draws, number), kernels, full_swing=False)
-    left = paint_apart(patches, masks, draws, kernels)
+        paint(expected[number], expected_masks[number], row_of(draws, number), kernels, full_swing=False)
+    left = paint_isolated(patches, masks, draws, kernels)
     for number in np.flatnonzero(left.any(1)):
         rest = {name: draws[name][number][left[number]] for name in ("kernel", "amplitude", "center", "labelled")}
         paint(patches[number], masks[number], rest | {"num": left[number].sum()}, kernels, full_swing=False)
-    np.testing.assert_array_equal(patches, wanted)
-    np.testing.assert_array_equal(masks, wanted_masks)
+    np.testing.assert_array_equal(patches, expected)
+    np.testing.assert_array_equal(masks, expected_masks)
     used = np.arange(draws["kernel"].shape[1]) < draws["num"][:, None]
-    assert (used & ~left).any(), "some touch no other"
+    assert (used & ~left).any(), "some defects are isolated"

@@ -1,4 +1,4 @@
-"""A training learns, can be stopped anywhere without a trace in its result, and leaves what it promises."""
+"""A training learns, can be stopped anywhere without changing its result, and leaves the promised files."""
 
 import csv
 import errno
@@ -20,8 +20,8 @@ import torch
 
 from flatout.defect import step as job
 from flatout.defect.data.items import Strips
-from flatout.defect.demo_data import draw_strip, write_strip
-from flatout.defect.evaluate.scores import rank
+from flatout.defect.demo_data import generate_strip, write_strip
+from flatout.defect.evaluate.scores import rank_scores
 from flatout.defect.input import GroupedOrder, find_images, make_recipe, open_input
 from flatout.defect.options import TrainOptions
 from flatout.defect.source import PatchSource
@@ -56,7 +56,7 @@ def tensors_of(folder: Path, name: str = "last") -> dict[str, torch.Tensor]:
     return read_container(folder / f"weights/{name}.pt")["weights"]["state"]  # type: ignore[index]
 
 
-def test_a_training_leaves_weights_results_and_pictures(unbroken):
+def test_a_training_leaves_weights_results_and_plots(unbroken):
     folder = unbroken.folder
     assert unbroken.finished
     for name in (
@@ -91,16 +91,16 @@ def test_stopped_anywhere_and_continued_it_ends_with_the_same_weights(after, dat
     assert (again.folder / "results.csv").read_text() == (unbroken.folder / "results.csv").read_text()
 
 
-def test_a_signal_ends_it_saved_and_the_same_call_goes_on(data, unbroken, tmp_path, monkeypatch):
+def test_after_a_signal_it_is_saved_and_the_same_call_continues(data, unbroken, tmp_path, monkeypatch):
     calls = []
 
-    def hit_by_a_signal(*arguments, **settings):
+    def send_a_signal(*arguments, **settings):
         calls.append(1)
         if len(calls) == 5:
             os.kill(os.getpid(), signal.SIGTERM)
         return focal_loss(*arguments, **settings)
 
-    monkeypatch.setattr(job, "focal_loss", hit_by_a_signal)
+    monkeypatch.setattr(job, "focal_loss", send_a_signal)
     options = small_options(data, tmp_path)
     with pytest.raises(Interrupted, match="SIGTERM: saved at epoch 1, step 2"):
         train(options)
@@ -126,7 +126,7 @@ def test_a_run_is_resumed_with_its_own_options_and_only_on_its_own_images(data, 
     stopped = train(replace(options, stop_after=1))
     with pytest.raises(DataError, match="no such folder"):
         train(replace(options, training_dataset_path=str(tmp_path / "elsewhere")))
-    write_strip(data / "train/good/9999.tiff", draw_strip(7, (80, 64)))
+    write_strip(data / "train/good/9999.tiff", generate_strip(7, (80, 64)))
     try:
         with pytest.raises(DataError, match=r"images have changed.*--fresh"):
             train(TrainOptions(resume=str(stopped.folder), gpu_id=-1))
@@ -160,19 +160,19 @@ def test_training_starts_from_older_weights_that_fit(data, unbroken, tmp_path):
         ({"num_defects_range": (1, 4)}, "2 or more"),
     ],
 )
-def test_settings_that_cannot_be_obeyed_are_refused_before_a_folder_is_made(changes, text, data, tmp_path):
+def test_impossible_settings_are_refused_before_a_folder_is_created(changes, text, data, tmp_path):
     with pytest.raises(ConfigError, match=text):
         train(small_options(data, tmp_path / "runs", **changes))
     assert not (tmp_path / "runs").exists()
 
 
-def test_defective_images_without_masks_are_told_and_without_images_nothing_starts(data, tmp_path, caplog):
+def test_a_missing_mask_is_a_warning_and_without_images_nothing_starts(data, tmp_path, caplog):
     shutil.copytree(data, tmp_path / "strips")
     masks = tmp_path / "strips/ground_truth_valid/bright_spots"
     shutil.rmtree(masks)
     options = small_options(tmp_path / "strips", tmp_path / "runs", epochs=1, stop_after=1)
     train(options)
-    assert f"1 of 1 defective image in {tmp_path}/strips/valid: no mask in {masks}, such as " in caplog.text
+    assert f"1 of 1 defective image in {tmp_path}/strips/valid without a mask in {masks}, such as " in caplog.text
     assert "there is no validation" in caplog.text
     for path in (tmp_path / "strips/train/good").iterdir():
         path.unlink()
@@ -184,7 +184,7 @@ def test_defective_images_without_masks_are_told_and_without_images_nothing_star
 @pytest.mark.parametrize("case", golden_cases("defect/bench_data.json", records("images")))
 def test_strips_of_the_benchmark_have_the_golden_pixels(case):
     record, _ = case
-    strip = draw_strip(record["i"])
+    strip = generate_strip(record["i"])
     assert strip.mean((1, 2), dtype=np.float64) == pytest.approx(record["mean"], abs=1e-4)
     for (y, x), values in zip(record["points_yx"], record["values"], strict=True):
         assert strip[:, y, x] == pytest.approx(values, abs=1e-4)
@@ -201,8 +201,8 @@ def test_a_grouped_order_visits_every_patch_once_and_one_group_at_a_time(group):
 
 
 @pytest.mark.parametrize(("group", "reads_per_file"), [(2, 1), (0, 6)])
-def test_in_groups_every_file_is_read_once_an_epoch_with_room_for_one_group(group, reads_per_file, data, monkeypatch):
-    """Without groups the same room keeps two of four files, and the others are read for each of their six patches."""
+def test_in_groups_every_file_is_read_once_an_epoch_if_one_group_fits(group, reads_per_file, data, monkeypatch):
+    """Without groups the same cache keeps two of four files, and the others are read for each of their six patches."""
     options = small_options(data, data, group_images=group, cache_size=2)
     images = find_images(images_config(options))
     samples = make_recipe(samples_config(options), images)
@@ -221,14 +221,14 @@ def test_two_ranks_train_one_network(data, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [
+    command = [
         sys.executable, "-m", "flatout", "defect", "train", "--training_dataset_path", str(data), "--checkpoint_path",
         str(tmp_path), "--base_width", "8", "--patch_size", "32", "--min_patches", "2", "2", "--bs", "8",
         "--epochs", "1", "--gpu_id", "-1", "--num_workers", "0",
     ]  # fmt: skip
     ranks = [
         subprocess.Popen(
-            words,
+            command,
             env=os.environ
             | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
             | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": str(CHECKOUT)},
@@ -237,8 +237,8 @@ def test_two_ranks_train_one_network(data, tmp_path):
         )
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=100)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
+    errors = [rank.communicate(timeout=100)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
     rows = list(csv.DictReader((tmp_path / "exp/results.csv").open()))
     assert len(rows) == 1 and float(rows[0]["loss"]) > 0
     assert not (tmp_path / "exp2").exists()
@@ -248,28 +248,28 @@ def test_two_ranks_train_one_network(data, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_hundred_steps_teach_what_is_in_target_alone(tmp_path):
-    """The anchor of the specification: base width 16, 64 x 64 texture, batch 16, Adam 1e-3, gamma 2."""
+    """The reference case of the specification: base width 16, 64 x 64 texture, batch 16, Adam 1e-3, gamma 2."""
     for number in range(160):
-        write_strip(tmp_path / f"train/good/{number:03}.tiff", draw_strip(number, (64, 64)))
+        write_strip(tmp_path / f"train/good/{number:03}.tiff", generate_strip(number, (64, 64)))
     options = TrainOptions(
         training_dataset_path=str(tmp_path), checkpoint_path=str(tmp_path / "runs"), base_width=16, patch_size=64,
         epochs=13, gpu_id=-1, num_workers=0, seed=0, stop_after=101,
     )  # fmt: skip
     torch.set_num_threads(2)
-    # Of 13 epochs, so that the learning rate does not fall before; a step more, so that the tenth epoch is worked off.
+    # 13 epochs, so that the learning rate is not reduced before the end; one more step, so that the tenth epoch ends.
     result = train(options)
     rows = list(csv.DictReader((result.folder / "results.csv").open()))
     assert np.mean([float(row["loss"]) for row in rows[5:]]) < 5e-3
     network, _ = load_network(result.folder / "weights/best.pt")
     for number in range(48):
-        write_strip(tmp_path / f"fresh/train/good/{number:03}.tiff", draw_strip(5000 + number, (64, 64)))
+        write_strip(tmp_path / f"fresh/train/good/{number:03}.tiff", generate_strip(5000 + number, (64, 64)))
     fresh = replace(options, training_dataset_path=str(tmp_path / "fresh"), defect_share=1.0)
     images = find_images(images_config(fresh))
     recipe = make_recipe(samples_config(fresh), images)
     (batch,) = plain_batches(PatchSource(recipe, images.strips), Plan(num_samples=48, batch_size=48, shuffle=False), 0)
     with torch.inference_mode():
         heat = torch.softmax(network(torch.from_numpy(batch["images"]) / 255), 1)[:, 1].numpy()
-    ranking = rank(batch["masks"][:, 0], heat)
+    ranking = rank_scores(batch["masks"][:, 0], heat)
     assert ranking.auroc > 0.98
     assert ranking.average_precision > 0.4
     draws = recipe.draw(0, 0, batch.positions, batch.indices)
@@ -278,7 +278,7 @@ def test_a_hundred_steps_teach_what_is_in_target_alone(tmp_path):
 
 
 def mean_probability(heat_BHW, draws, group: int) -> float:
-    """At the centres of defects of a group: T, R1, R2 or B."""
+    """Mean probability at the centres of the defects of a group: T, R1, R2 or B."""
     in_refs = [(False, False), (True, False), (False, True), (True, True)][group]
     used = np.arange(draws["kernel"].shape[1]) < draws["num"][:, None]
     chosen = used & (draws["amplitude"][..., 1:] != 0).__eq__(np.array(in_refs)).all(-1)
@@ -307,22 +307,22 @@ def test_more_damaged_images_than_tolerated_end_a_training_with_their_names(tmp_
 
 
 def damaged_strips(folder: Path, *numbers: int) -> list[Path]:
-    """The training images of new data, those of these numbers damaged."""
+    """The training images of a new data set, of which those with these numbers are damaged."""
     images = sorted(path for path in small_data(folder / "data").glob("train/good/*") if path.is_file())
     for number in numbers:
         images[number].write_bytes(b"nothing")
     return images
 
 
-# The end.
+# The end of a run
 
 
 @pytest.mark.parametrize("name", ["best.pt", "run.json"])
-def test_a_disk_that_is_full_at_the_end_costs_no_training(name, data, tmp_path, monkeypatch):
-    """F15: best.pt is written before the state that counts on it, run.json after everything."""
+def test_a_disk_that_is_full_at_the_end_loses_no_training(name, data, tmp_path, monkeypatch):
+    """F15: best.pt is written before the checkpoint that relies on it, run.json after everything."""
     options = small_options(data, tmp_path, epochs=1)
     whole = train(replace(options, name="whole"))
-    train(replace(options, stop_after=1))  # run.json of a new run needs room too
+    train(replace(options, stop_after=1))  # run.json of a new run needs disk space too
 
     def check(path: Path, needed_bytes: int) -> None:
         if path.name == name:
@@ -341,8 +341,8 @@ def test_a_disk_that_is_full_at_the_end_costs_no_training(name, data, tmp_path, 
         assert [key for key in mine if not torch.equal(mine[key], theirs[key])] == []
 
 
-def test_once_is_once(data, tmp_path):
-    asked = small_options(data, tmp_path, epochs=1, once=True)
-    first, second = train(asked), train(asked)
+def test_with_once_a_finished_run_is_not_repeated(data, tmp_path):
+    options = small_options(data, tmp_path, epochs=1, once=True)
+    first, second = train(options), train(options)
     assert (first.folder, first.finished) == (second.folder, second.finished)
     assert [path.name for path in tmp_path.iterdir()] == ["exp"]

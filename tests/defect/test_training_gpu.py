@@ -1,4 +1,4 @@
-"""On a GPU: images in its memory, painted there, a step as one graph, and nothing that waits."""
+"""On a GPU: images are kept and painted in its memory, a step is one graph, and nothing waits for the device."""
 
 from contextlib import ExitStack
 
@@ -37,7 +37,7 @@ def test_batches_made_on_the_gpu_equal_those_of_workers_and_nothing_waits(settin
                     torch.cuda.set_sync_debug_mode("default")
     for (images_a, masks_a), (images_b, masks_b) in zip(batches["off"], batches["on"], strict=True):
         torch.testing.assert_close(images_a, images_b, rtol=0, atol=2e-3)
-        # A difference of exactly the visible step may fall on either side of it.
+        # A difference of exactly the visibility threshold may fall on either side of it.
         assert (masks_a != masks_b).float().mean() < 1e-4
 
 
@@ -50,7 +50,7 @@ def test_a_training_on_the_gpu_learns(graphs, tmp_path):
     assert result.last_loss < 0.02
 
 
-def test_stopped_on_the_gpu_it_goes_on(tmp_path):
+def test_a_training_stopped_on_the_gpu_continues(tmp_path):
     data = small_data(tmp_path / "strips")
     options: TrainOptions = small_options(data, tmp_path / "runs", gpu_id=0, stop_after=4)
     first = train(options)

@@ -1,6 +1,6 @@
-"""The Triton renderer beside the torch one; run as a program, in Triton's interpreter.
+"""Compares the Triton renderer with the torch renderer; as a program, in Triton's interpreter.
 
-The interpreter has to be switched on before Triton is imported, hence a process of its own.
+The interpreter has to be enabled before Triton is imported, which needs a separate process.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 def rendered(
     renderer: PatchRenderer, images: np.ndarray, params: dict[str, Any], device: str, *, channels_last: bool = False
 ) -> dict[str, Tensor]:
-    """A batch of patches from images [N, 3, H, W] that lie one after the other."""
+    """Render a batch of patches from images [N, 3, H, W] in one contiguous array."""
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in params.items()}
     num, height, width = len(params["num"]), *renderer._patch_hw
     layout = torch.channels_last if channels_last else torch.contiguous_format
@@ -46,7 +46,7 @@ def rendered(
 
 
 def by_both(name: str, device: str, *, num: int | None = None, channels_last: bool = False) -> list[dict[str, Tensor]]:
-    """What the Triton renderer and the torch renderer make of a recipe's first samples."""
+    """The first samples of a recipe, rendered by the Triton renderer and by the torch renderer."""
     from flatout.defect.render_triton import TritonRenderer
 
     images = Textures(4)
@@ -66,9 +66,9 @@ def by_both(name: str, device: str, *, num: int | None = None, channels_last: bo
 def main() -> None:
     from flatout.defect import render_triton
 
-    # One program per sample: the interpreter's time is per operation, not per pixel.
+    # One program per sample, because the interpreter takes time per operation, not per pixel.
     render_triton.BLOCK_ROWS = render_triton.BLOCK_COLUMNS = 64
-    torch.cuda.current_device = lambda: 0  # interpreted kernels are launched for no device
+    torch.cuda.current_device = lambda: 0  # interpreted kernels are launched without a device
     for name in RECIPES:
         mine, theirs = by_both(name, "cpu", num=6, channels_last=name == "standard")
         assert torch.equal(mine["images"], theirs["images"]), name

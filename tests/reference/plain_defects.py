@@ -1,4 +1,4 @@
-"""The plain twin of painting: every defect on the full frame in float64, one plane after the other."""
+"""A plain reference for painting: every defect on the full frame in float64, one plane after the other."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ PLANES = {"T": (0,), "R1": (0, 1), "R2": (0, 2), "B": (0, 1, 2)}
 
 
 def paint_plain(patch_CHW: np.ndarray, defects: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """The painted patch in its own dtype (uint8 truncates after every defect) and the mask, uint8 [H, W]."""
+    """The painted patch in its own dtype (uint8 truncates after every defect), and the mask, uint8 [H, W]."""
     out_CHW = patch_CHW.copy()
     mask_HW = np.zeros(patch_CHW.shape[1:], np.uint8)
     for defect in defects:
@@ -28,12 +28,12 @@ def paint_plain(patch_CHW: np.ndarray, defects: list[dict[str, Any]]) -> tuple[n
 
 
 def full_frame(defect: dict[str, Any], shape_hw: tuple[int, int]) -> np.ndarray:
-    """The kernel of a defect at its place on an otherwise empty frame, float64 [H, W]."""
+    """The kernel of a defect at its position on an otherwise empty frame, float64 [H, W]."""
     kernel = gaussian_kernel(defect["kernel"])
     reach = max(kernel.shape)
     height, width = shape_hw
-    roomy = np.zeros((height + 4 * reach, width + 4 * reach))
+    padded = np.zeros((height + 4 * reach, width + 4 * reach))
     top, left = defect["cy"] - kernel.shape[0] // 2 + 2 * reach, defect["cx"] - kernel.shape[1] // 2 + 2 * reach
-    if 0 <= top <= roomy.shape[0] - kernel.shape[0] and 0 <= left <= roomy.shape[1] - kernel.shape[1]:
-        roomy[top : top + kernel.shape[0], left : left + kernel.shape[1]] = kernel
-    return roomy[2 * reach : 2 * reach + height, 2 * reach : 2 * reach + width]
+    if 0 <= top <= padded.shape[0] - kernel.shape[0] and 0 <= left <= padded.shape[1] - kernel.shape[1]:
+        padded[top : top + kernel.shape[0], left : left + kernel.shape[1]] = kernel
+    return padded[2 * reach : 2 * reach + height, 2 * reach : 2 * reach + width]

@@ -1,10 +1,10 @@
-"""Spike streams decoded the way SpikeCV does: an index of the byte and a mask of the bit for every pixel."""
+"""Decodes spike streams as SpikeCV does: with the index of the byte and the mask of the bit of every pixel."""
 
 import numpy as np
 
 
 def decode_by_index(content: bytes, height: int, width: int) -> np.ndarray:
-    """uint8 [T, H, W] in image orientation, of a packed stream whose rows are stored bottom-up."""
+    """Spikes uint8 [T, H, W] in image orientation, from a packed stream whose rows are stored bottom-up."""
     stream = np.frombuffer(content, np.uint8)
     frame_bytes = height * width // 8
     pixel = np.arange(height * width).reshape(height, width)

@@ -1,4 +1,4 @@
-"""The configuration as a table of Markdown, out of the classes that define it.
+"""Prints the configuration as a Markdown table, generated from the classes that define it.
 
 python -m tests.spike.config_table
 """
@@ -13,7 +13,7 @@ from flatout.spike.config import SpikeConfig
 
 
 def rows(kind: type, prefix: str = "") -> list[str]:
-    """'| `DATA.CLIP_LEN` | 5 | Frames per clip. |' for every key, nested ones after their group."""
+    """A row like '| `DATA.CLIP_LEN` | 5 | Frames per clip. |' for every key; nested keys follow their section."""
     explained = _explanations(kind)
     found: list[str] = []
     for each in fields(kind):
@@ -26,7 +26,7 @@ def rows(kind: type, prefix: str = "") -> list[str]:
 
 
 def _group(each: "Field[Any]") -> type | None:
-    """The class of a section, None for a plain key."""
+    """The class of a section; None for a plain key."""
     for text in str(each.type).replace("typing.", "").split(" | "):
         found = _CLASSES.get(text.rpartition(".")[2].strip("'<>"))
         if found is not None:
@@ -42,7 +42,7 @@ def _default(each: "Field[Any]") -> str:
 
 
 def _explanations(kind: type) -> dict[str, str]:
-    """The text below each field, on one line."""
+    """The docstring of each field, on one line."""
     (body,) = (
         node for node in ast.parse(textwrap.dedent(inspect.getsource(kind))).body if isinstance(node, ast.ClassDef)
     )

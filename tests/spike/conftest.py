@@ -1,4 +1,4 @@
-"""A tiny simulated data set for the tests of this folder, made once."""
+"""A tiny simulated data set for the tests of this folder, generated once."""
 
 from pathlib import Path
 
@@ -9,6 +9,6 @@ from flatout.spike.demo_data import DemoConfig, write_demo_data
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its YAML: 2 + 1 sequences of 6 frames of 64 x 32."""
+    """The YAML file of a data set of 2 + 1 sequences of 6 frames of 64 x 32 pixels."""
     folder = tmp_path_factory.mktemp("spike") / "demo"
     return write_demo_data(folder, DemoConfig(train=2, test=1, frames=6, width=64, height=32, spike_frames=80))

@@ -1,4 +1,4 @@
-"""Spike streams by the recipe of the goldens: whole numbers only, so every program gets the same ones."""
+"""Simulates the spike streams of the golden files, with integers only, so that every program gets the same result."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ NAMES = ("T", "H", "W", "seed", "vx", "vy", "P", "lo", "amp", "theta")
 
 
 def simulate(parameters: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Spikes uint8 [T, H, W], and the light that made them, summed over the frames, int64 [H, W]."""
+    """Spikes uint8 [T, H, W], and the light that caused them, summed over the frames, int64 [H, W]."""
     T, H, W, seed, vx, vy, P, lo, amp, theta = (parameters[name] for name in NAMES)
     y, x = np.mgrid[0:H, 0:W].astype(np.int64)
     charge = (7919 * x + 104729 * y + 1299709 * seed) % theta

@@ -1,12 +1,12 @@
-"""Clips are made of neighbouring whole frames, and a validation scores every frame once."""
+"""Clips consist of consecutive complete frames, and an evaluation scores every frame once."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from flatout.spike.data.clip_set import num_origins, spike_span, step_of
-from flatout.spike.data.stream_layout import StreamWishes, decide
+from flatout.spike.data.clip_set import exact_step, num_origins, spike_span
+from flatout.spike.data.stream_layout import StreamSettings, decide_layout
 from flatout.spike.data.tree import scored_windows, training_windows, usable_runs, windows_of
 from tests.golden_cases import golden_cases
 
@@ -39,13 +39,13 @@ def test_the_gopro_set_has_the_golden_numbers_of_clips(case):
         if "test" in case:
             assert sum(len(scored_windows(row["frames"], length)) for row in case["test"]) == expect["test_scored"]
     for row in [*case.get("train", []), *case.get("test", [])]:
-        layout = decide(row["dat_bytes"], "bytes", StreamWishes())
+        layout = decide_layout(row["dat_bytes"], "bytes", StreamSettings())
         assert (layout.frames, layout.height, layout.width) == (row["spike_frames"], 360, 640)
         assert layout.frames == 8 * row["avg"]
 
 
 @pytest.mark.parametrize("case", golden_cases("spike/crop_map.json"))
-def test_crops_have_the_golden_partners(case):
+def test_crops_correspond_to_the_golden_spike_pixels(case):
     given, expect = case["input"], case["expect"]
     rows = spike_span(given["H"], given["Hs"], origin=given["top"], size=given["size"])
     columns = spike_span(given["W"], given["Ws"], origin=given["left"], size=given["size"])
@@ -54,7 +54,7 @@ def test_crops_have_the_golden_partners(case):
     )
     assert (rows.is_exact and columns.is_exact) == expect["exact"]
     axes = ((given["H"], given["Hs"]), (given["W"], given["Ws"]))
-    assert [step_of(*axis) for axis in axes] == expect["step"]
+    assert [exact_step(*axis) for axis in axes] == expect["step"]
     assert [num_origins(*axis, given["size"]) for axis in axes] == expect["origins"]
 
 

@@ -1,4 +1,4 @@
-"""The YAML: every key is known, numbers may be text, mistakes are named with the nearest key."""
+"""The YAML file: every key is known, numbers may be text, and mistakes are reported with the nearest key."""
 
 import logging
 import re
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import ConfigError, ResourceError
-from flatout.spike.config import SpikeConfig, load_config, plain
-from flatout.spike.input import block, check_memory, hint, plan_loader
+from flatout.spike.config import SpikeConfig, load_config, plain_values
+from flatout.spike.input import check_memory, hint, loading_summary, plan_loader
 from tests.spike.config_table import rows
 
 ROOT = Path(__file__).parents[2]
@@ -47,13 +47,13 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_the_guides_own_example_is_read_and_its_traps_are_named(tmp_path, caplog):
+def test_the_example_of_the_guide_is_read_and_its_unused_keys_are_named(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         config = load_config(written(tmp_path, GUIDE))
     assert (config.DATA.channels, config.TRAIN.OPTIM.LR, config.TRAIN.OPTIM.WEIGHT_DECAY) == (5, 2e-4, 1e-4)
     assert config.LOSS.VGG_PERCEPTUAL.WEIGHTS is None
     assert "DATA.K=32 is ignored" in caplog.text
-    assert "MODEL.VRT, FUSE: of the early VRT-based code" in caplog.text
+    assert "MODEL.VRT, FUSE: keys of the early VRT-based code" in caplog.text
 
 
 def test_all_mistakes_of_a_file_are_named_at_once(tmp_path):
@@ -77,12 +77,12 @@ def test_all_mistakes_of_a_file_are_named_at_once(tmp_path):
         ("TRAIN", "SECTION.KEY=VALUE"),
     ],
 )
-def test_what_cannot_be_obeyed_is_refused(tmp_path, override, problem):
+def test_impossible_values_are_refused(tmp_path, override, problem):
     with pytest.raises(ConfigError, match=re.escape(problem)):
         load_config(written(tmp_path, GUIDE), [override])
 
 
-def test_old_worker_keys_count_where_there_is_no_section(tmp_path):
+def test_old_worker_keys_are_used_without_a_dataloader_section(tmp_path):
     text = "DATA: {ROOT: x}\nTRAIN: {EPOCHS: 1, OPTIM: {LR: 1}, NUM_WORKERS: 8, PREFETCH_FACTOR: 3}\n"
     loader = load_config(written(tmp_path, text)).loader
     assert (loader.TRAIN_WORKERS, loader.TRAIN_PREFETCH_FACTOR) == (8, 3)
@@ -96,13 +96,13 @@ def test_shipped_configs_are_read_train_on_rates_and_survive_writing(path, tmp_p
         config = load_config(path)
     assert not caplog.records
     assert config.DATA.VOXEL_NORM == "rate"
-    assert load_config(written(tmp_path, yaml.safe_dump(plain(config)))) == config
+    assert load_config(written(tmp_path, yaml.safe_dump(plain_values(config)))) == config
 
 
 def test_the_page_shows_every_key_with_its_default():
     page = (ROOT / "docs/spike.md").read_text()
     for row in rows(SpikeConfig):
-        assert row in page, f"docs/spike.md lacks {row!r}: write it anew with python -m tests.spike.config_table"
+        assert row in page, f"docs/spike.md lacks {row!r}: update its table with python -m tests.spike.config_table"
 
 
 def test_every_key_is_explained():
@@ -127,31 +127,31 @@ def plan_of(gpus: int = 3, batch: int = 1, sample_bytes: int = 2**20, cache_byte
     )  # fmt: skip
 
 
-def test_the_block_says_what_the_guide_says_in_both_languages():
+def test_the_summary_of_loading_has_the_labels_of_the_guide_in_both_languages():
     plan = plan_of()
-    english, chinese = ("\n".join(block(plan, lang)) for lang in ("en", "zh"))
+    english, chinese = ("\n".join(loading_summary(plan, lang)) for lang in ("en", "zh"))
     for line in ("数据加载配置", "CPU核心数: 40", "总worker数: 32 (建议值，用于所有3个GPU)", "训练DataLoader:",  # noqa: RUF001
                  "  - num_workers: 10 (每GPU)", "总计: 30 个训练workers 利用CPU资源"):  # fmt: skip
         assert line in chinese
-    for line in ("CPU cores: 40", "workers in all: 32", "num_workers: 10 (per GPU)", "together: 30"):
+    for line in ("CPU cores: 40", "workers in total: 32", "num_workers: 10 (per GPU)", "together: 30"):
         assert line in english
     assert all(line.startswith("[train] ") for line in english.splitlines())
 
 
 def test_a_plan_that_cannot_fit_is_refused_before_anything_starts():
     check_memory(plan_of(cache_bytes=2**30), free_bytes=2**31)
-    with pytest.raises(ResourceError, match=r"CACHE_SIZE_GB asks for 4\.0 GB, and 2\.0 GB"):
+    with pytest.raises(ResourceError, match=r"CACHE_SIZE_GB asks for 4\.0 GB, but 2\.0 GB"):
         check_memory(plan_of(cache_bytes=4 * 2**30), free_bytes=2**31)
     with pytest.raises(ResourceError, match="more than half"):
         check_memory(plan_of(sample_bytes=2**28), free_bytes=2**31)
 
 
-def test_small_batches_get_slots_for_all_workers():
+def test_small_batches_have_slots_for_all_workers():
     assert plan_of(batch=1).slots >= 2 * 10
     assert plan_of(batch=64, TRAIN_PREFETCH_FACTOR=6).slots == 8
 
 
-def test_hints_follow_the_guides_thresholds_and_state_the_honest_bound():
+def test_hints_follow_the_thresholds_of_the_guide_and_state_the_upper_bound():
     assert "at most 100 % faster" in hint(60, 120)
     assert "cpu*0.9" in hint(60, 120)
     assert "USE_RAM_CACHE" in hint(30, 120)

@@ -13,7 +13,7 @@ OVERRIDES = {**dict(each.split("=") for each in TINY), "TRAIN.EPOCHS": 1}
 
 @pytest.fixture(scope="module")
 def trained(demo, tmp_path_factory):
-    """A deblurrer after a training of a moment."""
+    """A deblurrer after a short training."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     model = flatout.spike.load(demo, device="cpu")
@@ -25,7 +25,7 @@ def trained(demo, tmp_path_factory):
     return model
 
 
-def test_it_is_judged_like_the_last_validation(trained):
+def test_it_is_evaluated_like_the_last_validation(trained):
     found = trained.evaluate()
     again = flatout.spike.load(trained.weights, device="cpu").evaluate("test")
     assert found.num_frames == again.num_frames > 0 and found.psnr == pytest.approx(again.psnr)
@@ -37,12 +37,12 @@ def test_a_folder_is_deblurred(trained, demo, tmp_path):
     assert done.frames == len(list((sequence / "blur").iterdir())) == len(list((tmp_path / "out").glob("*.png")))
 
 
-def test_mistakes_are_sentences(trained):
-    with pytest.raises(CheckpointError, match=r"gone.pt: no such file of weights"):
+def test_mistakes_have_clear_messages(trained):
+    with pytest.raises(CheckpointError, match=r"gone.pt: no such weights file"):
         flatout.spike.load("gone.pt")
     with pytest.raises(ConfigError, match=r"gone.yaml: no such config"):
         flatout.spike.load("gone.yaml")
-    with pytest.raises(ConfigError, match="to train, load the YAML config"):
+    with pytest.raises(ConfigError, match="To train, load the YAML config"):
         flatout.spike.load(trained.weights).train()
     with pytest.raises(ConfigError, match=r"train\(\): fresch: unknown key .* did you mean 'fresh'"):
         trained.train(fresch=True)

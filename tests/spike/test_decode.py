@@ -1,4 +1,4 @@
-"""Packed bytes give the spikes they were made from, whole or as a crop cut before unpacking."""
+"""Packed bytes decode to the spikes that they were made from, whole or as a crop cut before unpacking."""
 
 import hashlib
 import json
@@ -89,6 +89,6 @@ def test_a_file_that_has_changed_since_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("bytes_", "expected"), [(b"\0" * 9, "zero"), (b"\0\1", "binary"), (b"\0\1\2", "bytes")])
-def test_content_is_what_the_largest_byte_says(tmp_path, bytes_, expected):
+def test_content_depends_on_the_largest_byte(tmp_path, bytes_, expected):
     (tmp_path / "a.dat").write_bytes(bytes_)
     assert content_of(tmp_path / "a.dat") == expected

@@ -24,7 +24,7 @@ print(json.dumps([name for name in {HEAVY} if name in sys.modules]))
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
-def test_the_door_lists_its_commands_and_corrects_mistakes(capsys):
+def test_the_command_lists_its_subcommands_and_corrects_mistakes(capsys):
     assert main(["spike"]) == 0
     out = capsys.readouterr().out
     assert all(name in out and entry.help in out for name, entry in COMMANDS.items())
@@ -33,7 +33,7 @@ def test_the_door_lists_its_commands_and_corrects_mistakes(capsys):
 
 
 def test_workers_never_import_torch():
-    """What a worker unpickles: a source of clips, and all that it stands on."""
+    """A worker unpickles a source of clips, with everything that it imports."""
     program = "import sys, flatout.spike.data.source, flatout.spike.data.source; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -1,9 +1,9 @@
-"""What a spike file holds follows from a table, and a file that fits nothing is named with what would fit."""
+"""The layout of a spike file follows from a table, and an error for a file that does not fit lists what would fit."""
 
 import pytest
 
 from flatout.errors import ConfigError, DataError
-from flatout.spike.data.stream_layout import StreamError, StreamWishes, decide, highest
+from flatout.spike.data.stream_layout import StreamError, StreamSettings, decide_layout, highest_content
 from tests.golden_cases import golden_cases
 
 KEYS = {"fmt": "format", "h": "height", "w": "width", "t": "frames"}
@@ -15,8 +15,8 @@ def test_the_decision_table_matches_the_golden_one(case):
     size, content, sidecar = given.pop("size"), given.pop("content"), given.pop("sidecar", None)
 
     def layout():
-        wishes = StreamWishes(**{KEYS[key]: value for key, value in given.items()})
-        return decide(size, content, wishes, tuple(sidecar) if sidecar else None)
+        settings = StreamSettings(**{KEYS[key]: value for key, value in given.items()})
+        return decide_layout(size, content, settings, tuple(sidecar) if sidecar else None)
 
     if expect.get("error") == "config":
         with pytest.raises(ConfigError, match="SPIKE_H"):
@@ -35,9 +35,9 @@ def test_the_decision_table_matches_the_golden_one(case):
         assert found.nbytes == size
 
 
-def test_an_unfit_file_is_a_value_error_that_says_all_that_helps():
+def test_a_file_that_does_not_fit_is_a_value_error_with_all_useful_facts():
     with pytest.raises(ValueError, match=r"^Cannot reshape spike data") as caught:
-        decide(2_500_000, "bytes", StreamWishes(), where="000012.dat")
+        decide_layout(2_500_000, "bytes", StreamSettings(), where="000012.dat")
     text = str(caught.value)
     for part in ("000012.dat", "2500000 bytes", "360 x 640", "28800 bytes per frame", "remainder of 23200",
                  "250 x 400 (200 frames)", "SPIKE_H", "SPIKE_FORMAT"):  # fmt: skip
@@ -46,28 +46,28 @@ def test_an_unfit_file_is_a_value_error_that_says_all_that_helps():
     assert caught.value.exit_code == 3
 
 
-def test_packed_bytes_under_the_name_of_uint8_show_the_packed_reading():
+def test_packed_data_declared_as_uint8_is_reported_as_packed():
     with pytest.raises(ValueError, match=r"^Cannot reshape spike data.*88 frames of 360 x 640.*SPIKE_FORMAT: packed"):
-        decide(2_534_400, "bytes", StreamWishes(format="uint8"), where="a.dat")
+        decide_layout(2_534_400, "bytes", StreamSettings(format="uint8"), where="a.dat")
 
 
-def test_the_flip_may_be_overruled():
-    assert not decide(28_800, "bytes", StreamWishes(flipud=False)).flipud
-    assert decide(230_400, "binary", StreamWishes(flipud=True)).flipud
+def test_the_flip_can_be_overridden():
+    assert not decide_layout(28_800, "bytes", StreamSettings(flipud=False)).flipud
+    assert decide_layout(230_400, "binary", StreamSettings(flipud=True)).flipud
 
 
-def test_any_size_is_read_whole_or_refused():
-    """2000 lengths: never a frame too many, never a byte left over."""
-    wishes = StreamWishes(height=36, width=64)
+def test_any_size_is_read_completely_or_refused():
+    """2000 sizes: never a frame too many, never a byte left over."""
+    settings = StreamSettings(height=36, width=64)
     for size in range(1, 2001):
         if size % 288:
             with pytest.raises(StreamError):
-                decide(size, "bytes", wishes)
+                decide_layout(size, "bytes", settings)
         else:
-            assert decide(size, "bytes", wishes).nbytes == size
+            assert decide_layout(size, "bytes", settings).nbytes == size
 
 
-def test_of_several_files_the_highest_content_counts():
-    assert highest(["zero", "binary", "zero"]) == "binary"
-    assert highest(["bytes", "binary"]) == "bytes"
-    assert highest([]) == "zero"
+def test_of_several_files_the_highest_content_is_used():
+    assert highest_content(["zero", "binary", "zero"]) == "binary"
+    assert highest_content(["bytes", "binary"]) == "bytes"
+    assert highest_content([]) == "zero"

@@ -1,11 +1,11 @@
-"""What the network sees and what a wrong pixel costs."""
+"""Normalisation of the network's input, and the terms of the loss."""
 
 import pytest
 import torch
 
 from flatout.errors import CheckpointError, ConfigError
 from flatout.spike.config import CharbonnierConfig, LossConfig, PerceptualConfig
-from flatout.spike.step import DeblurLoss, Normalise, _vgg16, gained
+from flatout.spike.step import DeblurLoss, Normalise, _vgg16, apply_gain
 
 
 def test_empty_bins_are_zero_as_a_rate_and_meanstd_shifts_and_divides():
@@ -21,14 +21,14 @@ def test_empty_bins_are_zero_as_a_rate_and_meanstd_shifts_and_divides():
 def test_with_gain_the_cameras_threshold_does_not_matter(threshold):
     blur = torch.rand(2, 3, 3, 8, 8)
     light = torch.rand(2, 3, 5, 4, 4)
-    assert torch.allclose(gained(light / threshold, blur), gained(light, blur), rtol=1e-5)
+    assert torch.allclose(apply_gain(light / threshold, blur), apply_gain(light, blur), rtol=1e-5)
 
 
 def test_terms_are_weighted_and_listed():
     a, b = torch.rand(1, 2, 3, 8, 8), torch.rand(1, 2, 3, 8, 8)
-    total, main, seen = DeblurLoss(LossConfig(CHARBONNIER=CharbonnierConfig(WEIGHT=3.0)))(a, b)
+    total, main, perceptual = DeblurLoss(LossConfig(CHARBONNIER=CharbonnierConfig(WEIGHT=3.0)))(a, b)
     assert float(total) == pytest.approx(3 * float(main))
-    assert float(seen) == 0
+    assert float(perceptual) == 0
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "pth"])
@@ -45,9 +45,9 @@ def test_a_perceptual_term_needs_weights_of_the_users_own(tmp_path, ending):
     config = PerceptualConfig(WEIGHTS=str(path), LAYERS=("relu1_2",), WEIGHT=0.5)
     loss = DeblurLoss(LossConfig(VGG_PERCEPTUAL=config))
     predicted = torch.rand(1, 1, 3, 8, 8, requires_grad=True)
-    total, main, seen = loss(predicted, torch.rand(1, 1, 3, 8, 8))
-    assert torch.allclose(total, main + 0.5 * seen, rtol=1e-5)
-    assert seen.detach() > 0
+    total, main, perceptual = loss(predicted, torch.rand(1, 1, 3, 8, 8))
+    assert torch.allclose(total, main + 0.5 * perceptual, rtol=1e-5)
+    assert perceptual.detach() > 0
     total.backward()
     assert predicted.grad is not None and all(parameter.grad is None for parameter in loss.parameters())
 

@@ -1,4 +1,4 @@
-"""PSNR, SSIM, the loss and tiles, against stored numbers."""
+"""PSNR, SSIM, the loss and tiles match stored values."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.golden_cases import golden_cases
 
 
 def metric_groups(path: Path):
-    """Each entry of the JSON, with the inputs beside it."""
+    """The entries of the JSON file, each with the inputs beside it."""
     inputs = path.with_name("metrics_inputs.npz")
     if inputs.exists():
         arrays = dict(np.load(inputs))
@@ -75,20 +75,20 @@ def test_tiling_a_network_that_changes_nothing_changes_nothing(size, tile, overl
     blur = torch.rand(1, 2, 3, 2 * height, 2 * width)
     spikes = torch.rand(1, 2, 5, height, width)
 
-    def work(part, part_spikes):
+    def process(part, part_spikes):
         assert (part.shape[-2], part.shape[-1]) == (2 * part_spikes.shape[-2], 2 * part_spikes.shape[-1])
         return part
 
-    found = in_tiles(work, blur, spikes, tile=2 * tile, overlap=2 * overlap, step=(2, 2))
+    found = in_tiles(process, blur, spikes, tile=2 * tile, overlap=2 * overlap, step=(2, 2))
     assert float((found - blur).abs().max()) < 1e-6
 
 
-def test_tiles_hand_over_the_spikes_of_the_same_place():
+def test_tiles_get_the_spikes_of_the_same_position():
     rows = torch.arange(40.0)[:, None].expand(40, 60)
     blur = rows.repeat_interleave(2, 0).repeat_interleave(2, 1).expand(1, 1, 3, 80, 120)
 
-    def work(part, part_spikes):
+    def process(part, part_spikes):
         return part_spikes.repeat_interleave(2, -2).repeat_interleave(2, -1).expand(part.shape)
 
-    found = in_tiles(work, blur, rows[None, None, None], tile=32, overlap=8, step=(2, 2))
+    found = in_tiles(process, blur, rows[None, None, None], tile=32, overlap=8, step=(2, 2))
     assert float((found - blur).abs().max()) < 1e-4

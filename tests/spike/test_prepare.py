@@ -1,4 +1,4 @@
-"""The unified tree: what is complete is there, what is not is named, and running it again is harmless."""
+"""Preparation: complete sequences are arranged, incomplete ones are named, and it can safely be run again."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.golden_cases import golden_cases
 
 
 def write_raw(root: Path, tree: dict, ending: str) -> None:
-    """Empty files by name: split -> sequence -> part -> stems."""
+    """Create empty files by name: split -> sequence -> part -> stems."""
     for split, sequences in tree.items():
         (root / split).mkdir(parents=True, exist_ok=True)
         for sequence, parts in sequences.items():
@@ -62,7 +62,7 @@ def test_the_regrouped_layout_gives_the_same_tree(tmp_path):
     assert done.skipped == [("train", "b", "no_gopro_sequence"), ("test", None, "no_spike_split")]
 
 
-def test_a_missing_root_and_a_folder_in_the_way_are_sentences(tmp_path):
+def test_a_missing_root_and_a_folder_in_the_way_are_reported(tmp_path):
     config = PrepareConfig(spike_root=tmp_path / "none", blur_root=tmp_path, output=tmp_path / "out", use_symlinks=True)
     with pytest.raises(TreeError, match="--spike_root"):
         prepare(config)
@@ -96,7 +96,7 @@ def test_what_is_validated_on_is_not_trained_on(demo, tmp_path):
     assert {each.name for each in val.sequences} == {chosen}
 
 
-def test_no_clip_at_all_says_where_it_looked_and_what_is_missing(demo, tmp_path):
+def test_without_any_clip_the_error_names_the_folder_and_what_is_missing(demo, tmp_path):
     root = tmp_path / "tree"
     shutil.copytree(demo.parent, root)
     for path in root.glob("train/*/spike/000002.dat"):

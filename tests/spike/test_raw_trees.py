@@ -1,4 +1,4 @@
-"""Other people's trees: S-SDM's groups are found, and X4K's long streams are cut around each picture."""
+"""Other layouts of raw data: groups of S-SDM are found, and long streams of X4K are cut around each frame."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ def write_stream(path: Path, num_frames: int, seed: int = 0) -> np.ndarray:
 
 
 def ssdm(root: Path) -> dict[str, np.ndarray]:
-    """A tree of S-SDM's form: sequences a (whole), b (no spikes), c (no sharp frames), d (spikes only)."""
+    """A data set in S-SDM's layout: sequences a (complete), b (no spikes), c (no sharp frames), d (spikes only)."""
     streams = {}
     for number in range(3):
         name = f"{number + 7:06d}"
@@ -79,8 +79,8 @@ def x4k(root: Path, stems: list[str], num_frames: int) -> np.ndarray:
 
 @pytest.mark.parametrize("link", [True, False], ids=["links", "copies"])
 @pytest.mark.parametrize("exposure", [33, 65])
-def test_x4k_s_streams_are_cut_around_each_picture(tmp_path: Path, exposure: int, link: bool):
-    # Places 2, 36 and 70: the first exposure begins before the stream, the last of 65 ends after it.
+def test_x4k_s_streams_are_cut_around_each_frame(tmp_path: Path, exposure: int, link: bool):
+    # Centres 2, 36 and 70: the first exposure begins before the stream, the last one of 65 ends after it.
     spikes = x4k(tmp_path / "x4k", ["0_1", "9", "17_1"], 90)
     config = PrepareConfig(
         spike_root=tmp_path / "x4k", blur_root=tmp_path / "x4k", output=tmp_path / "out",
@@ -89,34 +89,34 @@ def test_x4k_s_streams_are_cut_around_each_picture(tmp_path: Path, exposure: int
     for _ in range(2):
         done = prepare(config)
     assert {name: (each.frames, each.usable) for name, each in done.created["train"].items()} == {"scene/sub": (3, 3)}
-    # The geometry comes along, and distances of 34 count as neighbours.
+    # The geometry is written too, and frames at a distance of 34 are neighbours.
     clips = open_clips(DataConfig(ROOT=str(tmp_path / "out"), CLIP_LEN=3, CROP_SIZE=None), "train", scored=False)
     assert len(clips) == 1 and clips.sequences[0].spike_hw == SPIKE_HW
     for frame, centre in enumerate((2, 36, 70)):
         layout = clips.layout_of(frame)
         found = decode(map_stream(clips.frames[frame].spike, layout), layout)
         assert len(found) == exposure
-        for place, picture in enumerate(found, centre - exposure // 2):
-            expected = spikes[place] if 0 <= place < len(spikes) else np.ones(SPIKE_HW, np.uint8)
-            assert np.array_equal(picture, expected), (centre, place)
+        for position, spike_frame in enumerate(found, centre - exposure // 2):
+            expected = spikes[position] if 0 <= position < len(spikes) else np.ones(SPIKE_HW, np.uint8)
+            assert np.array_equal(spike_frame, expected), (centre, position)
 
 
-def test_names_of_x4k_pictures_are_places_in_time():
-    # In the order of time: 0, 0_0, 0_1, 0_2, 1, 1_0, ...
+def test_names_of_x4k_frames_are_positions_in_time():
+    # In temporal order: 0, 0_0, 0_1, 0_2, 1, 1_0, ...
     assert [index_of(name) for name in ("0", "0_0", "0_1", "0_2", "1", "1_0", "16")] == [0, 1, 2, 3, 4, 5, 64]
     assert index_of("x") is None and index_of("1_2_3") is None
 
 
-def test_a_missing_picture_leaves_a_gap():
+def test_a_missing_frame_leaves_a_gap():
     numbers = numbers_in_time([4, 8, 16, 20])
-    assert [numbers[place] for place in (4, 8, 16, 20)] == [1, 2, 4, 5]
+    assert [numbers[centre] for centre in (4, 8, 16, 20)] == [1, 2, 4, 5]
     assert numbers_in_time([7]) == {7: 7} and numbers_in_time([]) == {}
 
 
-def test_what_does_not_belong_together_is_a_sentence(tmp_path: Path):
+def test_files_that_do_not_belong_together_are_reported(tmp_path: Path):
     x4k(tmp_path / "x4k", ["0", "30"], 90)
     config: dict[str, Any] = {"spike_root": tmp_path / "x4k", "blur_root": tmp_path / "x4k", "output": tmp_path / "out"}
-    with pytest.raises(DataError, match=r"90 spike frames, and .*30.png is the 120-th"):
+    with pytest.raises(DataError, match=r"90 spike frames, but .*30.png is the 120-th"):
         prepare(PrepareConfig(**config, splits=("train",)))
     with pytest.raises(ConfigError, match="33 and 65"):
         prepare(PrepareConfig(**config, exposure=34))

@@ -1,4 +1,4 @@
-"""Real files, where $FLATOUT_DATA has them: a stream of the community's format, and videos with simulated spikes."""
+"""Real files, if $FLATOUT_DATA has them: a stream in the community's format, and videos with simulated spikes."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from flatout.spike.data.clip_set import open_clips, open_training
 from flatout.spike.data.decode import content_of, decode, map_stream
 from flatout.spike.data.frames import read_frame
 from flatout.spike.data.prepare import PrepareConfig, prepare
-from flatout.spike.data.stream_layout import StreamError, StreamWishes, decide
+from flatout.spike.data.stream_layout import StreamError, StreamSettings, decide_layout
 from flatout.spike.evaluate import standard_scores
 
 MINI = Path(os.environ.get("FLATOUT_DATA", "")) / "spike_mini"
@@ -37,9 +37,9 @@ def test_the_community_s_own_file_is_read_the_right_way_up():
     path = next((MINI / "reference_file").glob("*.dat"))
     size, content = path.stat().st_size, content_of(path)
     with pytest.raises(StreamError) as caught:
-        decide(size, content, StreamWishes())
+        decide_layout(size, content, StreamSettings())
     assert (250, 400, 301) in caught.value.hints
-    layout = decide(size, content, StreamWishes(height=250, width=400))
+    layout = decide_layout(size, content, StreamSettings(height=250, width=400))
     spikes = decode(map_stream(path, layout), layout)
     assert spikes.mean() == pytest.approx(0.2877, abs=1e-4)
     grey = cv2.imread(str(path.with_suffix(".png")), cv2.IMREAD_GRAYSCALE)
@@ -48,7 +48,7 @@ def test_the_community_s_own_file_is_read_the_right_way_up():
     assert np.corrcoef(rate[::-1].ravel(), grey.ravel())[0, 1] < 0
 
 
-def test_every_stream_looks_like_its_frame(tree):
+def test_every_stream_matches_its_frame(tree):
     train, test = open_training(tree)
     assert test is not None and (len(train), len(test)) == (16, 3)
     for clips in (train, test):
@@ -57,12 +57,12 @@ def test_every_stream_looks_like_its_frame(tree):
             assert found.problem == "" and found.r["identity"] > 0.95
 
 
-def test_the_blurry_input_scores_what_its_makers_say(tree):
+def test_the_blurry_input_has_the_published_score(tree):
     clips = open_clips(tree, "test", scored=True)
 
-    def pictures(part: str) -> torch.Tensor:
+    def load_frames(part: str) -> torch.Tensor:
         frames = [torch.from_numpy(read_frame(getattr(each, part))) for each in clips.frames]
         return torch.stack(frames).permute(0, 3, 1, 2) / 255
 
-    blur, sharp = pictures("blur"), pictures("sharp")
+    blur, sharp = load_frames("blur"), load_frames("sharp")
     assert float(standard_scores(blur, sharp).psnr.mean()) == pytest.approx(31.46, abs=0.02)

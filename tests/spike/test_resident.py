@@ -1,4 +1,4 @@
-"""Batches made on the device are those that workers make, byte for byte."""
+"""Batches rendered on the device equal those of workers, byte for byte."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from flatout.ranks.world import World
 from flatout.spike.config import AugmentConfig, DataConfig
 from flatout.spike.data.clip_set import open_clips
 from flatout.spike.data.decode import decode, map_stream
-from flatout.spike.input import FeedWishes, open_resident_feed, open_store, open_training_feed
+from flatout.spike.input import FeedSettings, open_resident_feed, open_store, open_training_feed
 from flatout.spike.step import plan_steps
 from tests.spike.test_source import damaged_tree
 
@@ -21,15 +21,15 @@ DEVICES = ["cpu", CUDA]
 
 
 def feeds(config: DataConfig, device: str, *, cached: bool = False):
-    """Both ways to the same batches."""
+    """Two feeds of the same batches: made by workers, and rendered on the device."""
     clips = open_clips(config, "train", scored=False)
     steps = plan_steps(len(clips), world=1, batch=3, accumulation=1)
-    wishes = FeedWishes(batch=3, workers=0, device=torch.device(device))
-    for way in (open_training_feed, open_resident_feed):
+    settings = FeedSettings(batch=3, workers=0, device=torch.device(device))
+    for open_feed in (open_training_feed, open_resident_feed):
         store = (
             open_store(clips, replace(config, USE_RAM_CACHE=True), budget_bytes=10**8, workers=0) if cached else None
         )
-        yield way(clips, config, wishes, steps=steps, seed=5, epochs=2, world=World(), store=store)
+        yield open_feed(clips, config, settings, steps=steps, seed=5, epochs=2, world=World(), store=store)
 
 
 def check_equal(config: DataConfig, device: str, **keys) -> None:
@@ -45,11 +45,12 @@ def check_equal(config: DataConfig, device: str, **keys) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("bins", [1, 5, 24, 30])
 def test_the_device_makes_the_same_batches_as_workers(demo: Path, device: str, bins: int):
-    turns = AugmentConfig(REVERSE=0.5)
-    check_equal(DataConfig(ROOT=str(demo.parent), CROP_SIZE=12, CLIP_LEN=3, NUM_VOXEL_BINS=bins, AUGMENT=turns), device)
+    augment = AugmentConfig(REVERSE=0.5)
+    config = DataConfig(ROOT=str(demo.parent), CROP_SIZE=12, CLIP_LEN=3, NUM_VOXEL_BINS=bins, AUGMENT=augment)
+    check_equal(config, device)
 
 
-def test_trims_stored_bytes_and_unflipped_uint8_streams_agree_too(demo: Path, tmp_path: Path):
+def test_trimmed_cached_and_unflipped_uint8_streams_agree_too(demo: Path, tmp_path: Path):
     import shutil
 
     config = DataConfig(ROOT=str(demo.parent), CROP_SIZE=16, CLIP_LEN=2, NUM_VOXEL_BINS=4, SPIKE_TRIM=(3, 2))
@@ -70,7 +71,7 @@ def test_a_damaged_file_is_replaced_as_by_workers(demo: Path, tmp_path: Path, de
     check_equal(DataConfig(ROOT=str(tree), CROP_SIZE=16, CLIP_LEN=2, NUM_VOXEL_BINS=4), device, cached=cached)
 
 
-def test_what_the_device_cannot_make_is_refused(demo: Path):
+def test_what_the_device_cannot_render_is_refused(demo: Path):
     config = DataConfig(ROOT=str(demo.parent), CROP_SIZE=16, CLIP_LEN=2, NUM_VOXEL_BINS=4)
     for changes, problem in (
         ({"SPIKE_REPR": "window"}, "SPIKE_REPR"),

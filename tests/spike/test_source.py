@@ -1,4 +1,4 @@
-"""A sample is the same crop of frames and spikes, turned together; and the stream of samples is one."""
+"""A sample is the same crop of frames and spikes with the same flips, and every way of loading gives the same one."""
 
 import hashlib
 import shutil
@@ -12,21 +12,21 @@ import torch
 from flatout.errors import ConfigError, DataError
 from flatout.feed import Feed, FeedConfig, Out, Plan
 from flatout.spike.config import AugmentConfig, DataConfig
-from flatout.spike.data.clip_set import ClipSet, Frame, SequenceFacts, open_clips
+from flatout.spike.data.clip_set import ClipFrame, ClipSet, SequenceFacts, open_clips
 from flatout.spike.data.frames import Frames
 from flatout.spike.data.precompute import write_voxels
-from flatout.spike.data.source import ClipSource, Turn, shown_of, turned
+from flatout.spike.data.source import ClipSource, ClipTransform, flip_and_rotate, representation_of
 from flatout.spike.data.stream_layout import Layout
 from flatout.spike.input import open_store, training_source
-from flatout.spike.step import pictures
+from flatout.spike.step import to_float_frames
 from tests.golden_cases import golden_cases
 
-TURNS = {
-    "hflip": Turn(hflip=True),
-    "vflip": Turn(vflip=True),
-    "rot90": Turn(rot90=True),
-    "all3": Turn(hflip=True, vflip=True, rot90=True),
-    "reverse": Turn(reverse=True),
+TRANSFORMS = {
+    "hflip": ClipTransform(hflip=True),
+    "vflip": ClipTransform(vflip=True),
+    "rot90": ClipTransform(rot90=True),
+    "all3": ClipTransform(hflip=True, vflip=True, rot90=True),
+    "reverse": ClipTransform(reverse=True),
 }
 
 
@@ -49,18 +49,18 @@ def test_samples_match_the_golden_arrays(case, tmp_path):
             cv2.imwrite(str(tmp_path / f"{part}{number}.png"), arrays[f"{part}_u8"][number][..., ::-1])
         (tmp_path / f"{number}.dat").write_bytes(arrays["dat_packed"][number].tobytes())
         paths = (str(tmp_path / name) for name in (f"blur{number}.png", f"sharp{number}.png", f"{number}.dat"))
-        listed.append(Frame(0, str(number), *paths, frames))
+        listed.append(ClipFrame(0, str(number), *paths, frames))
     facts = SequenceFacts("a", (height, width), Layout("packed", frames, spike_h, spike_w, True))
     clips = ClipSet("here", [facts], listed, np.arange(length)[None], np.ones((1, length), bool), False)
-    shown = shown_of(DataConfig(ROOT="", NUM_VOXEL_BINS=bins))
+    shown = representation_of(DataConfig(ROOT="", NUM_VOXEL_BINS=bins))
     source = ClipSource(clips, Frames(clips, shown), shown, crop=size)
     out = {name: np.zeros((1, *field.shape), field.dtype) for name, field in source.fields.items()}
-    *turn, name = key.split("/")
-    source._read_clip(0, [top, left], TURNS[turn[0]] if turn else Turn(), Out(out), 0)
+    *transform, name = key.split("/")
+    source._read_clip(0, [top, left], TRANSFORMS[transform[0]] if transform else ClipTransform(), Out(out), 0)
     if name == "spike_vox":
         assert np.array_equal(out["spikes"][0], arrays[key])
     else:
-        found = pictures(torch.from_numpy(out[name]))[0].numpy()
+        found = to_float_frames(torch.from_numpy(out[name]))[0].numpy()
         np.testing.assert_allclose(found, arrays[key], rtol=0, atol=1e-6)
 
 
@@ -79,17 +79,17 @@ def digest(source: ClipSource, workers: int) -> str:
     return total.hexdigest()
 
 
-@pytest.mark.parametrize(("lost", "said"), [(1, False), (2, True), (3, True)])
-def test_frames_without_a_partner_are_told_when_they_are_many(demo, tmp_path, caplog, lost, said):
+@pytest.mark.parametrize(("lost", "warns"), [(1, False), (2, True), (3, True)])
+def test_many_incomplete_frames_are_a_warning(demo, tmp_path, caplog, lost, warns):
     shutil.copytree(demo.parent, tmp_path / "tree")
     sequences = sorted((tmp_path / "tree/train").iterdir())
     for path in sorted((sequences[0] / "sharp").iterdir())[:lost]:
         path.unlink()
     open_clips(replace(config_of(demo), ROOT=str(tmp_path / "tree")), "train", scored=False)
-    assert (f"{lost} of 12 frames are in no clip: {sequences[0].name}: frame" in caplog.text) == said
+    assert (f"{lost} of 12 frames are in no clip: {sequences[0].name}: frame" in caplog.text) == warns
 
 
-def test_without_one_whole_clip_nothing_starts(demo, tmp_path):
+def test_without_a_complete_clip_nothing_starts(demo, tmp_path):
     shutil.copytree(demo.parent, tmp_path / "tree")
     for folder in (tmp_path / "tree/train").glob("*/sharp"):
         shutil.rmtree(folder)
@@ -119,9 +119,9 @@ def test_workers_cache_and_precomputed_voxels_do_not_change_the_stream(demo):
         assert np.array_equal(live[name], stored[name])
 
 
-def test_a_quarter_turn_is_counter_clockwise():
+def test_rotation_is_counter_clockwise():
     square = np.arange(9).reshape(3, 3)
-    found = turned(square, Turn(rot90=True), rows=0)
+    found = flip_and_rotate(square, ClipTransform(rot90=True), rows=0)
     assert all(found[y, x] == square[x, 2 - y] for y in range(3) for x in range(3))
 
 
@@ -138,19 +138,19 @@ def test_a_crop_that_does_not_fit_is_refused_with_the_sequence(demo):
         training_source(open_clips(config, "train", scored=False), config)
 
 
-def test_a_spike_file_that_goes_missing_is_named(demo, tmp_path):
+def test_a_missing_spike_file_is_named(demo, tmp_path):
     shutil.copytree(demo.parent, tmp_path / "tree")
     config = replace(config_of(demo), ROOT=str(tmp_path / "tree"))
     source = training_source(open_clips(config, "train", scored=False), config)
     for path in (tmp_path / "tree").glob("train/*/spike/*.dat"):
         path.unlink()
     out = {name: np.zeros((1, *field.shape), field.dtype) for name, field in source.fields.items()}
-    with pytest.raises(FileNotFoundError, match=r"sequence scene_00, frame 000001: its spike file is gone"):
-        source._read_clip(0, [0, 0], Turn(), Out(out), 0)
+    with pytest.raises(FileNotFoundError, match=r"sequence scene_00, frame 000001: its spike file is missing"):
+        source._read_clip(0, [0, 0], ClipTransform(), Out(out), 0)
 
 
 def damaged_tree(demo: Path, folder: Path, *names: str) -> tuple[Path, list[Path]]:
-    """A copy of the data whose files of these names, like scene_00/blur/000003, are damaged; and the files."""
+    """A copy of the data in which the files of these names, like scene_00/blur/000003, are damaged; and these files."""
     shutil.copytree(demo.parent, folder / "tree")
     paths = [next((folder / "tree/train").glob(f"{name}.*")) for name in names]
     for path in paths:
@@ -166,7 +166,7 @@ def test_clips_with_a_damaged_file_are_replaced_by_whole_ones(demo, tmp_path, na
     clips = open_clips(config, "train", scored=False)
     frame = next(n for n, each in enumerate(clips.frames) if str(path) in (each.blur, each.sharp))
     with_it = np.flatnonzero((clips.windows_NL == frame).any(1))
-    seen = []
+    contents = []
     for workers in (0, 2):
         store = open_store(clips, config, budget_bytes=10**8, workers=0) if cached else None
         source = training_source(clips, config, store)
@@ -175,16 +175,16 @@ def test_clips_with_a_damaged_file_are_replaced_by_whole_ones(demo, tmp_path, na
             batches = [batch.copy() for epoch in range(2) for batch in feed.epoch(epoch)]
             assert list(feed.bad_samples) == [frame if "blur" in name else len(clips.frames) + frame]
             assert feed.num_replaced == 2 * len(with_it)
-        shown = np.concatenate([batch.indices for batch in batches])
-        assert not np.isin(shown, with_it).any()
+        indices = np.concatenate([batch.indices for batch in batches])
+        assert not np.isin(indices, with_it).any()
         for batch in batches:
             assert np.array_equal(batch["score"], clips.score_NL[batch.indices])
-        seen.append([batch[field].tobytes() for batch in batches for field in sorted(batch.fields)])
-    assert seen[0] == seen[1]
+        contents.append([batch[field].tobytes() for batch in batches for field in sorted(batch.fields)])
+    assert contents[0] == contents[1]
     assert sum(f"File {path} is replaced by a substitute" in text for text in caplog.messages) == 2, "once by each feed"
 
 
-def test_a_stream_that_is_cut_while_training_is_replaced_too(demo, tmp_path):
+def test_a_stream_that_is_truncated_during_training_is_replaced_too(demo, tmp_path):
     shutil.copytree(demo.parent, tmp_path / "tree")
     config = replace(config_of(demo), ROOT=str(tmp_path / "tree"))
     source = training_source(open_clips(config, "train", scored=False), config)
@@ -198,7 +198,7 @@ def test_a_stream_that_is_cut_while_training_is_replaced_too(demo, tmp_path):
         assert source.where_item(item) == str(path) and "were found when the data set was opened" in cause
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "one byte more", "wrong geometry"])
+@pytest.mark.parametrize("damage", ["empty", "truncated", "one byte more", "wrong geometry"])
 def test_damaged_streams_are_found_before_training(demo, tmp_path, damage):
     shutil.copytree(demo.parent, tmp_path / "tree")
     victim = tmp_path / "tree/train/scene_01/spike/000004.dat"
@@ -207,13 +207,13 @@ def test_damaged_streams_are_found_before_training(demo, tmp_path, damage):
     if damage == "wrong geometry":
         config = replace(config, SPIKE_H=17, SPIKE_W=32)
     else:
-        victim.write_bytes({"empty": b"", "cut": content[:-5], "one byte more": content + b"x"}[damage])
+        victim.write_bytes({"empty": b"", "truncated": content[:-5], "one byte more": content + b"x"}[damage])
     with pytest.raises(ValueError, match=r"^Cannot reshape spike data: .*\.dat"):
         open_clips(config, "train", scored=False)
 
 
-def test_strange_but_whole_streams_are_read_and_told(demo, tmp_path, caplog):
-    """Files of nothing but zeros or ones, and one that has a single frame."""
+def test_unusual_but_complete_streams_are_read_with_a_warning(demo, tmp_path, caplog):
+    """Files of only zeros or only ones, and one with a single frame."""
     shutil.copytree(demo.parent, tmp_path / "tree")
     config = replace(config_of(demo), ROOT=str(tmp_path / "tree"))
     victim = tmp_path / "tree/train/scene_00/spike/000002.dat"
@@ -221,7 +221,7 @@ def test_strange_but_whole_streams_are_read_and_told(demo, tmp_path, caplog):
         victim.write_bytes(content)
         source = training_source(open_clips(config, "train", scored=False), config)
         out = {name: np.zeros((1, *field.shape), field.dtype) for name, field in source.fields.items()}
-        source._read_clip(0, [0, 0], Turn(), Out(out), 0)
+        source._read_clip(0, [0, 0], ClipTransform(), Out(out), 0)
         rate = out["spikes"][0, 1].sum(axis=0) / out["spike_frames"][0, 1].sum()
         assert rate.mean() == {0: 0.0, 255: 1.0, 85: 0.5}[content[0]]
     assert "leave some of the 4 voxel bins empty" in caplog.text
@@ -232,7 +232,7 @@ def test_strange_but_whole_streams_are_read_and_told(demo, tmp_path, caplog):
 
 
 @pytest.mark.parametrize(("kind", "channels"), [("window", 81), ("tfp", 4)])
-def test_streams_too_short_to_be_shown_are_found_before_training(demo, kind, channels):
+def test_streams_too_short_for_a_representation_are_found_before_training(demo, kind, channels):
     config = replace(config_of(demo), SPIKE_REPR=kind, NUM_VOXEL_BINS=channels, TFP_HALF_WINDOW=40)
     with pytest.raises(ValueError, match=r"\.dat: a (window|texture)"):
         open_clips(config, "train", scored=False)

@@ -1,4 +1,4 @@
-"""A training learns, can be stopped anywhere, and continues to the last bit; its files can be used."""
+"""A training learns, can be stopped anywhere and continues bit by bit; its files can be used."""
 
 import errno
 import json
@@ -18,7 +18,7 @@ from flatout.safefiles import atomic
 from flatout.safefiles.container import read_container
 from flatout.spike.config import ModelConfig, SpikeConfig, load_config
 from flatout.spike.model import Clip, DeblurNet
-from flatout.spike.predict import ready
+from flatout.spike.predict import load_predictor
 from flatout.spike.train import TrainOptions, train
 from tests.spike.test_source import damaged_tree
 
@@ -43,7 +43,7 @@ def on_cpu(**keys) -> TrainOptions:
 
 @pytest.fixture(scope="module")
 def trained(demo, tmp_path_factory) -> Path:
-    """The folder of an unbroken training."""
+    """The run folder of an uninterrupted training."""
     torch.set_num_threads(1)
     result = train(config_for(demo, tmp_path_factory.mktemp("unbroken") / "run"), on_cpu())
     assert result.finished and result.evaluation is not None
@@ -61,7 +61,7 @@ def test_it_learns(trained):
     assert log[-1]["num_frames"] == 6  # each frame of the test sequence, once
 
 
-def test_a_run_leaves_the_files_that_people_look_for(trained):
+def test_a_run_leaves_the_documented_files(trained):
     for name in ("config.yaml", "run.json", "log.jsonl", "ckpts/best.pt", "ckpts/last.pt", "metrics/epoch_000.json",
                  "metrics/val_step_2.json", "visuals/val_0000_00.png"):  # fmt: skip
         assert (trained / name).is_file(), name
@@ -70,7 +70,7 @@ def test_a_run_leaves_the_files_that_people_look_for(trained):
 
 @pytest.mark.parametrize("stops", [(2,), (3, 2), (1, 1, 1)])
 def test_a_training_that_was_stopped_ends_with_the_same_bits(demo, trained, tmp_path, stops):
-    """Stops fall inside accumulation windows too: the loop then finishes the window."""
+    """Some stops fall inside accumulation windows: the loop then finishes the window."""
     config = config_for(demo, tmp_path / "run")
     for stop in stops:
         assert not train(config, on_cpu(stop_after=stop)).finished
@@ -84,8 +84,8 @@ def test_a_training_that_was_stopped_ends_with_the_same_bits(demo, trained, tmp_
 
 
 @pytest.mark.parametrize("stops", [(), (6,)])
-def test_validations_fall_where_the_steps_say_also_within_an_epoch(demo, tmp_path, stops):
-    """Two optimizer steps make an epoch; the third one ends inside the second. A stop just there loses nothing."""
+def test_validations_are_made_every_so_many_steps_also_within_an_epoch(demo, tmp_path, stops):
+    """An epoch has two optimizer steps; the third ends inside the second epoch. A stop just there loses nothing."""
     config = config_for(demo, tmp_path / "run", "LOG.VAL_EVERY_STEPS=3", "TRAIN.EPOCHS=3")
     for stop in stops:
         assert not train(config, on_cpu(stop_after=stop)).finished
@@ -152,7 +152,7 @@ def test_wrong_weights_are_exit_code_4(demo, tmp_path, capsys):
     assert capsys.readouterr().err.startswith("flatout: ")
 
 
-def test_check_passes_on_sound_data_and_fails_on_a_flipped_stream(demo, capsys):
+def test_check_passes_on_valid_data_and_fails_on_a_flipped_stream(demo, capsys):
     words = ["spike", "check", "--config", str(demo), *(word for each in TINY for word in ("--set", each))]
     assert main(words) == 0
     out = capsys.readouterr().out
@@ -173,7 +173,7 @@ def test_exposure_times_come_from_an_align_log(demo, tmp_path, capsys):
     assert f"{log}:2" in capsys.readouterr().out
 
 
-def test_prepare_and_cache_answer_at_the_door(demo, tmp_path, capsys):
+def test_prepare_and_cache_work_as_commands(demo, tmp_path, capsys):
     assert main(["spike", "prepare", "--spike_root", str(tmp_path / "none")]) == 3
     assert "--spike_root" in capsys.readouterr().err
     rgb, spikes = tmp_path / "rgb", tmp_path / "spikes"
@@ -216,15 +216,15 @@ def test_the_wide_default_has_the_published_size():
     assert 16.9e6 < count < 17.3e6
 
 
-def test_ready_refuses_other_bins(demo, trained, tmp_path):
+def test_a_config_with_another_number_of_bins_is_refused(demo, trained, tmp_path):
     config = config_for(demo, tmp_path, "DATA.NUM_VOXEL_BINS=6")
     with pytest.raises(ValueError, match=r"4 spike channels.*says 6"):
-        ready(trained / "ckpts/best.pt", "cpu", config)
+        load_predictor(trained / "ckpts/best.pt", "cpu", config)
 
 
 @pytest.mark.slow
 def test_two_ranks_train_what_one_trains(demo, tmp_path):
-    """A step of two ranks sees the clips of a step of one, and its gradient is the same mean."""
+    """A step of two ranks has the same clips as a step of one, and its gradient is the same mean."""
     words = [word for each in (*TINY, "TRAIN.EPOCHS=2") for word in ("--set", each)]
     command = [
         sys.executable,
@@ -249,15 +249,15 @@ def test_two_ranks_train_what_one_trains(demo, tmp_path):
     assert all(torch.allclose(ours[key], theirs[key], rtol=1e-3, atol=1e-5) for key in theirs)
 
 
-# The end.
+# The end of a run
 
 
 @pytest.mark.parametrize("name", ["best.pt", "run.json"])
-def test_a_disk_that_is_full_at_the_end_costs_no_training(name, demo, tmp_path, monkeypatch):
-    """F15: best.pt is written before the state that counts on it, run.json after everything."""
+def test_a_disk_that_is_full_at_the_end_loses_no_training(name, demo, tmp_path, monkeypatch):
+    """F15: best.pt is written before the checkpoint that relies on it, run.json after everything."""
     config = config_for(demo, tmp_path / "run", "TRAIN.EPOCHS=1")
     whole = train(config_for(demo, tmp_path / "whole", "TRAIN.EPOCHS=1"), on_cpu())
-    train(config, on_cpu(stop_after=1))  # run.json of a new run needs room too
+    train(config, on_cpu(stop_after=1))  # run.json of a new run needs disk space too
 
     def check(path: Path, needed_bytes: int) -> None:
         if path.name == name:
@@ -280,7 +280,7 @@ def state_in(path: Path) -> dict[str, torch.Tensor]:
     return read_container(path)["weights"]["state"]  # type: ignore[index]
 
 
-def test_once_is_once(demo, tmp_path):
+def test_with_once_a_finished_run_is_not_repeated(demo, tmp_path):
     config = config_for(demo, tmp_path / "run", "TRAIN.EPOCHS=1")
     first, second = (train(config, on_cpu(once=True)) for _ in range(2))
     assert (first.folder, first.finished) == (second.folder, second.finished)

@@ -1,4 +1,4 @@
-"""Bins, counts and the other representations, against stored numbers."""
+"""Bins, counts and the other representations match stored values."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def voxels(path: Path):
 
 
 def representations(path: Path):
-    """The entries of the JSON and the arrays beside it, each with the stream they are made of."""
+    """The entries of the JSON file and the arrays beside it, each with the stream that it was made from."""
     facts = json.loads(path.read_text())
     streams = streams_beside(path) if (path.parent / "streams.json").exists() else {}
     stream = streams.get(facts.get("source_case"))
@@ -77,7 +77,7 @@ def test_voxels_match_the_golden_arrays(case):
 def test_other_representations_match_the_golden_arrays(case):
     key, expected, stream = case
     if stream is None and key != "centers25":
-        pytest.skip("the stream that this was made of is not in the golden folder")
+        pytest.skip("the stream that this was made from is not in the golden folder")
     spikes, _ = simulate(stream) if stream is not None else (np.empty(0), None)
     words = key.split("_")
     if key == "centers25":

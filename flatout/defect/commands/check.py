@@ -1,18 +1,18 @@
-"""flatout defect check: look at every file of a data set and say what would spoil a training."""
+"""flatout defect check: check every file of a data set before training."""
 
 import argparse
 
 DESCRIPTION = """\
-Look at every image and mask of a data set and say what would spoil a training: files that cannot be read, other sizes,
-values that are no numbers, planes without content, references that do not lie on target, masks that are missing.
-Nothing is changed.
+Check every image and mask of a data set for problems that would spoil a training: unreadable files, differing sizes,
+values that are not finite, planes without content, references that are not aligned with target, missing masks. No file
+is changed.
 """
 EPILOG = """\
 examples:
   flatout defect check R/train/good
   flatout defect check R --img_format png_jpg --all
 
-Exit code: 0 (also with warnings), 3 as soon as there is an error.
+Exit code: 0 without errors (warnings are allowed), 3 with at least one error.
 """
 
 
@@ -25,14 +25,20 @@ def main(argv: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("data", help="R/train/good, or the root R")
-    parser.add_argument("--img_format", default="tiff", choices=("tiff", "png_jpg"))
-    parser.add_argument("--patch_size", type=int, default=128, metavar="PX", help="default: %(default)s")
-    parser.add_argument("--all", action="store_true", help="show every place, not only the first of each kind")
+    parser.add_argument("data", help="folder of the training images, R/train/good, or the root R of a data set")
+    parser.add_argument(
+        "--img_format", default="tiff", choices=("tiff", "png_jpg"),
+        help="file format of the images (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--patch_size", type=int, default=128, metavar="PX",
+        help="side of the patches that will be trained on; images must not be smaller (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--all", action="store_true", help="list every finding, not only the first five of each kind")
     args = parser.parse_args(argv)
-    # Now, because help and mistakes are answered without NumPy.
-    from flatout.defect.check import check_data_set, refuse_bad
+    # Imported here so that help and argument errors do not load NumPy.
+    from flatout.defect.check import check_data_set, check_exit_code
 
     report = check_data_set(args.data, args.img_format, patch=args.patch_size)
     print("\n".join(report.lines(most=10**9 if args.all else 5)))
-    return refuse_bad(report)
+    return check_exit_code(report)

@@ -1,4 +1,4 @@
-"""flatout defect demo: a network trained from nothing, on strips that it draws itself."""
+"""flatout defect demo: generate strips, train on them and show the results."""
 
 import argparse
 import time
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from flatout.defect.options import TrainOptions
 
 DESCRIPTION = """\
-Draw strips, train a network on them with painted defects, and show what it finds in strips it has not seen. Under three
-minutes on two CPU cores, under one on a GPU. Interrupted with Ctrl-C it saves; the same command then continues.
+Generate strips, train a network on them with painted defects, and show what it finds in strips it has not seen. Takes
+less than three minutes on two CPU cores, less than one on a GPU. Ctrl-C saves; the same command then continues.
 """
 
 
-class Pace(NamedTuple):
-    """How much is trained: what fits the time that people have."""
+class DemoSize(NamedTuple):
+    """The size of the demo training."""
 
     images: int
     patch: int
@@ -23,8 +23,8 @@ class Pace(NamedTuple):
     epochs: int
 
 
-ON_CPU = Pace(images=6, patch=64, base_width=16, epochs=5)
-ON_GPU = Pace(images=48, patch=128, base_width=64, epochs=12)
+ON_CPU = DemoSize(images=6, patch=64, base_width=16, epochs=5)
+ON_GPU = DemoSize(images=48, patch=128, base_width=64, epochs=12)
 
 
 def main(argv: list[str]) -> int:
@@ -32,10 +32,15 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="flatout defect demo", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/defect-demo"), help="default: %(default)s")
-    parser.add_argument("--gpu_id", type=int, help="-1: the CPU (default: a GPU if there is one)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/defect-demo"), metavar="FOLDER",
+        help="folder for the data, the run and the results (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gpu_id", type=int, metavar="N", help="number of a GPU, or -1 for the CPU (default: a GPU if there is one)"
+    )
     args = parser.parse_args(argv)
-    # Now, because help and mistakes are answered without torch.
+    # Imported here so that help and argument errors do not load torch.
     from flatout.cli import show_log
     from flatout.defect.commands.flags import VERDICT_FLAGS
     from flatout.defect.demo_data import DemoDataConfig, write_demo_data
@@ -48,9 +53,9 @@ def main(argv: list[str]) -> int:
 
     show_log()
     options = TrainOptions(gpu_id=args.gpu_id)
-    pace = ON_GPU if choose_device(options.device).type == "cuda" else ON_CPU
+    size = ON_GPU if choose_device(options.device).type == "cuda" else ON_CPU
     began_s = time.monotonic()
-    data = write_demo_data(args.out / "data", DemoDataConfig(images=pace.images))
+    data = write_demo_data(args.out / "data", DemoDataConfig(images=size.images))
     observation = EngineObservation(
         images_per_step=options.bs,
         num_steps=None,
@@ -58,7 +63,7 @@ def main(argv: list[str]) -> int:
         own_flags=VERDICT_FLAGS,
     )
     with observation.observing():
-        result = train(_training(args.out, data, args.gpu_id, pace))
+        result = train(_training(args.out, data, args.gpu_id, size))
     trained_s = time.monotonic() - began_s
     test = TestOptions(
         model_path=str(result.folder / "weights/best.pt"),
@@ -66,28 +71,30 @@ def main(argv: list[str]) -> int:
         output_dir=str(args.out / "test"),
         gpu_id=args.gpu_id,
     )
-    outcome = predict(test)
-    print(f"\nAfter {trained_s:.0f} s of training, on strips it has not seen: {outcome}\n")
+    scores = predict(test)
+    print(f"\nAfter {trained_s:.0f} s of training, on strips it has not seen: {scores}\n")
     print(sweep_table(test))
-    print(f"\nLook at\n  {result.folder / 'examples.png'}   what it learned from")
-    print(f"  {args.out / 'test'}/bright_spots/*_result.png   what it sees in test strips; red: the truth")
-    print("The same with your own images: docs/defect.md")
+    print(f"\nLook at\n  {result.folder / 'examples.png'}   samples that it was trained on")
+    print(
+        f"  {args.out / 'test'}/bright_spots/*_result.png   heat maps of test strips; labelled defects outlined in red"
+    )
+    print("To do the same with your own images, see docs/defect.md.")
     print(observation.report(result.folder))
     return 0
 
 
-def _training(out: Path, data: Path, gpu_id: int | None, pace: Pace) -> "TrainOptions":
+def _training(out: Path, data: Path, gpu_id: int | None, size: DemoSize) -> "TrainOptions":
     from flatout.defect.options import TrainOptions
 
     return TrainOptions(
         training_dataset_path=str(data),
         checkpoint_path=str(out),
         name="train",
-        patch_size=pace.patch,
-        base_width=pace.base_width,
-        epochs=pace.epochs,
+        patch_size=size.patch,
+        base_width=size.base_width,
+        epochs=size.epochs,
         gpu_id=gpu_id,
-        # Two cores are better off without a second process beside the network's own threads.
-        num_workers="auto" if pace is ON_GPU else 0,
+        # On two cores, a worker process would compete with the network's own threads.
+        num_workers="auto" if size is ON_GPU else 0,
         use_mask=False,
     )

@@ -1,18 +1,19 @@
-"""flatout defect export: a network for whole images as an ONNX file."""
+"""flatout defect export: export a network for whole images as an ONNX file."""
 
 import argparse
 from pathlib import Path
 
 DESCRIPTION = """\
-Write a network as an ONNX file that takes whole images of one size in 0..255 and gives probabilities: cutting into
-patches and stitching is inside. The file is compared with ONNX Runtime where that is installed.
+Write a network as an ONNX file that takes whole images of one size, with values in 0..255, and returns probabilities:
+cropping of patches and stitching are part of the model. If ONNX Runtime is installed, the file is compared with the
+network before it is written.
 """
 EPILOG = """\
 example:
   flatout defect export --model_path runs/defect/exp/weights/best.pt --size 976 176 --output strip.onnx
 
-Exit code: 0, 2 wrong arguments or a package is missing, 3 images that cannot be read, 4 weights that cannot, 8 the file
-is not the network.
+Exit code: 0, 2 wrong arguments or a missing package, 3 unreadable images, 4 unreadable weights, 8 the exported model
+differs from the network.
 """
 
 
@@ -25,18 +26,32 @@ def main(argv: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--model_path", type=Path, required=True, metavar="FILE", help="weights: best.pt, or old.pth")
-    parser.add_argument("--size", type=int, nargs=2, default=(976, 176), metavar=("H", "W"), help="default: 976 176")
-    parser.add_argument("--patch_size", type=int, metavar="PX", help="default: as in training")
+    parser.add_argument(
+        "--model_path", type=Path, required=True, metavar="FILE", help="weights: best.pt, or a file of an older trainer"
+    )
+    parser.add_argument(
+        "--size", type=int, nargs=2, default=(976, 176), metavar=("H", "W"),
+        help="height and width of the images (default: 976 176)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--patch_size", type=int, metavar="PX", help="side of a patch in pixels (default: as in training)"
+    )
     parser.add_argument(
         "--precision", choices=("float32", "float16", "int8"), default="float32",
-        help="also write a smaller file beside it (default: %(default)s)",
+        help="float16 and int8 also write a smaller file of that precision beside it (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--calibrate", type=Path, metavar="FOLDER", help="images to take the ranges of int8 from")
-    parser.add_argument("--img_format", default="tiff", choices=("tiff", "png_jpg"), help="of these images")
-    parser.add_argument("--output", type=Path, metavar="FILE.onnx", help="default: beside the weights")
+    parser.add_argument(
+        "--calibrate", type=Path, metavar="FOLDER", help="with int8, required: images from which value ranges are taken"
+    )
+    parser.add_argument(
+        "--img_format", default="tiff", choices=("tiff", "png_jpg"),
+        help="file format of the calibration images (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.onnx", help="file to write (default: beside the weights, as .onnx)"
+    )
     args = parser.parse_args(argv)
-    # Now, because help and mistakes are answered without torch.
+    # Imported here so that help and argument errors do not load torch.
     from flatout.defect.export import export_file
 
     done = export_file(
@@ -52,6 +67,6 @@ def main(argv: list[str]) -> int:
         "not verified" if done.largest_difference is None else f"within {done.largest_difference:.1e} of the network"
     )
     if done.smaller is not None:
-        print(f"{done.smaller}: smaller, and not the same: compare their heat maps")
+        print(f"{done.smaller}: smaller, but its results differ: compare its heat maps before you use it")
     print(f"{done.path}: {done.path.stat().st_size / 2**20:.1f} MiB, {checked}")
     return 0

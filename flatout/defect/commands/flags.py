@@ -1,6 +1,6 @@
-"""The command lines of the defect job: words and a YAML file in, options out.
+"""Command-line parsing of the defect job: arguments and a YAML file to options.
 
-A YAML file given with --config holds the same names; flags come after it.
+A YAML file given with --config uses the names of the flags; flags override it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,11 @@ VERDICT_FLAGS = {
     r"flatout: --fast .*": "flatout: --graphs true",
     r".*--notest.*": "--use_mask false (no validation)",
 }
-"""What a profile advises -> the flag of a defect training for it."""
+"""Advice in a profile (regular expression) -> the corresponding flag of `flatout defect train`."""
 
 
-def judging_parser(prog: str, description: str, epilog: str, *, hidden: Sequence[str] = ()) -> FlagParser:
-    """Reads the flags of a test or a prediction."""
+def evaluation_parser(prog: str, description: str, epilog: str, *, hidden: Sequence[str] = ()) -> FlagParser:
+    """The parser of `flatout defect test` and `predict`; options in `hidden` get no flag."""
     parser = FlagParser(prog, description, epilog)
     add_config(parser)
     names = [each.name for each in fields(TestOptions) if each.name not in hidden]
@@ -33,8 +33,8 @@ def judging_parser(prog: str, description: str, epilog: str, *, hidden: Sequence
 
 
 def options_from(given: Mapping[str, Any], model: type[Options]) -> Options:
-    """What was given by name, and the YAML it names, ask for; ConfigError names every mistake."""
-    from flatout.config import build_config  # now, because help does not need pydantic
+    """Build options from values by name and from the YAML file under `config`; ConfigError lists every mistake."""
+    from flatout.config import build_config  # imported here because help does not need pydantic
     from flatout.yaml_strict import load_yaml
 
     given = dict(given)
@@ -43,17 +43,19 @@ def options_from(given: Mapping[str, Any], model: type[Options]) -> Options:
     if path is not None:
         content = load_yaml(path)
         if content is not None and not isinstance(content, dict):
-            raise ConfigError(f"{path}: write one `name: value` per line.")
+            raise ConfigError(f"{path}: expected one `name: value` per line.")
         values = {str(key): value for key, value in (content or {}).items()}
-        build_config(values, model, where=str(path))  # its own mistakes are told with its name
+        build_config(values, model, where=str(path))  # so that mistakes in the file are reported with its name
     given = {name: _ranges(value) if name == "amplitudes" else value for name, value in given.items()}
     return build_config(values | given, model)
 
 
 def add_config(parser: FlagParser) -> None:
-    parser.add_argument("--config", metavar="FILE.yaml", help="settings under the same names; flags come after it")
+    parser.add_argument(
+        "--config", metavar="FILE.yaml", help="YAML file with options under the names of the flags; flags override it"
+    )
 
 
 def _ranges(words: Sequence[str]) -> list[list[str]]:
-    """`60 8:12` means the magnitude 60, or a range from 8 to 12, each as likely."""
+    """Parse amplitudes: `60 8:12` is the value 60 and the range from 8 to 12, each equally likely."""
     return [[low, high or low] for low, _, high in (word.partition(":") for word in words)]

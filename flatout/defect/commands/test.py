@@ -1,29 +1,29 @@
-"""flatout defect test: heat maps of test images, and how good they are."""
+"""flatout defect test: compute heat maps of test images and score them."""
 
-from flatout.defect.commands.flags import judging_parser, options_from
+from flatout.defect.commands.flags import evaluation_parser, options_from
 from flatout.defect.options import TestOptions
 
 DESCRIPTION = """\
-Run a network over test images: a heat map, a picture and detections for each, and where masks are there, pixel and
-image AUROC, average precision, F1, IoU and the share of defects found at a few false detections per image.
+Run a network over test images. Writes a heat map, a plot and detections per image and, where masks exist, pixel and
+image AUROC, average precision, F1, IoU and the share of defects found at a given number of false detections per image.
 """
 EPILOG = """\
 examples:
   flatout defect test --model_path runs/defect/exp/weights/best.pt --test_path demo
   flatout defect test --model_path old.pth --test_path R/test --img_format png_jpg --gpu_id 0
 
-Exit code: 0, 2 wrong arguments, 3 images that cannot be read, 4 weights that cannot.
+Exit code: 0, 2 wrong arguments, 3 unreadable images, 4 unreadable weights.
 """
 
 
 def main(argv: list[str]) -> int:
     """Evaluate; returns the exit code."""
-    parser = judging_parser("flatout defect test", DESCRIPTION, EPILOG)
+    parser = evaluation_parser("flatout defect test", DESCRIPTION, EPILOG)
     options = options_from(parser.parse_typed(argv), TestOptions)
     from flatout.cli import show_log
 
     show_log()
-    # Now, because help and mistakes are answered without torch.
+    # Imported here so that help and argument errors do not load torch.
     from flatout.defect.predict import predict
 
     print(predict(options))

@@ -6,8 +6,9 @@ from flatout.defect.options import TrainOptions
 from flatout.runs import Given, TrainCommand, own_and_run_options
 
 DESCRIPTION = """\
-Train a segmentation network on defect-free images of target, ref1 and ref2. Defects are painted while it runs; images
-stay decoded, in GPU memory where there is one. Interrupted, it saves; the same command then continues.
+Train a segmentation network on defect-free images with the planes target, ref1 and ref2. Defects are painted during
+training; decoded images are kept in memory, in GPU memory if there is a GPU. When interrupted, the training saves; the
+same command then continues it.
 """
 EPILOG = """\
 examples:
@@ -16,13 +17,13 @@ examples:
   flatout defect train --training_dataset_path R/train/good/ --amplitudes 8:12 60:90 --partial_leak_prob 0.4
   flatout defect train --config strips.yaml --device 0,1            two GPUs; torchrun works too
 
-All names may stand in the YAML file too. docs/defect.md explains them.
-Exit code: 0, 75 interrupted and saved; see docs/exit-codes.md for the others.
+Every flag can also be set in the YAML file, under the same name. docs/defect.md explains the settings.
+Exit code: 0, 75 interrupted and saved; docs/exit-codes.md lists the others.
 """
 
 
 class DefectCommand(TrainCommand):
-    """Flags of the job are spelled as its trainers always did, those of runs with dashes; a YAML file holds both."""
+    """`flatout defect train`. Flags of the job are spelled with underscores, flags of runs with dashes."""
 
     def parser(self, prog: str) -> FlagParser:
         parser, defaults = FlagParser(prog, self.description, self.epilog), self.model()

@@ -1,8 +1,11 @@
-"""A file's bytes to the array that was stored in it, with its planes in the order target, ref1, ref2.
+"""Decodes the bytes of a file to the stored array, with planes in the order target, ref1, ref2.
 
-TIFF keeps the stored order. PNG and JPEG are taken in the order blue, green, red, because that is how the pictures of
-this kind have always been written and read: blue is target. Which decoder reads a TIFF follows from the file alone,
-not from what is installed, so that its values are always the same.
+TIFF keeps the stored order. PNG and JPEG are read in the order blue, green, red, which is how such files have always
+been written: blue is target. Which decoder reads a TIFF depends on the file alone and not on which packages are
+installed, so that its values are always the same.
+
+Dimension key:  R rows of a strip or tile   B bytes of a row   V values of a row   W pixels of a row
+                S samples per pixel   b bits or bytes of a value
 """
 
 import struct
@@ -17,36 +20,218 @@ from flatout.images import READABLE, Header, check_promise, described, for_openc
 if TYPE_CHECKING:
     import tifffile
 
+_TIFF_HEADS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+MAX_PAGES = 4
+MAX_BYTES = 1 << 30
+"""Maximum size of a file, and of the pixels that its header states: a hostile header can state anything."""
+MAX_EXPANSION = 16_384
+"""Maximum ratio of decoded size to file size; codecs reach it only for images of a single colour."""
 
-# TIFF pages made plain: what tifffile reads only with an extra package becomes an uncompressed page of whole bytes.
+_UNCOMPRESSED = 1
+_BY_TIFFFILE = (_UNCOMPRESSED, 8, 32946, 34925, 32773)
+"""Compressions that tifffile decodes without an extra package: none, deflate, LZMA, PackBits."""
+_JPEG = (6, 7)
+_TOGETHER = 1
+"""Planar configuration: the values of a pixel are stored together."""
+_AS_STORED = (1, 2, 6)
+"""Photometric interpretations that OpenCV does not change: grey, RGB, YCbCr."""
+
+
+def read_stored(path: str | Path) -> np.ndarray:
+    """Read the array stored in a file; OSError if it cannot be read, DecodeError if its content is invalid."""
+    with open(path, "rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if not content:
+        raise DecodeError("it is empty.")
+    if len(content) > MAX_BYTES:
+        raise DecodeError(f"it is larger than {MAX_BYTES >> 20} MiB.")
+    return decode(content)
+
+
+def decode(content: bytes) -> np.ndarray:
+    """As `read_stored`, from the bytes of a file; the first four decide whether it is a TIFF."""
+    return _decode_tiff(content) if content[:4] in _TIFF_HEADS else _decode_png_or_jpeg(content)
+
+
+def _decode_png_or_jpeg(content: bytes) -> np.ndarray:
+    """[H, W, 3] in the order B, G, R; grey becomes three equal planes, alpha is dropped."""
+    import cv2
+
+    header = _checked_header(content)
+    try:
+        image = cv2.imdecode(
+            np.frombuffer(for_opencv(content, header), np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH
+        )
+    except cv2.error as error:
+        raise DecodeError(f"it cannot be decoded: {error.err}.") from None
+    if image is None:
+        raise DecodeError(f"it is a damaged {header.format.upper()} file, or one of an unsupported kind.")
+    return np.asarray(image)
+
+
+def _checked_header(content: bytes) -> Header:
+    """Header of a PNG or JPEG file whose stated size fits into memory; DecodeError otherwise."""
+    try:
+        header = header_of(content)
+        check_promise(header, len(content))
+    except DecodeError as error:
+        raise DecodeError(f"it cannot be decoded: {error}.") from None
+    if header.format not in READABLE:
+        raise DecodeError(f"it is not a TIFF, PNG or JPEG file: {described(header.format)}.")
+    nbytes = header.width * header.height * 3 * (1 if header.bits <= 8 else 2)
+    if nbytes > MAX_BYTES:
+        raise DecodeError(
+            f"its header states {nbytes >> 20} MiB of pixels, more than the {MAX_BYTES >> 20} MiB allowed."
+        )
+    return header
+
+
+def _decode_tiff(content: bytes) -> np.ndarray:
+    """The stored array; of a file with several pages, the planes are the first axis."""
+    import io
+
+    import tifffile
+
+    try:
+        with tifffile.TiffFile(io.BytesIO(content)) as file:
+            stored = _stored_in(file, content)
+    except DecodeError:
+        raise
+    except (LookupError, ArithmeticError, TypeError) as error:  # tifffile trusted invalid values in the file
+        raise DecodeError(f"it is a truncated or damaged TIFF ({type(error).__name__} in tifffile).") from None
+    except Exception as error:  # broad, because tifffile may raise anything for invalid bytes
+        raise DecodeError(f"it cannot be decoded as TIFF: {' '.join(str(error).split())[:200]}.") from None
+    if not stored.size:
+        raise DecodeError("it is a TIFF without pixels.")
+    return stored
+
+
+def _stored_in(file: "tifffile.TiffFile", content: bytes) -> np.ndarray:
+    series = file.series[0]
+    parts = [series] if len(series.shape) != 2 else list(file.pages)
+    if len(parts) > MAX_PAGES:
+        raise DecodeError(f"it has {len(parts)} pages. Expected are three, target, ref1 and ref2, or four.")
+    nbytes = sum(part.nbytes for part in parts)
+    if nbytes > MAX_BYTES:
+        raise DecodeError(
+            f"its header states {nbytes >> 20} MiB of pixels, more than the {MAX_BYTES >> 20} MiB allowed."
+        )
+    if len({part.shape for part in parts}) > 1:
+        sizes = ", ".join(" x ".join(map(str, part.shape)) for part in parts)
+        raise DecodeError(f"its pages have different sizes: {sizes}.")
+    pages = [page.aspage() for page in (series.pages if parts == [series] else file.pages) if page is not None]
+    _check_data(pages, nbytes, len(content))
+    if any(page.compression in _JPEG for page in pages):
+        return _by_opencv(pages, content)
+    if any(needs_unpacking(page) for page in pages):
+        arrays = [_unpacked_array(page, content) for page in pages]
+        return np.stack(arrays).reshape(series.shape) if parts == [series] else _stacked(arrays)
+    try:
+        return _stacked([part.asarray() for part in parts])
+    except (ImportError, ValueError) as error:
+        if pages[0].compression in _BY_TIFFFILE:
+            raise
+        raise DecodeError(
+            f"its compression {compression_name(pages[0])} needs the package imagecodecs "
+            f"({' '.join(str(error).split())[:100]}): pip install imagecodecs, or save it uncompressed, or with "
+            "deflate or LZW."
+        ) from None
+
+
+def _check_data(pages: "list[tifffile.TiffPage]", nbytes: int, num_bytes: int) -> None:
+    """DecodeError unless all data lies within the file and is long enough: tifffile fills missing data with zeros."""
+    is_plain = True
+    for page in pages:
+        if not page.dataoffsets or len(page.dataoffsets) != len(page.databytecounts):
+            raise DecodeError("it does not state where its pixels are.")
+        for offset, count in zip(page.dataoffsets, page.databytecounts, strict=True):
+            if count <= 0 or offset + count > num_bytes:
+                raise DecodeError(
+                    f"it is truncated or damaged: {count} bytes of pixels at offset {offset} are not in the file."
+                )
+        is_plain &= page.compression == _UNCOMPRESSED and page.bitspersample in (8, 16, 32, 64)
+    if nbytes > num_bytes * (1 if is_plain else MAX_EXPANSION):
+        raise DecodeError(f"it states {nbytes} bytes of pixels, which do not fit into a file of {num_bytes} bytes.")
+
+
+def _unpacked_array(page: "tifffile.TiffPage", content: bytes) -> np.ndarray:
+    import io
+
+    import tifffile
+
+    with tifffile.TiffFile(io.BytesIO(unpacked_tiff(content, page) if needs_unpacking(page) else content)) as file:
+        return np.asarray((file.pages[0] if needs_unpacking(page) else file.pages[page.index]).asarray())
+
+
+def _stacked(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.stack(arrays) if len(arrays) > 1 else np.asarray(arrays[0])
+
+
+def _by_opencv(pages: "list[tifffile.TiffPage]", content: bytes) -> np.ndarray:
+    """Decode JPEG inside TIFF (8 bits, grey or interleaved colours), always by OpenCV, whatever else is installed."""
+    import cv2
+
+    found, images = cv2.imdecodemulti(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
+    arrays = [_stored_order(np.asarray(image)) for image in images] if found else []
+    is_usual = all(
+        page.tags.valueof(274, 1) == 1
+        and page.photometric in _AS_STORED
+        and (page.samplesperpixel == 1 or page.planarconfig == _TOGETHER)
+        for page in pages
+    )
+    # OpenCV may return invented pixels for what it cannot read.
+    if not is_usual or not _fit(arrays, pages[0], len(pages)):
+        raise DecodeError(
+            "it holds JPEG data of a kind that is not supported. Save it uncompressed, or with deflate or LZW."
+        )
+    return _stacked(arrays)
+
+
+def _stored_order(page: np.ndarray) -> np.ndarray:
+    """Undo OpenCV's reversed channel order, which would swap target and ref2."""
+    if page.ndim != 3 or page.shape[2] < 3:
+        return page
+    page = page.copy()
+    page[:, :, :3] = page[:, :, 2::-1]
+    return page
+
+
+def _fit(found: list[np.ndarray], first: "tifffile.TiffPage", num_pages: int) -> bool:
+    """Whether the decoded planes have the number, size and type that the file states."""
+    kind = (first.imagelength, first.imagewidth), first.dtype
+    planes = sum(page.shape[2] if page.ndim == 3 else 1 for page in found)
+    is_alike = all((page.shape[:2], page.dtype) == kind for page in found)
+    return is_alike and planes == first.samplesperpixel * num_pages
+
+
+# Unpacked TIFF pages: what tifffile reads only with an extra package is rewritten as an uncompressed page.
 #
-# So the values are those that are stored, whichever packages are installed. OpenCV unpacks the bytes (of LZW, and of
-# others for packed integers and floats), but of a page whose rows of bytes it takes for rows of grey pixels: left to
-# itself it scales 12 bits to 16, inverts MINISWHITE, obeys an orientation, and takes planes one after another for
-# colours.
+# The values are then the stored ones, whichever packages are installed. OpenCV decompresses the bytes (LZW, and other
+# codecs of packed integers and floats) from a synthetic grey page whose pixels are the bytes of a row. Given the real
+# page, it would scale 12 bits to 16, invert MINISWHITE, apply an orientation, and take separate planes for colours.
 
-_UNCOMPRESSED, _LZW = 1, 5
+_LZW = 5
 _UNPACKED = (_UNCOMPRESSED, _LZW, 8, 32946, 32773)
-"""Also deflate and PackBits. Of others, OpenCV makes black pictures."""
+"""Compressions that can be unpacked here: also deflate and PackBits. OpenCV decodes others as black images."""
 _GREY, _RGB = 1, 2
 _LONG = 4
 _SEPARATE = 2
 _UNSIGNED = 1
 _DIFFERENCES, _FLOAT_DIFFERENCES = 2, 3
 _WHOLE_BITS = (1, 8, 16, 32, 64)
-"""Bits per value that tifffile reads by itself."""
+"""Bits per value that tifffile reads without an extra package."""
 
 
-def needs_plain(page: "tifffile.TiffPage") -> bool:
-    """Whether tifffile alone cannot read a page, but `plain` can make one of it that it can."""
+def needs_unpacking(page: "tifffile.TiffPage") -> bool:
+    """Whether tifffile alone cannot read a page, but can read what `unpacked_tiff` makes of it."""
     if page.compression not in _UNPACKED:
         return False
     is_packed = page.bitspersample not in _WHOLE_BITS and page.sampleformat == _UNSIGNED
     return page.compression == _LZW or page.predictor == _FLOAT_DIFFERENCES or is_packed
 
 
-def plain(content: bytes, page: "tifffile.TiffPage") -> bytes:
-    """A TIFF of one page with the values of `page`; ValueError where they cannot be read."""
+def unpacked_tiff(content: bytes, page: "tifffile.TiffPage") -> bytes:
+    """A TIFF file with one uncompressed page that has the values of `page`; ValueError if they cannot be read."""
     is_separate = page.planarconfig == _SEPARATE
     samples, bits, order = page.samplesperpixel, page.bitspersample, page.parent.byteorder
     values = (page.tilewidth if page.is_tiled else page.imagewidth) * (1 if is_separate else samples)
@@ -81,11 +266,11 @@ def _uncompressed(content: bytes, page: "tifffile.TiffPage", segment: int, num_r
         return np.frombuffer(data, np.uint8, num_rows * row_bytes).reshape(num_rows, row_bytes)
     kind = int(page.compression), int(page.fillorder)
     if num_rows * row_bytes % 2 == 0:
-        # A row of an odd number of bytes and the next are one of words.
+        # Decoded as 16-bit pixels; two rows of an odd number of bytes make one row.
         by = 1 if row_bytes % 2 == 0 else 2
         found = _strip_by_opencv(data, kind, num_rows // by, row_bytes * by // 2, 16)
     else:
-        # Of words OpenCV wants all, of bytes it takes what there is: the words that there are tell whether that is all.
+        # OpenCV accepts truncated data for 8-bit pixels but not for 16-bit ones: a 16-bit decode detects truncation.
         height, width = (num_rows // 2, row_bytes) if num_rows > 1 else (1, row_bytes // 2)
         is_whole = width == 0 or _strip_by_opencv(data, kind, height, width, 16) is not None
         found = _strip_by_opencv(data, kind, num_rows, row_bytes, 8) if is_whole else None
@@ -95,7 +280,7 @@ def _uncompressed(content: bytes, page: "tifffile.TiffPage", segment: int, num_r
 
 
 def _strip_by_opencv(data: bytes, kind: tuple[int, int], height: int, width: int, bits: int) -> np.ndarray | None:
-    """Compressed data as a picture of grey, uint8 or uint16 [height, width]; None where it does not make one."""
+    """Compressed data decoded as a grey image, uint8 or uint16 [height, width]; None if that fails."""
     import cv2
 
     compression, fillorder = kind
@@ -121,7 +306,7 @@ def _wide(bits: int) -> int:
 
 
 def _widened(row_RB: np.ndarray, values: int, bits: int, order: str) -> np.ndarray:
-    """Packed integers as integers of whole bytes; rows begin with a byte of their own."""
+    """Widen packed integers to whole bytes; every row begins at a byte boundary."""
     bit_RVb = np.unpackbits(row_RB, axis=1, count=values * bits).reshape(len(row_RB), values, bits)
     wide = _wide(bits)
     padded_RVb = np.zeros((len(row_RB), values, wide), np.uint8)
@@ -130,13 +315,13 @@ def _widened(row_RB: np.ndarray, values: int, bits: int, order: str) -> np.ndarr
 
 
 def _summed(row_RB: np.ndarray, samples: int, dtype: np.dtype) -> np.ndarray:
-    """Values of differences from the pixel to the left."""
+    """Undo the predictor that stores differences from the pixel to the left."""
     row_RWS = row_RB.view(dtype).reshape(len(row_RB), -1, samples)
     return np.cumsum(row_RWS, axis=1, dtype=row_RWS.dtype.newbyteorder("=")).astype(dtype)
 
 
 def _summed_floats(row_RB: np.ndarray, samples: int, dtype: np.dtype) -> np.ndarray:
-    """Values of differences of bytes, the highest bytes of a row first, then the next (Adobe's technical note 3)."""
+    """Undo the floating-point predictor: byte differences, highest bytes of a row first (Adobe's technical note 3)."""
     byte_RB = np.cumsum(row_RB.reshape(len(row_RB), -1, samples), axis=1, dtype=np.uint8)
     byte_RbV = byte_RB.reshape(len(row_RB), dtype.itemsize, -1)
     value_RVb = np.ascontiguousarray(byte_RbV.transpose(0, 2, 1))
@@ -144,7 +329,7 @@ def _summed_floats(row_RB: np.ndarray, samples: int, dtype: np.dtype) -> np.ndar
 
 
 def _file(page: "tifffile.TiffPage", data: list[bytes], bits: int) -> bytes:
-    """A TIFF of one page with these strips or tiles, laid out as `page` is."""
+    """A TIFF file with one page of these strips or tiles, in the layout of `page`."""
     samples = page.samplesperpixel
     offsets_tag, counts_tag = (324, 325) if page.is_tiled else (273, 279)
     tags = {
@@ -176,7 +361,7 @@ def _starts(data: list[bytes], first: int) -> list[int]:
 
 
 def _header(byteorder: str, tags: dict[int, list[int]]) -> bytes:
-    """Everything before the data, all numbers as 32 bits; its length depends on how many they are, not on which."""
+    """TIFF header and tag directory, all numbers as 32 bits; its length depends on their count, not on their values."""
     entries, values = [], b""
     values_at = 8 + 2 + 12 * len(tags) + 4
     for tag, numbers in sorted(tags.items()):
@@ -187,180 +372,3 @@ def _header(byteorder: str, tags: dict[int, list[int]]) -> bytes:
     mark = b"II" if byteorder == "<" else b"MM"
     start = mark + struct.pack(f"{byteorder}HIH", 42, 8, len(entries))
     return start + b"".join(entries) + struct.pack(f"{byteorder}I", 0) + values
-
-
-_TIFF_HEADS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-MOST_PAGES = 4
-MOST_BYTES = 1 << 30
-"""Of a file, and of what it says it decodes to: a hostile header can promise anything."""
-MOST_FACTOR = 16_384
-"""Times the size of the file that compressed pixels may take; no codec reaches it but on a single colour."""
-
-_NONE = 1
-_BY_TIFFFILE = (_NONE, 8, 32946, 34925, 32773)
-"""Compressions that tifffile knows by itself: none, deflate, LZMA, PackBits."""
-_JPEG = (6, 7)
-_TOGETHER = 1
-"""Planar configuration: the values of a pixel one after another."""
-_AS_STORED = (1, 2, 6)
-"""Photometric interpretations that OpenCV does not change: grey, RGB, YCbCr."""
-
-
-def read_stored(path: str | Path) -> np.ndarray:
-    """The array in a file; OSError if it cannot be read, DecodeError if it makes no sense."""
-    with open(path, "rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if not content:
-        raise DecodeError("it is empty.")
-    if len(content) > MOST_BYTES:
-        raise DecodeError(f"it is larger than {MOST_BYTES >> 20} MiB.")
-    return decode(content)
-
-
-def decode(content: bytes) -> np.ndarray:
-    """As `read_stored`, from bytes; the kind is told by the first of them."""
-    return _decode_tiff(content) if content[:4] in _TIFF_HEADS else _decode_picture(content)
-
-
-def _decode_picture(content: bytes) -> np.ndarray:
-    """[H, W, 3] in the order B, G, R; grey becomes three equal planes, alpha is dropped."""
-    import cv2
-
-    header = _checked_header(content)
-    try:
-        picture = cv2.imdecode(
-            np.frombuffer(for_opencv(content, header), np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH
-        )
-    except cv2.error as error:
-        raise DecodeError(f"it cannot be decoded: {error.err}.") from None
-    if picture is None:
-        raise DecodeError(f"it is a damaged {header.format.upper()} file, or one of a rare kind.")
-    return np.asarray(picture)
-
-
-def _checked_header(content: bytes) -> Header:
-    """Header of a picture that, as far as it says, fits into memory."""
-    try:
-        header = header_of(content)
-        check_promise(header, len(content))
-    except DecodeError as error:
-        raise DecodeError(f"it cannot be decoded: {error}.") from None
-    if header.format not in READABLE:
-        raise DecodeError(f"it is no TIFF, PNG or JPEG file: {described(header.format)}.")
-    nbytes = header.width * header.height * 3 * (1 if header.bits <= 8 else 2)
-    if nbytes > MOST_BYTES:
-        raise DecodeError(f"it says it holds {nbytes >> 20} MiB.")
-    return header
-
-
-def _decode_tiff(content: bytes) -> np.ndarray:
-    """As stored; a file of several pages has its planes first."""
-    import io
-
-    import tifffile
-
-    try:
-        with tifffile.TiffFile(io.BytesIO(content)) as file:
-            stored = _stored_in(file, content)
-    except DecodeError:
-        raise
-    except (LookupError, ArithmeticError, TypeError) as error:  # a parser that trusted the file
-        raise DecodeError(f"it is a cut off or damaged TIFF ({type(error).__name__} in tifffile).") from None
-    except Exception as error:  # whatever a parser may raise for bytes that anybody made
-        raise DecodeError(f"it cannot be decoded as TIFF: {' '.join(str(error).split())[:200]}.") from None
-    if not stored.size:
-        raise DecodeError("it is a TIFF without pixels.")
-    return stored
-
-
-def _stored_in(file: "tifffile.TiffFile", content: bytes) -> np.ndarray:
-    series = file.series[0]
-    parts = [series] if len(series.shape) != 2 else list(file.pages)
-    if len(parts) > MOST_PAGES:
-        raise DecodeError(f"it has {len(parts)} pages. RunRequest are three, target, ref1 and ref2, or four.")
-    nbytes = sum(part.nbytes for part in parts)
-    if nbytes > MOST_BYTES:
-        raise DecodeError(f"it says it holds {nbytes >> 20} MiB.")
-    if len({part.shape for part in parts}) > 1:
-        sizes = ", ".join(" x ".join(map(str, part.shape)) for part in parts)
-        raise DecodeError(f"its pages have different sizes: {sizes}.")
-    pages = [page.aspage() for page in (series.pages if parts == [series] else file.pages) if page is not None]
-    _check_data(pages, nbytes, len(content))
-    if any(page.compression in _JPEG for page in pages):
-        return _by_opencv(pages, content)
-    if any(needs_plain(page) for page in pages):
-        arrays = [_plain_array(page, content) for page in pages]
-        return np.stack(arrays).reshape(series.shape) if parts == [series] else _stacked(arrays)
-    try:
-        return _stacked([part.asarray() for part in parts])
-    except (ImportError, ValueError) as error:
-        if pages[0].compression in _BY_TIFFFILE:
-            raise
-        raise DecodeError(
-            f"its compression {compression_name(pages[0])} needs the package imagecodecs "
-            f"({' '.join(str(error).split())[:100]}). Or save it uncompressed, or with deflate or LZW."
-        ) from None
-
-
-def _check_data(pages: "list[tifffile.TiffPage]", nbytes: int, num_bytes: int) -> None:
-    """Every part of the data in the file, and enough of it: what is missing, tifffile would fill with zeros."""
-    is_plain = True
-    for page in pages:
-        if not page.dataoffsets or len(page.dataoffsets) != len(page.databytecounts):
-            raise DecodeError("it does not say where its pixels are.")
-        for offset, count in zip(page.dataoffsets, page.databytecounts, strict=True):
-            if count <= 0 or offset + count > num_bytes:
-                raise DecodeError(f"it is cut off or damaged: {count} bytes of pixels at {offset} are not in the file.")
-        is_plain &= page.compression == _NONE and page.bitspersample in (8, 16, 32, 64)
-    if nbytes > num_bytes * (1 if is_plain else MOST_FACTOR):
-        raise DecodeError(f"it says it holds {nbytes} bytes of pixels, which {num_bytes} bytes of file cannot.")
-
-
-def _plain_array(page: "tifffile.TiffPage", content: bytes) -> np.ndarray:
-    import io
-
-    import tifffile
-
-    with tifffile.TiffFile(io.BytesIO(plain(content, page) if needs_plain(page) else content)) as file:
-        return np.asarray((file.pages[0] if needs_plain(page) else file.pages[page.index]).asarray())
-
-
-def _stacked(arrays: list[np.ndarray]) -> np.ndarray:
-    return np.stack(arrays) if len(arrays) > 1 else np.asarray(arrays[0])
-
-
-def _by_opencv(pages: "list[tifffile.TiffPage]", content: bytes) -> np.ndarray:
-    """JPEG inside TIFF, of 8 bits, grey or colours of a pixel together; OpenCV's pixels, whatever else is installed."""
-    import cv2
-
-    found, images = cv2.imdecodemulti(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
-    arrays = [_stored_order(np.asarray(image)) for image in images] if found else []
-    is_usual = all(
-        page.tags.valueof(274, 1) == 1
-        and page.photometric in _AS_STORED
-        and (page.samplesperpixel == 1 or page.planarconfig == _TOGETHER)
-        for page in pages
-    )
-    # What OpenCV cannot read it may make up.
-    if not is_usual or not _fit(arrays, pages[0], len(pages)):
-        raise DecodeError(
-            "it holds JPEG data of a kind that is not read. Save it uncompressed, or with deflate or LZW."
-        )
-    return _stacked(arrays)
-
-
-def _stored_order(page: np.ndarray) -> np.ndarray:
-    """OpenCV hands colours out reversed; without this, target and ref2 would change places."""
-    if page.ndim != 3 or page.shape[2] < 3:
-        return page
-    page = page.copy()
-    page[:, :, :3] = page[:, :, 2::-1]
-    return page
-
-
-def _fit(found: list[np.ndarray], first: "tifffile.TiffPage", num_pages: int) -> bool:
-    """Whether there are as many planes as the file says, of its size and kind."""
-    kind = (first.imagelength, first.imagewidth), first.dtype
-    planes = sum(page.shape[2] if page.ndim == 3 else 1 for page in found)
-    is_alike = all((page.shape[:2], page.dtype) == kind for page in found)
-    return is_alike and planes == first.samplesperpixel * num_pages

@@ -1,7 +1,7 @@
-"""Which files belong to a data set, in an order that is the same on every machine.
+"""Lists the files of a data set, in an order that is the same on every machine.
 
 R/train/good/*                       defect-free images, for training
-R/train/hard_negative_samples/*      optional: real images that must not fire
+R/train/hard_negative_samples/*      optional: hard negatives, real images in which nothing may be detected
 R/valid/{good,bright_spots}/*        optional: validation after every epoch
 R/ground_truth_valid/bright_spots/<stem>_mask.*
 R/test/{good,bright_spots}/*         and R/ground_truth/bright_spots/<stem>_mask.*
@@ -21,17 +21,17 @@ _TRUTH = {"valid": "ground_truth_valid", "test": "ground_truth"}
 
 
 @dataclass(frozen=True)
-class Judged:
-    """An image and what is known about it."""
+class EvaluationImage:
+    """An image to evaluate on, with its label if there is one."""
 
     path: Path
     mask: Path | None
-    """Where its defects are; None: nobody drew them."""
+    """File that marks its defects; None if there is none."""
     is_good: bool
-    """It has no defects, so its mask is empty."""
+    """Whether it is known to have no defects; its mask is then empty."""
 
     @property
-    def is_known(self) -> bool:
+    def is_labelled(self) -> bool:
         return self.is_good or self.mask is not None
 
 
@@ -42,14 +42,16 @@ def list_images(folder: str | Path, img_format: ImgFormat) -> list[Path]:
         raise DataError(f"{folder}: no such folder.")
     found = [path for path in folder.iterdir() if path.suffix.lower() in EXTENSIONS[img_format] and path.is_file()]
     if not found:
-        others = sorted({path.suffix.lower() for path in folder.iterdir() if path.is_file()})
-        there = f"; there are {', '.join(others)} files, see --img_format" if others else ""
-        raise DataError(f"{folder}: no {' or '.join(EXTENSIONS[img_format])} files{there}.")
+        others = sorted({path.suffix.lower() for path in folder.iterdir() if path.is_file() and path.suffix})
+        there = f"; it holds {', '.join(others)} files" if others else ""
+        known = {extension for extensions in EXTENSIONS.values() for extension in extensions}
+        advice = " Choose their format with --img_format." if known.intersection(others) else ""
+        raise DataError(f"{folder}: no {' or '.join(EXTENSIONS[img_format])} files{there}.{advice}")
     return sorted(found, key=lambda path: path.name)
 
 
 def root_of(training_path: str | Path) -> Path:
-    """The data set's root: the folder itself, or the one two above `R/train/good`, with or without a slash."""
+    """The root of a data set: the folder itself, or the one two levels above if the folder is `R/train/good`."""
     path = Path(training_path)
     if (path / "train" / GOOD).is_dir():
         return path
@@ -57,32 +59,32 @@ def root_of(training_path: str | Path) -> Path:
 
 
 def training_folder(training_path: str | Path) -> Path:
-    """Where the training images are, whether their folder or the root was named."""
+    """The folder of the training images, given that folder or the root of the data set."""
     path = Path(training_path)
     return path / "train" / GOOD if (path / "train" / GOOD).is_dir() else path
 
 
 def truth_folder(root: Path, split: Literal["valid", "test"]) -> Path:
-    """Where the masks of a split's defective images are."""
+    """The folder of the masks of a split's defective images."""
     return root / _TRUTH[split] / DEFECTIVE
 
 
-def list_judged(root: Path, split: Literal["valid", "test"], img_format: ImgFormat) -> list[Judged]:
-    """Images of a split, good ones first; empty if there is no such split."""
-    judged: list[Judged] = []
+def list_split(root: Path, split: Literal["valid", "test"], img_format: ImgFormat) -> list[EvaluationImage]:
+    """Images of a split, good ones first; empty if the split does not exist."""
+    images: list[EvaluationImage] = []
     for kind in (GOOD, DEFECTIVE):
         folder = root / split / kind
         if folder.is_dir() and any(folder.iterdir()):
             masks = _masks(truth_folder(root, split))
-            judged += [
-                Judged(path, None if kind == GOOD else masks.get(path.stem), is_good=kind == GOOD)
+            images += [
+                EvaluationImage(path, None if kind == GOOD else masks.get(path.stem), is_good=kind == GOOD)
                 for path in list_images(folder, img_format)
             ]
-    return judged
+    return images
 
 
 def _masks(folder: Path) -> dict[str, Path]:
-    """Masks by the stem of their image."""
+    """Mask files by the stem of their image."""
     if not folder.is_dir():
         return {}
     known = {extension for extensions in EXTENSIONS.values() for extension in extensions}

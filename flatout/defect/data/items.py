@@ -1,4 +1,7 @@
-"""Images of a run as a store keeps them: canonical, from files of three planes or from pairs."""
+"""Canonical images as a store keeps them, from files of three planes or from pairs of images.
+
+Dimension key:  C planes (target, ref1, ref2)   H W pixels
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,35 +13,34 @@ from flatout.defect.data.decode import read_stored
 from flatout.errors import DataError
 from flatout.feed import DecodeError
 
-# The one form in which all later code sees an image: float32, 0 to 255, planes target, ref1, ref2.
+# The canonical form of an image, which all other code uses: float32, 0 to 255, planes target, ref1, ref2.
 #
-# Done once per image, when it is decoded: per patch it would cost more than the patch itself.
-#
-# Dimension key:  C planes (target, ref1, ref2)   H W pixels
+# Images are converted once, when they are decoded: converting every patch would cost more than the patch itself.
 
 PLANES = 3
-TOP = 255.0
-MIDDLE = 127.5
+MAX_GREY = 255.0
+MID_GREY = 127.5
 _STORED = (PLANES, PLANES + 1)
-"""Planes a file may have; the fourth is a production mask and is dropped."""
+"""Numbers of planes that a file may have; the fourth is a production mask and is dropped."""
 _PLANES_FIRST_ABOVE = 4
-"""An array whose other sides are larger than this and whose first is 3 or 4 has its planes first."""
+"""The planes are the first axis if it has 3 or 4 entries and both other axes have more than this."""
 
 
 def canonical(stored: np.ndarray) -> np.ndarray:
-    """Any stored layout and range -> float32 [C, H, W] in 0..255, contiguous and new; DecodeError if it is no image.
+    """Convert any stored layout and range to a new, contiguous float32 [C, H, W] in 0..255; DecodeError if impossible.
 
-    Values outside of 0..255 anywhere in the three planes stretch all of them together; others stay as they are.
+    If any value of the three planes is outside of 0..255, all planes are rescaled together to 0..255; otherwise values
+    are kept.
     """
-    with np.errstate(over="ignore"):  # told below
+    with np.errstate(over="ignore"):  # reported below
         planes_CHW = np.ascontiguousarray(planes_first(stored), dtype=np.float32)
     if planes_CHW.base is stored or planes_CHW is stored:
         planes_CHW = planes_CHW.copy()
     low, high = float(planes_CHW.min()), float(planes_CHW.max())
-    # A sum would overflow on large finite values; extremes of an image with NaN are NaN.
+    # Minimum and maximum reveal NaN and infinity; a sum would overflow on large finite values.
     if not np.isfinite(low) or not np.isfinite(high):
-        raise DecodeError("it has values that are not finite. Mend the file, or leave it out.")
-    if low < 0 or high > TOP:
+        raise DecodeError("it has values that are not finite. Repair the file, or remove it.")
+    if low < 0 or high > MAX_GREY:
         _stretch(planes_CHW, low, high)
     return planes_CHW
 
@@ -49,14 +51,14 @@ def _stretch(planes_CHW: np.ndarray, low: float, high: float) -> None:
         return
     planes_CHW -= np.float32(low)
     planes_CHW /= np.float32(high - low)
-    planes_CHW *= np.float32(TOP)
+    planes_CHW *= np.float32(MAX_GREY)
 
 
 def planes_first(stored: np.ndarray) -> np.ndarray:
-    """The first three planes [C, H, W], before anything looks at their values; DecodeError if there are none."""
+    """The first three planes as [C, H, W], values unchanged; DecodeError if the array has no axis of planes."""
     if stored.ndim != 3 or stored.dtype.kind not in "uif" or stored.size == 0:
         raise DecodeError(
-            f"it holds {stored.dtype} of shape {stored.shape}. RunRequest are the three planes target, ref1 and ref2 "
+            f"it holds {stored.dtype} of shape {stored.shape}. Expected are the three planes target, ref1 and ref2 "
             "as numbers, in the first or in the last axis."
         )
     first, *sides = stored.shape
@@ -67,16 +69,19 @@ def planes_first(stored: np.ndarray) -> np.ndarray:
     raise DecodeError(f"it has shape {stored.shape}, which has no axis of 3 or 4 planes (target, ref1, ref2).")
 
 
+# Image files
+
 VERSION = "defect strips 1: float32 CHW, 0..255"
+"""Part of the key under which stores keep decoded images."""
 
 
 class Strips:
-    """Image files of one size, by number; float32 [3, H, W]. Fits `flatout.feed.Store` and `DeviceStore`."""
+    """Image files of one size by number, float32 [3, H, W]; the items of a `flatout.feed.Store` or `DeviceStore`."""
 
     parameters = VERSION
 
     def __init__(self, paths: Sequence[str | Path], *, shape_hw: tuple[int, int] | None = None) -> None:
-        """`shape_hw`: what every image must measure; None: as the first one that can be read, which is decoded now."""
+        """`shape_hw`: the size that every image must have; None: that of the first readable image, which is decoded."""
         self._paths = [str(path) for path in paths]
         self.shape_hw = shape_hw or self._shape_of_first()
 
@@ -94,17 +99,17 @@ class Strips:
 
     @property
     def item_bytes(self) -> int:
-        """Of one decoded image."""
+        """Bytes of one decoded image."""
         height, width = self.shape_hw
         return PLANES * height * width * 4
 
     def decode(self, index: int) -> np.ndarray:
         planes_CHW = read_canonical(self._paths[index])
         if planes_CHW.shape[1:] != self.shape_hw:
-            # Cropped at the places of another size, it would be trained on silently shifted.
+            # The patch grid of another size would silently crop at wrong positions.
             raise DecodeError(
-                f"{self._paths[index]}: it measures {_size(planes_CHW.shape[1:])}, the first image of this run "
-                f"{_size(self.shape_hw)}. All images of a run have one size."
+                f"{self._paths[index]}: it has {_size(planes_CHW.shape[1:])} pixels, the first image of this run "
+                f"{_size(self.shape_hw)}. All images of a run must have one size."
             )
         return planes_CHW
 
@@ -123,7 +128,7 @@ class Strips:
 
 
 def read_canonical(path: str | Path) -> np.ndarray:
-    """float32 [3, H, W] in 0..255 of a file; DecodeError names it."""
+    """Read a file as canonical planes, float32 [3, H, W] in 0..255; a DecodeError names the file."""
     try:
         return canonical(read_stored(path))
     except DecodeError as error:
@@ -131,12 +136,12 @@ def read_canonical(path: str | Path) -> np.ndarray:
 
 
 def read_mask(path: str | Path) -> np.ndarray:
-    """bool [H, W]: True on defects. Any layout; several planes count as one where all of them are equal or not."""
+    """Read a mask of any layout as bool [H, W], True on defects: where any of its planes is above 0."""
     stored = read_stored(path)
     if stored.ndim == 3:
         stored = stored.max(axis=0 if stored.shape[0] in (1, 3, 4) and min(stored.shape[1:]) > 4 else 2)
     if stored.ndim != 2:
-        raise DecodeError(f"{path}: a mask of shape {stored.shape} is no picture.")
+        raise DecodeError(f"{path}: a mask of shape {stored.shape} is not an image.")
     return np.asarray(stored > 0)
 
 
@@ -144,19 +149,19 @@ def _size(shape_hw: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape_hw))
 
 
-# Pairs of an inspected picture and a defect-free template as images of three planes.
+# Pairs of an inspected image and a defect-free template, as images of three planes.
 #
-#     P/temp/ID.*   template          P/test/ID.*   inspected board          P/mask/ID.*   its defects, where known
+#     P/temp/ID.*   template          P/test/ID.*   inspected board          P/mask/ID.*   its defects, if known
 #
-# There is only one template, so it serves as both references: ref2 is ref1 again. For training, whose defects are
-# painted, the template is target as well, and the recipe's shift and noise tell the planes apart.
+# There is only one template, so it is used as both references: ref2 repeats ref1. For training, where defects are
+# painted, the template is also target, and the planes differ by the shift and noise of the recipe.
 
 _BRIGHTNESS_BGR = np.array([0.114, 0.587, 0.299])
 _KINDS = (".jpg", ".jpeg", ".png", ".tif", ".tiff")
 
 
-class Pair(NamedTuple):
-    """Files of one board."""
+class BoardPair(NamedTuple):
+    """The files of one board."""
 
     name: str
     template: Path
@@ -164,33 +169,35 @@ class Pair(NamedTuple):
     mask: Path | None
 
 
-def list_pairs(folder: Path) -> list[Pair]:
-    """Pairs of a folder with temp/ and test/, sorted by name; DataError if one has no partner, or there are none."""
+def list_pairs(folder: Path) -> list[BoardPair]:
+    """Pairs of a folder with temp/ and test/, sorted by name; DataError if a template is missing, or all images are."""
     templates, inspected, masks = (_by_stem(folder / name) for name in ("temp", "test", "mask"))
     if not inspected:
-        raise DataError(f"{folder}: there are no pictures in {folder / 'test'}.")
-    if lonely := sorted(inspected.keys() - templates.keys()):
-        raise DataError(f"{inspected[lonely[0]]}: it has no template of the same name in {folder / 'temp'}.")
-    return [Pair(name, templates[name], inspected[name], masks.get(name)) for name in sorted(inspected)]
+        raise DataError(f"{folder}: there are no images in {folder / 'test'}.")
+    if unpaired := sorted(inspected.keys() - templates.keys()):
+        raise DataError(f"{inspected[unpaired[0]]}: there is no template of the same name in {folder / 'temp'}.")
+    return [BoardPair(name, templates[name], inspected[name], masks.get(name)) for name in sorted(inspected)]
 
 
-def read_pair(pair: Pair, *, align_px: int = 0) -> np.ndarray:
+def read_pair(pair: BoardPair, *, align_px: int = 0) -> np.ndarray:
     """Planes target (inspected), ref1 and ref2 (the template), uint8 [3, H, W].
 
-    `align_px`: move the template by up to so many whole pixels to where it fits best.
+    `align_px`: move the template by at most this many whole pixels to where it fits best.
     """
     target, reference = _grey(pair.inspected), _grey(pair.template)
     if target.shape != reference.shape:
-        raise DecodeError(f"{pair.inspected}: it measures {target.shape}, its template {reference.shape}.")
+        raise DecodeError(
+            f"{pair.inspected}: it has {_size(target.shape)} pixels, its template {_size(reference.shape)}."
+        )
     if align_px:
         reference = moved(reference, best_shift(target, reference, align_px))
     return np.stack((target, reference, reference))
 
 
 def best_shift(target_HW: np.ndarray, reference_HW: np.ndarray, most_px: int) -> tuple[int, int]:
-    """(dy, dx) by which the reference has to be moved to differ least from target; of equal ones the smallest.
+    """Shift (dy, dx) of the reference that makes it differ least from target; the smallest of equally good ones.
 
-    Every whole shift is tried on what all of them have in common: sums over a picture hardly see defects.
+    Every whole shift is tried on the area that all of them cover; defects hardly change a sum over an image.
     """
     height, width = target_HW.shape
     inner = target_HW[most_px : height - most_px, most_px : width - most_px].astype(np.int16)
@@ -206,20 +213,20 @@ def best_shift(target_HW: np.ndarray, reference_HW: np.ndarray, most_px: int) ->
 
 
 def moved(plane_HW: np.ndarray, shift_yx: tuple[int, int]) -> np.ndarray:
-    """A plane moved down and to the right by whole pixels; its edge is repeated."""
+    """A plane moved by whole pixels down and to the right; its edge is repeated."""
     rows, columns = (
         np.clip(np.arange(length) - by, 0, length - 1) for length, by in zip(plane_HW.shape, shift_yx, strict=True)
     )
     return np.asarray(plane_HW[rows[:, None], columns])
 
 
-def read_template(pair: Pair) -> np.ndarray:
+def read_template(pair: BoardPair) -> np.ndarray:
     """The template in all three planes, uint8 [3, H, W]: what synthetic defects are painted on."""
     return np.stack([_grey(pair.template)] * 3)
 
 
 def _grey(path: Path) -> np.ndarray:
-    """uint8 [H, W]; of a coloured picture its brightness, as OpenCV weighs it."""
+    """Read an image as grey, uint8 [H, W]; colours are weighted as OpenCV does."""
     stored = read_stored(path)
     if stored.ndim == 2:
         return np.asarray(stored)
@@ -229,8 +236,8 @@ def _grey(path: Path) -> np.ndarray:
 
 
 def _by_stem(folder: Path) -> dict[str, Path]:
-    return {path.stem: path for path in _pictures(folder)}
+    return {path.stem: path for path in _image_files(folder)}
 
 
-def _pictures(folder: Path) -> Iterator[Path]:
+def _image_files(folder: Path) -> Iterator[Path]:
     return (path for path in (folder.iterdir() if folder.is_dir() else ()) if path.suffix.lower() in _KINDS)

@@ -1,8 +1,8 @@
-"""How good is a network: heat maps of whole images, and numbers about them.
+"""Evaluation of a network: heat maps of whole images, and scores computed from them.
 
 Files:
 
-    evaluate  Judge a network on whole images: heat maps against masks, one image at a time
-    scores    What an evaluation found
-    sweep     How sure is a network of made-up defects, by strength and by the planes they are in?
+    evaluate  Evaluates a network on whole images: heat maps against masks, one image at a time
+    scores    Scores of an evaluation: pixel and image ranking, detections, recall
+    sweep     Mean probability of painted defects, by amplitude and by the planes they are in
 """

@@ -1,4 +1,7 @@
-"""What an evaluation found: scores against labels, points out of a heat map, and the numbers that come of it."""
+"""Scores of an evaluation: pixel and image ranking, detections, recall.
+
+Dimension key:  V bins of rising score   N scores   H W image   K dead pixels
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,22 +9,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Scores against labels: AUROC, average precision, best F1, over millions of pixels in constant memory.
+# Ranking: AUROC, average precision and best F1, over millions of pixels in constant memory.
 #
-# Scores are counted in bins, per class; every number here follows from the counts. Distinct scores as bins give exact
-# values. Pixels of whole data sets are binned by the upper half of their float32 pattern, which is monotonic and keeps
-# 0.8 % of the value: equal bins count as ties.
-#
-# Dimension key:  V bins, rising   N scores
+# Scores are counted per class in bins, and every value here is computed from the counts. One bin per distinct score
+# gives exact values. Pixels of whole data sets are binned by the upper half of their float32 bit pattern, which is
+# monotonic with a resolution of 0.8 %; scores in the same bin count as ties.
 
 _DROPPED_BITS = 16
 NUM_BINS = (0x3F800000 >> _DROPPED_BITS) + 1
-"""Patterns of the numbers from 0 to 1."""
+"""Number of truncated bit patterns from 0.0 to 1.0."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """How many of each class lie in each bin of rising score."""
+    """Number of positives and negatives per bin of rising score."""
 
     positive_V: np.ndarray
     negative_V: np.ndarray
@@ -30,7 +31,7 @@ class Ranking:
 
     @property
     def auroc(self) -> float | None:
-        """Probability that a positive outranks a negative, ties count half; None with one class only."""
+        """Probability that a positive outranks a negative, ties counting half; None if one class is missing."""
         positives, negatives = int(self.positive_V.sum()), int(self.negative_V.sum())
         if not positives or not negatives:
             return None
@@ -40,7 +41,7 @@ class Ranking:
 
     @property
     def average_precision(self) -> float | None:
-        """Area under precision over recall, by steps; None without positives."""
+        """Area under the precision-recall curve as a step function; None without positives."""
         hit_V, precision_V = self._curve()
         if hit_V[-1] == 0:
             return None
@@ -48,7 +49,7 @@ class Ranking:
         return float((gained_V * precision_V).sum() / hit_V[-1])
 
     def best_f1(self) -> tuple[float, float] | None:
-        """The best F1 and the score from which on it is reached; None without positives."""
+        """The best F1 and the threshold that gives it; None without positives."""
         hit_V, precision_V = self._curve()
         if hit_V[-1] == 0:
             return None
@@ -58,21 +59,21 @@ class Ranking:
         return float(f1_V[best]), float(self.score_V[::-1][best])
 
     def iou_at(self, threshold: float) -> float | None:
-        """Intersection over union of label and score >= threshold, to the width of a bin; None if both are empty."""
+        """Intersection over union of label and score >= threshold, exact to one bin; None if both are empty."""
         above_V = self.score_V >= threshold
         hits, false = self.positive_V[above_V].sum(), self.negative_V[above_V].sum()
         union = self.positive_V.sum() + false
         return float(hits / union) if union else None
 
     def _curve(self) -> tuple[np.ndarray, np.ndarray]:
-        """Hits and precision with ever lower thresholds, [V] each."""
+        """True positives and precision at falling thresholds, [V] each."""
         hit_V = np.cumsum(self.positive_V[::-1])
-        shown_V = hit_V + np.cumsum(self.negative_V[::-1])
-        return hit_V, hit_V / np.maximum(shown_V, 1)
+        predicted_V = hit_V + np.cumsum(self.negative_V[::-1])
+        return hit_V, hit_V / np.maximum(predicted_V, 1)
 
 
-def rank(labels_N: np.ndarray, scores_N: np.ndarray) -> Ranking:
-    """Exact: every distinct score is a bin."""
+def rank_scores(labels_N: np.ndarray, scores_N: np.ndarray) -> Ranking:
+    """Exact ranking: one bin per distinct score."""
     score_V, bin_N = np.unique(np.asarray(scores_N), return_inverse=True)
     is_positive_N = np.asarray(labels_N, np.bool_).reshape(-1)
     positive_V = np.bincount(bin_N.reshape(-1)[is_positive_N], minlength=len(score_V))
@@ -81,7 +82,7 @@ def rank(labels_N: np.ndarray, scores_N: np.ndarray) -> Ranking:
 
 
 class PixelCounts:
-    """Probabilities of any number of pixels, counted as they come."""
+    """Accumulates the probabilities of any number of pixels in bins."""
 
     def __init__(self) -> None:
         self._count_2V = np.zeros((2, NUM_BINS), np.int64)
@@ -97,13 +98,11 @@ class PixelCounts:
         return Ranking(self._count_2V[1], self._count_2V[0], score_V)
 
 
-# Points out of a heat map, and how many true defects are among the best of them.
-#
-# Dimension key:  H W image   K detections
+# Detections: local maxima of a heat map, and how many true defects are among the best of them.
 
 
 class Detection(NamedTuple):
-    """A place and how sure the network is."""
+    """A pixel position and its score."""
 
     y: int
     x: int
@@ -111,23 +110,25 @@ class Detection(NamedTuple):
 
 
 class DetectConfig(NamedTuple):
-    """How points are found."""
+    """How detections are found in a heat map."""
 
     top_pct: float = 0.01
-    """Share of an image's pixels that may be the centre of a detection."""
+    """Share of the pixels, those of highest probability, that may be the centre of a detection."""
     mask_radius: int = 20
-    """Around a detection, no other is looked for."""
+    """Minimum distance of two detections, in pixels."""
     score_window: int = 2
-    """Half side of the window that a score is taken from."""
+    """Half side of the window from which the score is computed."""
     score_topk: int = 3
+    """The score is the mean of this many largest values in the window."""
     max_per_image: int = 5
 
 
 DEAD_BEFORE, DEAD_AFTER = 5, 5
+"""Pixels before and after a dead pixel, along each axis, that are set to 0."""
 
 
 def detect(heat_HW: np.ndarray, config: DetectConfig | None = None) -> list[Detection]:
-    """The highest places one after the other, each away from those before it; the first in rows wins a tie."""
+    """Take the highest pixels greedily, each away from the ones before it; of equal ones, the first in row order."""
     config = config or DetectConfig()
     allowed_HW = heat_HW >= np.percentile(heat_HW, 100 * (1 - config.top_pct))
     y_H, x_W = np.ogrid[: heat_HW.shape[0], : heat_HW.shape[1]]
@@ -140,23 +141,25 @@ def detect(heat_HW: np.ndarray, config: DetectConfig | None = None) -> list[Dete
 
 
 def score_at(heat_HW: np.ndarray, y: int, x: int, config: DetectConfig) -> float:
-    """Mean of the largest values around a place; float64."""
+    """Mean of the `score_topk` largest values around a pixel, computed in float64."""
     reach = config.score_window
     window = heat_HW[max(y - reach, 0) : y + reach + 1, max(x - reach, 0) : x + reach + 1]
     return float(np.sort(window, axis=None)[-config.score_topk :].astype(np.float64).mean())
 
 
-class Located(NamedTuple):
-    """An image's detections and the one defect that is known in it, if any."""
+class ImageDetections(NamedTuple):
+    """The detections of an image, and the position of its one defect if the file name gives it."""
 
     detections: Sequence[Detection]
     truth_xy: tuple[float, float] | None
 
 
-def recall_at(images: Sequence[Located], nums: Sequence[int], *, match_radius: float = 3.0) -> Mapping[int, float]:
-    """Share of the known defects among the K best detections of all images, for each K; empty if none is known."""
-    num_known = sum(image.truth_xy is not None for image in images)
-    if not num_known:
+def recall_at(
+    images: Sequence[ImageDetections], nums: Sequence[int], *, match_radius: float = 3.0
+) -> Mapping[int, float]:
+    """Recall among the K best detections of all images, by K; empty if no image has a known defect."""
+    num_defects = sum(image.truth_xy is not None for image in images)
+    if not num_defects:
         return {}
     pooled = [
         (found.score, number, _hits(image, found, match_radius))
@@ -164,10 +167,10 @@ def recall_at(images: Sequence[Located], nums: Sequence[int], *, match_radius: f
         for found in image.detections
     ]
     pooled.sort(key=lambda entry: -entry[0])  # stable: equal scores stay in the order of the images
-    return {num: len({number for _, number, hit in pooled[:num] if hit}) / num_known for num in nums}
+    return {num: len({number for _, number, hit in pooled[:num] if hit}) / num_defects for num in nums}
 
 
-def _hits(image: Located, found: Detection, match_radius: float) -> bool:
+def _hits(image: ImageDetections, found: Detection, match_radius: float) -> bool:
     if image.truth_xy is None:
         return False
     x, y = image.truth_xy
@@ -175,7 +178,7 @@ def _hits(image: Located, found: Detection, match_radius: float) -> bool:
 
 
 def truth_in_name(stem: str) -> tuple[float, float] | None:
-    """The defect's place (x, y) at the end of a name like `strip_17#88,412`."""
+    """The position (x, y) of a defect at the end of a file stem like `strip_17#88,412`; None if there is none."""
     _, mark, text = stem.rpartition("#")
     parts = text.split(",")
     if not mark or len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
@@ -183,8 +186,8 @@ def truth_in_name(stem: str) -> tuple[float, float] | None:
     return float(parts[0]), float(parts[1])
 
 
-def silence_dead_pixels(heat_HW: np.ndarray, dead_xy_K2: np.ndarray) -> None:
-    """Set a box of ten by ten around each dead pixel to 0, in place."""
+def zero_dead_pixels(heat_HW: np.ndarray, dead_xy_K2: np.ndarray) -> None:
+    """Set a 10 x 10 box around each dead pixel to 0, in place."""
     for x, y in dead_xy_K2.tolist():
         heat_HW[max(y - DEAD_BEFORE, 0) : max(y + DEAD_AFTER, 0), max(x - DEAD_BEFORE, 0) : max(x + DEAD_AFTER, 0)] = 0
 
@@ -192,9 +195,9 @@ def silence_dead_pixels(heat_HW: np.ndarray, dead_xy_K2: np.ndarray) -> None:
 def recall_at_false_positives(
     hits: Sequence[tuple[float, int | None]], *, num_defects: int, num_images: int, per_image: float
 ) -> float | None:
-    """Share of defects found before there are more than so many false detections per image.
+    """Recall of defects at a maximum of `per_image` false detections per image; None without defects.
 
-    `hits`: score and the number of the defect each detection lies on, None if on none.
+    `hits`: the score of each detection, and the number of the defect that it hits or None.
     """
     if not num_defects:
         return None
@@ -210,41 +213,45 @@ def recall_at_false_positives(
     return len(found) / num_defects
 
 
-RANKS = (30, 50, 150, 500)
+# The result of an evaluation
+
+RECALL_AT = (30, 50, 150, 500)
+"""Numbers of detections at which recall@K is reported."""
 FALSE_POSITIVES = (0.1, 1.0)
-"""Per image, at which the recall of defects is told."""
+"""False detections per image at which the recall of defects is reported."""
 DEFAULT_THRESHOLD = 0.5
 
 
 @dataclass(frozen=True)
 class ImageRow:
-    """One line of the table of images."""
+    """One row of images.csv; the field names are its columns."""
 
     name: str
     is_defective: bool | None
-    """None: nobody knows."""
+    """None: not labelled."""
     peak: float
-    """Largest probability, the image's own score."""
+    """Largest probability, which is the score of the image."""
     num_defects: int
     num_found: int
-    """Of its defects, those with a detection on them."""
+    """Number of its defects that a detection hits."""
     num_detections: int
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Numbers over all images. What cannot be told, because a class or all truth is missing, is None."""
+class DefectEvaluation:
+    """The scores over all images; a score that cannot be computed because labels are missing is None."""
 
     pixels: Ranking
     images: Ranking
     rows: list[ImageRow]
-    located: list[Located] = field(default_factory=list)
+    image_detections: list[ImageDetections] = field(default_factory=list)
     hits: list[tuple[float, int | None]] = field(default_factory=list)
-    """Every detection: score and the number of the defect it lies on."""
-    num_judged: int = 0
+    """All detections on labelled images: score, and the number of the defect that is hit or None."""
+    num_labelled: int = 0
+    """Images with a mask, or known to be good."""
     seconds: float = 0.0
     chosen_threshold: float | None = None
-    """What was set beforehand; else the one that suits these images best."""
+    """A threshold set beforehand; None: the one with the best F1 on these images."""
 
     @property
     def num_defects(self) -> int:
@@ -252,7 +259,7 @@ class Outcome:
 
     @property
     def fitness(self) -> float:
-        """Pixel average precision: AUROC is near 1 for anything, with a pixel in two thousand positive."""
+        """Pixel average precision; AUROC is close to 1 for any network, because one pixel in 2000 is positive."""
         return self.pixels.average_precision or 0.0
 
     @property
@@ -274,15 +281,15 @@ class Outcome:
         }
         for per_image in FALSE_POSITIVES:
             scores[f"recall@{per_image:g}FP"] = recall_at_false_positives(
-                self.hits, num_defects=self.num_defects, num_images=self.num_judged, per_image=per_image
+                self.hits, num_defects=self.num_defects, num_images=self.num_labelled, per_image=per_image
             )
         return scores
 
     def recalls(self) -> Mapping[int, float]:
-        """Recall@K over the images whose name tells where their defect is."""
-        return recall_at(self.located, RANKS)
+        """Recall@K over the good images and those whose name gives the position of their defect."""
+        return recall_at(self.image_detections, RECALL_AT)
 
     def __str__(self) -> str:
-        shown = [f"{name} {'n/a' if value is None else f'{value:.4f}'}" for name, value in self.scores().items()]
-        shown += [f"recall@{num} {value:.3f}" for num, value in self.recalls().items()]
-        return "  ".join(shown)
+        texts = [f"{name} {'n/a' if value is None else f'{value:.4f}'}" for name, value in self.scores().items()]
+        texts += [f"recall@{num} {value:.3f}" for num, value in self.recalls().items()]
+        return "  ".join(texts)

@@ -1,7 +1,9 @@
-"""How sure is a network of made-up defects, by strength and by the planes they are in?
+"""Mean probability of painted defects, by amplitude and by the planes they are in.
 
-A good one is sure of target-only defects and of nothing else, at every strength that occurs. One that was trained on a
-narrow range fires on every strong difference outside of it: this table shows that before production does.
+A good network detects target-only defects and nothing else, at every amplitude that occurs. One that was trained on a
+narrow range of amplitudes also detects every strong difference outside of it, which this table reveals.
+
+Dimension key:  C planes   H W image   K defects
 """
 
 import numpy as np
@@ -9,45 +11,48 @@ import numpy as np
 from flatout.defect.data.items import read_canonical
 from flatout.defect.evaluate.evaluate import HeatMapper
 from flatout.defect.options import TestOptions
-from flatout.defect.predict import grid_for, images_of
+from flatout.defect.predict import grid_for, list_test_images
 from flatout.defect.synth.draw import IN_PLANE_GC
 from flatout.defect.synth.paint import paint
 from flatout.defect.synth.pool import Kernels
 from flatout.defect.weights import load_network
 from flatout.ranks import choose_device
 
-STRENGTHS = (10, 20, 40, 80)
+AMPLITUDES = (10, 20, 40, 80)
+"""In grey levels."""
 NAMES = ("T", "R1", "R2", "B")
-APART_PX = 24
+"""Groups of defects by the planes they are in; see `flatout.defect.synth.draw`."""
+SPACING_PX = 24
+"""Distance of neighbouring defects along each axis."""
 
 
 def sweep(mapper: HeatMapper, planes_CHW: np.ndarray) -> dict[str, list[float]]:
-    """Mean probability on the pixels of defects, by group, for every strength; half of them bright, half dark."""
+    """Mean probability on the pixels of painted defects, by group, for each amplitude; half bright, half dark."""
     kernels = Kernels.standard()
     return {
-        name: [_mean_probability(mapper, planes_CHW, kernels, group, strength) for strength in STRENGTHS]
+        name: [_mean_probability(mapper, planes_CHW, kernels, group, amplitude) for amplitude in AMPLITUDES]
         for group, name in enumerate(NAMES)
     }
 
 
 def sweep_table(options: TestOptions) -> str:
-    """The table for the first image of a test."""
+    """The table for the first test image."""
     network, weights = load_network(options.model_path)
-    device = choose_device(options.where)
-    first = images_of(options)[0].path
+    device = choose_device(options.resolved_device)
+    first = list_test_images(options)[0].path
     mapper = HeatMapper(network.to(device), grid_for(options, weights, first), device, untiled=options.untiled)
     found = sweep(mapper, read_canonical(first))
-    lines = ["mean probability   " + "".join(f"{f'+-{strength}':>8}" for strength in STRENGTHS)]
+    lines = ["mean probability   " + "".join(f"{f'+-{amplitude}':>8}" for amplitude in AMPLITUDES)]
     return "\n".join(
         lines + [f"  {name:<17}" + "".join(f"{value:8.3f}" for value in row) for name, row in found.items()]
     )
 
 
 def _mean_probability(
-    mapper: HeatMapper, planes_CHW: np.ndarray, kernels: Kernels, group: int, strength: float
+    mapper: HeatMapper, planes_CHW: np.ndarray, kernels: Kernels, group: int, amplitude: float
 ) -> float:
     height, width = planes_CHW.shape[1:]
-    y, x = np.meshgrid(*(np.arange(APART_PX // 2, side, APART_PX) for side in (height, width)), indexing="ij")
+    y, x = np.meshgrid(*(np.arange(SPACING_PX // 2, side, SPACING_PX) for side in (height, width)), indexing="ij")
     num = y.size
     sign_K = np.where(np.arange(num) % 2, -1.0, 1.0)
     painted, mask_HW = planes_CHW.copy(), np.zeros((height, width), np.bool_)
@@ -55,7 +60,7 @@ def _mean_probability(
         "num": np.array(num),
         "center": np.stack((x.reshape(-1), y.reshape(-1)), axis=1),
         "kernel": np.arange(num) // 2 % len(kernels),
-        "amplitude": ((sign_K * strength)[:, None] * IN_PLANE_GC[group]).astype(np.float32),
+        "amplitude": ((sign_K * amplitude)[:, None] * IN_PLANE_GC[group]).astype(np.float32),
         "labelled": np.ones(num, np.bool_),
     }
     paint(painted, mask_HW, sample, kernels, full_swing=False)

@@ -1,9 +1,9 @@
-"""Synthetic defects: drawn for whole batches first, then painted, with nothing left to chance in the painting.
+"""Synthetic defects: parameters are drawn for whole batches, then painted without further randomness.
 
 Files:
 
-    config  Which defects are drawn, how many, how strong: the recipe of a training's samples
-    draw    Every random number of a micro-batch, drawn before a pixel is touched
-    paint   Paint drawn defects and lines into patches, and disturb their planes
-    pool    The kernels of a run: standard spots, drawn shapes of circuit boards, and points seen through optics
+    config  Settings of sample synthesis: which defects, how many, how strong
+    draw    Draws all random parameters of a micro-batch before any pixel is touched
+    paint   Paints defects and lines into patches, and crops patches with disturbed planes
+    pool    Kernels, the shapes of defects: Gaussian spots, circuit-board shapes, optical diffraction patterns
 """

@@ -1,4 +1,4 @@
-"""Which defects are drawn, how many, how strong: the recipe of a training's samples."""
+"""Settings of sample synthesis: which defects, how many, how strong."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,74 +12,79 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class SynthConfig:
-    """How samples are made of clean patches."""
+    """How samples are made from defect-free patches."""
 
     defect_share: float = 0.5
-    """Of patches that are neither hard negatives nor get lines."""
+    """Share of samples with defects, among those that are neither hard negatives nor samples with lines."""
     num_defects: tuple[int, int] = (3, 8)
-    """Both ends included."""
+    """Minimum and maximum number of defects of a sample, both included."""
     amplitudes: tuple[Range, ...] = ((60.0, 60.0), (80.0, 80.0))
-    """Magnitudes: one of these ranges, each as likely, then uniform inside it; the sign is random."""
+    """Ranges of magnitudes, in grey levels: one range is chosen, each equally likely, then a uniform value within it.
+    The sign is random."""
     margin: int = 5
-    """Pixels between a centre and the patch's edge; for kernels larger than the standard ones, around their box."""
+    """Minimum distance of a centre from the patch's edge, in pixels. In other modes than gaussian, the whole box of a
+    kernel is kept inside instead."""
     min_target_only: int = 1
-    """Fewest defects that are in target alone; 0 gives defect patches with an empty label."""
+    """Minimum number of defects that are in target alone; 0 allows samples with defects and an empty label."""
 
     partial_leak_prob: float = 0.0
-    """Probability that a target-only defect shows weakly in one reference. The label stays."""
+    """Probability that a target-only defect also shows weakly in one reference. It stays labelled."""
     partial_leak_scale: Range = (0.2, 0.7)
+    """Range of its amplitude there, as a share of that in target."""
 
     hard_negative_ratio: float = 0.0
-    """Share of samples that are crops of real images which must not fire."""
+    """Share of samples that are crops of hard negatives, real images in which nothing may be detected."""
     line_ratio: float = 0.0
-    """Share of samples with 1 to 3 lines that differ between the planes, and an empty label."""
+    """Share of samples with 1 to 3 lines that are stronger in target than in the references; their label is empty."""
 
     mode: DefectMode = "gaussian"
-    """Spots; diffraction patterns; or larger shapes with full swing, as on circuit boards."""
+    """gaussian: spots; psf: diffraction patterns; board: larger shapes with full swing, as on circuit boards."""
 
     shift_px: float = 0.0
-    """Largest shift of a reference against target, in x and in y: whole and sub-pixel misalignment."""
+    """Maximum shift of a reference against target in x and in y, in pixels; shifts are fractional."""
     noise: float = 0.0
-    """Standard deviation of noise in each plane, in grey levels."""
+    """Standard deviation of the noise in each plane, in grey levels."""
     edge_noise: float = 0.0
-    """Noise in proportion to the local step between neighbouring pixels: ragged edges."""
+    """Noise in proportion to the local difference of neighbouring pixels, which makes edges ragged."""
     gain: float = 0.0
-    """Largest relative change of a plane's contrast."""
+    """Maximum relative change of a plane's contrast."""
     offset: float = 0.0
-    """Largest change of a plane's brightness, in grey levels."""
+    """Maximum change of a plane's brightness, in grey levels."""
     steepness: float = 1.0
-    """Contrast around the middle grey, applied after shift and noise: a scanner that tells black from white only has
-    full steps at every edge, wherever it sees it."""
+    """Contrast factor around middle grey, applied after shift and noise. In black-and-white scans, every edge is a full
+    step even after a sub-pixel shift; interpolation would make it grey."""
     one_reference: bool = False
-    """There is one reference only: ref2 is ref1 again, and a difference to both says no more than to one."""
+    """There is only one reference: ref2 repeats ref1, with the same shift, noise and defects."""
 
     def __post_init__(self) -> None:
         low, high = self.num_defects
         if not 2 <= low <= high <= 64:
             raise ConfigError(
-                f"num_defects_range={low} {high}: the first must be 2 or more (one defect alone cannot be shared out "
-                "among target and references), the second not smaller, and 64 at most."
+                f"num_defects_range={low} {high}: the first number must be 2 or more (a single defect cannot be "
+                "divided between target and references), the second must not be smaller, nor above 64."
             )
         for name in ("defect_share", "partial_leak_prob", "hard_negative_ratio", "line_ratio"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must lie in 0..1.")
+                raise ConfigError(f"{name}={getattr(self, name)}: it must lie in 0..1.")
         if self.hard_negative_ratio + self.line_ratio > 1:
-            raise ConfigError("hard_negative_ratio and line_ratio together exceed 1.")
+            raise ConfigError(
+                f"hard_negative_ratio={self.hard_negative_ratio} and line_ratio={self.line_ratio} together exceed 1."
+            )
         if self.min_target_only not in (0, 1):
-            raise ConfigError(f"min_target_only={self.min_target_only} must be 0 or 1.")
+            raise ConfigError(f"min_target_only={self.min_target_only}: it must be 0 or 1.")
         for name in ("shift_px", "noise", "edge_noise", "gain", "offset", "steepness", "margin"):
             if not 0 <= getattr(self, name) < 256:
-                raise ConfigError(f"{name}={getattr(self, name)} must not be negative, nor 256 or more.")
+                raise ConfigError(f"{name}={getattr(self, name)}: it must be at least 0 and below 256.")
         for each in (*self.amplitudes, self.partial_leak_scale):
             if not 0 <= each[0] <= each[1]:
-                raise ConfigError(f"{list(each)} is no range: write the smaller number first, neither below 0.")
+                raise ConfigError(f"{list(each)} is not a range: write the smaller number first, neither below 0.")
 
     @property
-    def disturbs(self) -> bool:
-        """Whether planes are moved, scaled or made noisy before anything is painted."""
+    def has_disturbances(self) -> bool:
+        """Whether planes are shifted, rescaled or made noisy before defects are painted."""
         return self.steepness != 1 or any((self.shift_px, self.noise, self.edge_noise, self.gain, self.offset))
 
     @property
-    def reads_pixels(self) -> bool:
-        """Whether a defect's sign and label follow from what is under it: full swing is visible one way only."""
+    def sign_from_pixels(self) -> bool:
+        """Whether a defect's sign and label depend on the pixels under it: at full swing only one sign is visible."""
         return self.mode == "board"

@@ -1,8 +1,9 @@
-"""Every random number of a micro-batch, drawn before a pixel is touched; each row follows from its position alone.
+"""Draws all random parameters of a micro-batch before any pixel is touched; each row depends on its position alone.
 
-What comes out are explicit parameters, the same for painting on the CPU and on a GPU.
+The result are explicit parameters, the same for painting on the CPU and on a GPU.
 
-Dimension key:  M samples   K places for defects   C planes   L lines
+Dimension key:  M samples   K defects per sample at most   C planes (target, ref1, ref2)   L lines   G groups
+                R ranges of amplitudes   Q kernels
 """
 
 from collections.abc import Callable, Mapping
@@ -13,37 +14,35 @@ from flatout.defect.synth.config import SynthConfig
 from flatout.defect.synth.pool import Kernels
 from flatout.feed import keyed_uniform
 
-# Which planes a defect goes into: smart allocation over whole batches.
+# Allocation: which planes a defect is painted into, decided for whole batches.
 #
-#     T   target alone: this is what the label marks          R1  target and ref1
+#     T   target alone: these are labelled                    R1  target and ref1
 #     B   all three planes                                    R2  target and ref2
-#
-# Dimension key:  M samples   K places for defects   C planes (target, ref1, ref2)
 
 T, R1, R2, B = range(4)
-MOST_TARGET_ONLY = 2
+MAX_TARGET_ONLY = 2
 IN_PLANE_GC = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1], [1, 1, 1]], np.bool_)
-"""Whether a defect of a group is painted in a plane."""
+"""Whether a defect of a group is painted into a plane."""
 
 
 def num_target_only(num_M: np.ndarray, uniform_M: np.ndarray, *, least: int = 1) -> np.ndarray:
-    """How many of n defects are in target alone: uniform on {least, ..., min(2, n // 2)}; int64 [M]."""
-    most_M = np.minimum(MOST_TARGET_ONLY, num_M // 2)
+    """Number of the n defects that are in target alone: uniform on {least, ..., min(2, n // 2)}; int64 [M]."""
+    most_M = np.minimum(MAX_TARGET_ONLY, num_M // 2)
     return np.asarray(least + (uniform_M * (most_M - least + 1)).astype(np.int64))
 
 
-def ranks(key_MK: np.ndarray, num_M: np.ndarray) -> np.ndarray:
-    """A random order of the first n places by random keys: the place of each in it, int64 [M, K]."""
+def random_ranks(key_MK: np.ndarray, num_M: np.ndarray) -> np.ndarray:
+    """Rank of each of the first n defects in a random order given by random keys, int64 [M, K]."""
     unused_MK = np.arange(key_MK.shape[1]) >= num_M[:, None]
     order_MK = np.argsort(np.where(unused_MK, 2.0, key_MK), axis=1, kind="stable")
-    return np.argsort(order_MK, axis=1)  # the inverse of an order
+    return np.argsort(order_MK, axis=1)  # the inverse permutation
 
 
 def groups_by_rank(rank_MK: np.ndarray, num_M: np.ndarray, target_only_M: np.ndarray, coin_M: np.ndarray) -> np.ndarray:
-    """Group of each place, int64 [M, K]; meaningless from place n on.
+    """Group of each defect, int64 [M, K]; undefined from defect n on.
 
-    The first t of the order are T. Of the r that follow, r // 3 are R1, as many R2, and all the rest B; a single one is
-    R1 or R2, as the coin (bool [M]: R2) says.
+    The first t in the order are T. Of the r that follow, r // 3 are R1, as many R2, and the rest B; if r is 1, the
+    defect is R2 where `coin_M` (bool) is true, else R1.
     """
     after_MK = rank_MK - target_only_M[:, None]
     rest_M = num_M - target_only_M
@@ -53,13 +52,18 @@ def groups_by_rank(rank_MK: np.ndarray, num_M: np.ndarray, target_only_M: np.nda
     return np.asarray(np.where(after_MK < 0, T, group_MK))
 
 
-MOST_LINES = 3
+# Parameters of samples
+
+MAX_LINES = 3
 PLAIN, DEFECTS, LINES, HARD_NEGATIVE = range(4)
 """Kinds of samples."""
+NOISE_POSITIONS = 512
+"""Positions along each axis of the noise table at which the noise of a plane may begin."""
 
-_BASE, _PER_PLACE, _PER_LEAK, _PER_LINE, _PER_PLANE = 6, 6, 3, 5, 6
+_BASE, _PER_DEFECT, _PER_LEAK, _PER_LINE, _PER_PLANE = 6, 6, 3, 5, 6
+"""Random numbers per sample, defect, leak, line and plane."""
 _BOX_MARGIN = 2
-"""Around the box of kernels that are larger than the standard ones."""
+"""Pixels between the box of a kernel and the patch's edge, in other modes than gaussian."""
 
 
 def draw_samples(
@@ -71,21 +75,22 @@ def draw_samples(
     epoch: int,
     positions_M: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """Parameters of M samples, by name; see `_defects`, `_lines` and `_disturbances` for what they are."""
-    places = config.num_defects[1]
-    # What a recipe does not use is not drawn; and it stands last, so that switching it on changes nothing before it.
-    leaks = _PER_LEAK * places if config.partial_leak_prob else 0
-    lines = 1 + _PER_LINE * MOST_LINES if config.line_ratio else 0
-    planes = _PER_PLANE * 3 if config.disturbs else 0
-    first_leak = _BASE + _PER_PLACE * places
+    """Parameters of M samples by name, as `_defects`, `_lines` and `_disturbances` describe them."""
+    max_defects = config.num_defects[1]
+    # Features that are off draw no numbers. Their numbers come last, so that switching one on leaves the others as
+    # they are.
+    leaks = _PER_LEAK * max_defects if config.partial_leak_prob else 0
+    lines = 1 + _PER_LINE * MAX_LINES if config.line_ratio else 0
+    planes = _PER_PLANE * 3 if config.has_disturbances else 0
+    first_leak = _BASE + _PER_DEFECT * max_defects
     uniform = keyed_uniform(seed, epoch, positions_M, first_leak + leaks + lines + planes)
     first_line, first_plane = first_leak + leaks, first_leak + leaks + lines
-    base, per_place, leak = uniform[:, :_BASE], uniform[:, _BASE:first_leak], uniform[:, first_leak:first_line]
+    base, per_defect, leak = uniform[:, :_BASE], uniform[:, _BASE:first_leak], uniform[:, first_leak:first_line]
     line, plane = uniform[:, first_line:first_plane], uniform[:, first_plane:]
     kind_M = _kinds(config, base[:, 0])
     draws = {"kind": kind_M, "crop": base[:, 4:6]}
-    leak_MK3 = leak.reshape(len(base), places, _PER_LEAK) if leaks else None
-    draws |= _defects(config, kernels, patch_hw, kind_M, base, per_place.reshape(len(base), places, -1), leak_MK3)
+    leak_MK3 = leak.reshape(len(base), max_defects, _PER_LEAK) if leaks else None
+    draws |= _defects(config, kernels, patch_hw, kind_M, base, per_defect.reshape(len(base), max_defects, -1), leak_MK3)
     if lines:
         draws |= _lines(line)
     if planes:
@@ -109,16 +114,16 @@ def _defects(
     patch_hw: tuple[int, int],
     kind_M: np.ndarray,
     base: np.ndarray,
-    place_MK6: np.ndarray,
+    defect_MK6: np.ndarray,
     leak_MK3: np.ndarray | None,
 ) -> dict[str, np.ndarray]:
-    """`num` int32 [M]; `center` int32 [M, K, 2] (x, y); `kernel` int32 [M, K]; `amplitude` float32 [M, K, C], 0 where
-    a plane does not get it; `labelled` bool [M, K]."""
+    """`num` int32 [M]; `center` int32 [M, K, 2] (x, y); `kernel` int32 [M, K]; `amplitude` float32 [M, K, C], 0 in
+    planes without the defect; `labelled` bool [M, K]."""
     low, high = config.num_defects
     num_M = low + (base[:, 1] * (high - low + 1)).astype(np.int64)
     target_only_M = num_target_only(num_M, base[:, 2], least=config.min_target_only)
-    key_MK, x_MK, y_MK, shape_MK, pick_MK, value_MK = (place_MK6[..., column] for column in range(_PER_PLACE))
-    group_MK = groups_by_rank(ranks(key_MK, num_M), num_M, target_only_M, base[:, 3] < 0.5)
+    key_MK, x_MK, y_MK, shape_MK, pick_MK, value_MK = (defect_MK6[..., column] for column in range(_PER_DEFECT))
+    group_MK = groups_by_rank(random_ranks(key_MK, num_M), num_M, target_only_M, base[:, 3] < 0.5)
     kernel_MK = (shape_MK * len(kernels)).astype(np.int32)
     amplitude_MK = _signed_amplitudes(config, pick_MK, value_MK)
     in_plane_MKC = IN_PLANE_GC[group_MK].astype(np.float32)
@@ -126,7 +131,7 @@ def _defects(
         _add_leaks(config, in_plane_MKC, group_MK == T, leak_MK3)
     if config.one_reference:
         in_plane_MKC[:, :, 1:] = in_plane_MKC[:, :, 1:].max(2, keepdims=True)
-    used_MK = np.arange(place_MK6.shape[1]) < num_M[:, None]
+    used_MK = np.arange(defect_MK6.shape[1]) < num_M[:, None]
     return {
         "num": np.where(kind_M == DEFECTS, num_M, 0).astype(np.int32),
         "center": _centers(config, kernels, patch_hw, kernel_MK, x_MK, y_MK),
@@ -137,7 +142,7 @@ def _defects(
 
 
 def _signed_amplitudes(config: SynthConfig, pick_MK: np.ndarray, value_MK: np.ndarray) -> np.ndarray:
-    """One of the ranges and a sign, all as likely; then uniform inside the range."""
+    """Choose a range and a sign, each equally likely, then a uniform value in the range."""
     range_R2 = np.asarray(config.amplitudes)
     choice_MK = (pick_MK * 2 * len(range_R2)).astype(np.int64)
     chosen_MK2 = range_R2[choice_MK // 2]
@@ -146,7 +151,7 @@ def _signed_amplitudes(config: SynthConfig, pick_MK: np.ndarray, value_MK: np.nd
 
 
 def _add_leaks(config: SynthConfig, in_plane_MKC: np.ndarray, target_only_MK: np.ndarray, leak_MK3: np.ndarray) -> None:
-    """A weak copy of some target-only defects in one reference, as a share of the amplitude."""
+    """Add a weak copy of some target-only defects to one reference, as a share of the amplitude, in place."""
     low, high = config.partial_leak_scale
     leaks_MK = target_only_MK & (leak_MK3[:, :, 0] < config.partial_leak_prob)
     scale_MK = np.where(leaks_MK, low + leak_MK3[:, :, 2] * (high - low), 0)
@@ -163,30 +168,31 @@ def _centers(
     x_MK: np.ndarray,
     y_MK: np.ndarray,
 ) -> np.ndarray:
-    """Standard kernels keep their centre off the edge by the margin; others their whole box, by two pixels."""
+    """Centres (x, y), int32 [M, K, 2]: at least `margin` away from the edge; in other modes than gaussian, the whole
+    box of the kernel at least two pixels."""
     center_MK2 = np.empty((*x_MK.shape, 2), np.int32)
-    for place, (uniform_MK, axis) in enumerate(((x_MK, 1), (y_MK, 0))):
+    for column, (uniform_MK, axis) in enumerate(((x_MK, 1), (y_MK, 0))):
         if config.mode == "gaussian":
-            room = max(patch_hw[axis] - 2 * config.margin, 1)
-            center_MK2[..., place] = config.margin + uniform_MK * room
+            num_centers = max(patch_hw[axis] - 2 * config.margin, 1)
+            center_MK2[..., column] = config.margin + uniform_MK * num_centers
             continue
         length_MK = kernels.size_Q2[:, axis][kernel_MK]
-        room_MK = np.maximum(patch_hw[axis] - length_MK + 1 - 2 * _BOX_MARGIN, 1)
-        center_MK2[..., place] = length_MK // 2 + _BOX_MARGIN + np.floor(uniform_MK * room_MK)
+        num_centers_MK = np.maximum(patch_hw[axis] - length_MK + 1 - 2 * _BOX_MARGIN, 1)
+        center_MK2[..., column] = length_MK // 2 + _BOX_MARGIN + np.floor(uniform_MK * num_centers_MK)
     return center_MK2
 
 
 def _lines(uniform: np.ndarray) -> dict[str, np.ndarray]:
-    """`num_lines` int32 [M]; `lines` float32 [M, L, 5]: horizontal?, width, place, dark?, strength, all but the width
-    as uniform numbers: what a line may be depends on the pixels under it."""
-    line_ML5 = uniform[:, 1:].reshape(len(uniform), MOST_LINES, _PER_LINE).astype(np.float32)
+    """`num_lines` int32 [M]; `lines` float32 [M, L, 5]: horizontal, width, position, dark, strength. All but the width
+    are uniform numbers, because what a line can be depends on the pixels under it; see `paint.choose_line`."""
+    line_ML5 = uniform[:, 1:].reshape(len(uniform), MAX_LINES, _PER_LINE).astype(np.float32)
     line_ML5[:, :, 1] = 1 + (line_ML5[:, :, 1] >= 0.5)
-    return {"num_lines": 1 + (uniform[:, 0] * MOST_LINES).astype(np.int32), "lines": line_ML5}
+    return {"num_lines": 1 + (uniform[:, 0] * MAX_LINES).astype(np.int32), "lines": line_ML5}
 
 
 def _disturbances(config: SynthConfig, uniform_MC6: np.ndarray) -> dict[str, np.ndarray]:
     """`shift` float32 [M, C, 2] (x, y), zero for target; `gain` and `offset` float32 [M, C]; `noise_at` int32
-    [M, C, 2]: which part of the noise table a plane gets."""
+    [M, C, 2], where in the noise table the noise of a plane begins."""
     if config.one_reference:
         uniform_MC6 = uniform_MC6[:, [0, 1, 1]]
     centred = 2 * uniform_MC6 - 1
@@ -196,12 +202,8 @@ def _disturbances(config: SynthConfig, uniform_MC6: np.ndarray) -> dict[str, np.
         "shift": shift_MC2.astype(np.float32),
         "gain": (1 + centred[:, :, 2] * config.gain).astype(np.float32),
         "offset": (centred[:, :, 3] * config.offset).astype(np.float32),
-        "noise_at": (uniform_MC6[:, :, 4:6] * NOISE_ROOM).astype(np.int32),
+        "noise_at": (uniform_MC6[:, :, 4:6] * NOISE_POSITIONS).astype(np.int32),
     }
-
-
-NOISE_ROOM = 512
-"""Places along each axis of the noise table at which a plane's noise may begin."""
 
 
 def row_of(draws: Mapping[str, np.ndarray], sample: int) -> dict[str, np.ndarray]:
@@ -209,29 +211,27 @@ def row_of(draws: Mapping[str, np.ndarray], sample: int) -> dict[str, np.ndarray
     return {name: array[sample] for name, array in draws.items()}
 
 
-# Numbers for a few samples at a time, at the price of many: drawn a block ahead and kept.
+# Drawing in blocks
 #
-# Drawing is a hundred small array operations, whether for one sample or for sixteen. Every sample's numbers follow
-# from its position alone, so those of its neighbours may as well be drawn with it.
-#
-# Dimension key:  M samples
+# Drawing takes about a hundred small array operations, whether for one sample or for sixteen. The parameters of a
+# sample depend on its position alone, so those of its neighbours are drawn with it and kept.
 
 BLOCK = 16
-"""Positions that are drawn together; whoever asks for half as many or more gets just those."""
+"""Positions that are drawn together; a request for half as many or more is drawn by itself."""
 
-Numbers = dict[str, np.ndarray]
-Draw = Callable[[int, int, np.ndarray], Numbers]
-"""(seed, epoch, positions [M]) -> arrays [M, ...], row by row a function of the position."""
+DrawnParams = dict[str, np.ndarray]
+Draw = Callable[[int, int, np.ndarray], DrawnParams]
+"""(seed, epoch, positions [M]) -> arrays [M, ...], each row a function of its position."""
 
 
-class Ahead:
-    """Stands for a `Draw`. May be used by several threads, and pickled with what it draws."""
+class BlockDraw:
+    """A `Draw` that draws a block of positions at a time and keeps the last block. Thread-safe and picklable."""
 
     def __init__(self, draw: Draw) -> None:
         self._draw = draw
-        self._kept: tuple[tuple[int, int, int], Numbers] | None = None
+        self._kept: tuple[tuple[int, int, int], DrawnParams] | None = None
 
-    def __call__(self, seed: int, epoch: int, positions_M: np.ndarray) -> Numbers:
+    def __call__(self, seed: int, epoch: int, positions_M: np.ndarray) -> DrawnParams:
         first, last = int(positions_M[0]), int(positions_M[-1])
         begin = first // BLOCK * BLOCK
         in_order = last - first == len(positions_M) - 1 and (
@@ -242,6 +242,6 @@ class Ahead:
         kept = self._kept
         if kept is None or kept[0] != (seed, epoch, begin):
             block = self._draw(seed, epoch, np.arange(begin, begin + BLOCK))
-            # In one assignment, so that another thread sees all of it or nothing.
+            # One assignment, so that other threads see either the whole block or the old one.
             kept = self._kept = (seed, epoch, begin), block
         return {name: array[first - begin : last - begin + 1] for name, array in kept[1].items()}

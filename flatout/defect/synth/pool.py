@@ -1,10 +1,10 @@
-"""The kernels of a run: standard spots, drawn shapes of circuit boards, and points seen through optics.
+"""Kernels, the shapes of defects: Gaussian spots, circuit-board shapes, optical diffraction patterns.
 
-The shapes that defects have: small tables of values from 0 to 1, made once.
+A kernel is a small array of values from 0 to 1. The kernels of a run are made once.
 
-Conventions that are easy to swap: a size is (height, width), a centre is (x, y), a sigma is (x, y).
+Conventions that are easy to confuse: a size is (height, width), a centre is (x, y), a sigma is (x, y).
 
-Dimension key:  Q kernels   h w sides of one   S side of a common square
+Dimension key:  Q kernels   h w sides of one kernel   S side of a common square   N side of the pupil grid   W waves
 """
 
 import re
@@ -20,15 +20,20 @@ from flatout.defect.synth.config import BoardShape, DefectMode, Range
 from flatout.errors import ConfigError
 
 LABEL_ABOVE = 0.1
-"""A pixel belongs to a defect where its kernel exceeds this; amplitude and saturation do not matter."""
+"""A pixel is labelled where the kernel exceeds this, regardless of amplitude and saturation."""
 STANDARD = ("3x3_s1.3", "3x5_s1.0_1.5")
-"""Each with probability 1/2. The narrow sigma of the second lies along its wide axis; kept for comparability."""
+"""Standard spots, each with probability 1/2. The narrow sigma of the second is along its wide axis; it is kept for
+comparability."""
+FULL_SWING = 255.0
+"""Amplitude that takes any pixel to black or white."""
+THREADS = 4
+"""Threads that make optical kernels; Fourier transforms release the GIL."""
 
 _ID = re.compile(r"(\d+)x(\d+)_s(\d+(?:\.\d+)?)(?:_(\d+(?:\.\d+)?))?")
 
 
 def gaussian_kernel(kernel_id: str) -> np.ndarray:
-    """float64 [h, w] of an id `<h>x<w>_s<sigma_x>[_<sigma_y>]`; 1 at the centre, zero outside of its box."""
+    """A Gaussian kernel, float64 [h, w], 1 at the centre, from an id `<h>x<w>_s<sigma_x>[_<sigma_y>]`."""
     found = _ID.fullmatch(kernel_id)
     if not found:
         raise ConfigError(f"kernel {kernel_id!r} is unknown: write <h>x<w>_s<sigma_x>[_<sigma_y>], as in 3x5_s1.0_1.5.")
@@ -41,23 +46,23 @@ def gaussian_kernel(kernel_id: str) -> np.ndarray:
 
 
 def label_of(kernel_hw: np.ndarray) -> np.ndarray:
-    """bool [h, w]: pixels that count as defect."""
+    """Pixels of a kernel that are labelled, bool [h, w]."""
     return np.asarray(kernel_hw > LABEL_ABOVE)
 
 
 class Kernels:
-    """Kernels by number, in squares of one size whose middle comes to lie on a defect's centre.
+    """Kernels by number, zero-padded to squares of one size whose middle is placed on the centre of a defect.
 
-    Painting the zeros around a kernel changes nothing; one size for all makes it a few plain array operations.
+    Painting the zeros changes nothing, and one size for all kernels lets them be painted by a few array operations.
     """
 
     def __init__(self, kernels: Sequence[np.ndarray]) -> None:
         if not kernels:
             raise ConfigError("There are no kernels to paint with.")
         self.size_Q2 = np.array([kernel.shape for kernel in kernels], np.int64)
-        """Height and width of each."""
+        """Height and width of each kernel."""
         self.reach = int(self.size_Q2.max()) // 2
-        """No kernel goes farther than this from its anchor, which is at (h // 2, w // 2)."""
+        """Maximum distance of a kernel's pixels from its anchor, which is at (h // 2, w // 2)."""
         side = 2 * self.reach + 1
         self.value_QSS = np.zeros((len(kernels), side, side), np.float32)
         self.label_QSS = np.zeros((len(kernels), side, side), np.bool_)
@@ -74,31 +79,58 @@ class Kernels:
         return len(self.value_QSS)
 
 
+def make_kernels(
+    mode: DefectMode, *, psf_type: str, pool_size: int, seed: int, board_shapes: Sequence[BoardShape] = ("blob",)
+) -> Kernels:
+    """Make the kernels for a mode of `SynthConfig`; every one of `board_shapes` is equally frequent."""
+    if mode == "gaussian":
+        return Kernels.standard()
+    if pool_size < 1:
+        raise ConfigError(f"psf_pool_size={pool_size}: it must be 1 or more.")
+    generators = [np.random.default_rng((seed, 0xDEF, number)) for number in range(pool_size)]
+    if mode == "board":
+        if not board_shapes:
+            raise ConfigError(f"board_shapes is empty: name some of {', '.join(SHAPES)}.")
+        return Kernels([SHAPES[shape](rng) for shape, rng in zip(cycle(board_shapes), generators, strict=False)])
+    family = psf_type_of(psf_type)
+    with ThreadPoolExecutor(THREADS) as threads:
+        return Kernels(list(threads.map(lambda rng: draw_psf(family, rng), generators)))
+
+
+def amplitudes_of(mode: DefectMode, psf_type: str, configured: tuple[Range, ...]) -> tuple[Range, ...]:
+    """Ranges of amplitudes for a mode; only gaussian defects use the configured ones."""
+    if mode == "board":
+        return ((FULL_SWING, FULL_SWING),)
+    return (psf_type_of(psf_type).amplitude,) if mode == "psf" else configured
+
+
 # Shapes of defects on circuit boards: ragged blobs, cuts, bridges, thorns and pinholes.
 #
-# Copper is taken away or added, whichever the pixels under a shape leave to do: a blob inside copper is a hole, at its
-# edge a mouse bite, alone a rest of copper; a cut across a trace is an open, a bridge between two of them a short, and
-# a thorn at an edge a spur.
+# Copper is removed or added, depending on the pixels under a shape: a blob inside copper is a hole, at the edge of
+# copper a mouse bite, elsewhere residual copper; a cut across a trace is an open, a bridge between two traces a short,
+# and a thorn at an edge a spur.
 
 WAVES = 4
-"""Bulges around the outline."""
+"""Waves that deform the outline of a blob."""
 RADIUS_PX = (1.5, 8.0)
-LONGEST = 2.5
-"""Length over width, at most."""
+"""Range of the radius of a blob."""
+MAX_ELONGATION = 2.5
+"""Maximum ratio of length to width of a blob."""
 CUT_PX: tuple[Range, Range] = ((6, 24), (2, 6))
+"""Ranges of length and width."""
 BRIDGE_PX: tuple[Range, Range] = ((8, 32), (2, 4))
-"""Lengths and widths."""
+"""Ranges of length and width."""
 THORN_PX: tuple[Range, Range] = ((4, 14), (3, 6))
-"""Lengths, and widths where it begins."""
+"""Ranges of length, and of the width at the base."""
 PINHOLE_PX: Range = (1.0, 3.0)
-"""Radii."""
+"""Range of the radius."""
 
 
 def blob(rng: np.random.Generator) -> np.ndarray:
-    """float32 [h, w], 1 inside, falling to 0 over about a pixel at its outline; sides are odd."""
+    """A ragged blob: float32 [h, w] with odd sides, 1 inside, falling to 0 over about a pixel at its outline."""
     low, high = RADIUS_PX
     radius = float(np.exp(rng.uniform(np.log(low), np.log(high))))
-    stretch = float(np.sqrt(rng.uniform(1, LONGEST)))
+    stretch = float(np.sqrt(rng.uniform(1, MAX_ELONGATION)))
     angle = rng.uniform(0, np.pi)
     weight_W, phase_W = rng.uniform(0, 0.25, WAVES), rng.uniform(0, 2 * np.pi, WAVES)
     reach = int(np.ceil(radius * stretch * (1 + weight_W.sum() / 2))) + 1
@@ -115,7 +147,7 @@ def blob(rng: np.random.Generator) -> np.ndarray:
 
 
 def bar(rng: np.random.Generator, sizes: tuple[Range, Range]) -> np.ndarray:
-    """A ragged stripe in any direction; as `blob` gives it."""
+    """A ragged stripe in a random direction; values as in `blob`."""
     length, width = (float(rng.uniform(*size)) for size in sizes)
     wave, phase = rng.uniform(0.3, 1.0), rng.uniform(0, 2 * np.pi)
     along, across = _turned(rng.uniform(0, np.pi), reach=length / 2 + width)
@@ -124,7 +156,7 @@ def bar(rng: np.random.Generator, sizes: tuple[Range, Range]) -> np.ndarray:
 
 
 def thorn(rng: np.random.Generator, sizes: tuple[Range, Range]) -> np.ndarray:
-    """A stripe that narrows to a point; as `blob` gives it."""
+    """A stripe that narrows to a point; values as in `blob`."""
     length, width = (float(rng.uniform(*size)) for size in sizes)
     along, across = _turned(rng.uniform(0, 2 * np.pi), reach=length / 2 + width)
     half = width / 2 * np.clip(0.5 - along / length, 0, 1)
@@ -132,7 +164,7 @@ def thorn(rng: np.random.Generator, sizes: tuple[Range, Range]) -> np.ndarray:
 
 
 def pinhole(rng: np.random.Generator) -> np.ndarray:
-    """A small disc; as `blob` gives it."""
+    """A small disc; values as in `blob`."""
     radius = float(rng.uniform(*PINHOLE_PX))
     along, across = _turned(0, reach=radius)
     return _filled(np.hypot(along, across) - radius)
@@ -148,30 +180,28 @@ SHAPES: Mapping[BoardShape, Callable[[np.random.Generator], np.ndarray]] = {
 
 
 def _turned(angle: float, *, reach: float) -> tuple[np.ndarray, np.ndarray]:
-    """Coordinates along and across a direction, around the middle."""
+    """Coordinates along and across a direction, relative to the middle."""
     side = int(np.ceil(reach)) + 1
     y, x = np.meshgrid(*[np.arange(-side, side + 1)] * 2, indexing="ij")
     return x * np.cos(angle) + y * np.sin(angle), -x * np.sin(angle) + y * np.cos(angle)
 
 
 def _filled(outside_px: np.ndarray) -> np.ndarray:
-    """1 inside, 0 outside, and between them over a pixel."""
+    """Values of a shape from its signed distance: 1 inside, 0 outside, linear over one pixel in between."""
     return _trimmed(np.clip(0.5 - outside_px, 0, 1).astype(np.float32))
 
 
 def _trimmed(value: np.ndarray) -> np.ndarray:
-    """Without empty borders, the centre still in the middle."""
+    """Remove empty borders, keeping the centre in the middle."""
     middle = len(value) // 2
     rows, columns = (np.flatnonzero(value.any(axis=axis)) for axis in (1, 0))
     up, left = (max(int(abs(found - middle).max()), 1) for found in (rows, columns))
     return value[middle - up : middle + up + 1, middle - left : middle + left + 1]
 
 
-# Kernels from optics: what a point looks like through an annular pupil with aberrations, on a sensor.
+# Optical kernels: the image of a point through an annular pupil with aberrations, on a sensor.
 #
-#     pupil * phase --FFT--> intensity --bin, noise, crop--> camera picture --threshold, cut out--> kernel
-#
-# Dimension key:  N side of the pupil's grid
+#     pupil * phase --FFT--> intensity --bin, noise, crop--> camera image --threshold, cut out--> kernel
 
 ABERRATIONS = ("defocus", "astig_x", "astig_y", "coma_x", "coma_y", "spherical", "trefoil_x", "trefoil_y")
 POLARISATIONS = ("linX", "linY", "lin45", "circR", "circL", "radial")
@@ -180,11 +210,12 @@ _OBSTRUCTIONS = ("square_eps", "h_stripe_w", "v_stripe_w", "h_outer_crop", "v_ou
 
 @dataclass(frozen=True, kw_only=True)
 class Psf:
-    """One kernel's optics; lengths in pixels of the pupil's grid, aberrations in radians."""
+    """Optics of one point spread function; lengths in pixels of the pupil grid, aberrations in radians."""
 
     psf_size: int = 256
     crop_size: int = 32
     outer_r: float = 31.0
+    """Outer radius of the annulus."""
     epsilon: float = 0.0
     """Inner radius of the annulus as a share of the outer one."""
     ellipticity: float = 0.0
@@ -215,11 +246,14 @@ class Psf:
         if self.pol_type not in POLARISATIONS:
             raise ConfigError(f"pol_type={self.pol_type!r} is unknown: use one of {', '.join(POLARISATIONS)}.")
         if self.pixel_oversample < 1 or not 0 < self.crop_size <= self.psf_size:
-            raise ConfigError(f"crop_size={self.crop_size} must lie in 1..psf_size, pixel_oversample be 1 or more.")
+            raise ConfigError(
+                f"crop_size={self.crop_size} must lie in 1..{self.psf_size} (psf_size), and "
+                f"pixel_oversample={self.pixel_oversample} must be 1 or more."
+            )
 
 
 def intensity(psf: Psf) -> np.ndarray:
-    """float64 [N, N], zero frequency in the middle; N = psf_size * pixel_oversample."""
+    """Intensity behind the lens, float64 [N, N] with zero frequency in the middle; N = psf_size * pixel_oversample."""
     side = psf.psf_size * psf.pixel_oversample
     y, x = np.meshgrid(*[np.arange(side) - side // 2] * 2, indexing="ij")
     pupil = _pupil(psf, x, y) * np.exp(1j * _phase(psf, x, y))
@@ -230,18 +264,18 @@ def intensity(psf: Psf) -> np.ndarray:
 def camera_crop(
     psf: Psf, *, offset: tuple[int, int] = (0, 0), rng: np.random.Generator | None = None, noise: float = 0.0
 ) -> np.ndarray:
-    """float64 [crop, crop] as a sensor sees it; `rng` None: without noise."""
+    """The centre of the sensor image, float64 [crop_size, crop_size]; without noise if `rng` is None."""
     binned = _binned(intensity(psf), psf.pixel_oversample, offset)
-    picture = binned * (psf.brightness / binned.sum()) + psf.background
+    image = binned * (psf.brightness / binned.sum()) + psf.background
     if rng is not None:
-        picture = rng.poisson(picture) + rng.normal(0, noise, picture.shape)
-    picture = np.clip(picture, 0, None)
-    first = len(picture) // 2 - psf.crop_size // 2
-    return np.asarray(picture[first : first + psf.crop_size, first : first + psf.crop_size])
+        image = rng.poisson(image) + rng.normal(0, noise, image.shape)
+    image = np.clip(image, 0, None)
+    first = len(image) // 2 - psf.crop_size // 2
+    return np.asarray(image[first : first + psf.crop_size, first : first + psf.crop_size])
 
 
 def cut_out(crop: np.ndarray, threshold_multiplier: float) -> np.ndarray:
-    """The bright spot of a crop as a kernel float32 [h, w] from 0 to 1: its connected part above the threshold."""
+    """The bright spot of a crop as a kernel, float32 [h, w] from 0 to 1: the connected area above the threshold."""
     above = crop > crop.mean() + threshold_multiplier * crop.std()
     brightest = np.unravel_index(np.argmax(crop), crop.shape)
     inside = _connected(above, (int(brightest[0]), int(brightest[1])))
@@ -252,7 +286,7 @@ def cut_out(crop: np.ndarray, threshold_multiplier: float) -> np.ndarray:
 
 
 def _pupil(psf: Psf, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Where light passes, bool [N, N]."""
+    """Where light passes the pupil, bool [N, N]."""
     cos, sin = np.cos(psf.ellip_angle), np.sin(psf.ellip_angle)
     radius = np.hypot((x * cos + y * sin) / (1 + psf.ellipticity), (-x * sin + y * cos) / (1 - psf.ellipticity))
     passes = (radius <= psf.outer_r) & (radius >= psf.outer_r * psf.epsilon)
@@ -286,7 +320,7 @@ def _phase(psf: Psf, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _vector_fields(psf: Psf, pupil: np.ndarray, x: np.ndarray, y: np.ndarray) -> Iterator[np.ndarray]:
-    """The three components of the field behind a lens of high aperture."""
+    """The three field components behind a lens of high numerical aperture."""
     sine = np.hypot(x, y) / psf.outer_r * psf.na
     inside = sine < 1
     sine = np.where(inside, sine, 0)
@@ -312,17 +346,17 @@ def _polarisation(kind: str, c: np.ndarray, s: np.ndarray) -> tuple[np.ndarray |
     return (c, s) if kind == "radial" else uniform[kind]
 
 
-def _binned(picture: np.ndarray, factor: int, offset: tuple[int, int]) -> np.ndarray:
+def _binned(image: np.ndarray, factor: int, offset: tuple[int, int]) -> np.ndarray:
     """Sums over factor x factor blocks that begin at `offset` (y, x)."""
     if factor == 1:
-        return picture
-    side = len(picture) // factor
-    rolled = np.roll(picture, (-offset[0], -offset[1]), axis=(0, 1))
+        return image
+    side = len(image) // factor
+    rolled = np.roll(image, (-offset[0], -offset[1]), axis=(0, 1))
     return np.asarray(rolled.reshape(side, factor, side, factor).sum(axis=(1, 3)))
 
 
 def _connected(above: np.ndarray, start: tuple[int, int]) -> np.ndarray:
-    """The 4-connected part of `above` around `start`."""
+    """The 4-connected area of `above` that contains `start`."""
     inside = np.zeros_like(above)
     inside[start] = True
     while True:
@@ -338,18 +372,17 @@ def _connected(above: np.ndarray, start: tuple[int, int]) -> np.ndarray:
         inside = grown
 
 
-THREADS = 4
-"""Fourier transforms release the GIL."""
-FULL_SWING = 255.0
-
-
 class PsfType(NamedTuple):
-    """A family of optical defects: ranges to draw parameters from, the rest as it is, and how strong they are."""
+    """A family of optical defects."""
 
     ranges: Mapping[str, Range]
+    """Ranges of the fields of `Psf` that are drawn at random."""
     optics: Psf
+    """The other fields."""
     sensor_noise: float
+    """Standard deviation of the sensor's noise."""
     amplitude: Range
+    """Range of the amplitude of defects, in grey levels."""
 
 
 _RING: dict[str, Range] = {"outer_r": (30, 32), "epsilon": (0.90, 0.92)}
@@ -367,41 +400,16 @@ PSF_TYPES = {
 }
 
 
-def make_kernels(
-    mode: DefectMode, *, psf_type: str, pool_size: int, seed: int, board_shapes: Sequence[BoardShape] = ("blob",)
-) -> Kernels:
-    """Kernels for a mode of `SynthConfig`; takes a moment for optical ones. All shapes come equally often."""
-    if mode == "gaussian":
-        return Kernels.standard()
-    if pool_size < 1:
-        raise ConfigError(f"psf_pool_size={pool_size} must be 1 or more.")
-    generators = [np.random.default_rng((seed, 0xDEF, number)) for number in range(pool_size)]
-    if mode == "board":
-        if not board_shapes:
-            raise ConfigError(f"board_shapes is empty: name some of {', '.join(SHAPES)}.")
-        return Kernels([SHAPES[shape](rng) for shape, rng in zip(cycle(board_shapes), generators, strict=False)])
-    kind = psf_type_of(psf_type)
-    with ThreadPoolExecutor(THREADS) as threads:
-        return Kernels(list(threads.map(lambda rng: draw_psf(kind, rng), generators)))
-
-
-def amplitudes_of(mode: DefectMode, psf_type: str, otherwise: tuple[Range, ...]) -> tuple[Range, ...]:
-    """Magnitudes of a mode's defects; `otherwise` is what the settings say."""
-    if mode == "board":
-        return ((FULL_SWING, FULL_SWING),)
-    return (psf_type_of(psf_type).amplitude,) if mode == "psf" else otherwise
-
-
 def psf_type_of(name: str) -> PsfType:
     if name not in PSF_TYPES:
         raise ConfigError(f"psf_type={name!r} is unknown: use one of {', '.join(PSF_TYPES)}.")
     return PSF_TYPES[name]
 
 
-def draw_psf(kind: PsfType, rng: np.random.Generator) -> np.ndarray:
-    """One kernel of a family."""
-    drawn = {name: rng.uniform(low, high) for name, (low, high) in kind.ranges.items()}
-    optics = Psf(**{**vars(kind.optics), **drawn})
+def draw_psf(family: PsfType, rng: np.random.Generator) -> np.ndarray:
+    """A kernel of a family with randomly drawn optics."""
+    drawn = {name: rng.uniform(low, high) for name, (low, high) in family.ranges.items()}
+    optics = Psf(**{**vars(family.optics), **drawn})
     offset_y, offset_x = rng.integers(0, optics.pixel_oversample, 2).tolist()
-    crop = camera_crop(optics, offset=(offset_y, offset_x), rng=rng, noise=kind.sensor_noise)
+    crop = camera_crop(optics, offset=(offset_y, offset_x), rng=rng, noise=family.sensor_noise)
     return cut_out(crop, optics.threshold_multiplier)

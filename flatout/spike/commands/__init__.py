@@ -1,14 +1,14 @@
-"""The commands of `flatout spike`, one file each: `main(argv)` parses, calls the library, prints.
+"""The commands of `flatout spike`: each parses, calls the library and prints its result.
 
 Files:
 
-    arguments  What the commands of `flatout spike` ask for alike
-    cache      flatout spike cache: voxels as files
-    check      flatout spike check: configuration, data, one sample, loader, network
-    demo       flatout spike demo: simulate a moving scene, train on it, show before and after
-    demo_data  flatout spike demo-data: simulate a small data set
+    arguments  Arguments that several commands of `flatout spike` share
+    cache      flatout spike cache: write voxels as files
+    check      flatout spike check: check configuration, data, loader and network before training
+    demo       flatout spike demo: simulate data, train, and show frames before and after
+    demo_data  flatout spike demo-data: simulate a small data set to try things on
     predict    flatout spike predict: deblur a folder of frames
-    prepare    flatout spike prepare: the unified tree
-    test       flatout spike test: score weights
+    prepare    flatout spike prepare: arrange the files of a data set as training expects them
+    test       flatout spike test: score weights on a split
     train      flatout spike train: train a deblurring network
 """

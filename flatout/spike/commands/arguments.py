@@ -1,4 +1,4 @@
-"""What the commands of `flatout spike` ask for alike."""
+"""Arguments that several commands of `flatout spike` share."""
 
 import argparse
 
@@ -10,11 +10,11 @@ VERDICT_FLAGS = {
     r"--log-every (\d+)": r"--set LOG.PROGRESS_EVERY_STEPS=\1",
     r".*--notest.*": "--set LOG.VAL_EVERY_STEPS=N, larger than now",
 }
-"""What a profile advises -> the key or flag of a spike training for it."""
+"""Advice in a profile (regular expression) -> the corresponding flag of `flatout spike train`."""
 
 
-def parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """Of `flatout spike <name>`."""
+def make_parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """The parser of `flatout spike <name>`."""
     return argparse.ArgumentParser(
         prog=f"flatout spike {name}",
         description=description,
@@ -24,13 +24,18 @@ def parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
     )
 
 
-def add_config(to: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """--config and --set."""
-    to.add_argument("--config", metavar="YAML", required=required, help="docs/spike.md lists its keys")
-    to.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="overrule a key of the YAML: TRAIN.EPOCHS=3"
-    )
+def add_config(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Add --config and --set."""
+    otherwise = "" if required else " (default: the config stored in the weights)"
+    parser.add_argument(
+        "--config", metavar="YAML", required=required,
+        help=f"YAML file that describes the training; docs/spike.md lists its keys{otherwise}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="override a key of the YAML file, as in TRAIN.EPOCHS=3; can be given several times",
+    )  # fmt: skip
 
 
-def add_device(to: argparse.ArgumentParser) -> None:
-    to.add_argument("--device", default="", help="cpu, or the number of a GPU (default: a GPU if there is one)")
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="", help="cpu, or the number of a GPU (default: a GPU if there is one)")

@@ -1,16 +1,18 @@
-"""flatout spike cache: voxels as files."""
+"""flatout spike cache: write voxels as files."""
 
 import argparse
 
 from flatout.cli import show_log
-from flatout.spike.commands.arguments import add_config, parser
+from flatout.spike.commands.arguments import add_config, make_parser
 
 DESCRIPTION = """\
-Write the voxels of every frame into VOXEL_CACHE_DIRNAME of its sequence: uint8 counts at spike resolution, 1.15 MB per
-GoPro frame at 5 bins. Only for other programs, or a disk that is faster than it is large: made live they cost 0.3 ms.
+Write the voxels of every frame to the folder VOXEL_CACHE_DIRNAME of its sequence: uint8 counts at spike resolution,
+1.15 MB per GoPro frame with 5 bins. Training does not need them, because computing voxels from the streams takes only
+0.3 ms per frame; they are meant for other programs, or for a machine with a fast disk.
 """
 EPILOG = """\
-Then train with USE_PRECOMPUTED_VOXELS: true. Exit code: 0, 2 wrong config, 3 data.
+To train on them, set USE_PRECOMPUTED_VOXELS: true.
+Exit code: 0, 2 wrong config, 3 unusable data.
 """
 
 
@@ -18,7 +20,7 @@ def main(argv: list[str]) -> int:
     """Write voxels; returns the exit code."""
     args = _parser().parse_args(argv)
     show_log()
-    # Now, because help and mistakes are answered without NumPy.
+    # Imported here so that help and argument errors do not load NumPy.
     from flatout.spike.config import load_config
     from flatout.spike.data.clip_set import validation_split
     from flatout.spike.data.precompute import write_voxels
@@ -32,7 +34,9 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = parser("cache", DESCRIPTION, EPILOG)
-    add_config(made)
-    made.add_argument("--splits", nargs="+", metavar="SPLIT", help="default: those of the config")
-    return made
+    parser = make_parser("cache", DESCRIPTION, EPILOG)
+    add_config(parser)
+    parser.add_argument(
+        "--splits", nargs="+", metavar="SPLIT", help="splits to write (default: TRAIN_SPLIT and the validation split)"
+    )
+    return parser

@@ -1,17 +1,18 @@
-"""flatout spike check: configuration, data, one sample, loader, network."""
+"""flatout spike check: check configuration, data, loader and network before training."""
 
 import argparse
 
 from flatout.cli import show_log
-from flatout.spike.commands.arguments import add_config, parser
+from flatout.spike.commands.arguments import add_config, make_parser
 
 DESCRIPTION = """\
-Examine a configuration before training: packages, data tree, loader plan and memory, how spike files are read and
-whether they look like their frames, one sample with shapes and ranges, the speed of the loader, the network.
+Check a configuration before training: installed packages, the data tree, the loader plan and its memory, how spike
+files are read and whether they match their frames, shapes and ranges of one sample, the speed of the loader, and the
+network.
 """
 EPILOG = """\
-Does what the guide's test_dataloader_config, test_realtime_loading, test_training_loader and check_status do.
-Exit code: 0 if every line says PASS, 2 for a YAML that cannot be read, 3 otherwise.
+Replaces test_dataloader_config, test_realtime_loading, test_training_loader and check_status of the original guide.
+Exit code: 0 if every check passes, 2 for an invalid YAML file, 3 otherwise.
 """
 
 
@@ -19,7 +20,7 @@ def main(argv: list[str]) -> int:
     """Check; returns the exit code."""
     args = _parser().parse_args(argv)
     show_log()
-    # Now, because help and mistakes are answered without NumPy.
+    # Imported here so that help and argument errors do not load NumPy.
     from flatout.findings import is_bad
     from flatout.spike.check import as_text, examine
     from flatout.spike.config import load_config
@@ -32,7 +33,9 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = parser("check", DESCRIPTION, EPILOG)
-    add_config(made)
-    made.add_argument("--gpus", type=int, default=1, help="plan loaders for so many (default: %(default)s)")
-    return made
+    parser = make_parser("check", DESCRIPTION, EPILOG)
+    add_config(parser)
+    parser.add_argument(
+        "--gpus", type=int, default=1, metavar="N", help="number of GPUs to plan the loader for (default: %(default)s)"
+    )
+    return parser

@@ -1,14 +1,15 @@
-"""flatout spike demo: simulate a moving scene, train on it, show before and after."""
+"""flatout spike demo: simulate data, train, and show frames before and after."""
 
 import argparse
 from pathlib import Path
 
 from flatout.cli import show_log
-from flatout.spike.commands.arguments import VERDICT_FLAGS, add_device, parser
+from flatout.spike.commands.arguments import VERDICT_FLAGS, add_device, make_parser
 
 DESCRIPTION = """\
-Simulate a small data set, train a small deblurring network on it from scratch, and write pictures: blurry, restored,
-true. Under three minutes on two CPU cores. Interrupted with Ctrl-C it saves; the same command then continues.
+Simulate a small data set, train a small deblurring network on it from scratch, and write images that show blurry,
+restored and true frames side by side. Takes less than three minutes on two CPU cores. Ctrl-C saves; the same command
+then continues.
 """
 EPILOG = """\
 Exit code: 0, 2 a folder with other files, 75 interrupted and saved.
@@ -19,7 +20,7 @@ def main(argv: list[str]) -> int:
     """Run the demo; returns the exit code."""
     args = _parser().parse_args(argv)
     show_log()
-    # Now, because help and mistakes are answered without torch.
+    # Imported here so that help and argument errors do not load torch.
     from flatout.profiler import EngineObservation
     from flatout.spike.config import load_config
     from flatout.spike.demo_data import DemoConfig, write_demo_data
@@ -38,14 +39,17 @@ def main(argv: list[str]) -> int:
         result = train(config, TrainOptions(device=args.device))
     print(f"\n{result.evaluation}" if result.evaluation is not None else "")
     print("Look at (blurry | restored | true):")
-    for picture in sorted((result.folder / "visuals").glob("*.png")):
-        print(f"  {picture}")
+    for path in sorted((result.folder / "visuals").glob("*.png")):
+        print(f"  {path}")
     print(observation.report(result.folder))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = parser("demo", DESCRIPTION, EPILOG)
-    made.add_argument("--out", type=Path, default=Path("runs/demo-spike"), help="default: %(default)s")
-    add_device(made)
-    return made
+    parser = make_parser("demo", DESCRIPTION, EPILOG)
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/demo-spike"), metavar="FOLDER",
+        help="folder for the data and the run (default: %(default)s)",
+    )  # fmt: skip
+    add_device(parser)
+    return parser

@@ -1,12 +1,13 @@
-"""flatout spike demo-data: simulate a small data set."""
+"""flatout spike demo-data: simulate a small data set to try things on."""
 
 import argparse
 from pathlib import Path
 
-from flatout.spike.commands.arguments import parser
+from flatout.spike.commands.arguments import make_parser
 
 DESCRIPTION = """\
-Simulate a small data set: shapes that move, filmed by a slow camera and by a spike camera; with a YAML to train on it.
+Simulate a small data set: moving shapes, filmed by a slow camera and by a spike camera. Also writes demo.yaml, with
+which to train on it.
 """
 EPILOG = """\
 examples:
@@ -19,9 +20,9 @@ Exit code: 0, 2 wrong arguments or a folder with other files.
 
 
 def main(argv: list[str]) -> int:
-    """Simulate; returns the exit code."""
+    """Simulate a data set; returns the exit code."""
     args = _parser().parse_args(argv)
-    # Now, because help and mistakes are answered without NumPy.
+    # Imported here so that help and argument errors do not load NumPy.
     from flatout.spike.demo_data import DemoConfig, write_demo_data
 
     config = DemoConfig(
@@ -33,8 +34,19 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = parser("demo-data", DESCRIPTION, EPILOG)
-    made.add_argument("folder", nargs="?", type=Path, default=Path("demo-spike"), help="default: %(default)s")
-    for name, default in (("train", 6), ("test", 2), ("frames", 10), ("width", 128), ("height", 96), ("seed", 0)):
-        made.add_argument(f"--{name}", type=int, default=default, metavar="N", help="default: %(default)s")
-    return made
+    parser = make_parser("demo-data", DESCRIPTION, EPILOG)
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=Path("demo-spike"), help="folder to write to (default: %(default)s)"
+    )
+    for name, default, help_text in (
+        ("train", 6, "training sequences"),
+        ("test", 2, "test sequences"),
+        ("frames", 10, "frames per sequence"),
+        ("width", 128, "width of frames in pixels, a multiple of 16"),
+        ("height", 96, "height of frames in pixels, an even number"),
+        ("seed", 0, "seed of the simulation"),
+    ):
+        parser.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{help_text} (default: %(default)s)"
+        )
+    return parser

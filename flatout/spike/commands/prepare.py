@@ -1,17 +1,18 @@
-"""flatout spike prepare: the unified tree."""
+"""flatout spike prepare: arrange the files of a data set as training expects them."""
 
 import argparse
 from pathlib import Path
 
 from flatout.cli import show_log
 from flatout.errors import ConfigError
-from flatout.spike.commands.arguments import parser
+from flatout.spike.commands.arguments import make_parser
 
 DESCRIPTION = """\
-Put blur, sharp and spike folders of every sequence side by side, as copies or links. Reads the layouts of GoPro-Spike
-(train/<seq>/blur, sharp), of its regrouped form (train_GT_blurred/<seq>, train_GT/<seq>), of S-SDM's GOPRO
-(train/blur_data/<seq>, sharp_data, spike_data) and of X4K1000FPS-Spike (train_blurry_33, train_fullRGB,
-train_spike_2xds), whose streams are cut into one file per picture. Running it again is harmless.
+Write a data set in the layout that training expects: for every sequence the folders blur, sharp and spike side by side,
+as copies or links. Reads the layouts of GoPro-Spike (train/<seq>/blur, sharp), of its regrouped form
+(train_GT_blurred/<seq>, train_GT/<seq>), of S-SDM's GOPRO (train/blur_data/<seq>, sharp_data, spike_data) and of
+X4K1000FPS-Spike (train_blurry_33, train_fullRGB, train_spike_2xds), whose streams are cut into one file per frame. It
+can safely be run again.
 """
 EPILOG = """\
 examples:
@@ -19,7 +20,8 @@ examples:
   flatout spike prepare --spike_root spikes --blur_root GOPRO_Large --output unified --use_symlinks --check
   flatout spike prepare --spike_root X4K --blur_root X4K --output x4k --splits train val --exposure 33
 
-Exit code: 0, 2 wrong arguments, 3 a root is missing, nothing was found, or --check found a stream that does not fit.
+Exit code: 0, 2 wrong arguments, 3 a root is missing, no sequence was found, or --check found a stream that does not
+match its frame.
 """
 
 
@@ -27,9 +29,9 @@ def main(argv: list[str]) -> int:
     """Prepare; returns the exit code."""
     args = _parser().parse_args(argv)
     if args.val_ratio is not None and not 0 < args.val_ratio < 1:
-        raise ConfigError(f"--val_ratio {args.val_ratio} must lie between 0 and 1.")
+        raise ConfigError(f"--val_ratio {args.val_ratio}: it must be between 0 and 1.")
     show_log()
-    # Now, because help and mistakes are answered without NumPy.
+    # Imported here so that help and argument errors do not load NumPy.
     from flatout.spike.data.prepare import PrepareConfig, make_validation, prepare
 
     done = prepare(
@@ -49,13 +51,13 @@ def main(argv: list[str]) -> int:
     if args.val_ratio is not None:
         print(f"val: {', '.join(make_validation(args.output, ratio=args.val_ratio, seed=args.seed))}")
     if not done.created:
-        print("Nothing was found: check --spike_root and --blur_root.")
+        print("No usable sequence was found: check --spike_root, --blur_root and --splits.")
         return 3
     return _check(args.output, list(done.created), args.spike_hw) if args.check else 0
 
 
 def _check(output: Path, splits: list[str], spike_hw: list[int] | None) -> int:
-    """Does one stream of every sequence look like its frame?"""
+    """Compare one stream of every sequence with its frame; returns the exit code."""
     from flatout.spike.check import orientation_of
     from flatout.spike.config import DataConfig
     from flatout.spike.data.clip_set import open_clips
@@ -69,23 +71,49 @@ def _check(output: Path, splits: list[str], spike_hw: list[int] | None) -> int:
             frame = next(index for index, each in enumerate(clips.frames) if each.sequence == number)
             found = orientation_of(clips, frame)
             bad += bool(found.problem)
-            said = found.problem or f"fits its frame (correlation {found.r['identity']:.2f}, gain {found.gain:.2f})"
-            print(f"{split}/{facts.name}: {said}")
+            text = found.problem or f"fits its frame (correlation {found.r['identity']:.2f}, gain {found.gain:.2f})"
+            print(f"{split}/{facts.name}: {text}")
     return 3 if bad else 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = parser("prepare", DESCRIPTION, EPILOG)
+    parser = make_parser("prepare", DESCRIPTION, EPILOG)
     raw = "data/raw/gopro_spike"
-    made.add_argument("--spike_root", type=Path, default=Path(f"{raw}/GOPRO_Large_spike_seq"), metavar="DIR")
-    made.add_argument("--blur_root", type=Path, default=Path(f"{raw}/GOPRO_Large"), metavar="DIR")
-    made.add_argument("--output", type=Path, default=Path("data/processed/gopro_spike_unified"), metavar="DIR")
-    made.add_argument("--use_symlinks", action="store_true", help="link folders instead of copying them")
-    made.add_argument("--blur_dir", choices=("blur", "blur_gamma"), default="blur", help="published numbers use blur")
-    made.add_argument("--splits", nargs="+", default=["train", "test"], metavar="SPLIT")
-    made.add_argument("--exposure", type=int, default=33, metavar="N", help="X4K: 33 (default) or 65 spike frames")
-    made.add_argument("--check", action="store_true", help="compare one stream of every sequence with its frame")
-    made.add_argument("--spike_hw", nargs=2, type=int, metavar=("H", "W"), help="for --check, if not 360 640")
-    made.add_argument("--val_ratio", type=float, metavar="R", help="also make a split `val` of this share of train")
-    made.add_argument("--seed", type=int, default=42, help="of that choice (default: %(default)s)")
-    return made
+    parser.add_argument(
+        "--spike_root", type=Path, default=Path(f"{raw}/GOPRO_Large_spike_seq"), metavar="DIR",
+        help="root of the spike files (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--blur_root", type=Path, default=Path(f"{raw}/GOPRO_Large"), metavar="DIR",
+        help="root of the blurry and sharp frames (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", type=Path, default=Path("data/processed/gopro_spike_unified"), metavar="DIR",
+        help="folder to write to (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--use_symlinks", action="store_true", help="link folders instead of copying them")
+    parser.add_argument(
+        "--blur_dir", choices=("blur", "blur_gamma"), default="blur",
+        help="GoPro-Spike: folder of the blurry frames; published numbers use blur (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--splits", nargs="+", default=["train", "test"], metavar="SPLIT",
+        help="splits to prepare (default: train test)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--exposure", type=int, default=33, metavar="N",
+        help="X4K1000FPS-Spike: spike frames per blurry frame, 33 or 65 (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--check", action="store_true", help="compare one stream of every sequence with its frame")
+    parser.add_argument(
+        "--spike_hw", nargs=2, type=int, metavar=("H", "W"),
+        help="height and width of spike frames for --check (default: from config.yaml beside the spikes, else 360 640)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--val_ratio", type=float, metavar="R",
+        help="also make a split val from this share of the training sequences, as links",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seed", type=int, default=42, metavar="N", help="seed of the choice by --val_ratio (default: %(default)s)"
+    )
+    return parser

@@ -5,7 +5,8 @@ from flatout.runs import Given, TrainCommand
 from flatout.spike.options import TrainOptions
 
 DESCRIPTION = """\
-Train a deblurring network as a YAML says. Interrupted (Ctrl-C, SIGTERM) it saves, and the same command continues.
+Train a deblurring network as a YAML file describes. When interrupted (Ctrl-C, SIGTERM), the training saves; the same
+command then continues it.
 """
 EPILOG = """\
 examples:
@@ -13,17 +14,18 @@ examples:
   flatout spike train --config my.yaml --set TRAIN.EPOCHS=3 --set MODEL.USE_SPIKE=false
   flatout spike train --config my.yaml --device 0,1,2               three GPUs; torchrun works too
 
-Exit code: 0, 2 wrong config, 3 data, 4 checkpoint, 5 resources, 6 diverged, 75 interrupted and saved.
+Exit code: 0, 2 wrong config, 3 unusable data, 4 unusable checkpoint, 5 lacking resources, 6 diverged, 75 interrupted
+and saved.
 """
 
 
 class SpikeCommand(TrainCommand):
-    """Most of what a training is stands in a YAML file."""
+    """`flatout spike train`, which is configured mostly by a YAML file."""
 
     def options(self, given: Given) -> TrainOptions:
         options: TrainOptions = super().options(given)
         if not (options.config or options.resume):
-            raise ConfigError("--config is missing: name the YAML of the training, or a run to --resume.")
+            raise ConfigError("--config is missing: give the YAML file of the training, or a run to --resume.")
         return options
 
     def images_per_step(self, options: TrainOptions) -> int:
@@ -35,7 +37,7 @@ class SpikeCommand(TrainCommand):
 COMMAND = SpikeCommand(
     "spike",
     TrainOptions,
-    "flatout.spike.train:train_as_asked",
+    "flatout.spike.train:train_with_options",
     description=DESCRIPTION,
     epilog=EPILOG,
     profile="flatout.spike.profile:SpikeTraining",

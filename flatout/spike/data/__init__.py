@@ -1,18 +1,18 @@
-"""Clips of frames and spikes: from trees of files and `.dat` streams to the samples that a feed reads.
+"""Clips of frames and spikes: from folders of files and `.dat` streams to the samples of a feed.
 
-What a `.dat` file holds is decided by a table and never guessed:
-size, content, wishes --stream_layout--> Layout(T, H, W, packed or not, flipped or not) --decode--> spikes or counts
+The format of a `.dat` file is decided by a table and never guessed:
+size, content, settings --stream_layout--> Layout(T, H, W, packed or not, flipped or not) --decode--> spikes or counts
 
 Files:
 
-    clip_set       A split, opened: which clips there are, and how every file of them is to be read
-    decode         Spikes out of a file's bytes. A crop is cut from the packed bytes first, and only then unpacked
-    frames         Frames and spikes of a clip set as arrays: from their files, or from a store that decoded them once
-    layouts        How the spike files of a split are read: one decision for all of them, told to whoever trains
-    precompute     Voxels as files, for those who want them
-    prepare        The unified tree: blur, sharp and spike of every sequence side by side, as links or copies
-    source         Clips for the feed, cropped and flipped by workers, or as numbers for frames that live on the GPU
-    stream_layout  What does a spike file of this size and content hold? A decision table, pure
-    tree           Sequences on disk by name, and which frames of them make a clip
-    voxels         Voxels: how often each pixel fired in each of B bins of the exposure
+    clip_set       The clips of a split: which frames form each clip, and how every file is read
+    decode         Decodes spikes from the bytes of a file; a crop is cut from the packed bytes before unpacking
+    frames         Frames and spikes of a clip set as arrays, from files or from a store of decoded frames
+    layouts        Decides how the spike files of a split are read: one decision for the whole split
+    precompute     Writes voxels as files: uint8 counts at spike resolution
+    prepare        Arranges a data set as training expects it: blur, sharp and spike of every sequence side by side
+    source         Sources of clips: cropped and flipped by workers, or as parameters for a GPU renderer
+    stream_layout  Decides the layout of a spike file from its size and content, by a table
+    tree           Finds sequences on disk, and the frames of each that form a clip
+    voxels         Voxels: how often each pixel fired in each bin of the exposure; and other spike representations
 """

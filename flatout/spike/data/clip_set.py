@@ -1,10 +1,10 @@
-"""A split, opened: which clips there are, and how every file of them is to be read. No pixel is decoded yet.
+"""The clips of a split: which frames form each clip, and how every file is read.
 
     folders --pair by name--> runs --windows--> clips        .dat files --content, sizes--> one decision for the split
 
-Everything that would spoil a training is found here, before it begins.
+Problems of the data are found here, before a training begins. Of the frames, only one per sequence is decoded.
 
-Dimension key:  N clips   L frames of a clip   S sequences   F frames of all sequences
+Dimension key:  N clips   L frames of a clip
 """
 
 import hashlib
@@ -23,101 +23,107 @@ from flatout.errors import ConfigError, DataError
 from flatout.feed import DecodeError
 from flatout.spike.config import DataConfig
 from flatout.spike.data.frames import read_frame
-from flatout.spike.data.layouts import Chosen, stream_layouts, voxel_layouts
+from flatout.spike.data.layouts import SequenceFrames, stream_layouts, voxel_layouts
 from flatout.spike.data.stream_layout import Layout
 from flatout.spike.data.tree import VOXEL_EXTS, SequenceFiles, find_sequences, scored_windows, training_windows
 
 logger = logging.getLogger(__name__)
 
-# Which part of the spike picture belongs to a crop of the RGB frame?
+# The part of a spike frame that corresponds to a crop of the RGB frame
 #
 # Per axis with N RGB and M spike pixels: g = gcd(N, M), b = N / g, a = M / g. A crop whose origin and size are
-# multiples of b has an exact partner; the sampler draws only such origins.
+# multiples of b corresponds to whole spike pixels; only such origins are drawn.
 
 
-class Span(NamedTuple):
-    """A stretch of one axis of the spike picture."""
+class SpikeSpan(NamedTuple):
+    """A range of pixels along one axis of a spike frame."""
 
     start: int
     length: int
     is_exact: bool
 
 
-def step_of(rgb: int, spike: int) -> int:
-    """Origins that are multiples of this have an exact partner (b)."""
+def exact_step(rgb: int, spike: int) -> int:
+    """The step b: origins that are multiples of it correspond to whole spike pixels."""
     return rgb // math.gcd(rgb, spike)
 
 
 def num_origins(rgb: int, spike: int, size: int) -> int:
-    """How many origins the sampler chooses from along an axis."""
+    """Number of possible crop origins along an axis."""
     if size > rgb:
         raise ConfigError(
-            f"CROP_SIZE={size} is larger than a frame of {rgb} px: use a smaller crop, or null for whole frames."
+            f"CROP_SIZE={size} is larger than a frame of {rgb} px: use a smaller one, or null for whole frames."
         )
-    return (rgb - size) // step_of(rgb, spike) + 1
+    return (rgb - size) // exact_step(rgb, spike) + 1
 
 
-def spike_span(rgb: int, spike: int, *, origin: int, size: int) -> Span:
-    """The spike pixels of RGB pixels origin .. origin + size - 1; nearest if there is no exact answer."""
-    step = step_of(rgb, spike)
+def spike_span(rgb: int, spike: int, *, origin: int, size: int) -> SpikeSpan:
+    """The spike pixels of the RGB pixels origin .. origin + size - 1; the nearest ones if there is no exact range."""
+    step = exact_step(rgb, spike)
     if origin % step == 0 and size % step == 0:
         ratio = spike // math.gcd(rgb, spike)
-        return Span(origin // step * ratio, size // step * ratio, True)
-    length = max(1, round(size * spike / rgb))  # Python rounds halves to even, as the rule says
-    return Span(min(origin * spike // rgb, spike - length), length, False)
+        return SpikeSpan(origin // step * ratio, size // step * ratio, True)
+    length = max(1, round(size * spike / rgb))  # round() rounds halves to even, as specified
+    return SpikeSpan(min(origin * spike // rgb, spike - length), length, False)
 
 
-MOST_LOST = 0.1
-"""Share of a split's frames that may be in no clip without a word."""
-HINT = "Make the tree with: flatout spike prepare --spike_root ... --blur_root ... --output ..."
+# The clips of a split
+
+MAX_LOST_SHARE = 0.1
+"""Share of a split's frames that may be in no clip without a warning."""
+HINT = "Prepare the data with: flatout spike prepare --spike_root ... --blur_root ... --output ..."
 
 
 class NoSamples(DataError, RuntimeError):
     """A split without a single clip."""
 
 
-class Frame(NamedTuple):
-    """One frame with its stream."""
+class ClipFrame(NamedTuple):
+    """The files of one frame."""
 
     sequence: int
+    """Number of its sequence."""
     stem: str
     blur: str
     sharp: str
     spike: str
     """A stream, or a precomputed voxel."""
     num_spike_frames: int
-    """Of the stream; 0 if a precomputed voxel does not tell."""
+    """Spike frames of the stream; 0 if unknown for a precomputed voxel."""
 
 
 class SequenceFacts(NamedTuple):
-    """What all frames of a sequence have in common."""
+    """What all frames of a sequence share. Its text is part of fingerprints: do not rename it or its fields."""
 
     name: str
     rgb_hw: tuple[int, int]
     layout: Layout
-    """Its number of frames is that of the first file."""
+    """Layout of its spike files, with the number of frames of the first."""
 
     @property
     def spike_hw(self) -> tuple[int, int]:
         return self.layout.height, self.layout.width
 
     @property
-    def steps(self) -> tuple[int, int]:
-        return step_of(self.rgb_hw[0], self.spike_hw[0]), step_of(self.rgb_hw[1], self.spike_hw[1])
+    def crop_steps(self) -> tuple[int, int]:
+        """Steps of exact crop origins along y and x, in RGB pixels."""
+        return exact_step(self.rgb_hw[0], self.spike_hw[0]), exact_step(self.rgb_hw[1], self.spike_hw[1])
 
 
 @dataclass(frozen=True)
 class ClipSet:
-    """The clips of a split. Plain and picklable: workers get it."""
+    """The clips of a split. Pickled for workers."""
 
     where: str
+    """Folder of the split."""
     sequences: list[SequenceFacts]
-    frames: list[Frame]
+    frames: list[ClipFrame]
     windows_NL: np.ndarray
-    """Frame numbers, int64."""
+    """Frame numbers of each clip, int64."""
     score_NL: np.ndarray
-    """Frames that count in a validation, bool."""
+    """Whether each frame is scored in an evaluation, bool."""
     precomputed: bool
+    """Whether spikes are precomputed voxels."""
 
     def __len__(self) -> int:
         return len(self.windows_NL)
@@ -127,7 +133,7 @@ class ClipSet:
         return int(self.windows_NL.shape[1])
 
     def layout_of(self, frame: int) -> Layout:
-        """How the stream of a frame is read."""
+        """The layout of the stream of a frame."""
         each = self.frames[frame]
         return replace(self.sequences[each.sequence].layout, frames=each.num_spike_frames)
 
@@ -139,7 +145,7 @@ class ClipSet:
         return f"{self.where}/{self.sequences[first.sequence].name} frames {first.stem} to {last.stem}"
 
     def fingerprint(self) -> str:
-        """Changes when a frame comes or goes, or its stream is read in another way."""
+        """A digest that changes when a frame is added or removed, or when its stream is read in another way."""
         facts = [[(each.stem, each.num_spike_frames, each.sequence) for each in self.frames]]
         digest = hashlib.sha256(json.dumps([facts, [str(each) for each in self.sequences]]).encode())
         digest.update(np.ascontiguousarray(self.windows_NL).tobytes())
@@ -147,22 +153,22 @@ class ClipSet:
 
 
 def open_clips(config: DataConfig, split: str, *, scored: bool, without: Sequence[str] = ()) -> ClipSet:
-    """The clips of a split; `scored`: of a validation. `without` names sequences to leave out."""
+    """The clips of a split; `scored`: for an evaluation, else for training. `without` names sequences to leave out."""
     root = Path(config.ROOT) / split
     if not root.is_dir():
-        raise NoSamples(f"{root}: no such split (DATA.ROOT={config.ROOT}). {HINT}")
+        raise NoSamples(f"{root}: no such folder (DATA.ROOT={config.ROOT}). {HINT}")
     return clips_of(config, root, [each for each in sequence_files(config, split) if each.name not in without], scored)
 
 
 def clips_of(config: DataConfig, root: Path, sequences: Sequence[SequenceFiles], scored: bool) -> ClipSet:
-    """The clips of these sequences; NoSamples if there is none."""
+    """The clips of these sequences; NoSamples if there are none."""
     windows = {each.name: list(_windows(each, config, scored)) for each in sequences}
     for name in (name for name, found in windows.items() if not found):
-        logger.warning("%s/%s: no %d neighbouring whole frames, so no clip.", root, name, config.CLIP_LEN)
+        logger.warning("%s/%s: no clip, because no %d consecutive frames are complete.", root, name, config.CLIP_LEN)
     kept = [each for each in sequences if windows[each.name]]
     if not kept:
         raise NoSamples(_nothing(root, sequences, config))
-    chosen = [Chosen(each, _stems(windows[each.name])) for each in kept]
+    chosen = [SequenceFrames(each, _stems(windows[each.name])) for each in kept]
     facts, frames, numbers = _frames(config, chosen)
     _check_ratios(facts, root)
     _warn_of_lost_frames(root, sequences, len(frames))
@@ -178,7 +184,7 @@ def clips_of(config: DataConfig, root: Path, sequences: Sequence[SequenceFiles],
 
 
 def sequence_files(config: DataConfig, split: str) -> list[SequenceFiles]:
-    """The sequences of a split with the kind of spike files that the config asks for."""
+    """The sequences of a split, with streams or precomputed voxels as configured."""
     pre = config.USE_PRECOMPUTED_VOXELS
     return find_sequences(
         Path(config.ROOT) / split,
@@ -189,18 +195,18 @@ def sequence_files(config: DataConfig, split: str) -> list[SequenceFiles]:
 
 
 def validation_split(config: DataConfig) -> str | None:
-    """The split to validate on: as named, else `val`, else `test`, else none."""
+    """The split to validate on: VAL_SPLIT, else `val`, else `test`, else None."""
     for name in dict.fromkeys((config.VAL_SPLIT, "val", "test")):
         if name != config.TRAIN_SPLIT and (Path(config.ROOT) / name).is_dir():
             if name != config.VAL_SPLIT:
-                logger.warning("DATA.VAL_SPLIT=%s does not exist: validating on %s.", config.VAL_SPLIT, name)
+                logger.warning("DATA.VAL_SPLIT=%s does not exist: %s is used for validation.", config.VAL_SPLIT, name)
             return name
-    logger.warning("There is no split to validate on: the training goes without.")
+    logger.warning("There is no split to validate on, so there is no validation.")
     return None
 
 
 def shared_sequences(config: DataConfig, split: str) -> list[str]:
-    """Training sequences that are the same files as some of a validation split: links into it, usually."""
+    """Training sequences whose files are also in a validation split, usually through links."""
     val = {os.path.realpath(each.folder / "blur") for each in sequence_files(config, split)}
     return [
         each.name
@@ -210,14 +216,14 @@ def shared_sequences(config: DataConfig, split: str) -> list[str]:
 
 
 def open_training(config: DataConfig) -> tuple[ClipSet, ClipSet | None]:
-    """The clips to train and to validate on; what is validated on is not trained on."""
+    """The clips to train on and to validate on; sequences in both are only validated on."""
     split = validation_split(config)
     if split is None:
         return open_clips(config, config.TRAIN_SPLIT, scored=False), None
     shared = shared_sequences(config, split)
     if shared:
         logger.info(
-            "%d sequences of %s are validated on and left out of training: %s.", len(shared), split, ", ".join(shared)
+            "%d sequences are in %s too, and are left out of training: %s.", len(shared), split, ", ".join(shared)
         )
     return open_clips(config, config.TRAIN_SPLIT, scored=False, without=shared), open_clips(config, split, scored=True)
 
@@ -244,12 +250,12 @@ def _stems(windows: Sequence[_Window]) -> list[str]:
 
 
 def _frames(
-    config: DataConfig, chosen: Sequence[Chosen]
-) -> tuple[list[SequenceFacts], list[Frame], dict[tuple[str, str], int]]:
-    """Facts of all sequences, their frames, and the number of each frame by sequence and stem."""
+    config: DataConfig, chosen: Sequence[SequenceFrames]
+) -> tuple[list[SequenceFacts], list[ClipFrame], dict[tuple[str, str], int]]:
+    """Facts of all sequences, all frames, and the number of each frame by sequence and stem."""
     layouts = (voxel_layouts if config.USE_PRECOMPUTED_VOXELS else stream_layouts)(config, chosen)
     facts: list[SequenceFacts] = []
-    frames: list[Frame] = []
+    frames: list[ClipFrame] = []
     numbers: dict[tuple[str, str], int] = {}
     for files, stems in chosen:
         facts.append(SequenceFacts(files.name, _size_hw(files, stems), layouts[files.spike[stems[0]]]))
@@ -258,12 +264,12 @@ def _frames(
             _check_geometry(facts[-1], layout, files.spike[stem])
             numbers[files.name, stem] = len(frames)
             blur, sharp, spike = (str(part[stem]) for part in (files.blur, files.sharp, files.spike))
-            frames.append(Frame(len(facts) - 1, stem, blur, sharp, spike, layout.frames))
+            frames.append(ClipFrame(len(facts) - 1, stem, blur, sharp, spike, layout.frames))
     return facts, frames, numbers
 
 
 def _size_hw(files: SequenceFiles, stems: Sequence[str]) -> tuple[int, int]:
-    """Size of the frames of a sequence, by the first that can be read."""
+    """Size of the frames of a sequence, from the first that can be read."""
     errors: list[Exception] = []
     for stem in stems:
         try:
@@ -278,13 +284,13 @@ def _size_hw(files: SequenceFiles, stems: Sequence[str]) -> tuple[int, int]:
 def _check_geometry(facts: SequenceFacts, layout: Layout, path: Path) -> None:
     if (layout.height, layout.width) != facts.spike_hw:
         raise DataError(
-            f"{path}: {layout.height} x {layout.width} spikes in a sequence whose first file has "
-            f"{facts.spike_hw[0]} x {facts.spike_hw[1]}. Move the file away, or set SPIKE_H and SPIKE_W."
+            f"{path}: spike frames of {layout.height} x {layout.width} in a sequence whose first file has "
+            f"{facts.spike_hw[0]} x {facts.spike_hw[1]}. Remove the file, or set SPIKE_H and SPIKE_W."
         )
 
 
 def _check_ratios(facts: Sequence[SequenceFacts], root: Path) -> None:
-    """Crops of sequences of different size may share a batch if a spike pixel covers as many RGB pixels in all."""
+    """DataError unless all sequences have the same ratio of RGB to spike pixels; only then can crops share a batch."""
 
     def ratio(each: SequenceFacts) -> tuple[float, float]:
         return each.rgb_hw[0] / each.spike_hw[0], each.rgb_hw[1] / each.spike_hw[1]
@@ -296,14 +302,14 @@ def _check_ratios(facts: Sequence[SequenceFacts], root: Path) -> None:
         )
         raise DataError(
             f"{root}: sequences with different ratios of RGB to spike pixels cannot share a batch: {listed}. "
-            "Train them apart."
+            "Train on them separately."
         )
 
 
 def _warn_of_lost_frames(root: Path, sequences: Sequence[SequenceFiles], num_used: int) -> None:
-    """Say so where more than a tenth of the frames are in no clip: half of a sequence may have been left behind."""
+    """Warn if more than a tenth of the frames are in no clip, for example because files were not copied."""
     total = sum(len(each.blur) for each in sequences)
-    if total - num_used > MOST_LOST * total:
+    if total - num_used > MAX_LOST_SHARE * total:
         missing = next(filter(None, (each.first_missing() for each in sequences)), "runs of frames are too short")
         logger.warning("%s: %d of %d frames are in no clip: %s. %s", root, total - num_used, total, missing, HINT)
 
@@ -313,5 +319,5 @@ def _nothing(root: Path, sequences: Sequence[SequenceFiles], config: DataConfig)
     names = ", ".join(each.name for each in sequences[:5]) or "none"
     return (
         f"No valid samples found in {root}: {len(sequences)} sequences ({names}), none with {config.CLIP_LEN} "
-        f"neighbouring whole frames (CLIP_LEN). {missing + '. ' if missing else ''}{HINT}"
+        f"consecutive complete frames (CLIP_LEN). {missing + '. ' if missing else ''}{HINT}"
     )

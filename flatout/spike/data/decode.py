@@ -1,10 +1,10 @@
-"""Spikes out of a file's bytes. A crop is cut from the packed bytes first, and only then unpacked.
+"""Decodes spikes from the bytes of a file; a crop is cut from the packed bytes before unpacking.
 
     memory map [T, bytes of a frame] --rows and bytes of the crop--> small copy --unpack--> [T, h, w] --sums--> counts
 
 Pixel k = y * W + x of the stored raster is bit k % 8, lowest first, of byte k // 8 of its frame.
 
-Dimension key:  T spike frames   H W spike picture   h w crop   F bytes of a frame
+Dimension key:  T spike frames   H W spike frame   h w crop   F bytes of a spike frame   K bits of a row of frames
 """
 
 import mmap
@@ -16,13 +16,13 @@ import numpy as np
 from flatout.spike.data.stream_layout import BEGIN, Content, Layout, StreamError
 
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0)
-"""Linux only."""
+"""Only on Linux."""
 CONTENT_BYTES = 1 << 20
-"""Read at a time to learn what a file holds; a packed file shows it in the first bytes."""
+"""Bytes that `content_of` reads at a time; the first ones are enough for a packed file."""
 
 
 class Box:
-    """Rows top..bottom and columns left..right of a picture, ends excluded."""
+    """Rows top..bottom and columns left..right of an image, ends excluded."""
 
     __slots__ = ("bottom", "left", "right", "top")
 
@@ -30,28 +30,28 @@ class Box:
         self.top, self.left, self.bottom, self.right = top, left, top + height, left + width
 
 
-def whole(layout: Layout) -> Box:
+def whole_frame(layout: Layout) -> Box:
     return Box(0, 0, layout.height, layout.width)
 
 
 def map_stream(path: str | Path, layout: Layout) -> np.ndarray:
-    """The bytes of a file as uint8 [T, F], mapped and not read; StreamError if its size is no longer the layout's."""
+    """The bytes of a file as uint8 [T, F], memory-mapped; StreamError if its size no longer fits the layout."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size != layout.nbytes:
             raise StreamError(
                 f"{path} has {size} bytes where {layout.nbytes} were found when the data set was opened. "
-                "Something changes it: run the command again.",
+                "The file has changed since: run the command again.",
                 kind="reshape",
             )
-        # All pages at once: reading ahead would fetch them anyway, and 88 page faults cost more than all the pages.
+        # All pages at once: read-ahead would load them anyway, and 88 page faults cost more than loading all the pages.
         memory = mmap.mmap(file.fileno(), size, flags=mmap.MAP_SHARED | _POPULATE, prot=mmap.PROT_READ)
     return np.frombuffer(memory, np.uint8).reshape(layout.frames, layout.frame_bytes)
 
 
 def decode(stream_TF: np.ndarray, layout: Layout, box: Box | None = None) -> np.ndarray:
-    """Spikes in image orientation, uint8 [T, h, w]; 0 and 1, or any byte in format `bytes`."""
-    box = box or whole(layout)
+    """Decode spikes in image orientation, uint8 [T, h, w]: 0 and 1, or any value in the format `bytes`."""
+    box = box or whole_frame(layout)
     rows = StoredRows(stream_TF, layout, box)
     return oriented(rows[0 : len(stream_TF)], rows.skip, layout, box)
 
@@ -59,8 +59,8 @@ def decode(stream_TF: np.ndarray, layout: Layout, box: Box | None = None) -> np.
 class StoredRows:
     """Rows of a crop as they are stored: `rows[begin:end]` is uint8 [frames, h, at least w].
 
-    The crop's bytes are copied once, and unpacked for those frames only that are asked for: what is unpacked at a time
-    then stays in the cache. Whoever sums over frames does that before turning the small result around.
+    The bytes of the crop are copied once, and only the requested frames are unpacked, so that they stay in the CPU
+    cache. To sum over frames, sum first and apply `oriented` to the small result.
     """
 
     def __init__(self, stream_TF: np.ndarray, layout: Layout, box: Box) -> None:
@@ -69,9 +69,9 @@ class StoredRows:
             top, bottom = layout.height - box.bottom, layout.height - box.top
         self._height, self._width = bottom - top, layout.width
         self.skip = box.left
-        """Columns before the crop."""
+        """Columns before the crop in each row."""
         self._straddles = 0
-        """Pixels before the first, where bytes hold pixels of two rows."""
+        """Pixels before the first one, if a byte holds pixels of two rows."""
         self._is_packed = layout.format == "packed"
         if not self._is_packed:
             self._cut = stream_TF.reshape(-1, layout.height, layout.width)[:, top:bottom]
@@ -89,20 +89,20 @@ class StoredRows:
         cut = self._cut[frames]
         if not self._is_packed:
             return cut
-        # As one row: NumPy unpacks short rows at half the speed.
+        # Unpacked as one row, because NumPy unpacks short rows at half the speed.
         bits_TK = np.unpackbits(cut.reshape(-1), bitorder="little").reshape(len(cut), -1)
         bits_TK = bits_TK[:, self._straddles :][:, : self._height * self._width]
         return bits_TK.reshape(len(cut), self._height, self._width)
 
 
 def oriented(rows: np.ndarray, skip: int, layout: Layout, box: Box) -> np.ndarray:
-    """Stored rows [..., h, at least w] as the crop in image orientation, a view."""
+    """The crop in image orientation from stored rows [..., h, at least w]; a view."""
     columns = rows[..., skip : skip + box.right - box.left]
     return columns[..., ::-1, :] if layout.flipud else columns
 
 
 def content_of(path: str | Path) -> Content:
-    """Which values occur in a file; stops at the first byte above 1."""
+    """The kind of values that occur in a file; reading stops at the first byte above 1."""
     found: Content = "zero"
     with open(path, "rb") as file:
         while block := file.read(CONTENT_BYTES):
@@ -114,7 +114,7 @@ def content_of(path: str | Path) -> Content:
 
 
 def pack(spikes_THW: np.ndarray, *, flipud: bool = True) -> np.ndarray:
-    """The bytes of a packed file, uint8 [T * F]; what `decode` reads back."""
+    """The bytes of a packed file, uint8 [T * F]; the inverse of `decode`."""
     if spikes_THW.shape[1] * spikes_THW.shape[2] % 8:
         raise StreamError(f"{spikes_THW.shape[1:]} pixels do not fill whole bytes ({BEGIN}).", kind="reshape")
     rows = spikes_THW[:, ::-1] if flipud else spikes_THW

@@ -1,7 +1,7 @@
-"""Frames and spikes of a clip set as arrays: from their files, or from a store that decoded them once.
+"""Frames and spikes of a clip set as arrays, from files or from a store of decoded frames.
 
-PNG is what costs: 25 ms per 720p frame, ten of them per clip, against 0.3 ms for a crop of spikes. So the store keeps
-frames first, and spikes as the packed bytes they are.
+Decoding PNG files dominates the cost: 25 ms per 720p frame, ten of them per clip, against 0.3 ms for a crop of spikes.
+So the store keeps frames first, and spikes as packed bytes.
 
 Dimension key:  C channels   h w crop   T spike frames   F bytes of a spike frame
 """
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 Part = Literal["blur", "sharp"]
 PARTS: tuple[Part, ...] = ("blur", "sharp")
 VOXEL_KEY = "spike_voxel"
-"""Of a precomputed voxel in an .npz file."""
+"""Key of a precomputed voxel in an .npz file."""
 
 
 class MissingSpikes(DataError, FileNotFoundError):
-    """A spike file that was there when the data set was opened."""
+    """A spike file that existed when the data set was opened is missing."""
 
 
-class Shown(NamedTuple):
-    """How spikes are shown to the network."""
+class SpikeRepresentation(NamedTuple):
+    """The form in which spikes are given to the network."""
 
     kind: Literal["voxel", "window", "tfp"]
     channels: int
@@ -47,7 +47,7 @@ class Shown(NamedTuple):
     tfp_half: int = 20
 
     def channels_of(self, stream_TF: np.ndarray, layout: Layout, box: Box, dtype: np.dtype) -> np.ndarray:
-        """[C, h, w] of `dtype`, cut from a stream."""
+        """The channels of a crop of a stream, [C, h, w] of `dtype`."""
         kept = trimmed(layout.frames, self.trim)
         stream_TF = stream_TF[kept]
         if self.kind == "voxel":
@@ -57,14 +57,14 @@ class Shown(NamedTuple):
         return texture_from_playback(decode(stream_TF, layout, box), self.channels, self.tfp_half)
 
     def frames_of(self, num_spike_frames: int) -> np.ndarray:
-        """Spike frames behind each channel, float32 [C]."""
+        """Number of spike frames of each channel, float32 [C]."""
         if self.kind != "voxel":
             return np.ones(self.channels, np.float32)
         return frames_per_bin(num_spike_frames - sum(self.trim), self.channels).astype(np.float32)
 
 
 class FrameItems:
-    """All files of a clip set as items of a store: blurry frames, then sharp ones, then streams."""
+    """The files of a clip set as the items of a store: all blurry frames, then sharp ones, then streams."""
 
     def __init__(self, clips: "ClipSet") -> None:
         self._clips = clips
@@ -81,11 +81,11 @@ class FrameItems:
         return self.path(index)
 
     def of_frames(self, frames: np.ndarray) -> np.ndarray:
-        """Numbers of the files of frames [..., L]: blurry, then sharp, then streams, [..., 3 L]."""
+        """Item numbers of frames [..., L]: blurry, then sharp, then streams, [..., 3 L]."""
         return np.concatenate([frames + part * len(self._clips.frames) for part in range(3)], axis=-1)
 
     def decode(self, index: int) -> np.ndarray:
-        """A frame [H, W, 3], a stream [T, 1, F], or a precomputed voxel [C, H, W]."""
+        """Decode a frame [H, W, 3], a stream [T, 1, F], or a precomputed voxel [C, H, W]."""
         part, frame = divmod(index, len(self._clips.frames))
         if part < 2:
             return read_frame(self.path(index))
@@ -98,22 +98,22 @@ class FrameItems:
 
 
 class Frames:
-    """Pixels of a clip set, from its store where that has them."""
+    """Reads the frames and spikes of a clip set, from a store if there is one, else from files."""
 
-    def __init__(self, clips: "ClipSet", shown: Shown, store: Store | None = None) -> None:
-        self._clips, self._shown, self._store = clips, shown, store
+    def __init__(self, clips: "ClipSet", representation: SpikeRepresentation, store: Store | None = None) -> None:
+        self._clips, self._representation, self._store = clips, representation, store
 
     def image(self, frame: int, part: Part) -> np.ndarray:
-        """uint8 RGB [H, W, 3]; may be read-only."""
+        """A frame, uint8 RGB [H, W, 3]; may be read-only."""
         number = PARTS.index(part) * len(self._clips.frames) + frame
-        # A store marks what it has to decode by itself.
+        # A store records the stage "decode" itself when it has to decode.
         with clock.stage("frames" if self._store is not None else "decode"):
             image = self._store[number] if self._store is not None else read_frame(self._path(frame, part))
         expected = self._clips.sequences[self._clips.frames[frame].sequence].rgb_hw
         if image.shape[:2] != expected:
             raise DecodeError(
-                f"{self._path(frame, part)} has {image.shape[0]} x {image.shape[1]} pixels, the first frame of its "
-                f"sequence {expected[0]} x {expected[1]}."
+                f"{self._path(frame, part)} has {image.shape[0]} x {image.shape[1]} pixels, but the first frame of its "
+                f"sequence has {expected[0]} x {expected[1]}."
             )
         return image
 
@@ -127,7 +127,7 @@ class Frames:
             layout = self._clips.layout_of(frame)
             stream = self._stored(frame)
             stream_TF = self._mapped(frame, layout) if stream is None else stream.reshape(layout.frames, -1)
-            return self._shown.channels_of(stream_TF, layout, box, dtype)
+            return self._representation.channels_of(stream_TF, layout, box, dtype)
 
     def _stored(self, frame: int) -> np.ndarray | None:
         number = 2 * len(self._clips.frames) + frame
@@ -142,7 +142,7 @@ class Frames:
         except FileNotFoundError as error:
             raise MissingSpikes(
                 errno.ENOENT,
-                f"sequence {self._clips.sequences[each.sequence].name}, frame {each.stem}: its spike file is gone "
+                f"sequence {self._clips.sequences[each.sequence].name}, frame {each.stem}: its spike file is missing "
                 "(SPIKE_DIR)",
                 each.spike,
             ) from error
@@ -155,7 +155,7 @@ class Frames:
 
 
 def read_frame(path: str) -> np.ndarray:
-    """uint8 RGB [H, W, 3]; DecodeError if it is no picture, or one that lacks rows."""
+    """Read a frame as uint8 RGB [H, W, 3]; DecodeError if it is not an image or is incomplete."""
     import cv2
 
     try:
@@ -166,16 +166,16 @@ def read_frame(path: str) -> np.ndarray:
 
 
 def open_voxel(path: str) -> np.ndarray:
-    """A precomputed voxel [C, H, W], mapped if it is an .npy file."""
+    """Open a precomputed voxel [C, H, W], memory-mapped if it is an .npy file."""
     try:
         if path.endswith(".npy"):
             return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         with np.load(path, allow_pickle=False) as arrays:
             return np.asarray(arrays[VOXEL_KEY])
     except (ValueError, KeyError, EOFError) as error:
-        raise DecodeError(f"{path} is no voxel: {error}.") from error
+        raise DecodeError(f"{path} is not a voxel file: {error}.") from error
 
 
 def storable(voxel: np.ndarray) -> np.ndarray:
-    """As a store keeps it: bytes stay bytes, all other numbers become float32."""
+    """A voxel in the type in which a store keeps it: uint8 is kept, all other types become float32."""
     return voxel if voxel.dtype == np.uint8 else voxel.astype(np.float32)

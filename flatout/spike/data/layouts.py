@@ -1,4 +1,4 @@
-"""How the spike files of a split are read: one decision for all of them, told to whoever trains."""
+"""Decides how the spike files of a split are read: one decision for the whole split, which is logged."""
 
 import json
 import logging
@@ -13,48 +13,48 @@ from flatout.errors import ConfigError, DataError
 from flatout.spike.config import DataConfig
 from flatout.spike.data.decode import content_of
 from flatout.spike.data.frames import open_voxel
-from flatout.spike.data.stream_layout import Content, Layout, decide, find_geometry, highest
+from flatout.spike.data.stream_layout import Content, Layout, decide_layout, find_geometry, highest_content
 from flatout.spike.data.tree import SequenceFiles
 from flatout.spike.data.voxels import centre_window, tfp_centres, trimmed
 
 logger = logging.getLogger(__name__)
 
 FILES_EXAMINED = 16
-"""Spread over a split, to learn which content it has."""
-FACTS_NAME = "voxels.json"
-"""Beside precomputed voxels: bins, and spike frames behind each of them."""
+"""Files, spread over a split, whose content is examined."""
+VOXEL_METADATA_NAME = "voxels.json"
+"""File beside precomputed voxels: number of bins, and the spike frames behind each voxel."""
 
 
-class Chosen(NamedTuple):
-    """A sequence, and which of its frames are in clips."""
+class SequenceFrames(NamedTuple):
+    """A sequence, and the frames of it that are in clips."""
 
     files: SequenceFiles
     stems: list[str]
 
 
-def stream_layouts(config: DataConfig, kept: Sequence[Chosen]) -> dict[Path, Layout]:
-    """Every stream by the one decision for the split."""
+def stream_layouts(config: DataConfig, kept: Sequence[SequenceFrames]) -> dict[Path, Layout]:
+    """The layout of every stream, all decided alike for the split."""
     paths = [each.spike[stem] for each, stems in kept for stem in stems]
     chosen = [paths[number] for number in np.unique(np.linspace(0, len(paths) - 1, FILES_EXAMINED).astype(int))]
-    content = highest([content_of(path) for path in chosen])
+    content = highest_content([content_of(path) for path in chosen])
     sidecars = {each.folder: find_geometry(each.folder / config.SPIKE_DIR) for each, _ in kept}
     layouts = {
-        each.spike[stem]: decide(
+        each.spike[stem]: decide_layout(
             os.stat(each.spike[stem]).st_size,
             content,
-            config.wishes,
+            config.stream_settings,
             sidecars[each.folder],
             where=str(each.spike[stem]),
         )
         for each, stems in kept
         for stem in stems
     }
-    _tell(config, layouts, content)
+    _log_layouts(config, layouts, content)
     return layouts
 
 
-def _tell(config: DataConfig, layouts: Mapping[Path, Layout], content: Content) -> None:
-    """What was decided, and what looks wrong about it."""
+def _log_layouts(config: DataConfig, layouts: Mapping[Path, Layout], content: Content) -> None:
+    """Log the decision, and warn of what looks wrong."""
     first = next(iter(layouts.values()))
     logger.info(
         "Spikes: %s %d x %d, %d frames in the first of %d files, rows %s (content: %s).",
@@ -63,21 +63,21 @@ def _tell(config: DataConfig, layouts: Mapping[Path, Layout], content: Content) 
     )  # fmt: skip
     if first.warning == "legacy_geometry":
         logger.warning(
-            "SPIKE_H/SPIKE_W repeat a known misreading of GoPro-Spike: its files are bit-packed 360 x 640, and are "
-            "read so. Leave the keys out."
+            "SPIKE_H and SPIKE_W repeat a known misreading of GoPro-Spike, whose files are bit-packed 360 x 640. They "
+            "are read as such; remove the two keys."
         )
     if first.warning == "all_zero":
-        logger.warning("The spike files that were looked at hold nothing but zeros: are they whole?")
+        logger.warning("The spike files that were examined hold nothing but zeros. Check that they are complete.")
     path, shortest = _check_lengths(config, layouts)
     if config.SPIKE_REPR == "voxel" and shortest < config.channels:
         logger.warning(
-            "%s: %d spike frames leave some of the %d voxel bins empty: use fewer NUM_VOXEL_BINS.",
+            "%s: %d spike frames leave some of the %d voxel bins empty. Use a smaller NUM_VOXEL_BINS.",
             path, shortest, config.channels,
         )  # fmt: skip
 
 
 def _check_lengths(config: DataConfig, layouts: Mapping[Path, Layout]) -> tuple[Path, int]:
-    """The shortest stream and its length after trimming; ConfigError or DataError if that is too short to be shown."""
+    """The shortest stream and its length after trimming; raises ConfigError or DataError if it is too short."""
     path = min(layouts, key=lambda each: layouts[each].frames)
     kept = trimmed(layouts[path].frames, config.SPIKE_TRIM)
     length = kept.stop - kept.start
@@ -91,32 +91,32 @@ def _check_lengths(config: DataConfig, layouts: Mapping[Path, Layout]) -> tuple[
     return path, length
 
 
-def voxel_layouts(config: DataConfig, kept: Sequence[Chosen]) -> dict[Path, Layout]:
-    """Geometry of precomputed voxels from their headers, spike frames from the facts beside them."""
+def voxel_layouts(config: DataConfig, kept: Sequence[SequenceFrames]) -> dict[Path, Layout]:
+    """The layout of precomputed voxels: geometry from their headers, spike frames from the metadata beside them."""
     layouts = {}
     for each, stems in kept:
-        facts = _voxel_facts(each.folder / config.VOXEL_CACHE_DIRNAME)
+        facts = _spike_frames_by_stem(each.folder / config.VOXEL_CACHE_DIRNAME)
         if not facts and config.VOXEL_NORM == "rate":
             raise ConfigError(
-                f"VOXEL_NORM: rate needs the number of spike frames behind each voxel, and {each.folder} has no "
-                f"{FACTS_NAME}. Write voxels with `flatout spike cache`, or use log1p or none."
+                f"VOXEL_NORM: rate needs the number of spike frames of each voxel, but {each.folder} has no "
+                f"{VOXEL_METADATA_NAME}. Write the voxels with `flatout spike cache`, or use log1p or none."
             )
         for stem in stems:
             path = each.spike[stem]
             shape = open_voxel(str(path)).shape
             if len(shape) != 3 or shape[0] != config.channels:
                 raise ConfigError(
-                    f"{path} holds {shape[0] if len(shape) == 3 else shape} voxel bins, and DATA.NUM_VOXEL_BINS (or K) "
-                    f"says {config.channels}: set it, or write the voxels again with `flatout spike cache`."
+                    f"{path} holds {shape[0] if len(shape) == 3 else shape} voxel bins, but DATA.NUM_VOXEL_BINS (or K) "
+                    f"says {config.channels}: change it, or write the voxels again with `flatout spike cache`."
                 )
             layouts[path] = Layout("uint8", facts.get(stem, 0), shape[1], shape[2], False)
     return layouts
 
 
-def _voxel_facts(folder: Path) -> dict[str, int]:
-    """Spike frames by stem."""
+def _spike_frames_by_stem(folder: Path) -> dict[str, int]:
+    """Number of spike frames by stem; empty if there is no valid metadata."""
     try:
-        frames = json.loads((folder / FACTS_NAME).read_text())["frames"]
+        frames = json.loads((folder / VOXEL_METADATA_NAME).read_text())["frames"]
         return {str(stem): int(count) for stem, count in frames.items()}
     except (OSError, ValueError, KeyError, AttributeError):
         return {}

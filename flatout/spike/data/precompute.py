@@ -1,4 +1,7 @@
-"""Voxels as files, for those who want them: uint8 counts at spike resolution, and the spike frames behind them."""
+"""Writes voxels as files: uint8 counts at spike resolution, and the number of spike frames behind each voxel.
+
+Dimension key:  T spike frames   F bytes of a spike frame
+"""
 
 import json
 import logging
@@ -12,18 +15,18 @@ import numpy as np
 from flatout.errors import ConfigError
 from flatout.spike.config import DataConfig
 from flatout.spike.data.clip_set import ClipSet, open_clips
-from flatout.spike.data.decode import map_stream, whole
-from flatout.spike.data.layouts import FACTS_NAME
-from flatout.spike.data.source import shown_of, spike_dtype
+from flatout.spike.data.decode import map_stream, whole_frame
+from flatout.spike.data.layouts import VOXEL_METADATA_NAME
+from flatout.spike.data.source import representation_of, spike_dtype
 from flatout.spike.data.voxels import trimmed
 
 logger = logging.getLogger(__name__)
 
 
 def write_voxels(config: DataConfig, split: str) -> Iterator[Path]:
-    """Write the voxels of every frame of a split beside its streams; yields each file. Whole files are kept."""
+    """Write the voxels of every frame of a split beside its streams and yield each file; none is left incomplete."""
     if config.SPIKE_REPR != "voxel":
-        raise ConfigError(f"SPIKE_REPR: {config.SPIKE_REPR} is made live; only voxels are written to files.")
+        raise ConfigError(f"SPIKE_REPR: {config.SPIKE_REPR} cannot be written to files, only voxel can.")
     live = replace(config, USE_PRECOMPUTED_VOXELS=False, CLIP_LEN=1)
     clips = open_clips(live, split, scored=True)
     for number, facts in enumerate(clips.sequences):
@@ -37,7 +40,7 @@ def write_voxels(config: DataConfig, split: str) -> Iterator[Path]:
             for frame in frames
         }
         content = {"bins": config.channels, "kind": "counts", "frames": counts}
-        (folder / FACTS_NAME).write_text(json.dumps(content, indent=1))
+        (folder / VOXEL_METADATA_NAME).write_text(json.dumps(content, indent=1))
 
 
 def _kept(clips: ClipSet, config: DataConfig, frame: int) -> slice:
@@ -45,16 +48,16 @@ def _kept(clips: ClipSet, config: DataConfig, frame: int) -> slice:
 
 
 def _write_one(clips: ClipSet, config: DataConfig, frame: int, folder: Path) -> Path:
-    shown, layout = shown_of(config), clips.layout_of(frame)
+    representation, layout = representation_of(config), clips.layout_of(frame)
     stream_TF = map_stream(clips.frames[frame].spike, layout)
-    voxel = shown.channels_of(stream_TF, layout, whole(layout), spike_dtype(clips, shown))
+    voxel = representation.channels_of(stream_TF, layout, whole_frame(layout), spike_dtype(clips, representation))
     path = folder / f"{clips.frames[frame].stem}.npy"
     part = path.with_suffix(".part")
     try:
         with part.open("wb") as file:
             np.save(file, np.ascontiguousarray(voxel))
         part.replace(path)
-    except BaseException:
+    except BaseException:  # broad, because the incomplete file is removed on Ctrl-C too
         with suppress(OSError):
             part.unlink()
         raise

@@ -1,33 +1,33 @@
-"""Sequences on disk by name, and which frames of them make a clip."""
+"""Finds sequences on disk, and the frames of each that form a clip.
+
+Dimension key:  L frames of a clip
+"""
 
 import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-# Which frames make a clip? Paired by name, never across a gap; and in validation every frame is scored once.
-#
-# Pure: names in, windows out.
-#
-# Dimension key:  L frames of a clip
+# Windows of frames: pure functions of names. Frames are paired by name, windows never span a gap, and an evaluation
+# scores every frame once.
 
 
 class ScoredWindow(NamedTuple):
-    """A clip of a validation."""
+    """A clip of an evaluation."""
 
     first: int
-    """Position in its run."""
+    """Position of its first frame in the run."""
     score_L: tuple[bool, ...]
-    """Frames that no earlier window has scored."""
+    """Whether each frame is scored: those that no earlier window scores."""
 
 
 def ordered(stems: Collection[str]) -> list[str]:
-    """By number if all names are numbers, else by text."""
+    """Stems sorted by number if all are numbers, else as text."""
     return sorted(stems, key=lambda stem: (int(stem), stem)) if _are_numbers(stems) else sorted(stems)
 
 
 def usable_runs(blur: Collection[str], sharp: Collection[str], spike: Collection[str]) -> list[list[str]]:
-    """Maximal runs of neighbouring frames that have all three parts; numbers in a run rise by one."""
+    """Maximal runs of consecutive frames that have all three parts; numbers in a run increase by one."""
     numbered = _are_numbers(blur)
     complete = set(sharp) & set(spike)
     runs: list[list[str]] = []
@@ -42,12 +42,12 @@ def usable_runs(blur: Collection[str], sharp: Collection[str], spike: Collection
 
 
 def training_windows(run_length: int, clip_length: int) -> range:
-    """Where a clip may begin in a run: anywhere."""
+    """Positions in a run at which a training clip may begin."""
     return range(max(0, run_length - clip_length + 1))
 
 
 def scored_windows(run_length: int, clip_length: int) -> list[ScoredWindow]:
-    """Clips side by side; what is left over at the end is scored by one that is shifted back."""
+    """Clips side by side; frames left over at the end are scored by a clip that is shifted back."""
     if run_length < clip_length:
         return []
     firsts = list(range(0, run_length - clip_length + 1, clip_length))
@@ -62,7 +62,7 @@ def scored_windows(run_length: int, clip_length: int) -> list[ScoredWindow]:
 
 
 def windows_of(run: Sequence[str], firsts: Sequence[int] | range, clip_length: int) -> Iterator[list[str]]:
-    """The names in each window."""
+    """The stems of each window."""
     for first in firsts:
         yield list(run[first : first + clip_length])
 
@@ -71,14 +71,16 @@ def _are_numbers(stems: Collection[str]) -> bool:
     return all(stem.isascii() and stem.isdigit() for stem in stems)
 
 
+# Sequences on disk
+
 IMAGE_EXTS = (".png", ".jpg", ".jpeg", ".bmp")
 VOXEL_EXTS = (".npy", ".npz")
-MOST_LEVELS = 4
-"""A sequence may be nested: scene/sub."""
+MAX_DEPTH = 4
+"""Levels of folders below a split that are searched; a sequence may be nested, as in scene/sub."""
 
 
 class SequenceFiles(NamedTuple):
-    """The files of one sequence by stem."""
+    """The files of one sequence, by stem."""
 
     name: str
     folder: Path
@@ -88,11 +90,11 @@ class SequenceFiles(NamedTuple):
     """Streams, or precomputed voxels."""
 
     def runs(self) -> list[list[str]]:
-        """Runs of neighbouring frames that have all three parts."""
+        """Runs of consecutive frames that have all three parts."""
         return usable_runs(self.blur, self.sharp, self.spike)
 
     def first_missing(self) -> str:
-        """What keeps the first incomplete frame from being used; empty if all are complete."""
+        """Description of what the first incomplete frame lacks; empty if all frames are complete."""
         for stem in ordered(self.blur):
             for part, files in (("sharp frame", self.sharp), ("spike file", self.spike)):
                 if stem not in files:
@@ -103,21 +105,21 @@ class SequenceFiles(NamedTuple):
 def find_sequences(
     split: Path, *, spike_dir: str, image_exts: Sequence[str] = IMAGE_EXTS, spike_exts: Sequence[str] = (".dat",)
 ) -> list[SequenceFiles]:
-    """Every folder below the split that holds `blur`, `sharp` and the spike folder, by name."""
+    """Every folder below the split that holds `blur`, `sharp` and the spike folder, sorted by name."""
     return [
         SequenceFiles(
             folder.relative_to(split).as_posix(),
             folder,
-            stems_in(folder / "blur", image_exts),
-            stems_in(folder / "sharp", image_exts),
-            stems_in(folder / spike_dir, spike_exts),
+            files_by_stem(folder / "blur", image_exts),
+            files_by_stem(folder / "sharp", image_exts),
+            files_by_stem(folder / spike_dir, spike_exts),
         )
-        for folder in sorted(_sequence_folders(split, spike_dir, MOST_LEVELS))
+        for folder in sorted(_sequence_folders(split, spike_dir, MAX_DEPTH))
     ]
 
 
-def stems_in(folder: Path, endings: Sequence[str]) -> dict[str, Path]:
-    """Files by name without ending; of equal names the one whose ending is listed first."""
+def files_by_stem(folder: Path, endings: Sequence[str]) -> dict[str, Path]:
+    """Files with these endings by stem; of equal stems, the file whose ending is listed first."""
     rank = {ending.lower(): number for number, ending in enumerate(endings)}
     found: dict[str, Path] = {}
     for entry in sorted(os.listdir(folder)) if folder.is_dir() else ():

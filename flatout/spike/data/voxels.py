@@ -1,9 +1,9 @@
-"""Voxels: how often each pixel fired in each of B bins of the exposure; and two other ways to show spikes to a network.
+"""Voxels: how often each pixel fired in each bin of the exposure; and other spike representations.
 
-Frame t of T goes to bin t * B // T, and the bin holds the count. What is made here are whole numbers; the device turns
-them into what the network sees (step.py).
+Spike frame t of T belongs to bin t * B // T, and a bin holds the count. All results are whole numbers; the device
+converts them to the input of the network (step.py).
 
-Dimension key:  T spike frames   B bins   C channels   H W spike picture
+Dimension key:  T spike frames   B bins   C channels   H W spike frame   F bytes of a spike frame
 """
 
 from itertools import pairwise
@@ -16,22 +16,22 @@ from flatout.spike.data.stream_layout import Layout
 
 
 def bin_edges(num_frames: int, num_bins: int) -> np.ndarray:
-    """Bin b holds frames edges[b] .. edges[b + 1] - 1, int64 [B + 1]."""
+    """Edges of the bins, int64 [B + 1]: bin b holds the frames edges[b] .. edges[b + 1] - 1."""
     return -(-np.arange(num_bins + 1) * num_frames // num_bins)
 
 
 def frames_per_bin(num_frames: int, num_bins: int) -> np.ndarray:
-    """int64 [B]; 0 where there are fewer frames than bins."""
+    """Number of frames of each bin, int64 [B]; some are 0 if there are fewer frames than bins."""
     return np.diff(bin_edges(num_frames, num_bins))
 
 
 def bin_of_frames(num_frames: int, num_bins: int) -> np.ndarray:
-    """Bin of every frame, int64 [T]."""
+    """The bin of every frame, int64 [T]."""
     return np.arange(num_frames) * num_bins // num_frames
 
 
 def voxel_counts(spikes_THW: np.ndarray, num_bins: int, dtype: np.dtype | None = None) -> np.ndarray:
-    """Sums per bin [B, H, W], in `dtype` or that of `count_dtype`."""
+    """Spike counts per bin [B, H, W], of `dtype` or of the type that `count_dtype` chooses."""
     dtype = dtype or count_dtype(len(spikes_THW), num_bins)
     counts = np.empty((num_bins, *spikes_THW.shape[1:]), dtype)
     for bin_, (begin, end) in enumerate(pairwise(bin_edges(len(spikes_THW), num_bins).tolist())):
@@ -42,7 +42,7 @@ def voxel_counts(spikes_THW: np.ndarray, num_bins: int, dtype: np.dtype | None =
 def crop_counts(
     stream_TF: np.ndarray, layout: Layout, box: Box, num_bins: int, dtype: np.dtype | None = None
 ) -> np.ndarray:
-    """Counts of a crop [B, h, w] straight from a file's bytes (bench/spike_crop.py)."""
+    """Counts of a crop [B, h, w], directly from the bytes of a stream; bench/spike_crop.py measures the speed."""
     dtype = dtype or count_dtype(len(stream_TF), num_bins)
     rows, counts = StoredRows(stream_TF, layout, box), None
     for bin_, (begin, end) in enumerate(pairwise(bin_edges(len(stream_TF), num_bins).tolist())):
@@ -56,7 +56,7 @@ def crop_counts(
 
 
 def count_dtype(num_frames: int, num_bins: int, *, largest_value: int = 1) -> np.dtype:
-    """The smallest type that holds any count: a byte unless bins are very long, or values are not 0 and 1."""
+    """The smallest type that holds any count: uint8, or float32 for very long bins or values other than 0 and 1."""
     largest = largest_value * int(frames_per_bin(num_frames, num_bins).max())
     return np.dtype(np.uint8 if largest <= 255 else np.float32)
 
@@ -70,9 +70,11 @@ def centre_window(num_frames: int, length: int) -> slice:
 
 
 def tfp_centres(num_frames: int, num_channels: int, half: int) -> list[int]:
-    """Middle frame of each channel's window, kept `half` frames away from the ends."""
+    """Middle frame of the window of each channel, at least `half` frames away from the ends."""
     if num_frames <= 2 * half:
-        raise DataError(f"a texture from +-{half} spike frames needs more than {2 * half}; there are {num_frames}.")
+        raise DataError(
+            f"a texture from +-{half} spike frames needs more than {2 * half} spike frames, but there are {num_frames}."
+        )
     if num_channels == 1:
         return [num_frames // 2]
     edges = [num_frames * channel // num_channels for channel in range(num_channels + 1)]
@@ -81,7 +83,7 @@ def tfp_centres(num_frames: int, num_channels: int, half: int) -> list[int]:
 
 
 def texture_from_playback(spikes_THW: np.ndarray, num_channels: int, half: int) -> np.ndarray:
-    """Short exposures: 255 times the mean of the frames around each centre, rounded down, uint8 [C, H, W]."""
+    """Short exposures, uint8 [C, H, W]: 255 times the mean of the frames around each centre, rounded down."""
     num_frames = len(spikes_THW)
     channels = []
     for centre in tfp_centres(num_frames, num_channels, half):
@@ -91,7 +93,7 @@ def texture_from_playback(spikes_THW: np.ndarray, num_channels: int, half: int) 
 
 
 def even_centres(num_frames: int, num_centres: int, half: int = 12) -> list[int]:
-    """Centres spread evenly over the frames that have `half` neighbours on both sides; halves round to even."""
+    """Centres spread evenly over the frames that have `half` neighbours on both sides; halves are rounded to even."""
     first, last = half, num_frames - half - 1
     if num_centres == 1:
         return [(first + last) // 2]
@@ -99,7 +101,7 @@ def even_centres(num_frames: int, num_centres: int, half: int = 12) -> list[int]
 
 
 def trimmed(num_frames: int, trim: tuple[int, int]) -> slice:
-    """The frames that are left when some are dropped at both ends."""
+    """The frames that remain when `trim` frames are dropped at the beginning and at the end."""
     if num_frames - sum(trim) < 1:
         raise ConfigError(f"SPIKE_TRIM={list(trim)} leaves nothing of {num_frames} spike frames: use smaller numbers.")
     return slice(trim[0], num_frames - trim[1])

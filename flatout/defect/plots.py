@@ -1,4 +1,4 @@
-"""Pictures for people: what a network learned from, and what it sees in an image.
+"""Plots of training samples and of results.
 
 Dimension key:  B samples   C planes   H W pixels
 """
@@ -8,28 +8,30 @@ from pathlib import Path
 
 import numpy as np
 
-from flatout.defect.data.items import TOP
+from flatout.defect.data.items import MAX_GREY
 from flatout.errors import ResourceError
 
 GAP = 4
+"""Pixels between panels."""
 GREY = 90
-AWAY = 4
-"""Pixels between a defect and the line drawn around it."""
+"""Grey level of the gaps."""
+OUTLINE_DISTANCE = 4
+"""Pixels between a defect and its outline."""
 _RED = (40, 40, 230)
 
 
 def examples_png(images_BCHW: np.ndarray, masks_BHW: np.ndarray, path: Path) -> None:
-    """A row per sample: target, ref1, ref2, what target has alone, and the label."""
+    """Write one row of panels per sample: target, ref1, ref2, what only target has, and the label."""
     rows = []
     for planes_CHW, mask_HW in zip(images_BCHW, masks_BHW, strict=True):
         target, ref1, ref2 = planes_CHW
-        panels = [*map(_grey, planes_CHW), _signed(both_differences(target, ref1, ref2)), _grey(mask_HW * TOP)]
+        panels = [*map(_grey, planes_CHW), _signed(both_differences(target, ref1, ref2)), _grey(mask_HW * MAX_GREY)]
         rows.append(_beside(panels))
     _write(path, _below(rows))
 
 
 def result_png(planes_CHW: np.ndarray, heat_HW: np.ndarray, mask_HW: np.ndarray | None, path: Path) -> None:
-    """Target, ref1, ref2, target - ref1, target - ref2, the smaller of both, and the heat map over target."""
+    """Write target, ref1, ref2, target - ref1, target - ref2, the smaller of both, and the heat map over target."""
     target, ref1, ref2 = planes_CHW
     panels = [
         *map(_grey, planes_CHW),
@@ -42,33 +44,34 @@ def result_png(planes_CHW: np.ndarray, heat_HW: np.ndarray, mask_HW: np.ndarray 
 
 
 def both_differences(target_HW: np.ndarray, ref1_HW: np.ndarray, ref2_HW: np.ndarray) -> np.ndarray:
-    """Whichever difference to a reference is smaller: the classical way to find what target has alone."""
+    """The smaller of the differences to both references: the classical way to find what only target has."""
     first, second = target_HW - ref1_HW, target_HW - ref2_HW
     return np.asarray(np.where(np.abs(first) <= np.abs(second), first, second))
 
 
 def overlay(target_HW: np.ndarray, heat_HW: np.ndarray, mask_HW: np.ndarray | None) -> np.ndarray:
-    """Target in grey, probability in colour over it, the outline of the truth in red; uint8 BGR [H, W, 3]."""
+    """Target in grey, the probability in colour over it, labelled defects outlined in red; uint8 BGR [H, W, 3]."""
     import cv2
 
-    heat = np.clip(heat_HW * TOP, 0, TOP).astype(np.uint8)
+    heat = np.clip(heat_HW * MAX_GREY, 0, MAX_GREY).astype(np.uint8)
     colour = cv2.applyColorMap(heat, cv2.COLORMAP_INFERNO).astype(np.float32)
     share = np.clip(heat_HW * 2, 0, 1)[..., None]
     mixed = np.ascontiguousarray((_grey(target_HW) * (1 - share) + colour * share).astype(np.uint8))
     if mask_HW is not None and mask_HW.any():
-        # Around it, not on it: a defect of nine pixels would be nothing but outline.
-        around = cv2.dilate(mask_HW.astype(np.uint8), np.ones((2 * AWAY + 1, 2 * AWAY + 1), np.uint8))
+        # Around the defect, not on it: an outline would hide a defect of nine pixels.
+        side = 2 * OUTLINE_DISTANCE + 1
+        around = cv2.dilate(mask_HW.astype(np.uint8), np.ones((side, side), np.uint8))
         outlines, _ = cv2.findContours(around, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
         cv2.drawContours(mixed, outlines, -1, _RED, 1)
     return mixed
 
 
 def _grey(plane_HW: np.ndarray) -> np.ndarray:
-    return np.repeat(np.clip(plane_HW, 0, TOP).astype(np.uint8)[..., None], 3, axis=2)
+    return np.repeat(np.clip(plane_HW, 0, MAX_GREY).astype(np.uint8)[..., None], 3, axis=2)
 
 
 def _signed(difference_HW: np.ndarray) -> np.ndarray:
-    return _grey(difference_HW / 2 + (TOP + 1) / 2)
+    return _grey(difference_HW / 2 + (MAX_GREY + 1) / 2)
 
 
 def _beside(panels: Sequence[np.ndarray]) -> np.ndarray:
@@ -81,10 +84,10 @@ def _below(rows: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([part for row in rows for part in (row, gap)][:-1], axis=0)
 
 
-def _write(path: Path, picture: np.ndarray) -> None:
+def _write(path: Path, plot: np.ndarray) -> None:
     import cv2
 
-    content = cv2.imencode(".png", picture)[1].tobytes()
+    content = cv2.imencode(".png", plot)[1].tobytes()
     try:
         path.write_bytes(content)
     except OSError as error:
