@@ -156,7 +156,7 @@ def test_an_empty_document_is_nothing():
         ("a: !!python/object/apply:os.system [ls]", "f.yaml:1: tag '!!python/object/apply:os.system' is refused"),
         ("a: !mine 3", "f.yaml:1: tag '!mine' is refused"),
         ("a: !!binary aGk=", "f.yaml:1: tag '!!binary' is refused"),
-        ("a: !!int many", "f.yaml:1: 'many' is not what its tag !!int says."),
+        ("a: !!int many", "f.yaml:1: 'many' does not match its tag !!int."),
         ("? [a, b]\n: c", "f.yaml:1: key ['a', 'b'] is neither text nor a whole number."),
         ("a: 1\ntrue: 2", "f.yaml:2: key True is neither text nor a whole number."),
         ("a: [1, 2", "f.yaml:1: not valid YAML: "),
@@ -166,9 +166,9 @@ def test_an_empty_document_is_nothing():
         ("--- a\n--- b", "f.yaml:2: not valid YAML: expected a single document"),
         ("a: b\nc: \x07", "f.yaml:2: character '\\x07' is not allowed."),
         ('a: "\\ud800"', "f.yaml:1: half of a surrogate pair"),
-        ('a: "\\UFFFFFFFF"', "f.yaml:1: the \\U escape is no Unicode character."),
+        ('a: "\\UFFFFFFFF"', "f.yaml:1: the \\U escape is not a Unicode character."),
         ("a: " + "9" * 5000, "f.yaml:1: a number of more than 64 digits."),
-        ("%YAML " + "1" * 5000 + ".1\n--- a", "f.yaml:1: the %YAML version is no version."),
+        ("%YAML " + "1" * 5000 + ".1\n--- a", "f.yaml:1: the %YAML version is invalid."),
     ],
 )
 def test_bad_yaml_is_one_sentence_with_file_and_line(text, said):

@@ -325,22 +325,22 @@ class SpikeRecipe(Recipe):
 
     # For people
 
-    def figures(self, tick: IntervalStats) -> dict[str, str]:
+    def figures(self, stats: IntervalStats) -> dict[str, str]:
         """With an honest `data_time`: how long the step was blocked for data."""
-        shown = {"epoch": str(tick.epoch), "loss": f"{tick.items['loss']:.4f}", "lr": f"{tick.lr:.1e}"}
-        shown |= {"data_time": f"{tick.wait_ms:.1f} ms", "step": f"{tick.step_ms:.1f} ms"}
-        shown |= {"": f"{tick.samples_per_s:.1f} samples/s"}
+        shown = {"epoch": str(stats.epoch), "loss": f"{stats.items['loss']:.4f}", "lr": f"{stats.lr:.1e}"}
+        shown |= {"data_time": f"{stats.wait_ms:.1f} ms", "step": f"{stats.step_ms:.1f} ms"}
+        shown |= {"": f"{stats.samples_per_s:.1f} samples/s"}
         if torch.cuda.is_available():
             shown |= {"GPU0_mem": f"{torch.cuda.max_memory_allocated() / 1e9:.1f} GB"}
         return shown
 
     _has_hinted = False
 
-    def hint(self, tick: IntervalStats) -> None:
+    def hint(self, stats: IntervalStats) -> None:
         # From the second epoch on: before, files come from the disk and kernels are chosen.
-        if self.world.is_first and tick.epoch > 0 and not self._has_hinted:
+        if self.world.is_first and stats.epoch > 0 and not self._has_hinted:
             self._has_hinted = True
-            logger.info("%s", hint(tick.wait_ms, tick.step_ms))
+            logger.info("%s", hint(stats.wait_ms, stats.step_ms))
 
     # Pieces
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flatout.errors import Interrupted
-from flatout.ranks.signals import ENDING, Interrupts, StopSignals
+from flatout.ranks.signals import STOP_SIGNALS, Interrupts, StopSignals
 from tests.feed.injections import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", ENDING, ids=lambda number: number.name)
+@pytest.mark.parametrize("number", STOP_SIGNALS, ids=lambda number: number.name)
 def test_a_signal_asks_for_the_end_and_nothing_else_happens(number: signal.Signals):
     before = signal.getsignal(number)
     with Interrupts() as interrupts:
@@ -72,10 +72,10 @@ def test_what_was_ignored_stays_ignored(number: signal.Signals):
 
 
 def test_handlers_come_back_when_the_block_ends_by_an_error():
-    before = [signal.getsignal(number) for number in ENDING]
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with pytest.raises(ZeroDivisionError), Interrupts():
         raise ZeroDivisionError
-    assert [signal.getsignal(number) for number in ENDING] == before
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
 def test_in_another_thread_nothing_is_touched():
@@ -104,7 +104,7 @@ def test_ctrl_c_twice_ends_at_once():
     assert outcome.returncode == 130
     assert outcome.stdout == ""
     assert outcome.stderr.strip() == (
-        "flatout: stopped at once; what was saved is untouched. Run the same command again."
+        "flatout: stopped immediately; everything saved so far is kept. Run the same command again."
     )
 
 
@@ -137,10 +137,10 @@ def stop(error: type[Exception] | None = None) -> None:
 @pytest.mark.parametrize("error", [None, ImportError])
 def test_a_signal_where_nothing_is_unsaved_ends_the_block(error: type[Exception] | None):
     """Also where an import in C has made an error of its own of it."""
-    before = [signal.getsignal(number) for number in ENDING]
-    with pytest.raises(Interrupted, match=r"^SIGTERM: stopped before the first step, nothing is lost\. Run the same"):
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    with pytest.raises(Interrupted, match=r"^SIGTERM: stopped before the first step; nothing is lost\. Run the same"):
         stop(error)
-    assert [signal.getsignal(number) for number in ENDING] == before
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
 def test_a_second_signal_soon_after_does_not_break_off_the_cleaning_up():
@@ -191,7 +191,7 @@ COMMANDS = {
     "defect": ["-m", "flatout", "--debug", "defect", "train", "--training_dataset_path", "nowhere"],
     "spike": ["-m", "flatout", "spike", "train", "--config", "nowhere.yaml"],
 }
-NOTHING_LOST = "flatout: {}: stopped before the first step, nothing is lost. Run the same command again.\n"
+NOTHING_LOST = "flatout: {}: stopped before the first step; nothing is lost. Run the same command again.\n"
 
 
 def start(*words: str) -> "subprocess.Popen[str]":
@@ -233,7 +233,7 @@ def test_ctrl_c_while_torch_is_imported_is_answered():
 IN_C = """
 import hashlib
 from flatout.ranks import signals as interrupts
-from flatout.ranks.signals import Interrupts, PassedOn, StopSignals, watched
+from flatout.ranks.signals import Interrupts, ForwardedSignals, StopSignals, watched
 assert interrupts.ANSWER_S < 4, "answered within 5 s"
 interrupts.ANSWER_S = 0.3
 with watched(), {listener} as listener:
@@ -271,11 +271,11 @@ def test_somebody_who_has_to_wait_for_a_long_step_is_told_so_and_need_not():
     process = start_computing("Interrupts()", nothing_unsaved=False)
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None
-    told = "flatout: SIGINT: the step under way is finished first, then everything is saved.\n"
+    told = "flatout: SIGINT: finishing the current step, then saving.\n"
     assert process.stdout.readline() == told
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=5)
-    assert (process.returncode, said.startswith("flatout: stopped at once")) == (130, True)
+    assert (process.returncode, said.startswith("flatout: stopped immediately")) == (130, True)
 
 
 def test_a_process_that_passes_signals_on_stays_until_those_end_that_it_passed_them_to():
@@ -288,7 +288,7 @@ def test_a_process_that_passes_signals_on_stays_until_those_end_that_it_passed_t
     print("done", flush=True)
 """
     )
-    process = start("-c", waiting.format(listener="PassedOn(print)"))
+    process = start("-c", waiting.format(listener="ForwardedSignals(print)"))
     assert process.stdout is not None
     assert process.stdout.readline() == "waiting\n"
     process.send_signal(signal.SIGTERM)

@@ -117,7 +117,7 @@ def _compile_cheaply() -> None:
 def _decide_at_once() -> None:
     from flatout.engine import compile
 
-    compile.SETTLED_AFTER, compile.ENOUGH_INTERVALS = 0, 1
+    compile.WARMUP_STEPS, compile.MIN_INTERVALS = 0, 1
 
 
 def _terminate_at_step(number: int) -> None:

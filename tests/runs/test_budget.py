@@ -47,7 +47,7 @@ def test_what_is_neither_is_refused(text: str) -> None:
 
 
 def test_money_needs_a_price() -> None:
-    with pytest.raises(ConfigError, match=r"--budget 5 is money: say what an hour costs with --price"):
+    with pytest.raises(ConfigError, match=r"--budget 5 is an amount of money and needs --price"):
         Spending(None, "5")
     assert read_budget("", None) is None
 
@@ -65,8 +65,8 @@ def test_what_was_spent_is_counted_over_all_processes_of_a_run(tmp_path: Path, c
     assert second.over() is None and second.cost() == pytest.approx(2.0, abs=1e-2)
     clock.now_s += 1
     assert second.over() == (
-        "The budget of 1h is used up (1:00:00, cost 2.00 at 2.00 an hour). Everything is saved: the same command with "
-        "a larger --budget continues."
+        "The budget of 1h is used up (1:00:00, cost 2.00 at 2.00 an hour). Everything is saved: run the same command "
+        "with a larger --budget to continue."
     )
     fresh = Spending(2.0, "1h", clock=clock)
     fresh.start(start_of(tmp_path, continues=False))

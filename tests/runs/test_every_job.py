@@ -78,17 +78,17 @@ def test_the_same_command_continues_and_ends_with_the_same_weights(job: JobFolde
 
 def test_fresh_begins_again(stopped: JobFolder):
     told = ok(stopped.train("--fresh", stop_after=1))
-    assert f"Beginning {stopped.situation.run}2." in told
+    assert f"Starting {stopped.situation.run}2." in told
 
 
 def test_exist_ok_uses_the_folder_of_that_name(stopped: JobFolder):
     told = ok(stopped.train("--exist-ok", "--fresh", stop_after=1))
-    assert f"Beginning {stopped.situation.run}." in told
+    assert f"Starting {stopped.situation.run}." in told
 
 
 def test_once_a_complete_run_is_not_followed_by_another(job: JobFolder):
     ok(job.train())
-    assert "this training is complete; nothing to do (--once)." in ok(job.train("--once"))
+    assert "this training is finished; nothing to do (--once)." in ok(job.train("--once"))
     assert [path.name for path in job.run_folder.parent.iterdir()] == [job.run_folder.name]
 
 
@@ -126,7 +126,7 @@ def test_other_data_is_refused_and_may_be_allowed(stopped: JobFolder):
     (stopped.folder / PART_OF_DATA[stopped.job]).rename(stopped.folder / "aside")
     refused = stopped.train()
     assert refused.code == 3 and "have changed since this run was saved" in refused.err
-    assert "continuing with the changed ones, as asked" in ok(stopped.train("--allow-data-change"))
+    assert "continuing with the changed data (--allow-data-change)" in ok(stopped.train("--allow-data-change"))
 
 
 # Money, signals, saving
@@ -134,7 +134,7 @@ def test_other_data_is_refused_and_may_be_allowed(stopped: JobFolder):
 
 def test_a_budget_stops_it_saved(job: JobFolder):
     told = ok(job.train("--price", "3600", "--budget", "0.01"))
-    assert "The budget of 0.01 is used up" in told and "the same command with a larger --budget continues" in told
+    assert "The budget of 0.01 is used up" in told and "run the same command with a larger --budget to continue" in told
     assert re.search(r"so far: 0:00:0\d, cost \d+\.\d\d at 3600.00 an hour\.", told)
     assert "Continuing" in ok(job.train())
 
@@ -151,12 +151,14 @@ def test_sigterm_saves_and_ends_with_75(job: JobFolder):
     """G8, and F01: it has eight seconds, of which starting takes a part here."""
     done = job.train(change="SIGTERM at step 7")
     assert done.code == 75 and done.seconds < 8
-    assert re.search(r"^flatout: SIGTERM: saved at epoch \d, step \d\. Run the same command again\.$", done.err, re.M)
+    assert re.search(
+        r"^flatout: SIGTERM: saved at epoch \d, step \d\. Run the same command again to continue\.$", done.err, re.M
+    )
     assert "Continuing" in ok(job.train())
 
 
 def test_stop_after_ends_it_cleanly_after_so_many_steps(job: JobFolder):
-    assert "Stopped after 2 steps, as asked. The same command continues." in ok(job.train(stop_after=2))
+    assert "Stopped after 2 steps, as requested. Run the same command again to continue." in ok(job.train(stop_after=2))
     (state,) = job.run_folder.glob("*/last.pt")
     assert read_container(state)["training"]["position"]["step"] == 2  # type: ignore[index]
 
@@ -186,7 +188,7 @@ def test_a_mirror_takes_it_to_another_machine(job: JobFolder, tmp_path: Path):
     if job.job == "spike":
         assert (job.run_folder / "metrics/epoch_000.json").is_file(), "files of subfolders come along"
     job.run_folder.rename(tmp_path / "gone too")
-    assert "this training is over; its files are here." in ok(job.train(*mirror))
+    assert "this training is finished; its files are here." in ok(job.train(*mirror))
 
 
 def test_a_rented_machine_is_told_what_to_do(job: JobFolder):
@@ -194,7 +196,7 @@ def test_a_rented_machine_is_told_what_to_do(job: JobFolder):
     script = script_of(Job(command=command, package="x.whl", mirror="s3://bucket/run", gpus="2"))
     assert f"flatout {job.job} train" in script and "--once --mirror s3://bucket/run --device 0,1" in script
     done = job.command("bootstrap", "--package", "x.whl", "--", job.job, "train", "--no-such-flag")
-    assert done.code == 2 and "--no-such-flag is no flag." in done.err
+    assert done.code == 2 and "unknown flag --no-such-flag." in done.err
 
 
 def test_two_ranks_train_it_and_it_goes_on_with_one(job: JobFolder):

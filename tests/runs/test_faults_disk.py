@@ -56,10 +56,10 @@ def test_a_disk_that_holds_one_state_ends_the_training_and_keeps_it(toys: Toys, 
         run = toys.run(disk)
         assert run.code == 5, run.said
         last = run.said.splitlines()[-1]
-        assert last.startswith(f"flatout: {disk}/toy/weights/last.pt: no room: ")
-        assert "bytes are needed" in last
-        assert "are free. What was there before is untouched. Free some space or choose another folder." in last
-        assert "Trying once more." in run.said
+        assert last.startswith(f"flatout: {disk}/toy/weights/last.pt: not enough disk space: ")
+        assert "bytes needed" in last
+        assert " free. The existing file is unchanged. Free some space or choose another folder." in last
+        assert "Trying again." in run.said
         saved: dict = read_container(disk / "toy/weights/last.pt")["training"]  # type: ignore[assignment]
         assert saved["position"]["epoch"] == 0
         _mount("-o", "remount,size=1m", str(disk))
@@ -71,7 +71,7 @@ def test_a_disk_that_holds_two_states_is_large_enough(toys: Toys, undisturbed: P
     with small_disk(tmp_path / "disk", TWO_STATES_KIB) as disk:
         run = toys.run(disk)
         assert run.code == 0, run.said
-        assert "no room" in run.said
+        assert "not enough disk space" in run.said
         assert differences_between(undisturbed, disk / "toy") == []
 
 
@@ -124,7 +124,7 @@ def test_where_every_state_is_damaged_nothing_is_started_over(toys: Toys, interr
     run = toys.run(interrupted.parent)
     assert run.code == 4
     last = run.said.splitlines()[-1]
-    assert last.startswith(f"flatout: {interrupted}/weights: no checkpoint can be read, and nothing was started over.")
+    assert last.startswith(f"flatout: {interrupted}/weights: no checkpoint can be read, so nothing was started.")
     assert last.endswith("start from the beginning with --fresh.")
     assert {path: path.read_bytes() for path in before} == before
 
@@ -138,7 +138,7 @@ def test_a_place_that_cannot_be_written_is_told_with_the_way_out(toys: Toys, tmp
         _mount("-o", "remount,ro", str(disk))
         run = toys.run(disk / "runs")
         assert run.code == 5, run.said
-        assert run.said.splitlines()[-1].startswith(f"flatout: {disk}/runs/toy: cannot be made: Read-only file system.")
+        assert run.said.splitlines()[-1].startswith(f"flatout: {disk}/runs/toy: cannot be created: Read-only file system.")
         assert run.said.rstrip().endswith("Choose another place with --project.")
 
 

@@ -37,14 +37,14 @@ def test_three_in_a_row_set_the_training_back_to_where_it_was_good(toys: Toys, u
     run = toys.run(tmp_path, "--poison-loss", "1:5,1:6,1:7", "--transient")
     assert run.code == 0, run.said
     assert "Loss, gradients or weights are not finite (epoch 1 step 5: samples" in run.said
-    assert "Set back to" in run.said
+    assert "Going back to" in run.said
     assert differences_between(undisturbed, tmp_path / "toy") == []
 
 
 def test_two_in_a_row_do_not(toys: Toys, tmp_path: Path):
     run = toys.run(tmp_path, "--poison-loss", "1:5,1:6")
     assert run.code == 0, run.said
-    assert "Set back to" not in run.said
+    assert "Going back to" not in run.said
     # The window that step 6 begins is left out as a whole.
     assert bad_steps(tmp_path / "toy") == [0, 3, 0, 0]
 

@@ -36,13 +36,13 @@ def test_the_same_command_continues_and_then_begins_the_next_run(toys: Toys, und
     assert f"Continuing {interrupted} at epoch 1, step 6." in run.said
     assert differences_between(undisturbed, interrupted) == []
     again = toys.run(interrupted.parent)
-    assert f"Beginning {interrupted}2." in again.said
+    assert f"Starting {interrupted}2." in again.said
     assert differences_between(undisturbed, interrupted.with_name("toy2")) == []
 
 
 def test_fresh_begins_anew(toys: Toys, undisturbed: Path, interrupted: Path):
     run = toys.run(interrupted.parent, "--fresh")
-    assert f"Beginning {interrupted}2." in run.said
+    assert f"Starting {interrupted}2." in run.said
     assert differences_between(undisturbed, interrupted.with_name("toy2")) == []
 
 
@@ -56,16 +56,16 @@ def test_fresh_in_the_same_folder_keeps_nothing_but_the_old_state(toys: Toys, un
 def test_another_config_is_another_run_and_the_difference_is_told(toys: Toys, interrupted: Path):
     run = toys.run(interrupted.parent, "--seed", 5)
     assert run.code == 0
-    assert f"{interrupted} is unfinished, but its config differs: seed 1 -> 5. To continue it: --resume" in run.said
+    assert f"{interrupted} is unfinished, but its settings differ: seed 1 -> 5. To continue it, use --resume" in run.said
     refused = toys.run(interrupted.parent, "--seed", 5, "--exist-ok")
     assert refused.code == 2
-    assert "holds an unfinished run of another config: seed 1 -> 5." in refused.said
+    assert "holds an unfinished run with other settings: seed 1 -> 5." in refused.said
 
 
 def test_more_epochs_continue_the_run(toys: Toys, interrupted: Path):
     run = toys.run(interrupted.parent, "--epochs", 5)
     assert run.code == 0, run.said
-    assert "epochs 4 -> 5. From here on the schedule is the one of the new length." in run.said
+    assert "epochs 4 -> 5. From here on, the schedule is that of the new length." in run.said
     assert len(rows_of(interrupted / "log.jsonl")) == 5
 
 
@@ -95,7 +95,7 @@ def test_a_second_training_in_one_folder_is_refused_at_once(toys: Toys, tmp_path
     first.wait()
     third = toys.run(tmp_path, "--exist-ok")
     assert third.code == 0, third.said
-    assert f"process {first.pid} ended without giving it back; taken over." in third.said
+    assert f"process {first.pid} ended without releasing the lock; taking over." in third.said
 
 
 def test_without_insisting_the_second_training_gets_a_folder_of_its_own(toys: Toys, tmp_path: Path):
@@ -103,7 +103,7 @@ def test_without_insisting_the_second_training_gets_a_folder_of_its_own(toys: To
     first.wait_for_words("training")
     second = toys.run(tmp_path)
     assert second.code == 0
-    assert f"Beginning {tmp_path}/toy2." in second.said
+    assert f"Starting {tmp_path}/toy2." in second.said
     first.send(signal.SIGKILL)
     first.wait()
 
@@ -113,7 +113,7 @@ def test_a_lock_of_another_host_needs_a_word(toys: Toys, interrupted: Path):
     (interrupted / ".lock").write_text(json.dumps(told))
     refused = toys.run(interrupted.parent, "--exist-ok")
     assert refused.code == 2
-    assert "was locked by process 1 on host elsewhere, started 2026-01-01 00:00:00" in refused.said
+    assert "is locked by process 1 on host elsewhere, started 2026-01-01 00:00:00" in refused.said
     assert refused.said.rstrip().endswith("add --break-lock; otherwise choose another folder with --name.")
     assert toys.run(interrupted.parent, "--exist-ok", "--break-lock").code == 0
 
@@ -131,7 +131,7 @@ def test_a_clock_that_jumps_at_every_step_changes_nothing(jump_s: int, toys: Toy
         os.utime(path, (time.time() + jump_s,) * 2)
     assert toys.run(tmp_path, "--clock-jump-s", jump_s).code == 0
     assert differences_between(undisturbed, tmp_path / "toy") == []
-    assert f"Beginning {tmp_path}/toy2." in toys.run(tmp_path).said
+    assert f"Starting {tmp_path}/toy2." in toys.run(tmp_path).said
 
 
 def test_labels_that_changed_are_noticed_though_size_and_time_did_not(toys: Toys, tmp_path: Path):
@@ -145,7 +145,7 @@ def test_labels_that_changed_are_noticed_though_size_and_time_did_not(toys: Toys
     os.utime(labels, ns=(before.st_atime_ns, before.st_mtime_ns))
     refused = toys.run(*args)
     assert refused.code == 3
-    assert refused.said.rstrip().endswith("or continue with the changed data with --allow-data-change.")
+    assert refused.said.rstrip().endswith("or continue with the changed data: --allow-data-change")
     assert toys.run(*args, "--allow-data-change").code == 0
 
 
@@ -162,12 +162,12 @@ def test_other_surroundings_are_told_line_by_line_and_are_no_error(toys: Toys, i
 @pytest.mark.parametrize(
     ("args", "code", "line"),
     [
-        (("--resume", "nowhere/last.pt"), 4, r"--resume nowhere/last\.pt: no such file\. Name a last\.pt, or .*"),
-        (("--resume", "/proc"), 4, r"/proc: belongs to no run .* give them as --weights\."),
-        (("--resume",), 4, r"/.*: no last\*\.pt lies below this folder\. Say which one: --resume FILE"),
+        (("--resume", "nowhere/last.pt"), 4, r"--resume nowhere/last\.pt: no such file\. Give a run folder or its last\.pt, or .*"),
+        (("--resume", "/proc"), 4, r"/proc: not part of a run .* use --weights\."),
+        (("--resume",), 4, r"/.*: no last\*\.pt below this folder\. Name a run: --resume RUN"),
         (("--no-memory", "1:3"), 5, r"out of GPU memory with 12 .* use --batch-size \d+, .*"),
-        (("--poison-loss", ALL_OF_EPOCH_1), 6, r"Loss, gradients or weights are not finite \(.*\)\. .* lr0\."),
-        (("--signal-at", "0:3:SIGTERM"), 75, r"SIGTERM: saved at epoch 0, step 4\. Run the same command again\."),
+        (("--poison-loss", ALL_OF_EPOCH_1), 6, r"Loss, gradients or weights are not finite \(.*\)\. .* smaller learning rate\."),
+        (("--signal-at", "0:3:SIGTERM"), 75, r"SIGTERM: saved at epoch 0, step 4\. Run the same command again to continue\."),
     ],
 )  # fmt: skip
 def test_every_failure_is_one_line_and_a_documented_code(
@@ -198,7 +198,7 @@ def test_a_run_folder_that_is_removed_is_made_again_with_the_newest_state(
     shutil.rmtree(tmp_path / "toy")
     assert run.wait() == 5, run.said
     last = run.said.splitlines()[-1]
-    assert "toy/weights was removed or moved while the training was running. It was made again" in last
+    assert "toy/weights was removed or moved while the training was running. It was created again" in last
     assert last.endswith("Run the same command again to continue.")
     again = toys.run(tmp_path)
     assert again.code == 0, again.said

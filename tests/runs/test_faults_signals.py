@@ -72,7 +72,7 @@ def test_ctrl_c_twice_ends_at_once_and_touches_nothing(toys: Toys, undisturbed: 
         )
         assert run.wait() == 130, run.said
         assert run.said.rstrip().endswith(
-            "flatout: stopped at once; what was saved is untouched. Run the same command again."
+            "flatout: stopped immediately; everything saved so far is kept. Run the same command again."
         )
         run.wait_until_nothing_is_left()
         read_container(project / "toy/weights/last.pt")
@@ -177,7 +177,9 @@ def test_a_signal_while_a_batch_is_awaited_saves_what_was_trained(toys: Toys, tm
     time.sleep(1)  # until the batches are used up that it had made before
     run.send(signal.SIGTERM)
     assert run.wait(limit_s=5) == 75, run.said
-    found = re.search(r"flatout: SIGTERM: saved at epoch (\d), step (\d+)\. Run the same command again\.\n$", run.said)
+    found = re.search(
+        r"flatout: SIGTERM: saved at epoch (\d), step (\d+)\. Run the same command again to continue\.\n$", run.said
+    )
     assert found, run.said
     again = toys.run(tmp_path, "--window", 1)
     assert f"at epoch {found[1]}, step {found[2]}.\n" in again.said

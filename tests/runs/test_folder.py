@@ -65,7 +65,7 @@ def test_a_file_in_the_way_is_named(tmp_path: Path):
 
 def test_a_project_that_cannot_be_made_is_a_matter_of_the_machine():
     """F19."""
-    with pytest.raises(ResourceError, match=r"cannot be made: .*Choose another place with --project"):
+    with pytest.raises(ResourceError, match=r"cannot be created: .*Choose another folder with --project"):
         new_run_folder(Path("/proc/nowhere"), "exp", exist_ok=False)
 
 
@@ -131,7 +131,7 @@ def test_another_config_begins_a_new_run_and_says_what_differs(tmp_path: Path, c
     with choose(tmp_path, config={**CONFIG, "batch_size": 32, "cache": True}) as run:
         assert (run.folder.name, run.continues) == ("exp2", False)
     assert (
-        "exp is unfinished, but its config differs: batch_size 16 -> 32, cache unset -> true. To continue it: --resume"
+        "exp is unfinished, but its settings differ: batch_size 16 -> 32, cache unset -> true. To continue it, use --resume"
         in caplog.text
     )
 
@@ -154,7 +154,7 @@ def test_more_epochs_continue_and_the_rule_is_told(tmp_path: Path, caplog):
     first = begun(tmp_path)
     with choose(tmp_path, config={**CONFIG, "epochs": 5}) as run:
         assert (run.folder, run.continues) == (first, True)
-    assert "epochs 3 -> 5. From here on the schedule is the one of the new length." in caplog.text
+    assert "epochs 3 -> 5. From here on, the schedule is that of the new length." in caplog.text
     record = read_record(first)
     assert record is not None
     assert record["config"]["epochs"] == 5
@@ -206,7 +206,7 @@ def test_resume_takes_a_checkpoint_or_its_folder(place: str, tmp_path: Path):
 
 def test_resume_of_what_belongs_to_no_run_says_so(tmp_path: Path):
     (tmp_path / "yolov7.pt").touch()
-    with pytest.raises(CheckpointError, match=r"yolov7\.pt: belongs to no run that can be continued.*--weights"):
+    with pytest.raises(CheckpointError, match=r"yolov7\.pt: not part of a run that can be continued.*--weights"):
         run_of(tmp_path / "yolov7.pt")
 
 
@@ -231,7 +231,7 @@ def test_a_run_whose_newest_file_is_gone_is_found_by_the_one_before(tmp_path: Pa
 
 
 def test_where_there_is_nothing_to_resume_that_is_said(tmp_path: Path):
-    with pytest.raises(CheckpointError, match=r"no last\*\.pt lies below this folder\. Say which one: --resume FILE"):
+    with pytest.raises(CheckpointError, match=r"no last\*\.pt below this folder\. Name a run: --resume RUN"):
         newest_last(tmp_path)
 
 
@@ -277,8 +277,8 @@ def test_of_many_unfinished_runs_of_another_config_only_the_newest_is_listed(tmp
     caplog.clear()
     begun(tmp_path)
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith(f"{tmp_path}/exp3 is unfinished, but its config differs: batch_size 3 -> 16.")
-    assert caplog.messages[0].endswith("(2 older unfinished of this name)")
+    assert caplog.messages[0].startswith(f"{tmp_path}/exp3 is unfinished, but its settings differ: batch_size 3 -> 16.")
+    assert caplog.messages[0].endswith("(2 older unfinished runs of this name)")
 
 
 def test_nothing_is_listed_where_a_run_is_continued(tmp_path: Path, caplog):
@@ -308,7 +308,7 @@ def test_once_a_complete_run_is_the_end_of_it(tmp_path: Path, caplog):
     assert once(tmp_path) is None
     first = finished(tmp_path)
     assert once(tmp_path) == first
-    assert caplog.messages[-1] == f"{first}: this training is complete; nothing to do (--once)."
+    assert caplog.messages[-1] == f"{first}: this training is finished; nothing to do (--once)."
     assert once(tmp_path, exist_ok=True) == first
     assert once(tmp_path, resume=first) == first
     assert once(tmp_path, fresh=True) is None
@@ -362,5 +362,5 @@ def test_a_folder_that_goes_away_is_told_with_a_code_of_its_own(tmp_path: Path):
             run.folder.rename(tmp_path / "elsewhere")
             (run.folder / "picture.png").write_bytes(b"")
 
-    with pytest.raises(ResourceError, match=r"exp was removed or moved while the training was running.*Put it back"):
+    with pytest.raises(ResourceError, match=r"exp was removed or moved while the training was running.*Restore it"):
         train()

@@ -60,7 +60,7 @@ def test_a_killed_process_leaves_no_lock(holder, tmp_path: Path, caplog):
     holder.send_signal(signal.SIGKILL)
     holder.wait()
     with RunLock(tmp_path):
-        assert f"process {holder.pid} ended without giving it back; taken over." in caplog.text
+        assert f"process {holder.pid} ended without releasing the lock; taking over." in caplog.text
         assert json.loads((tmp_path / LOCK_NAME).read_text())["pid"] == os.getpid()
     # Reading the file above has closed a descriptor of it, and with it the lock: the text must not depend on that.
     assert not (tmp_path / LOCK_NAME).exists()

@@ -14,7 +14,7 @@ from flatout.engine.callbacks import Callback, Callbacks, End, RunStart, Scores
 from flatout.engine.job import IntervalStats
 from flatout.errors import ConfigError
 from flatout.runs.loggers import choose
-from flatout.runs.loggers.choose import LOGGERS, NONE, Known, choose_loggers
+from flatout.runs.loggers.choose import LOGGERS, NONE, LoggerSpec, choose_loggers
 from flatout.runs.loggers.plain_csv import NAME, PlainCsv
 from flatout.runs.options import RunOptions
 from tests.runs.test_records import full_after
@@ -47,11 +47,11 @@ def test_a_new_logger_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch):
     module = ModuleType("paper_logger")
     module.Paper = Paper  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "paper_logger", module)
-    monkeypatch.setitem(choose.LOGGERS, "paper", Known("paper_logger:Paper"))
+    monkeypatch.setitem(choose.LOGGERS, "paper", LoggerSpec("paper_logger:Paper"))
     (made,) = choose_loggers(("paper", "none", "paper"), paper={"size": "A3"})
     assert isinstance(made, Paper) and made.size == "A3"
-    monkeypatch.setitem(choose.LOGGERS, "paper", Known("paper_logger:Paper", needs="no_such_paper"))
-    with pytest.raises(ConfigError, match="paper is not installed: python -m pip install no_such_paper, or log to"):
+    monkeypatch.setitem(choose.LOGGERS, "paper", LoggerSpec("paper_logger:Paper", needs="no_such_paper"))
+    with pytest.raises(ConfigError, match="paper is not installed: python -m pip install no_such_paper, or choose"):
         choose_loggers(("paper",))
 
 

@@ -20,7 +20,7 @@ from flatout.runs.folder import RunRequest
 from flatout.runs.mirror import Mirror
 from flatout.runs.mirror import snapshot as manifests
 from flatout.runs.mirror.mirror import Uploads
-from flatout.runs.mirror.place import Place, PlaceError
+from flatout.runs.mirror.remote_folder import RemoteError, RemoteFolder
 from flatout.runs.mirror.snapshot import Snapshot
 from flatout.runs.options import Identity
 from tests.feed.injections import wait_until
@@ -126,17 +126,17 @@ def test_what_was_copied_comes_back_whole_on_another_machine(url: str, run: Fake
 
 def test_two_checkpoints_are_kept_and_nothing_that_no_checkpoint_needs(run: FakeRun, tmp_path: Path) -> None:
     uploads = copied(run, tmp_path, steps=(10, 20, 30, 40))
-    place = Place(f"file://{tmp_path}/mirror", "exp")
-    assert manifests.numbers(place) == [3, 4]
-    kept = [manifests.read(place, number) for number in (3, 4)]
+    remote = RemoteFolder(f"file://{tmp_path}/mirror", "exp")
+    assert manifests.numbers(remote) == [3, 4]
+    kept = [manifests.read(remote, number) for number in (3, 4)]
     assert [manifest.steps for manifest in kept] == [30, 40]
-    assert set(place.keys("objects")) == {file.sha256 for manifest in kept for file in manifest.files.values()}
+    assert set(remote.keys("objects")) == {file.sha256 for manifest in kept for file in manifest.files.values()}
     assert uploads.newest == kept[1]
 
 
 def copied(run: FakeRun, tmp_path: Path, steps: tuple[int, ...]) -> Uploads:
     """One checkpoint after the other, each waited for."""
-    uploads = Uploads(Place(f"file://{tmp_path}/mirror", "exp"))
+    uploads = Uploads(RemoteFolder(f"file://{tmp_path}/mirror", "exp"))
     for step in steps:
         uploads.offer(Snapshot(run.folder, run.save(step).path))
         wait_until(lambda step=step: uploads.newest is not None and uploads.newest.steps == step, LIMIT_S)  # type: ignore[misc]
@@ -161,14 +161,14 @@ def test_damage_is_noticed_and_the_checkpoint_before_is_taken(
     run: FakeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     copied(run, tmp_path, steps=(10, 20))
-    place = Place(f"file://{tmp_path}/mirror", "exp")
-    damage(tmp_path, manifests.read(place, 2))
+    remote = RemoteFolder(f"file://{tmp_path}/mirror", "exp")
+    damage(tmp_path, manifests.read(remote, 2))
     fetched = Mirror(f"file://{tmp_path}/mirror", "exp").fetch(wanted(tmp_path / "there"))
     assert fetched is not None
     assert (fetched.folder / "weights/last.pt").read_bytes().startswith(b"state of step 10")
-    assert "is damaged: its sha256 differs. The checkpoint before it is taken." in caplog.text
-    damage(tmp_path, manifests.read(place, 1))
-    with pytest.raises(CheckpointError, match="nothing was started over"):
+    assert "is damaged: its sha256 differs. Using the checkpoint before it." in caplog.text
+    damage(tmp_path, manifests.read(remote, 1))
+    with pytest.raises(CheckpointError, match="so nothing was started"):
         Mirror(f"file://{tmp_path}/mirror", "exp").fetch(wanted(tmp_path / "elsewhere"))
 
 
@@ -194,11 +194,11 @@ def test_a_newer_state_on_this_machine_is_not_replaced_by_the_checkpoint_before_
     run: FakeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     copied(run, tmp_path, steps=(10, 20))
-    damage(tmp_path, manifests.read(Place(f"file://{tmp_path}/mirror", "exp"), 2))
+    damage(tmp_path, manifests.read(RemoteFolder(f"file://{tmp_path}/mirror", "exp"), 2))
     run.save(15)
     assert Mirror(f"file://{tmp_path}/mirror", "exp").fetch(wanted(run.folder.parent)) is None
     assert run.state.read_bytes().startswith(b"state of step 15")
-    assert "The state on this machine is newer than the one before it." in caplog.text
+    assert "The checkpoint on this machine is newer than the one before it." in caplog.text
 
 
 def test_with_exist_ok_a_run_is_fetched_into_the_one_folder_that_will_be_opened(run: FakeRun, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_with_exist_ok_a_run_is_fetched_into_the_one_folder_that_will_be_opened(
 def test_another_config_is_refused_and_a_finished_training_is_not_begun_again(run: FakeRun, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/mirror"
     copied(run, tmp_path, steps=(10,))
-    with pytest.raises(ConfigError, match="an unfinished run of another config: seed 1 -> 2"):
+    with pytest.raises(ConfigError, match="an unfinished run with other settings: seed 1 -> 2"):
         Mirror(url, "exp").fetch(wanted(tmp_path / "there", CONFIG | {"seed": 2}))
     assert Mirror(url, "exp").fetch(wanted(tmp_path / "there", CONFIG | {"epochs": 9})) is not None, (
         "more epochs are fine"
@@ -232,14 +232,14 @@ def test_a_machine_without_room_for_the_copy_says_so(
 ) -> None:
     copied(run, tmp_path, steps=(10,))
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=100))
-    with pytest.raises(ResourceError, match=r"no room: .* bytes are needed, 100 are free"):
+    with pytest.raises(ResourceError, match=r"not enough disk space: .* bytes needed, 100 free"):
         Mirror(f"file://{tmp_path}/mirror", "exp").fetch(wanted(tmp_path / "there"))
 
 
 # A mirror that does not work.
 
 
-class Unreliable(Place):
+class Unreliable(RemoteFolder):
     """Fails a few times, and then may take its time."""
 
     def __init__(self, url: str, *, failures: int, gate: threading.Event | None = None) -> None:
@@ -249,7 +249,7 @@ class Unreliable(Place):
     def upload(self, source: Path, key: str) -> None:
         if self.failures:
             self.failures -= 1
-            raise PlaceError(f"{self.url}: cannot write {key}: no route to host.")
+            raise RemoteError(f"{self.url}: cannot write {key}: no route to host.")
         if self.gate is not None:
             self.gate.wait(LIMIT_S)
         super().upload(source, key)
@@ -282,10 +282,10 @@ def test_an_error_that_nobody_thought_of_ends_the_copying_and_nobody_waits_for_i
     run: FakeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Uploads, "_publish", lambda self, manifest: 1 // 0)
-    uploads = Uploads(Place(f"file://{tmp_path}/mirror", "exp"))
+    uploads = Uploads(RemoteFolder(f"file://{tmp_path}/mirror", "exp"))
     uploads.offer(snapshot := Snapshot(run.folder, run.save(10).path))
     assert not uploads.finish(LIMIT_S)
-    assert "ZeroDivisionError: integer division or modulo by zero. Nothing more is copied there." in caplog.text
+    assert "ZeroDivisionError: integer division or modulo by zero. No further checkpoints are copied there." in caplog.text
     uploads.offer(late := Snapshot(run.folder, run.save(20).path))
     wait_until(lambda: not snapshot.held and not late.held, LIMIT_S)
 
@@ -297,19 +297,19 @@ def test_giving_up_at_the_end_says_where_the_files_are(
     mirror = Mirror(f"file://{tmp_path}/mirror", "exp", patience_s=0.3)
     mirror.checkpoint(run.save(10))
     mirror.end(interrupted(run.folder))
-    assert f"is not up to date; the files of the run are in {run.folder}" in caplog.text
+    assert f"is not up to date; all files are in {run.folder}" in caplog.text
 
 
 def test_two_trainings_must_not_share_a_place(run: FakeRun, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    place = Place(f"file://{tmp_path}/mirror", "exp")
-    mine = Uploads(place)
+    remote = RemoteFolder(f"file://{tmp_path}/mirror", "exp")
+    mine = Uploads(remote)
     mine.offer(Snapshot(run.folder, run.save(10).path))
     wait_until(lambda: mine.newest is not None, LIMIT_S)
     theirs = copied(run, tmp_path, steps=(20,))
     mine.offer(Snapshot(run.folder, run.save(30).path))
     assert not mine.finish(LIMIT_S)
     assert "another training has written checkpoint 2 there" in caplog.text
-    assert theirs.newest is not None and manifests.numbers(place) == [1, 2]
+    assert theirs.newest is not None and manifests.numbers(remote) == [1, 2]
 
 
 def test_a_mirror_that_cannot_be_reached_is_an_error_before_training(
@@ -317,10 +317,10 @@ def test_a_mirror_that_cannot_be_reached_is_an_error_before_training(
 ) -> None:
     """Else a fresh machine would begin anew, and overwrite what it could not see."""
 
-    def refuse(place: Place, folder: str) -> list[str]:
-        raise PlaceError(f"{place.url}: cannot list {folder}: no route to host.")
+    def refuse(remote: RemoteFolder, folder: str) -> list[str]:
+        raise RemoteError(f"{remote.url}: cannot list {folder}: no route to host.")
 
-    monkeypatch.setattr(Place, "keys", refuse)
+    monkeypatch.setattr(RemoteFolder, "keys", refuse)
     with pytest.raises(ResourceError, match=r"no route to host\. Nothing was started"):
         Mirror(f"file://{tmp_path}/mirror", "exp").fetch(wanted(tmp_path / "there"))
 
@@ -328,9 +328,9 @@ def test_a_mirror_that_cannot_be_reached_is_an_error_before_training(
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("bucket/folder", "write a URL"),
-        ("s3://AKIA:secret@bucket/folder", "no keys belong in it"),
-        ("carrier-pigeon://loft", "is not understood here"),
+        ("bucket/folder", "not a URL"),
+        ("s3://AKIA:secret@bucket/folder", "must not contain credentials"),
+        ("carrier-pigeon://loft", "is not supported here"),
     ],
 )
 def test_urls_that_cannot_be_used_are_refused_without_their_secrets(url: str, told: str) -> None:
@@ -343,7 +343,7 @@ def test_urls_that_cannot_be_used_are_refused_without_their_secrets(url: str, to
 def test_a_manifest_cannot_write_outside_of_the_run_folder(name: str) -> None:
     file = {"sha256": "0" * 64, "nbytes": 1}
     content = {"schema": 1, "number": 1, "writer": "w", "config": {}, "position": {}, "finished": False}
-    with pytest.raises(ValueError, match="is no file of a run folder"):
+    with pytest.raises(ValueError, match="is not a file of a run folder"):
         manifests.parse(content | {"files": {name: file}})
 
 
@@ -376,7 +376,7 @@ def test_ranks_that_are_told_to_end_wait_for_the_mirror(toys: Toys, tmp_path: Pa
     runs[0].wait_for_words("epoch 0 step 6")
     runs[1].send(signal.SIGTERM)
     assert [run.wait() for run in runs] == [75, 75], [run.said for run in runs]
-    place = Place(f"file://{tmp_path}/mirror", "toy")
-    newest = manifests.read(place, manifests.numbers(place)[-1])
+    remote = RemoteFolder(f"file://{tmp_path}/mirror", "toy")
+    newest = manifests.read(remote, manifests.numbers(remote)[-1])
     assert newest.where() in runs[0].said, "the last state that was saved"
     assert "Mirrored to" in runs[0].said

@@ -47,23 +47,23 @@ def test_a_gpu_that_torch_cannot_use_is_refused_with_reason_and_command(
     with pytest.raises(ResourceError) as told:
         preflight.check_gpus("")
     assert reason in str(told.value) and remedy in str(told.value)
-    assert str(told.value).endswith("To train on the CPU all the same: --device cpu")
+    assert str(told.value).endswith("To train on the CPU instead: --device cpu")
     preflight.check_gpus("cpu")
 
 
 def test_a_gpu_that_works_is_not_refused_because_its_driver_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     working = TorchFacts(version="2.13.0", cuda="13.0", archs=("sm_90",), gpus=(TorchGpu("H100", 2**36, (9, 0)),))
-    preflight.judge_gpus(working, DriverFacts(error="Driver/library version mismatch"))
+    preflight.check_gpu_facts(working, DriverFacts(error="Driver/library version mismatch"))
     assert "does not answer" in caplog.text
 
 
 def test_a_machine_without_a_gpu_hears_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    preflight.judge_gpus(TorchFacts(version="2.13.0+cpu"), DriverFacts())
+    preflight.check_gpu_facts(TorchFacts(version="2.13.0+cpu"), DriverFacts())
     assert caplog.messages == []
 
 
 def test_gpus_that_are_hidden_cost_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    preflight.judge_gpus(CUDA, DriverFacts(version="580.1", gpus=(H100,), visible=""))
+    preflight.check_gpu_facts(CUDA, DriverFacts(version="580.1", gpus=(H100,), visible=""))
     assert caplog.messages == ["gpu H100: hidden by CUDA_VISIBLE_DEVICES='': to use them: unset CUDA_VISIBLE_DEVICES"]
 
 
@@ -89,11 +89,11 @@ def test_a_disk_without_room_for_a_save_is_refused_and_one_without_room_for_all_
 ) -> None:
     need = DiskNeed(state=10**9, least=3 * 10**9, whole=8 * 10**9)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(free=2_000_000_000))
-    with pytest.raises(ResourceError, match=r"2.0 GB are free, and saving this training takes 3.0 GB .*--project"):
+    with pytest.raises(ResourceError, match=r"2.0 GB free, but the checkpoints of this training need 3.0 GB .*--project"):
         check_disk(tmp_path, need)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(free=5_000_000_000))
     assert check_disk(tmp_path, need) == "disk 5.0 GB free, about 8.0 GB needed"
-    assert "without some of them" in caplog.text
+    assert "some of them will not be written" in caplog.text
     # What is replaced needs no new room.
     (tmp_path / "last.pt").write_bytes(b"")
     with (tmp_path / "last.pt").open("r+b") as file:
@@ -116,7 +116,7 @@ def test_files_that_may_not_grow_to_the_size_of_a_state_are_found(tmp_path: Path
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
     try:
         check_disk(tmp_path, DiskNeed(state=1_000_000, least=0, whole=0))
-        with pytest.raises(ResourceError, match=r"state .* takes 3\.0 MB, .* files of 1\.0 MB at most\. .*ulimit -f"):
+        with pytest.raises(ResourceError, match=r"checkpoint .* takes 3\.0 MB, .* files of at most 1\.0 MB\. .*ulimit -f"):
             check_disk(tmp_path, DiskNeed(state=3_000_000, least=0, whole=0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -146,5 +146,5 @@ def test_a_clock_that_stands_still_or_no_new_step_is_harmless():
 
 
 def test_times_left_are_short():
-    assert [eta_text(s) for s in (None, 0, 61, 3723)] == ["just begun", "0:00 left", "1:01 left", "1:02:03 left"]
+    assert [eta_text(s) for s in (None, 0, 61, 3723)] == ["just started", "0:00 left", "1:01 left", "1:02:03 left"]
     assert [eta_text(s, is_bound=True) for s in (0, 61)] == ["0:00 left", "at most 1:01 left"]

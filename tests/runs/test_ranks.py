@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from flatout.errors import Interrupted
-from flatout.ranks.watch import GRACE_S, LEFT, PERIOD_S, Pulses, RankWatch, born_ticks, kill_sibling
+from flatout.ranks.watch import GRACE_S, LEFT, PERIOD_S, Heartbeats, RankWatch, kill_process, process_start_ticks
 from flatout.ranks.watch import LOST_AFTER_S as LOST_AFTER_S_BY_DEFAULT
 from flatout.ranks.world import World, process_group
 from flatout.safefiles.container import read_container
@@ -118,7 +118,7 @@ def test_all_ranks_end_within_a_minute_by_default():
 
 
 def test_a_rank_is_lost_when_it_is_silent_for_too_long_unless_it_has_left():
-    pulses = Pulses(3, now_s=0.0)
+    pulses = Heartbeats(3, now_s=0.0)
     for second in range(1, 12):
         pulses.hear([second, min(second, 4), LEFT], float(second))
         lost = pulses.silent(float(second), limit_s=5)
@@ -127,7 +127,7 @@ def test_a_rank_is_lost_when_it_is_silent_for_too_long_unless_it_has_left():
 
 def test_whoever_was_stopped_himself_blames_nobody():
     """Ctrl-Z stops all ranks at once; after `fg` they go on."""
-    pulses = Pulses(2, now_s=0.0)
+    pulses = Heartbeats(2, now_s=0.0)
     pulses.hear([1, 1], 1.0)
     assert pulses.silent(1.0, limit_s=5) == []
     assert pulses.silent(1000.0, limit_s=5) == []
@@ -191,8 +191,8 @@ def test_only_the_process_that_was_meant_is_killed():
     if pid == 0:
         signal.pause()
         os._exit(0)
-    born = born_ticks(pid)
+    born = process_start_ticks(pid)
     assert born is not None
-    assert not kill_sibling(pid, born + 1)
-    assert kill_sibling(pid, born)
+    assert not kill_process(pid, born + 1)
+    assert kill_process(pid, born)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL

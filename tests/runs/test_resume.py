@@ -124,9 +124,9 @@ def test_different_changes_are_another_run_and_refused_where_this_one_is_meant(t
     folder = begun(tmp_path)
     with choose_run(wanted(tmp_path, batch=32)) as run:
         assert run.folder != folder
-    with pytest.raises(ConfigError, match=r"another config: batch 16 -> 32\. Continue it as it was with --resume"):
+    with pytest.raises(ConfigError, match=r"other settings: batch 16 -> 32\. Continue it as it was with --resume"):
         choose_run(replace(wanted(tmp_path, batch=32), exist_ok=True))
-    with pytest.raises(ConfigError, match=r"--resume .*exp: batch 16 -> 32 would make another training of it\. Leave"):
+    with pytest.raises(ConfigError, match=r"--resume .*exp: batch 16 -> 32 would make it a different training\. Leave"):
         choose_run(wanted(tmp_path, batch=32, resume=folder))
     with choose_run(wanted(tmp_path, amp="bf16", resume=folder)) as run:
         assert run.continues

@@ -108,7 +108,7 @@ class ToyRecipe(Recipe):
         """A short warm-up, then a straight line to zero; an optimizer step at the end of every window."""
         done, total = epoch * self.options.steps + step, self.options.epochs * self.options.steps
         lr = FIRST_LR * min(1.0, (done + 1) / WARMUP) * (1 - done / total)
-        return StepSettings(lrs=(lr,), momentum=0.9, steps=(step + 1) % self.options.window == 0)
+        return StepSettings(lrs=(lr,), momentum=0.9, step_optimizer=(step + 1) % self.options.window == 0)
 
     def validate(self, model: Model, epoch: int, *, last: bool) -> ValidationResult:
         right = 0.0

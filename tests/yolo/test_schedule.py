@@ -27,7 +27,7 @@ def test_without_warmup_the_first_iteration_learns_at_full_rate():
     knobs = schedule(warmup_iters=0, total_batch=64)(0, 0)
     assert knobs.lrs == (0.01, 0.01, 0.01)
     assert knobs.momentum == 0.937
-    assert knobs.steps
+    assert knobs.step_optimizer
 
 
 def test_a_learning_rate_lags_one_epoch_behind_once_warmup_is_over():

@@ -53,7 +53,7 @@ def check_schedule(record: dict[str, Any]) -> None:
         assert (schedule.accumulate(iteration), knobs.steps) == (accumulate, steps), iteration
     if "optimizer_steps" in record:
         epochs = range(record["start_epoch"], record["epochs"])
-        taken = sum(schedule(epoch, step).steps for epoch in epochs for step in range(steps_per_epoch))
+        taken = sum(schedule(epoch, step).step_optimizer for epoch in epochs for step in range(steps_per_epoch))
         assert taken == record["optimizer_steps"]
 
 
