@@ -34,7 +34,7 @@ _SECRET = re.compile(
       | \blogin\b[^|;&\n]*?\s-p\s*{_VALUE} | \bsshpass\s+-p\s*{_VALUE} | \bmysql\w*\b[^|;&\n]*?\s-p{_VALUE}
       | \bcurl\b[^|;&\n]*?\s(?:-u|--user|--proxy-user)[\s=]*["']?[^\s:$"']+:{_VALUE}
       | \b(?:echo|printf)\b[^|$`]*\|[^|]*(?:-stdin|--with-token|\blogin\b)  # echo ... | docker login --password-stdin
-      | [?&](?:x-amz-signature|x-goog-signature|sig)=  # a URL that was signed is a key for whoever reads it
+      | [?&](?:x-amz-signature|x-goog-signature|sig)=  # a signed URL is itself a key
     )""",
     re.VERBOSE,
 )

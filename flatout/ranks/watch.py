@@ -157,7 +157,7 @@ class RankWatch:
             sender.join(STOP_S)
         if sender.is_alive():
             return  # the store does not answer
-        # The store is gone if the first rank has ended, and then nobody reads it.
+        # If the first rank has ended, the store is gone, and so are its readers.
         with suppress(RuntimeError):
             self._store.set_timeout(timedelta(seconds=STOP_S))
             self._store.set(self._keys[self.rank], json.dumps(self._own._replace(number=LEFT)))

@@ -50,7 +50,7 @@ def check_schedule(record: dict[str, Any]) -> None:
         knobs = schedule(epoch, iteration - epoch * steps_per_epoch)
         assert list(knobs.lrs) == near(lrs), iteration
         assert knobs.momentum == (None if record["adam"] else near(momentum)), iteration
-        assert (schedule.accumulate(iteration), knobs.steps) == (accumulate, steps), iteration
+        assert (schedule.accumulate(iteration), knobs.step_optimizer) == (accumulate, steps), iteration
     if "optimizer_steps" in record:
         epochs = range(record["start_epoch"], record["epochs"])
         taken = sum(schedule(epoch, step).step_optimizer for epoch in epochs for step in range(steps_per_epoch))
