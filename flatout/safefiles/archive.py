@@ -128,7 +128,7 @@ class Archive:
         """The whole content of an entry of at most `limit` bytes."""
         if self.nbytes(name) > limit:
             raise Refusal(
-                f"its entry {quoted(name)} has {self.nbytes(name):,} bytes; the limit is {limit:,}. {SUSPECT}"
+                f"its entry {quoted(name)} has {self.nbytes(name):,} bytes; at most {limit:,} are allowed. {SUSPECT}"
             )
         content = bytearray(self.nbytes(name))
         self.read_into(name, memoryview(content))
@@ -192,7 +192,7 @@ def _check_inflation(entries: dict[str, Entry], size: int) -> None:
     limit = INFLATED_FREE + INFLATED_PER_BYTE * size
     if claimed > limit:
         raise Refusal(
-            f"is a zip of {size:,} bytes that would inflate to {claimed:,}; the limit is {limit:,}. {SUSPECT}"
+            f"is a zip of {size:,} bytes that would inflate to {claimed:,}; at most {limit:,} are allowed. {SUSPECT}"
         )
 
 

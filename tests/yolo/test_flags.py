@@ -297,7 +297,7 @@ def test_the_environment_is_read_at_the_door():
     assert options.resolved(cuda=False, bf16=False).compile == "on"
     off = train_options("", USE_COMPILE="0", DIAGNOSE_COMPILE="", FLATOUT_STOP_AFTER="")
     assert off == TrainOptions()
-    with pytest.raises(ConfigError, match="FLATOUT_STOP_AFTER=soon: write a whole number"):
+    with pytest.raises(ConfigError, match="FLATOUT_STOP_AFTER=soon: not a whole number"):
         train_options("", FLATOUT_STOP_AFTER="soon")
 
 

@@ -153,7 +153,7 @@ def test_resume_takes_everything_from_the_run(options: TrainOptions) -> None:
     assert resumed.finished
     assert resumed.folder == stopped.folder
     assert len(results_of(resumed.folder)) == options.epochs
-    with pytest.raises(CheckpointError, match="nothing to resume"):
+    with pytest.raises(CheckpointError, match="so it cannot be resumed"):
         train(TrainOptions(resume=str(last)))
 
 
@@ -176,8 +176,8 @@ def test_resume_obeys_flags_that_make_no_other_training_of_it_and_refuses_the_ot
     resume = ["yolo", "train", "--resume", str(folder)]
     assert main([*resume, "--batch", "16", "--workers", "1", "--img", "96", "--channels-last"]) == 2
     told = capsys.readouterr().err
-    assert f"--resume {folder}: batch_size 32 -> 16, img_size [64, 64] -> [96, 96] would make another" in told
-    assert "Leave these options out to continue it as it was, or begin a new run without --resume." in told
+    assert f"--resume {folder}: batch_size 32 -> 16, img_size [64, 64] -> [96, 96] would make it a different" in told
+    assert "Leave these options out to continue the run as it was, or start a new run without --resume." in told
     after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
     assert after == before
     assert main([*resume, "--workers", "1", "--fast_dataloader", "--log-every", "1"]) == 0
@@ -521,7 +521,7 @@ def test_a_run_that_is_killed_after_it_was_marked_as_finished_gets_its_last_file
 ) -> None:
     caplog.set_level("INFO")
     options = replace(options, epochs=1)
-    train_and_be_killed(options, monkeypatch, CheckpointStore, "settle")
+    train_and_be_killed(options, monkeypatch, CheckpointStore, "promote_final")
     weights = Path(options.project) / "exp/weights"
     assert read_weights(weights / "last.pt").kind == "full", "nothing is lost meanwhile"
     result = trained(replace(options, once=True))
