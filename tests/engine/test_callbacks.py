@@ -260,9 +260,7 @@ def test_a_store_that_mlflow_cannot_open_is_refused_before_training(monkeypatch:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
         sys.modules[name].__spec__ = ModuleSpec(name, None)
     monkeypatch.setattr(sys.modules["mlflow.tracking"], "MlflowClient", Refusing, raising=False)
-    with pytest.raises(
-        ConfigError, match=r"cannot open its store: .*sqlite:///mlflow\.db'\. Set a folder or a server"
-    ):
+    with pytest.raises(ConfigError, match=r"cannot open its store: .*sqlite:///mlflow\.db'\. Set a folder or a server"):
         choose_loggers(("mlflow",))
 
 
